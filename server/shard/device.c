@@ -17,10 +17,13 @@ static cairn_status open_home(struct cairn_shard *shard, const char *device,
 {
     struct cairn_home *home;
     const bool is_named = device != NULL && device[0] != '\0';
-    const cairn_status status = cairn_home_open_cuda(is_named ? device : NULL, &home, why);
+    cairn_status status = cairn_home_open_cuda(is_named ? device : NULL, &home, why);
     if (status != CAIRN_OK) return status;
-    return cairn_compute_open(&shard->device, shard->loop, home, "cairn-device", DEVICE_THREADS,
-                              why);
+    status = cairn_compute_open(&shard->device, shard->loop, home, "cairn-device", DEVICE_THREADS,
+                                why);
+    // No thread of it runs: they are opened last. Jobs go to what is there, so nothing may stay.
+    if (status != CAIRN_OK) cairn_compute_close(&shard->device);
+    return status;
 }
 
 static void say(struct cairn_shard *shard)

@@ -514,8 +514,8 @@ static void write_files(struct fake_shard *shard, struct part *part, const char 
         Cairn__SnapshotFile *file = calloc(1, sizeof *file + 16);
         cairn__snapshot_file__init(file);
         file->xxh3_128 = (ProtobufCBinaryData) { 16, (uint8_t *)(file + 1) };
-        part->message.status = cairn_snapshot_write_file(folder, &plan.files[i], zeros, NULL,
-                                                         file->xxh3_128.data, &part->why);
+        part->message.status = (int32_t)cairn_snapshot_write_file(
+            folder, &plan.files[i], zeros, NULL, file->xxh3_128.data, &part->why);
         file->path = strdup(plan.files[i].path);
         file->bytes = plan.files[i].file_bytes;
         part->files[part->file_count++] = file;
