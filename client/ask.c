@@ -19,8 +19,8 @@ static void enlist(struct ask *ask)
     cairn_session_kick(s);
 }
 
-/* Sleeps until the ask is answered. */
-static void sleep_for(struct ask *ask, uint64_t deadline_ms)
+/* Sleeps until the ask is answered; false: at the deadline it is not. */
+static bool sleep_for(struct ask *ask, uint64_t deadline_ms)
 {
     struct session *s = ask->job->session;
     pthread_mutex_lock(&s->lock);
@@ -30,7 +30,9 @@ static void sleep_for(struct ask *ask, uint64_t deadline_ms)
         ask->status = CAIRN_ERR_CLOSED;
         cairn_sentence_set(&ask->why, "the session was closed");
     }
+    const bool is_answered = ask->done;
     pthread_mutex_unlock(&s->lock);
+    return is_answered;
 }
 
 /* The ask is the caller's again, whatever happened. */
@@ -51,7 +53,7 @@ Cairn__Awaited *cairn_ask_awaited(struct job *job, uint16_t type)
     message.lease = type == CAIRN_MSG_LEASE_TAKE;
     struct ask ask = { .job = job, .type = CAIRN_MSG_WHO_IS_AWAITED, .message = &message.base };
     enlist(&ask);
-    sleep_for(&ask, cairn_client_now_ms() + AWAITED_TIMEOUT_MS);
+    (void)sleep_for(&ask, cairn_client_now_ms() + AWAITED_TIMEOUT_MS);
     delist(&ask);
     if (ask.reply != NULL && ask.reply_type == CAIRN_MSG_AWAITED)
         return (Cairn__Awaited *)ask.reply;
@@ -162,8 +164,7 @@ static cairn_status await_answer(struct ask *ask, uint64_t deadline_ms)
     struct patience patience = cairn_client_patience(ask->job, deadline_ms);
     cairn_status status = CAIRN_OK;
     while (status == CAIRN_OK) {
-        sleep_for(ask, cairn_client_says_at(&patience, deadline_ms));
-        if (ask->done) break;
+        if (sleep_for(ask, cairn_client_says_at(&patience, deadline_ms))) break;
         const bool is_late = cairn_client_now_ms() >= deadline_ms;
         Cairn__Awaited *awaited = ask_awaited(ask->job, ask->type);
         if (!is_late)
