@@ -53,6 +53,8 @@ cairn_status cairn_api_judge_begun(const struct job *job,
 /* Is it the round that this worker has open? Under the lock. */
 cairn_status cairn_api_judge_round(const struct job *job,
                                    const struct cairn_round *round) CAIRN_MUST_CHECK;
+/* Under the lock. Sleeps until no thread is adding up or copying a push; those wait for nothing. */
+void cairn_api_await_added(struct job *job);
 /* Is it, and its micro-batch, the one that is being filled, and the tensor not yet in it? Notes the tensor;
  * of CAIRN_API_NO_TENSOR the end of the micro-batch, for which it waits until all is copied. */
 #define CAIRN_API_NO_TENSOR SIZE_MAX

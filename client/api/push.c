@@ -61,6 +61,14 @@ static cairn_status judge_micro(const struct job *job, uint32_t micro)
     return CAIRN_OK;
 }
 
+static cairn_status refuse_after_sums(const char *tensor)
+{
+    return cairn_client_fail(CAIRN_ERR_STALE,
+                             "tensor %s: another thread commits the round, whose micro-batches are "
+                             "added up; push before the commit, or in the next round",
+                             tensor);
+}
+
 /* Is the tensor not yet in the micro-batch that is being filled? Notes it, or, CAIRN_API_NO_TENSOR, the end
  * of the micro-batch. Under the lock. */
 static cairn_status fill(struct job *job, uint32_t micro, size_t tensor)
@@ -72,6 +80,7 @@ static cairn_status fill(struct job *job, uint32_t micro, size_t tensor)
         memset(job->filling.tensors, 0, job->spec.tensor_count);
         return CAIRN_OK;
     }
+    if (job->sums.ended) return refuse_after_sums(job->spec.tensors[tensor].name);
     if (job->filling.tensors[tensor] != NOT_PUSHED)
         return cairn_client_fail(CAIRN_ERR_EXISTS,
                                  "tensor %s was pushed in micro-batch %u already; add gradients "
@@ -83,14 +92,18 @@ static cairn_status fill(struct job *job, uint32_t micro, size_t tensor)
     return CAIRN_OK;
 }
 
+void cairn_api_await_added(struct job *job)
+{
+    while (job->filling.adding > 0) pthread_cond_wait(&job->session->changed, &job->session->lock);
+}
+
 cairn_status cairn_api_judge_fill(struct job *job, const struct cairn_round *round, uint32_t micro,
                                   size_t tensor)
 {
     if (!cairn_struct_fits(round, CAIRN_API_ROUND_LEAST))
         return cairn_client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
     pthread_mutex_lock(&job->session->lock);
-    while (tensor == CAIRN_API_NO_TENSOR && job->filling.adding > 0) // they wait for nothing
-        pthread_cond_wait(&job->session->changed, &job->session->lock);
+    if (tensor == CAIRN_API_NO_TENSOR) cairn_api_await_added(job);
     cairn_status status = cairn_api_judge_round(job, round);
     if (status == CAIRN_OK) status = fill(job, micro, tensor);
     pthread_mutex_unlock(&job->session->lock);
@@ -134,6 +147,7 @@ static cairn_status fill_part(struct job *job, const struct cairn_round *round,
             CAIRN_ERR_EXISTS,
             "tensor %s is a box of %s, all of which was pushed in micro-batch %u already",
             portion->name, job->spec.tensors[portion->tensor].name, portion->micro);
+    if (status == CAIRN_OK && job->sums.ended) status = refuse_after_sums(portion->name);
     if (status == CAIRN_OK) status = cairn_assemble_claim(job, portion, out);
     if (status == CAIRN_OK) {
         job->filling.tensors[portion->tensor] = PUSHED_IN_PART;

@@ -54,6 +54,16 @@ static bool take_round(struct job *job, const Cairn__RoundOpened *opened, struct
     return true;
 }
 
+/* None of this worker's pushes is under way: in a thread that still adds it up (which waits for nothing, and
+ * may send what it made), or at the shards. */
+static cairn_status await_pushes(struct job *job, uint64_t deadline_ms)
+{
+    pthread_mutex_lock(&job->session->lock);
+    cairn_api_await_added(job);
+    pthread_mutex_unlock(&job->session->lock);
+    return cairn_api_await_none(job, &job->filling.pushes_open, "pushes", deadline_ms);
+}
+
 /* Whom a new coordinator has to await, when this worker attaches to it: those who are left. */
 static void note_launch(struct job *job, uint32_t world)
 {
@@ -75,8 +85,7 @@ cairn_status cairn_api_round_begin(struct job *job, uint16_t type, uint64_t dead
                                  job->name);
     // A void round's buffers come back before the caller fills them again.
     const uint64_t from_us = cairn_client_now_us();
-    cairn_status status = cairn_api_await_none(job, &job->filling.pushes_open, "pushes",
-                                               deadline_ms);
+    cairn_status status = await_pushes(job, deadline_ms);
     for (bool taken = false; status == CAIRN_OK && !taken;) {
         Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
         Cairn__WriteBegin write = CAIRN__WRITE_BEGIN__INIT;
@@ -84,7 +93,9 @@ cairn_status cairn_api_round_begin(struct job *job, uint16_t type, uint64_t dead
         status = cairn_ask(job, type, type == CAIRN_MSG_WRITE_BEGIN ? &write.base : &begin.base,
                            CAIRN_MSG_ROUND_OPENED, deadline_ms, &reply);
         if (status != CAIRN_OK) break;
-        taken = take_round(job, (const Cairn__RoundOpened *)reply, out);
+        // Another thread may have pushed while this one waited for its turn.
+        status = await_pushes(job, deadline_ms);
+        taken = status == CAIRN_OK && take_round(job, (const Cairn__RoundOpened *)reply, out);
         cairn_message_free(reply);
     }
     pthread_mutex_lock(&job->session->lock);
@@ -125,21 +136,35 @@ static cairn_status send_word(struct job *job, bool (*run)(struct command *),
     return CAIRN_OK;
 }
 
-/* Stages 0 and 1: what was added up goes out, and its end; once a round. */
-static cairn_status send_sums(struct job *job, const struct cairn_round *round)
+/* Under the lock. Stages 0 and 1: the sums of the round are this call's to send; none is added to from here
+ * on. */
+static bool claim_sums(struct job *job, const struct cairn_round *round)
 {
-    pthread_mutex_lock(&job->session->lock);
-    const bool mine = !job->sums.ended && job->filling.round == round->round;
+    const bool mine = cairn_accumulate_wanted(job) && !job->sums.ended &&
+                      job->filling.round == round->round;
     if (mine) job->sums.ended = true;
-    pthread_mutex_unlock(&job->session->lock);
-    if (!mine) return CAIRN_OK;
-    cairn_status status = cairn_accumulate_send(job, round);
+    return mine;
+}
+
+/* What claim_sums gave goes out, and its end. `status`: what came between; it may all be tried again. */
+static cairn_status send_claimed(struct job *job, const struct cairn_round *round,
+                                 cairn_status status)
+{
+    if (status == CAIRN_OK) status = cairn_accumulate_send(job, round);
     if (status == CAIRN_OK) status = send_word(job, cairn_pushes_micro_end_run, round, 0, 0);
     if (status == CAIRN_OK) return CAIRN_OK;
     pthread_mutex_lock(&job->session->lock);
-    if (job->filling.round == round->round) job->sums.ended = false; // it may be tried again
+    if (job->filling.round == round->round) job->sums.ended = false;
     pthread_mutex_unlock(&job->session->lock);
     return status;
+}
+
+static cairn_status send_sums(struct job *job, const struct cairn_round *round)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const bool mine = claim_sums(job, round);
+    pthread_mutex_unlock(&job->session->lock);
+    return mine ? send_claimed(job, round, CAIRN_OK) : CAIRN_OK;
 }
 
 /* What follows the end of a micro-batch that was noted. */
@@ -171,6 +196,7 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
     const uint32_t micro = job->filling.micro;
     const bool open = job->filling.any || micro == 0;
     cairn_status status = is_void || is_done ? CAIRN_OK : cairn_api_judge_round(job, round);
+    const bool mine = !is_void && !is_done && status == CAIRN_OK && claim_sums(job, round);
     pthread_mutex_unlock(&job->session->lock);
     if (is_void || is_done || status != CAIRN_OK)
         return status; // the coordinator says how it ended
@@ -178,9 +204,9 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
         status = cairn_api_judge_fill(job, round, micro, CAIRN_API_NO_TENSOR);
         if (status == CAIRN_OK) status = send_micro_end(job, round, micro);
     }
-    const bool summed = cairn_accumulate_wanted(job);
-    if (status == CAIRN_OK && summed) status = send_sums(job, round);
+    if (mine) status = send_claimed(job, round, status);
     if (status != CAIRN_OK) return status;
+    const bool summed = cairn_accumulate_wanted(job);
     const uint32_t micros = micro + (open ? 1 : 0);
     if (weight == 0) weight = micros;
     if (weight == CAIRN_WEIGHT_NONE) weight = 0;
@@ -259,7 +285,7 @@ cairn_status cairn_api_commit(struct job *job, const struct cairn_round *round, 
                        deadline_ms, &reply);
     note_ended(job, from_us);
     if (status != CAIRN_OK) return status;
-    status = cairn_api_await_none(job, &job->filling.pushes_open, "pushes", deadline_ms);
+    status = await_pushes(job, deadline_ms);
     if (status == CAIRN_OK) status = take_result((const Cairn__RoundResult *)reply, out);
     cairn_message_free(reply);
     return status;
@@ -349,7 +375,7 @@ static cairn_status abandon_inside(struct job *job, const struct cairn_round *ro
         cairn_message_free(reply);
     }
     if (status != CAIRN_OK) return status;
-    return cairn_api_await_none(job, &job->filling.pushes_open, "pushes", deadline_ms);
+    return await_pushes(job, deadline_ms);
 }
 
 cairn_status cairn_round_abandon(cairn_job *handle, const struct cairn_round *round, int timeout_ms)

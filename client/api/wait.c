@@ -79,7 +79,7 @@ cairn_status cairn_wait(cairn_op *handle, int timeout_ms)
     sleep_for(op, deadline_ms);
     if (from_us != 0) note_time(op, from_us);
     if (op->done) status = op->status;
-    struct cairn_sentence why = op->why;
+    const struct cairn_sentence why = op->done ? op->why : (struct cairn_sentence) { "" };
     pthread_mutex_unlock(&s->lock);
     if (status == CAIRN_ERR_TIMEOUT && timeout_ms == 0)
         cairn_client_fail(status,

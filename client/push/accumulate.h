@@ -13,12 +13,12 @@ struct sum;
 
 struct sums {
     struct sum *of;              /* owned: [tensor_count]; NULL: nothing was added up */
-    bool ended;                  /* lock: the sums of this round are sent */
+    bool ended;                  /* lock: the sums of this round are sent, or about to be */
     struct assembly *assemblies; /* lock; owned: tensors of which parts are missing (assemble.h) */
 };
 
 bool cairn_accumulate_wanted(const struct job *job);
-/* Under the lock, when no push is open: nothing is added up yet. */
+/* Under the lock, when no push is open or adding: nothing is added up yet. */
 void cairn_accumulate_new_round(struct job *job);
 /* Adds a gradient, whose memory is the caller's again on return. filling.adding was counted up under the
  * lock, and is counted down by this call in any case. */
