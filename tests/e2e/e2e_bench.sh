@@ -37,9 +37,23 @@ floor() {
         seen+=" $(python3 -c 'import json, sys
 result = json.loads(sys.argv[1])
 print(result["parts"][sys.argv[2]] if sys.argv[2] in result["parts"] else result[sys.argv[2]])' "$out" "$figure")"
-        python3 -c 'import sys; sys.exit(float(sys.argv[1]) < float(sys.argv[2]))' "${seen##* }" "$least" && return
+        python3 -c 'import sys; sys.exit(float(sys.argv[1]) < float(sys.argv[2]))' "${seen##* }" "$least" || continue
+        echo "note: cairn bench $*: $figure was$seen; $least is wanted"
+        return
     done
     fail "cairn bench $*: $figure was$seen, and not once $least"
+}
+
+# once WHAT FUNCTION: it goes well. Status 3 says that a time was not as wanted, and only that is tried again:
+# others may have had the cores, and what a host takes from its virtual machine is counted as used.
+once() {
+    local what=$1 status=0
+    for _ in 1 2 3; do
+        status=0
+        "$2" || status=$?
+        [ "$status" -eq 3 ] || break
+    done
+    [ "$status" -eq 0 ] || fail "$what: status $status (3: each time of three)"
 }
 
 refuses() {
@@ -60,10 +74,16 @@ floor cpu_ratio 0.45 update --params 16M --threads 2 --wire f32
 floor ratio_max 0.5 layout # 10,000 shards within a second
 "$cairn" bench update --params 300K --seconds 0.01 | grep -q '^ratio' || fail "no ratio in the table"
 
-parts=$("$cairn" bench latency --seconds 0.01 -o json | python3 -c 'import json, sys
+latency() {
+    parts=$("$cairn" bench latency --seconds 0.01 -o json | python3 -c 'import json, sys
 parts = json.load(sys.stdin)["parts"]
-assert 0 < parts["idle_percent"] < parts["idle_percent_limit"] == 0.5, parts
-print(*parts)') || fail "cairn bench latency: daemons are not idle"
+assert 0 < parts["idle_percent"] and parts["idle_percent_limit"] == 0.5, parts
+print(*parts)
+if parts["idle_percent"] >= 0.5:
+    print("idle_percent:", parts["idle_percent"], file=sys.stderr)
+    sys.exit(3)')
+}
+once "cairn bench latency: daemons are not idle" latency
 for part in begin grant reduce decide update result push_to_ack p99; do
     [[ $parts == *$part* ]] || fail "the parts of an empty step are $parts, without $part"
 done
@@ -78,8 +98,9 @@ of map map --params 300K
 of map map --params 300K --shards 3 --wire bf16 --path ucx
 trace=$(mktemp)
 trap 'rm -f "$trace"' EXIT
-"$cairn" bench step --params 1M --tensors 32 --backward 400 --timeline "$trace" --seconds 0.01 -o json |
-    python3 - "$trace" 3<&0 <<'PYTHON' || fail "cairn bench step --timeline"
+timeline() {
+    "$cairn" bench step --params 1M --tensors 32 --backward 400 --timeline "$trace" --seconds 0.01 -o json |
+        python3 - "$trace" 3<&0 <<'PYTHON'
 import json, os, sys
 result = json.load(os.fdopen(3))
 events = json.load(open(sys.argv[1]))["traceEvents"]
@@ -88,11 +109,16 @@ missing = {"backward", "cast", "push", "commit", "fetch", "receive", "fold", "su
 assert not missing, missing
 assert {e["args"]["name"] for e in events if e["ph"] == "M"} == {"worker 0", "worker 1", "shard 1", "shard 2"}
 parts, params = result["parts"], result["params"]
-assert parts["push_within_backward"] >= 0.8, parts
 assert parts["pushed_bytes_a_worker"] == parts["fetched_bytes_a_worker"] == 2 * params["params"], parts
+if parts["push_within_backward"] < 0.8:
+    print(parts)
+    sys.exit(3)
 PYTHON
-"$cairn" bench step --params 4M --tensors 16 --workers 1 --path ucx --read units --backward 160 --timeline "$trace" \
-    --seconds 0.01 -o json | python3 - "$trace" 3<&0 <<'PYTHON' || fail "cairn bench step --read units"
+}
+once "cairn bench step --timeline" timeline
+units() {
+    "$cairn" bench step --params 4M --tensors 16 --workers 1 --path ucx --read units --backward 160 \
+        --timeline "$trace" --seconds 0.01 -o json | python3 - "$trace" 3<&0 <<'PYTHON'
 import json, os, sys
 result = json.load(os.fdopen(3))
 events = [e for e in json.load(open(sys.argv[1]))["traceEvents"] if e["ph"] == "X" and e["pid"] == 0]
@@ -103,9 +129,13 @@ assert [w for _, w in of("use")] == [w for _, w in of("fetch")] == units + units
 uses = of("use")
 assert all(i % 16 == 0 or ts <= uses[i - 1][0] for i, (ts, _) in enumerate(of("fetch"))), events
 parts, params = result["parts"], result["params"]
-assert parts["fetch_within_use_of_others"] >= 0.8 and parts["push_within_backward"] >= 0.8, parts
 assert parts["fetched_bytes_a_worker"] == 2 * parts["pushed_bytes_a_worker"] == 4 * params["params"], parts
+if min(parts["fetch_within_use_of_others"], parts["push_within_backward"]) < 0.8:
+    print(parts)
+    sys.exit(3)
 PYTHON
+}
+once "cairn bench step --read units" units
 [ -z "$(pgrep -P $$ cairn)" ] || fail "a process of the bench is left"
 
 refuses latency --threads 2
