@@ -14,7 +14,15 @@
 #include "tests/e2e/overload_worker.h"
 #include "tests/support/suite.h"
 
-enum { SHARDS = 2, WORKERS = 4, MICROS = 8, REPLIES = 16, MEMFDS_MAX = 256, STEPS_MAX_MS = 4000 };
+enum {
+    SHARDS = 2,
+    WORKERS = 4,
+    MICROS = 8,
+    REPLIES = 16,
+    MEMFDS_MAX = 256,
+    STEPS = 5,
+    STEP_MAX_MS = 4000
+};
 #define MIB ((uint64_t)1 << 20)
 
 static const char *const fabrics[] = { "auto", "ucx" };
@@ -196,7 +204,7 @@ TEST_EACH(members_that_are_stopped_hold_nobody_up, 0, 2)
                                   .tensors = OVERLOAD_TENSORS,
                                   .world = 1,
                                   .micros = 1,
-                                  .steps = 5 };
+                                  .steps = 1 };
     const uint64_t bound = budget(2, 2, 1);
     overload_start(&trainer, &plan, overload_train);
     ck_assert(overload_said(&trainer, 'r', CLUSTER_WAIT_MS));
@@ -207,16 +215,18 @@ TEST_EACH(members_that_are_stopped_hold_nobody_up, 0, 2)
     kill(holder.pid, SIGSTOP);
     ck_assert(overload_said(&reader, 'f', CLUSTER_WAIT_MS));
     kill(reader.pid, SIGSTOP); // with fetches under way
-    const uint64_t took_ms = train(&trainer, bound);
-    // who waits for a member that is stopped waits until it is taken for lost: 5 s
-    ck_assert_msg(took_ms < STEPS_MAX_MS, "steps took %" PRIu64 " ms", took_ms);
+    for (int i = 0; i < STEPS; i++) {
+        const uint64_t took_ms = train(&trainer, bound);
+        // who waits for a member that is stopped waits until it is taken for lost: 5 s
+        ck_assert_msg(took_ms < STEP_MAX_MS, "step %d took %" PRIu64 " ms", i, took_ms);
+    }
     kill(reader.pid, SIGCONT);
     kill(holder.pid, SIGCONT);
     overload_order(&reader);
     overload_order(&holder);
     overload_end(&reader);
     overload_end(&holder);
-    (void)train(&trainer, bound);
+    for (int i = 0; i < STEPS; i++) (void)train(&trainer, bound);
     overload_end(&trainer);
 }
 
