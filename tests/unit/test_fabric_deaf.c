@@ -93,9 +93,9 @@ TEST(a_peer_that_does_not_answer_holds_nobody_up)
 {
     double first_ms, took_ms, all_ms = 0;
     ck_assert_ptr_null(try_deaf(&first_ms));
-    ck_assert_double_lt(first_ms, 1000); // UCX waits 3 s
-    for (int i = 0; i < 10; i++, all_ms += took_ms) ck_assert_ptr_null(try_deaf(&took_ms));
-    ck_assert_double_lt(all_ms, 500); // it is not waited for again
+    ck_assert_double_lt(first_ms, 2000); // UCX waits 3 s
+    for (int i = 0; i < 30; i++, all_ms += took_ms) ck_assert_ptr_null(try_deaf(&took_ms));
+    ck_assert_double_lt(all_ms, 2000); // it is not waited for again, 100 ms each time
 }
 
 TEST(a_peer_that_answers_late_is_connected)
@@ -119,7 +119,7 @@ TEST(what_it_says_is_heard_all_the_same)
     const double begin_ms = now_ms();
     node_send(&deaf, node_connect_to(&deaf, &here), 1, NULL, 0);
     pump(&deaf, &here, &here.arrived, 1);
-    ck_assert_double_lt(now_ms() - begin_ms, 1000); // UCX connects to nobody for that
+    ck_assert_double_lt(now_ms() - begin_ms, 2000); // UCX connects to nobody for that
 }
 
 static int count_descriptors(void)
@@ -173,7 +173,7 @@ TEST(what_ucx_waited_for_in_vain_is_left_alone)
     ck_assert_ptr_null(try_address(address, bytes, &first_ms));
     ck_assert_double_gt(first_ms, 500); // else nothing is shown
     ck_assert_ptr_null(try_address(address, bytes, &took_ms));
-    ck_assert_double_lt(took_ms, 500);
+    ck_assert_double_lt(took_ms, first_ms / 2);
 }
 
 SUITE(60, setup, teardown);

@@ -530,8 +530,9 @@ class Refusals(Case):
         self.refused(cairn.Invalid, "matches no parameter", lambda: m.gathered("tail").__enter__())
 
     def test_who_is_awaited_is_named_in_time(self):
-        m = self.session.attach(line(), cairn.SGD(), name="awaited", rank=0, workers_min=2, timeout=0.3)
+        m = self.session.attach(line(), cairn.SGD(), name="awaited", rank=0, workers_min=2, timeout=20)
         self.addCleanup(m.close)
+        m.timeout = 0.3  # of what waits for the other worker, not of attaching
         self.refused(cairn.Timeout, "1 of 2 attached", m.begin)
         self.refused(TimeoutError, "", lambda: loss(m.model, 1.0))
 

@@ -237,9 +237,9 @@ class Elastic(Case):
                    CAIRN_WORLD="2")
 
     def stands(self, run: Run) -> None:
-        """Until nothing more was said for half a second."""
+        """Until nothing more was said for as long as a busy machine may take for a step."""
         said, since = "", time.monotonic()
-        while time.monotonic() - since < 0.5:
+        while time.monotonic() - since < 3:
             if run.said() != said:
                 said, since = run.said(), time.monotonic()
             time.sleep(0.02)

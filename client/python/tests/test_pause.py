@@ -13,7 +13,7 @@ from torch import nn
 import cairn
 from cairn import _call
 
-TIMEOUT, PAUSE = 0.6, 1.6
+TIMEOUT, PAUSE = 2.0, 3.0
 
 
 class Case(ClusterCase):
