@@ -121,7 +121,7 @@ static uint64_t counted_at_least(const char *name, const char *key, const char *
  * the worker waits for it who relays. Then what it asks for or pushes goes to the owner itself. */
 static bool crosses_once(int attempt)
 {
-    char name[16];
+    char name[32];
     snprintf(name, sizeof name, "hosts-%d", attempt);
     for (int i = 0; i < WORKERS; i++) open_worker(&workers[i], name, i);
     for (int i = 0; i < WORKERS; i++)
