@@ -196,6 +196,7 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
     const uint32_t micro = job->filling.micro;
     const bool open = job->filling.any || micro == 0;
     cairn_status status = is_void || is_done ? CAIRN_OK : cairn_api_judge_round(job, round);
+    // From here on, before the micro-batch ends: else a push could come between its end and the sums.
     const bool mine = !is_void && !is_done && status == CAIRN_OK && claim_sums(job, round);
     pthread_mutex_unlock(&job->session->lock);
     if (is_void || is_done || status != CAIRN_OK)

@@ -290,14 +290,14 @@ TEST(a_job_closed_while_a_commit_waits_ends_the_commit)
     const uint64_t before_ms = abuse_now_ms();
     cairn_job_close(job);
     pthread_join(thread, &status);
-    ck_assert_uint_lt(abuse_now_ms() - before_ms, 5000); // else ABUSE_WAIT_MS
+    ck_assert_uint_lt(abuse_now_ms() - before_ms, 3000);
     ck_assert_ptr_nonnull(status);
     kill(cluster.shards[0], SIGCONT);
     kill(cluster.shards[1], SIGCONT);
     ck_assert_int_eq(cairn_round_begin(job, 100, &round), CAIRN_ERR_HANDLE);
 }
 
-TEST(a_session_closed_with_operations_in_flight_does_not_wait_for_them)
+TEST(a_session_closed_with_operations_in_flight_is_closed_within_two_seconds)
 {
     open_tiny();
     static float data[ABUSE_ELEMS];
@@ -311,7 +311,7 @@ TEST(a_session_closed_with_operations_in_flight_does_not_wait_for_them)
     abuse_says(cairn_error(), "tiny");
     const uint64_t before_ms = abuse_now_ms();
     cairn_close(session);
-    ck_assert_uint_lt(abuse_now_ms() - before_ms, 5000);
+    ck_assert_uint_lt(abuse_now_ms() - before_ms, 2500);
     ck_assert_int_ne(cairn_wait(op, 100), CAIRN_OK);
     kill(cluster.shards[0], SIGCONT);
     kill(cluster.shards[1], SIGCONT);
