@@ -23,15 +23,50 @@ bool cairn_home_has(const struct cairn_home *home, const void *address)
     return home->kind->has(home, address);
 }
 
+static cairn_status open_memory(const char *label, struct cairn_home_memory memory,
+                                struct cairn_home_memory *memory_out, struct cairn_sentence *why)
+{
+    const cairn_status status = memory.bytes == 0 ? CAIRN_OK
+                                                  : memory.home->kind->memory_open(
+                                                        memory.home, label, &memory, why);
+    if (status == CAIRN_OK) *memory_out = memory;
+    return status;
+}
+
 cairn_status cairn_home_memory_open(struct cairn_home *home, const char *label, uint64_t bytes,
                                     struct cairn_home_memory *memory_out,
                                     struct cairn_sentence *why)
 {
-    struct cairn_home_memory memory = { .home = home, .bytes = bytes };
-    const cairn_status status = bytes == 0 ? CAIRN_OK
-                                           : home->kind->memory_open(home, label, &memory, why);
-    if (status == CAIRN_OK) *memory_out = memory;
-    return status;
+    const struct cairn_home_memory memory = { .home = home, .bytes = bytes };
+    return open_memory(label, memory, memory_out, why);
+}
+
+cairn_status cairn_home_memory_open_exportable(struct cairn_home *home, const char *label,
+                                               uint64_t bytes, struct cairn_home_memory *memory_out,
+                                               struct cairn_sentence *why)
+{
+    const struct cairn_home_memory memory = { .home = home, .bytes = bytes, .is_exportable = true };
+    if (!home->info.exports)
+        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
+                          "%s: %s has no memory that other processes can map", label,
+                          home->info.device);
+    return open_memory(label, memory, memory_out, why);
+}
+
+uint64_t cairn_home_memory_segments(const struct cairn_home_memory *memory)
+{
+    return (memory->bytes + CAIRN_SEGMENT_BYTES - 1) / CAIRN_SEGMENT_BYTES;
+}
+
+cairn_status cairn_home_memory_export(const struct cairn_home_memory *memory, uint64_t segment,
+                                      int *fd_out, uint64_t *bytes_out, struct cairn_sentence *why)
+{
+    assert(segment < cairn_home_memory_segments(memory));
+    if (!memory->is_exportable)
+        return cairn_fail(
+            why, CAIRN_ERR_UNSUPPORTED,
+            "only published copies are exported: what was not opened for it cannot be");
+    return memory->home->kind->memory_export(memory, segment, fd_out, bytes_out, why);
 }
 
 void cairn_home_memory_close(struct cairn_home_memory *memory)

@@ -11,9 +11,14 @@
  *
  * The bits are those of gpu.h, in every home.
  *
+ * What other processes may map is exported by its opener (cairn_home_memory_open_exportable). Memory of a
+ * device has no seals: whoever imports it may map it writable. So only published copies are opened that way,
+ * which nothing is ever computed from; state and staging are not, and no call can export them.
+ *
  * Errors: CAIRN_ERR_NO_MEMORY (the home is full; nothing else suffered), CAIRN_ERR_IO (the device failed: a
- * launch, an ECC error, a lost device; `why` names it. Every later call of this home fails with the same
- * sentence: what lies there is suspect). */
+ * launch, an ECC error, a lost device; `why` names it and says what to do. Every later call of this home
+ * fails with the same sentence: what lies there is suspect. Or the driver refused a call, and broke nothing:
+ * then only what the call was for is not there, and later calls go on). */
 #ifndef CAIRN_GPU_HOME_H
 #define CAIRN_GPU_HOME_H
 
@@ -31,6 +36,8 @@ struct cairn_home_info {
     /* How many works a run should be given, if there are as many; 1 for `host`: each thread runs one. */
     uint32_t works_best;
     uint64_t total_bytes; /* of the device; 0 for `host` */
+    uint8_t uuid[16];     /* of the device, or of the slice of one; all 0 for `host` */
+    bool exports;         /* it has memory that other processes may map */
 };
 
 /* ---- a home; any thread opens and closes, all others end first ---- */
@@ -57,6 +64,7 @@ struct cairn_home_memory {
     struct cairn_home *home; /* borrowed */
     void *base;              /* an address in the home, at a multiple of 512; NULL if bytes is 0 */
     uint64_t bytes;
+    bool is_exportable;
     struct cairn_home_segment *segments; /* owned: the home's */
 };
 
@@ -65,6 +73,20 @@ CAIRN_MUST_CHECK cairn_status cairn_home_memory_open(struct cairn_home *home, co
                                                      uint64_t bytes,
                                                      struct cairn_home_memory *memory_out,
                                                      struct cairn_sentence *why);
+/* The same, of what other processes may map: published copies, never state. CAIRN_ERR_UNSUPPORTED: the home
+ * does not export (cairn_home_info). */
+CAIRN_MUST_CHECK cairn_status
+cairn_home_memory_open_exportable(struct cairn_home *home, const char *label, uint64_t bytes,
+                                  struct cairn_home_memory *memory_out, struct cairn_sentence *why);
+/* Segment i of it begins at base + i * CAIRN_SEGMENT_BYTES. */
+uint64_t cairn_home_memory_segments(const struct cairn_home_memory *memory);
+/* A descriptor of one segment of exportable memory, for another process to import, and the bytes that it
+ * has: up to a page of the device more than the memory. The caller closes it: an open one keeps the segment's
+ * memory from being given back. Any thread. CAIRN_ERR_UNSUPPORTED: it is not exportable; CAIRN_ERR_IO. */
+CAIRN_MUST_CHECK cairn_status cairn_home_memory_export(const struct cairn_home_memory *memory,
+                                                       uint64_t segment, int *fd_out,
+                                                       uint64_t *bytes_out,
+                                                       struct cairn_sentence *why);
 /* Nothing works on it any more. Safe to call again, and of what is all 0. */
 void cairn_home_memory_close(struct cairn_home_memory *memory);
 

@@ -8,10 +8,13 @@ struct cairn_home_kind {
     void (*close)(struct cairn_home *home);
     uint64_t (*free_bytes)(struct cairn_home *home);
     bool (*has)(const struct cairn_home *home, const void *address);
-    /* home and bytes of *memory_out are set; bytes is not 0. */
+    /* home, bytes and is_exportable of *memory_out are set; bytes is not 0. */
     cairn_status (*memory_open)(struct cairn_home *home, const char *label,
                                 struct cairn_home_memory *memory_out, struct cairn_sentence *why);
     void (*memory_close)(struct cairn_home_memory *memory); /* base is not NULL */
+    /* NULL where the home does not export; there is such a segment, and it is exportable. */
+    cairn_status (*memory_export)(const struct cairn_home_memory *memory, uint64_t segment,
+                                  int *fd_out, uint64_t *bytes_out, struct cairn_sentence *why);
     cairn_status (*pin)(struct cairn_home *home, void *host, uint64_t bytes,
                         struct cairn_sentence *why);
     void (*unpin)(struct cairn_home *home, void *host);

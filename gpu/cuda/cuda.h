@@ -8,7 +8,10 @@
  * One reservation of addresses has all that a home gives: what lies in it lies in the home.
  *
  * The context is the card's primary one, so that other libraries of this process can share it; each entry
- * makes it the calling thread's (cairn_cuda_enter). */
+ * makes it the calling thread's (cairn_cuda_enter).
+ *
+ * Who waits for the card sleeps: all waits are for events that were made with CAIRN_CUDA_EVENT, as
+ * cuStreamSynchronize, and an event of another kind, would keep a processor busy. */
 #ifndef CAIRN_GPU_CUDA_CUDA_H
 #define CAIRN_GPU_CUDA_CUDA_H
 
@@ -18,6 +21,8 @@
 #include "gpu/cuda/driver.h"
 #include "gpu/home_kind.h"
 #include "gpu/kernel/list.h"
+
+#define CAIRN_CUDA_EVENT (CAIRN_CU_EVENT_BLOCKING_SYNC | CAIRN_CU_EVENT_DISABLE_TIMING)
 
 /* Bytes of addresses, from at on. */
 struct cairn_cuda_span {
@@ -38,9 +43,9 @@ struct cairn_cuda {
     struct CUlib_st *library;
     struct CUkern_st *kernels[CAIRN_KERNEL_COUNT];
     struct CUstream_st *zeroing;
+    struct CUevent_st *zeroed;
     unsigned multiprocessors;
     uint64_t granularity; /* of memory */
-    int handle_types;     /* CAIRN_CU_HANDLE_POSIX where the card has it */
     struct cairn_cuda_span space;
 
     atomic_bool has_failed; /* set once, after `failure` */
@@ -61,10 +66,15 @@ static inline struct cairn_cuda *cairn_cuda_of(struct cairn_home *home)
 CAIRN_MUST_CHECK cairn_status cairn_cuda_enter(struct cairn_cuda *cuda, struct cairn_sentence *why);
 /* The same for what gives back, of a card that has failed, too. */
 void cairn_cuda_enter_anyway(struct cairn_cuda *cuda);
-/* What a result means: out of memory is CAIRN_ERR_NO_MEMORY, and nothing is broken; all else breaks the home
- * for good. doing: "a launch of fold". */
+/* What a result means: out of memory is CAIRN_ERR_NO_MEMORY, all else CAIRN_ERR_IO; what breaks the context
+ * (result.h) breaks the home for good. doing: "a launch of fold". */
 CAIRN_MUST_CHECK cairn_status cairn_cuda_check(struct cairn_cuda *cuda, int result,
                                                const char *doing, struct cairn_sentence *why);
+
+/* All that is in the stream now is done. The thread sleeps meanwhile, as the event is made for it: those that
+ * wait for a card leave the processors to others. The result of the driver. */
+int cairn_cuda_wait(const struct cairn_cuda *cuda, struct CUstream_st *stream,
+                    struct CUevent_st *event);
 
 /* ---- device.c ---- */
 
@@ -72,7 +82,7 @@ CAIRN_MUST_CHECK cairn_status cairn_cuda_check(struct cairn_cuda *cuda, int resu
 CAIRN_MUST_CHECK cairn_status cairn_cuda_find(struct cairn_cuda *cuda, const char *name,
                                               struct cairn_sentence *why);
 /* How memory of the device is asked for. */
-struct cairn_cu_allocation cairn_cuda_allocation(const struct cairn_cuda *cuda);
+struct cairn_cu_allocation cairn_cuda_allocation(const struct cairn_cuda *cuda, bool is_exportable);
 
 /* ---- spans.c: pure, but for memory; no lock ---- */
 
@@ -93,6 +103,8 @@ cairn_status cairn_cuda_memory_open(struct cairn_home *home, const char *label,
                                     struct cairn_home_memory *memory_out,
                                     struct cairn_sentence *why);
 void cairn_cuda_memory_close(struct cairn_home_memory *memory);
+cairn_status cairn_cuda_memory_export(const struct cairn_home_memory *memory, uint64_t segment,
+                                      int *fd_out, uint64_t *bytes_out, struct cairn_sentence *why);
 
 cairn_status cairn_cuda_pin(struct cairn_home *home, void *host, uint64_t bytes,
                             struct cairn_sentence *why);

@@ -20,25 +20,26 @@ static void write_uuid(const struct cairn_cu_uuid *uuid, bool is_slice, char tex
              b[10], b[11], b[12], b[13], b[14], b[15]);
 }
 
-/* Name and UUID of a device; empty where the driver does not say. */
+/* Name and UUID of a device; empty, and 0, where the driver does not say. */
 static void describe(const struct cairn_driver *driver, int device, char name[NAME_BYTES],
-                     char uuid_text[UUID_BYTES])
+                     char uuid_text[UUID_BYTES], struct cairn_cu_uuid *uuid_out)
 {
-    struct cairn_cu_uuid uuid;
+    *uuid_out = (struct cairn_cu_uuid) { { 0 } };
     name[0] = uuid_text[0] = '\0';
     if (driver->cuDeviceGetName(name, NAME_BYTES, device) != CAIRN_CU_OK) name[0] = '\0';
-    if (driver->cuDeviceGetUuid(&uuid, device) == CAIRN_CU_OK)
-        write_uuid(&uuid, strstr(name, "MIG ") != NULL, uuid_text);
+    if (driver->cuDeviceGetUuid(uuid_out, device) == CAIRN_CU_OK)
+        write_uuid(uuid_out, strstr(name, "MIG ") != NULL, uuid_text);
 }
 
 static cairn_status find_by_uuid(struct cairn_cuda *cuda, const char *wanted, int count,
                                  int *number_out, struct cairn_sentence *why)
 {
     char name[NAME_BYTES], uuid[UUID_BYTES];
+    struct cairn_cu_uuid bytes;
     for (int i = 0; i < count; i++) {
         int device;
         if (cuda->driver.cuDeviceGet(&device, i) != CAIRN_CU_OK) continue;
-        describe(&cuda->driver, device, name, uuid);
+        describe(&cuda->driver, device, name, uuid, &bytes);
         if (strcasecmp(uuid, wanted) != 0) continue;
         *number_out = i;
         return CAIRN_OK;
@@ -71,11 +72,11 @@ static cairn_status find_number(struct cairn_cuda *cuda, const char *wanted, int
     return CAIRN_OK;
 }
 
-struct cairn_cu_allocation cairn_cuda_allocation(const struct cairn_cuda *cuda)
+struct cairn_cu_allocation cairn_cuda_allocation(const struct cairn_cuda *cuda, bool is_exportable)
 {
     return (struct cairn_cu_allocation) {
         .type = CAIRN_CU_ALLOCATION_PINNED,
-        .handle_types = cuda->handle_types,
+        .handle_types = is_exportable ? CAIRN_CU_HANDLE_POSIX : 0, // fixed when it is made
         .location = { .type = CAIRN_CU_LOCATION_DEVICE, .id = cuda->device },
     };
 }
@@ -90,7 +91,8 @@ static int attribute(const struct cairn_cuda *cuda, int which)
 static cairn_status look(struct cairn_cuda *cuda, struct cairn_sentence *why)
 {
     struct cairn_home_info *info = &cuda->home.info;
-    const struct cairn_cu_allocation how = cairn_cuda_allocation(cuda);
+    // Of what has a handle the pages are at least as large.
+    const struct cairn_cu_allocation how = cairn_cuda_allocation(cuda, info->exports);
     size_t granularity = 0, total = 0;
     if (attribute(cuda, CAIRN_CU_HAS_VIRTUAL_MEMORY) == 0)
         return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "%s cannot map memory (cuMemCreate)",
@@ -124,12 +126,13 @@ cairn_status cairn_cuda_find(struct cairn_cuda *cuda, const char *wanted,
     if (status != CAIRN_OK) return status;
     if (cuda->driver.cuDeviceGet(&cuda->device, number) != CAIRN_CU_OK)
         return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "the driver does not open device %d", number);
-    describe(&cuda->driver, cuda->device, name, uuid);
+    struct cairn_cu_uuid bytes;
+    describe(&cuda->driver, cuda->device, name, uuid, &bytes);
+    memcpy(info->uuid, bytes.bytes, sizeof info->uuid);
     snprintf(info->device, sizeof info->device, "%s, %s", name, uuid);
     const int version = cuda->driver.version, toolkit = cairn_image().toolkit;
     snprintf(info->driver, sizeof info->driver, "CUDA driver %d.%d, image of %d.%d", version / 1000,
              version % 1000 / 10, toolkit / 1000, toolkit % 1000 / 10);
-    if (attribute(cuda, CAIRN_CU_HAS_POSIX_HANDLES) != 0)
-        cuda->handle_types = CAIRN_CU_HANDLE_POSIX;
+    info->exports = attribute(cuda, CAIRN_CU_HAS_POSIX_HANDLES) != 0;
     return look(cuda, why);
 }

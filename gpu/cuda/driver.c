@@ -83,8 +83,10 @@ static cairn_status begin(const struct cairn_driver *driver, struct cairn_senten
         return cairn_fail(why, CAIRN_ERR_NOT_FOUND,
                           "the CUDA driver sees no device: look at nvidia-smi, and at "
                           "the environment's CUDA_VISIBLE_DEVICES");
-    return cairn_fail(why, CAIRN_ERR_IO, "the CUDA driver does not begin: %s",
-                      cairn_driver_error(driver, result, text));
+    const char *advice = cairn_driver_advice(result);
+    return cairn_fail(why, CAIRN_ERR_IO, "the CUDA driver does not begin: %s%s%s",
+                      cairn_driver_error(driver, result, text), advice[0] == '\0' ? "" : ": ",
+                      advice);
 }
 
 cairn_status cairn_driver_open(struct cairn_driver *driver_out, struct cairn_sentence *why)

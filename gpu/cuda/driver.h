@@ -10,6 +10,7 @@
 #ifndef CAIRN_GPU_CUDA_DRIVER_H
 #define CAIRN_GPU_CUDA_DRIVER_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -32,6 +33,7 @@ enum {
     CAIRN_CU_NO_DEVICE = 100,
     CAIRN_CU_INVALID_IMAGE = 200,
     CAIRN_CU_NO_BINARY_FOR_GPU = 209,
+    CAIRN_CU_INVALID_PTX = 218,
     CAIRN_CU_UNSUPPORTED_PTX_VERSION = 222,
     CAIRN_CU_NOT_FOUND = 500,
     CAIRN_CU_NOT_READY = 600,
@@ -87,7 +89,7 @@ struct cairn_cu_uuid {
 
 /* call(name, suffix of the symbol, (parameters)): all that is asked of a driver, but for cuGetProcAddress_v2,
  * through which these are found (each by its name, as of CUDA 12.0), and whose lack dlsym(name and suffix)
- * makes up for. A call that fails out of memory breaks nothing; most others that fail break the context. */
+ * makes up for. What a result of theirs breaks: result.c. */
 // clang-format off
 #define CAIRN_DRIVER_CALLS(call)                                                                            \
     call(cuInit, , (unsigned flags))                                                                        \
@@ -168,5 +170,12 @@ CAIRN_MUST_CHECK cairn_status cairn_driver_open(struct cairn_driver *driver_out,
 int cairn_driver_stands_in(void);
 /* "CUDA_ERROR_OUT_OF_MEMORY", or the number if the driver does not know it. text: room for the number. */
 const char *cairn_driver_error(const struct cairn_driver *driver, int result, char text[32]);
+
+/* ---- result.c ---- */
+
+/* What whoever runs the machine can do about a result; "": nothing is known. Static. */
+const char *cairn_driver_advice(int result);
+/* True: the context is gone with it, and all that lies there; else only the call failed. */
+bool cairn_driver_breaks(int result);
 
 #endif

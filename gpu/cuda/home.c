@@ -16,17 +16,34 @@ static const char *const kernel_names[CAIRN_KERNEL_COUNT] = {
 
 /* ---- failures ---- */
 
-static void note_failure(struct cairn_cuda *cuda, int result, const char *doing)
+/* "a launch of fold failed on CARD: CUDA_ERROR_...", what comes of it, and what to do. */
+static void describe(const struct cairn_cuda *cuda, int result, const char *doing,
+                     const char *what_comes, struct cairn_sentence *out)
 {
     char text[32];
+    const char *advice = cairn_driver_advice(result);
+    cairn_sentence_set(out, "%s failed on %s: %s%s%s%s", doing, cuda->home.info.device,
+                       cairn_driver_error(&cuda->driver, result, text), what_comes,
+                       advice[0] == '\0' ? "" : ": ", advice);
+}
+
+static void note_failure(struct cairn_cuda *cuda, int result, const char *doing)
+{
     pthread_mutex_lock(&cuda->lock);
     if (!atomic_load(&cuda->has_failed)) {
-        cairn_sentence_set(&cuda->failure,
-                           "%s failed on %s: %s; nothing there can be trusted any more", doing,
-                           cuda->home.info.device, cairn_driver_error(&cuda->driver, result, text));
+        describe(cuda, result, doing, "; nothing there can be trusted any more", &cuda->failure);
         atomic_store(&cuda->has_failed, true);
     }
     pthread_mutex_unlock(&cuda->lock);
+}
+
+/* The call failed, and nothing else. */
+static cairn_status tell_refusal(const struct cairn_cuda *cuda, int result, const char *doing,
+                                 struct cairn_sentence *why)
+{
+    struct cairn_sentence said;
+    describe(cuda, result, doing, "", &said);
+    return cairn_fail(why, CAIRN_ERR_IO, "%s", said.text);
 }
 
 static cairn_status tell_failure(struct cairn_cuda *cuda, struct cairn_sentence *why)
@@ -39,8 +56,10 @@ cairn_status cairn_cuda_check(struct cairn_cuda *cuda, int result, const char *d
 {
     if (result == CAIRN_CU_OK) return CAIRN_OK;
     if (result == CAIRN_CU_OUT_OF_MEMORY)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "%s: no memory is left on %s, or pinned for it",
-                          doing, cuda->home.info.device);
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY,
+                          "%s: no memory is left on %s, or pinned for it: %s", doing,
+                          cuda->home.info.device, cairn_driver_advice(result));
+    if (!cairn_driver_breaks(result)) return tell_refusal(cuda, result, doing, why);
     note_failure(cuda, result, doing);
     return tell_failure(cuda, why);
 }
@@ -55,6 +74,13 @@ cairn_status cairn_cuda_enter(struct cairn_cuda *cuda, struct cairn_sentence *wh
 void cairn_cuda_enter_anyway(struct cairn_cuda *cuda)
 {
     (void)cuda->driver.cuCtxSetCurrent(cuda->context);
+}
+
+int cairn_cuda_wait(const struct cairn_cuda *cuda, struct CUstream_st *stream,
+                    struct CUevent_st *event)
+{
+    const int result = cuda->driver.cuEventRecord(event, stream);
+    return result == CAIRN_CU_OK ? cuda->driver.cuEventSynchronize(event) : result;
 }
 
 /* ---- what the kind gives ---- */
@@ -81,6 +107,7 @@ static void close_home(struct cairn_home *home)
         cairn_cuda_enter_anyway(cuda);
         if (cuda->space.bytes > 0)
             (void)cuda->driver.cuMemAddressFree(cuda->space.at, (size_t)cuda->space.bytes);
+        if (cuda->zeroed != NULL) (void)cuda->driver.cuEventDestroy(cuda->zeroed);
         if (cuda->zeroing != NULL) (void)cuda->driver.cuStreamDestroy(cuda->zeroing);
         if (cuda->library != NULL) (void)cuda->driver.cuLibraryUnload(cuda->library);
         (void)cuda->driver.cuDevicePrimaryCtxRelease(cuda->device);
@@ -97,6 +124,7 @@ static const struct cairn_home_kind kind = {
     .has = has,
     .memory_open = cairn_cuda_memory_open,
     .memory_close = cairn_cuda_memory_close,
+    .memory_export = cairn_cuda_memory_export,
     .pin = cairn_cuda_pin,
     .unpin = cairn_cuda_unpin,
     .stream_open = cairn_cuda_stream_open,
@@ -109,7 +137,7 @@ static const struct cairn_home_kind kind = {
 static bool is_of_other_time(int result)
 {
     return result == CAIRN_CU_NO_BINARY_FOR_GPU || result == CAIRN_CU_UNSUPPORTED_PTX_VERSION ||
-           result == CAIRN_CU_INVALID_IMAGE;
+           result == CAIRN_CU_INVALID_IMAGE || result == CAIRN_CU_INVALID_PTX;
 }
 
 static cairn_status refuse_image(struct cairn_cuda *cuda, int result, struct cairn_sentence *why)
@@ -161,6 +189,13 @@ static cairn_status open_context(struct cairn_cuda *cuda, struct cairn_sentence 
     return status == CAIRN_OK ? cairn_cuda_enter(cuda, why) : status;
 }
 
+static cairn_status open_zeroing(struct cairn_cuda *cuda, struct cairn_sentence *why)
+{
+    int result = cuda->driver.cuStreamCreate(&cuda->zeroing, CAIRN_CU_STREAM_NON_BLOCKING);
+    if (result == CAIRN_CU_OK) result = cuda->driver.cuEventCreate(&cuda->zeroed, CAIRN_CUDA_EVENT);
+    return cairn_cuda_check(cuda, result, "opening a stream", why);
+}
+
 static cairn_status open_all(struct cairn_cuda *cuda, const char *device,
                              struct cairn_sentence *why)
 {
@@ -168,10 +203,7 @@ static cairn_status open_all(struct cairn_cuda *cuda, const char *device,
     if (status == CAIRN_OK) status = cairn_cuda_find(cuda, device, why);
     if (status == CAIRN_OK) status = open_context(cuda, why);
     if (status == CAIRN_OK) status = load_kernels(cuda, why);
-    if (status == CAIRN_OK)
-        status = cairn_cuda_check(
-            cuda, cuda->driver.cuStreamCreate(&cuda->zeroing, CAIRN_CU_STREAM_NON_BLOCKING),
-            "opening a stream", why);
+    if (status == CAIRN_OK) status = open_zeroing(cuda, why);
     return status == CAIRN_OK ? reserve(cuda, why) : status;
 }
 

@@ -11,6 +11,13 @@ struct cairn_home_segment {
     bool is_mapped;
 };
 
+/* What is being taken: whole pages at its addresses. */
+struct taken {
+    uint64_t at, bytes;
+    bool is_exportable;
+    struct cairn_home_segment *segments; /* [segment_count(bytes)], all 0 at first */
+};
+
 static uint64_t round_up(uint64_t bytes, uint64_t unit)
 {
     return (bytes + unit - 1) / unit * unit;
@@ -52,10 +59,9 @@ static uint64_t take_addresses(struct cairn_cuda *cuda, uint64_t bytes)
 }
 
 static int create_segment(struct cairn_cuda *cuda, struct cairn_home_segment *segment,
-                          uint64_t bytes, uint64_t at)
+                          const struct cairn_cu_allocation *how, uint64_t bytes, uint64_t at)
 {
-    const struct cairn_cu_allocation how = cairn_cuda_allocation(cuda);
-    int result = cuda->driver.cuMemCreate(&segment->handle, (size_t)bytes, &how, 0);
+    int result = cuda->driver.cuMemCreate(&segment->handle, (size_t)bytes, how, 0);
     if (result != CAIRN_CU_OK) return result;
     segment->bytes = bytes;
     result = cuda->driver.cuMemMap(at, (size_t)bytes, 0, segment->handle, 0);
@@ -63,14 +69,17 @@ static int create_segment(struct cairn_cuda *cuda, struct cairn_home_segment *se
     return result;
 }
 
-static int create_segments(struct cairn_cuda *cuda, struct cairn_home_segment *segments,
-                           uint64_t bytes, uint64_t at)
+static int create_segments(struct cairn_cuda *cuda, const struct taken *taken)
 {
+    const struct cairn_cu_allocation how = cairn_cuda_allocation(cuda, taken->is_exportable);
+    struct cairn_home_segment *segments = taken->segments;
     int result = CAIRN_CU_OK;
-    for (uint64_t done = 0; done < bytes && result == CAIRN_CU_OK; done += segments++->bytes) {
-        const uint64_t left = bytes - done;
-        result = create_segment(cuda, segments,
-                                left < CAIRN_SEGMENT_BYTES ? left : CAIRN_SEGMENT_BYTES, at + done);
+    for (uint64_t done = 0; done < taken->bytes && result == CAIRN_CU_OK;
+         done += segments++->bytes) {
+        const uint64_t left = taken->bytes - done;
+        result = create_segment(cuda, segments, &how,
+                                left < CAIRN_SEGMENT_BYTES ? left : CAIRN_SEGMENT_BYTES,
+                                taken->at + done);
     }
     return result;
 }
@@ -85,7 +94,8 @@ static int open_and_zero(struct cairn_cuda *cuda, uint64_t at, uint64_t bytes)
     if (result == CAIRN_CU_OK)
         result = cuda->driver.cuMemsetD8Async(at, 0, (size_t)bytes, cuda->zeroing);
     if (MUTANT(12)) return result;
-    return result == CAIRN_CU_OK ? cuda->driver.cuStreamSynchronize(cuda->zeroing) : result;
+    // Of another thread's zeros that come between it waits for those, too.
+    return result == CAIRN_CU_OK ? cairn_cuda_wait(cuda, cuda->zeroing, cuda->zeroed) : result;
 }
 
 static cairn_status is_full(struct cairn_cuda *cuda, const char *label, uint64_t bytes,
@@ -98,17 +108,17 @@ static cairn_status is_full(struct cairn_cuda *cuda, const char *label, uint64_t
         cuda->home.info.total_bytes >> 20, cuda->home.info.device);
 }
 
-static cairn_status fill(struct cairn_cuda *cuda, const char *label, uint64_t at, uint64_t bytes,
-                         struct cairn_home_segment *segments, struct cairn_sentence *why)
+static cairn_status fill(struct cairn_cuda *cuda, const char *label, const struct taken *taken,
+                         struct cairn_sentence *why)
 {
-    int result = create_segments(cuda, segments, bytes, at);
-    if (result == CAIRN_CU_OK) result = open_and_zero(cuda, at, bytes);
+    int result = create_segments(cuda, taken);
+    if (result == CAIRN_CU_OK) result = open_and_zero(cuda, taken->at, taken->bytes);
     if (result == CAIRN_CU_OK) return CAIRN_OK;
     const bool is_out = result == CAIRN_CU_OUT_OF_MEMORY;
-    const cairn_status status = is_out ? is_full(cuda, label, bytes, why)
+    const cairn_status status = is_out ? is_full(cuda, label, taken->bytes, why)
                                        : cairn_cuda_check(cuda, result, "taking memory", why);
     if (!atomic_load(&cuda->has_failed)) // else it may be filled still, and goes with the context
-        release_segments(cuda, segments, segment_count(bytes), at);
+        release_segments(cuda, taken->segments, segment_count(taken->bytes), taken->at);
     return status;
 }
 
@@ -121,21 +131,37 @@ cairn_status cairn_cuda_memory_open(struct cairn_home *home, const char *label,
     if (status != CAIRN_OK) return status;
     if (memory_out->bytes > home->info.total_bytes)
         return is_full(cuda, label, memory_out->bytes, why);
-    const uint64_t bytes = round_up(memory_out->bytes, cuda->granularity);
-    const uint64_t at = take_addresses(cuda, bytes);
-    if (at == 0) return is_full(cuda, label, bytes, why);
-    struct cairn_home_segment *segments = calloc((size_t)segment_count(bytes), sizeof *segments);
-    status = segments == NULL
+    struct taken taken = { .bytes = round_up(memory_out->bytes, cuda->granularity),
+                           .is_exportable = memory_out->is_exportable };
+    taken.at = take_addresses(cuda, taken.bytes);
+    if (taken.at == 0) return is_full(cuda, label, taken.bytes, why);
+    taken.segments = calloc((size_t)segment_count(taken.bytes), sizeof *taken.segments);
+    status = taken.segments == NULL
                  ? cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a plane's segments")
-                 : fill(cuda, label, at, bytes, segments, why);
+                 : fill(cuda, label, &taken, why);
     if (status != CAIRN_OK) goto err_addresses;
-    memory_out->base = (void *)(uintptr_t)at;
-    memory_out->segments = segments;
+    memory_out->base = (void *)(uintptr_t)taken.at;
+    memory_out->segments = taken.segments;
     return CAIRN_OK;
 err_addresses:
-    free(segments);
-    give_addresses(cuda, at);
+    free(taken.segments);
+    give_addresses(cuda, taken.at);
     return status;
+}
+
+cairn_status cairn_cuda_memory_export(const struct cairn_home_memory *memory, uint64_t segment,
+                                      int *fd_out, uint64_t *bytes_out, struct cairn_sentence *why)
+{
+    struct cairn_cuda *cuda = cairn_cuda_of(memory->home);
+    int fd = -1;
+    const cairn_status status = cairn_cuda_enter(cuda, why);
+    if (status != CAIRN_OK) return status;
+    const int result = cuda->driver.cuMemExportToShareableHandle(
+        &fd, memory->segments[segment].handle, CAIRN_CU_HANDLE_POSIX, 0);
+    if (result != CAIRN_CU_OK) return cairn_cuda_check(cuda, result, "exporting memory", why);
+    *fd_out = fd;
+    *bytes_out = memory->segments[segment].bytes;
+    return CAIRN_OK;
 }
 
 void cairn_cuda_memory_close(struct cairn_home_memory *memory)

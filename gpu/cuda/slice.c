@@ -146,10 +146,11 @@ cairn_status cairn_cuda_slice_finish(struct cairn_cuda_stream *stream,
 
 void cairn_cuda_slices_drop(struct cairn_cuda_stream *stream)
 {
-    const struct cairn_driver *driver = &cuda_of(stream)->driver;
-    (void)driver->cuStreamSynchronize(stream->in);
-    (void)driver->cuStreamSynchronize(stream->compute);
-    (void)driver->cuStreamSynchronize(stream->out);
+    const struct cairn_cuda *cuda = cuda_of(stream);
+    const struct cairn_cuda_slice *slice = &stream->slices[0];
+    (void)cairn_cuda_wait(cuda, stream->in, slice->loaded);
+    (void)cairn_cuda_wait(cuda, stream->compute, slice->computed);
+    (void)cairn_cuda_wait(cuda, stream->out, slice->done);
     for (int i = 0; i < CAIRN_CUDA_SLICES; i++) {
         cairn_cuda_plan_clear(&stream->slices[i].plan);
         stream->slices[i].is_under_way = false;

@@ -2,7 +2,6 @@
 
 #include <stdlib.h>
 
-#define EVENT_FLAGS   (CAIRN_CU_EVENT_BLOCKING_SYNC | CAIRN_CU_EVENT_DISABLE_TIMING)
 #define STAGING_BYTES (2 * CAIRN_CUDA_SLICES * CAIRN_CUDA_PLAN_BYTES)
 
 static int open_streams(struct cairn_cuda_stream *stream, const struct cairn_driver *driver)
@@ -17,9 +16,9 @@ static int open_streams(struct cairn_cuda_stream *stream, const struct cairn_dri
 
 static int open_events(struct cairn_cuda_slice *slice, const struct cairn_driver *driver)
 {
-    int result = driver->cuEventCreate(&slice->loaded, EVENT_FLAGS);
-    if (result == CAIRN_CU_OK) result = driver->cuEventCreate(&slice->computed, EVENT_FLAGS);
-    if (result == CAIRN_CU_OK) result = driver->cuEventCreate(&slice->done, EVENT_FLAGS);
+    int result = driver->cuEventCreate(&slice->loaded, CAIRN_CUDA_EVENT);
+    if (result == CAIRN_CU_OK) result = driver->cuEventCreate(&slice->computed, CAIRN_CUDA_EVENT);
+    if (result == CAIRN_CU_OK) result = driver->cuEventCreate(&slice->done, CAIRN_CUDA_EVENT);
     return result;
 }
 

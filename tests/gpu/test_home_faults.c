@@ -1,5 +1,7 @@
 /* What a home on a card says when it cannot be had, is full, or fails. */
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "gpu/home.h"
 #include "tests/support/emulated.h"
@@ -15,6 +17,19 @@ static const struct {
     { "quiet=1", "first", CAIRN_ERR_NOT_FOUND, "names no device" },
     { "quiet=1", "GPU-00000000-1111-2222-3333-444444444444", CAIRN_ERR_NOT_FOUND,
       "no device GPU-0" },
+    { "devices=0,quiet=1", NULL, CAIRN_ERR_NOT_FOUND, "CUDA_VISIBLE_DEVICES" },
+    { "result=802,init_fails=1,quiet=1", NULL, CAIRN_ERR_IO, "nvidia-fabricmanager runs first" },
+    { "result=803,init_fails=1,quiet=1", NULL, CAIRN_ERR_IO, "restart the machine" },
+    { "result=999,init_fails=1,quiet=1", NULL, CAIRN_ERR_IO, "fallen off its bus" },
+    { "result=304,init_fails=1,quiet=1", NULL, CAIRN_ERR_IO, "NoNewPrivileges" },
+    { "result=34,init_fails=1,quiet=1", NULL, CAIRN_ERR_IO, "LD_LIBRARY_PATH" },
+    { "result=46,open_fails=1,quiet=1", NULL, CAIRN_ERR_IO, "nvidia-smi -c 0" },
+    { "result=2,open_fails=1,quiet=1", NULL, CAIRN_ERR_NO_MEMORY, "look at nvidia-smi" },
+    { "result=805,open_fails=1,quiet=1", NULL, CAIRN_ERR_IO, "control daemon" },
+    { "result=801,open_fails=1,quiet=1", NULL, CAIRN_ERR_IO, "does not have it" },
+    { "result=209,load_fails=1,quiet=1", NULL, CAIRN_ERR_UNSUPPORTED, "does not load the kernels" },
+    { "result=218,load_fails=1,quiet=1", NULL, CAIRN_ERR_UNSUPPORTED, "does not load the kernels" },
+    { "result=221,load_fails=1,quiet=1", NULL, CAIRN_ERR_IO, "libnvidia-ptxjitcompiler.so.1" },
 };
 
 TEST_EACH(a_card_that_is_not_to_be_had_is_refused_with_a_reason, 0,
@@ -35,6 +50,8 @@ TEST(without_a_driver_there_is_no_home)
     ck_assert_int_eq(cairn_home_open_cuda(NULL, &home, &why), CAIRN_ERR_NOT_FOUND);
     ck_assert_msg(strstr(why.text, "no CUDA driver") != NULL, "%s", why.text);
 }
+
+#define must(call) ck_assert_msg((call) == CAIRN_OK, "%s: %s", #call, why.text)
 
 static struct cairn_home *open_home(const char *options)
 {
@@ -61,8 +78,96 @@ TEST(a_full_card_refuses_memory_and_goes_on)
     cairn_home_close(home);
 }
 
-static const char *const failing[] = { "launch_fails=1,quiet=1", "ecc_at=3,quiet=1",
-                                       "lost_at=3,quiet=1" };
+TEST(what_was_opened_for_it_is_exported_by_segment_and_nothing_else_is)
+{
+    struct cairn_home *home = open_home("quiet=1");
+    struct cairn_home_memory shown, kept;
+    struct cairn_sentence why = { "" };
+    int fd = -1;
+    uint64_t bytes = 0;
+    struct stat stat;
+    must(cairn_home_memory_open_exportable(home, "a copy", CAIRN_SEGMENT_BYTES + 1, &shown, &why));
+    must(cairn_home_memory_open(home, "a plane", 1, &kept, &why));
+    ck_assert_uint_eq(cairn_home_memory_segments(&shown), 2);
+    const uint64_t free_before = cairn_home_free_bytes(home);
+    for (uint64_t i = 0; i < 2; i++) {
+        must(cairn_home_memory_export(&shown, i, &fd, &bytes, &why));
+        ck_assert(fstat(fd, &stat) == 0 && (uint64_t)stat.st_size == bytes);
+        ck_assert_uint_eq(bytes, i == 0 ? CAIRN_SEGMENT_BYTES : (uint64_t)2 << 20);
+        close(fd);
+    }
+    ck_assert_uint_eq(cairn_home_free_bytes(home), free_before);
+    ck_assert_int_eq(cairn_home_memory_export(&kept, 0, &fd, &bytes, &why), CAIRN_ERR_UNSUPPORTED);
+    ck_assert_msg(strstr(why.text, "only published copies are exported") != NULL, "%s", why.text);
+    cairn_home_memory_close(&shown);
+    cairn_home_memory_close(&kept);
+    cairn_home_close(home);
+}
+
+TEST(a_card_without_descriptors_exports_nothing_and_keeps_state)
+{
+    struct cairn_home *home = open_home("no_export=1,quiet=1");
+    struct cairn_home_memory memory;
+    struct cairn_sentence why = { "" };
+    ck_assert(!cairn_home_info(home)->exports);
+    ck_assert_int_eq(cairn_home_memory_open_exportable(home, "a copy", 1, &memory, &why),
+                     CAIRN_ERR_UNSUPPORTED);
+    ck_assert_msg(strstr(why.text, "a copy: Emulated card 0") != NULL, "%s", why.text);
+    must(cairn_home_memory_open(home, "a plane", 1, &memory, &why));
+    cairn_home_memory_close(&memory);
+    cairn_home_close(home);
+}
+
+/* ---- what a call fails with ---- */
+
+static const struct {
+    const char *options, *says;
+} refused_calls[] = {
+    { "result=1,call_fails=1,quiet=1", "a launch of zero failed on Emulated card 0" },
+    { "result=801,call_fails=1,quiet=1", "CUDA_ERROR_NOT_SUPPORTED" },
+    { "result=701,call_fails=1,quiet=1", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES" },
+    { "result=208,call_fails=1,quiet=1", "CUDA_ERROR_ALREADY_MAPPED" },
+};
+
+TEST_EACH(a_call_that_is_refused_fails_alone_and_the_home_goes_on, 0,
+          sizeof refused_calls / sizeof *refused_calls)
+{
+    struct cairn_home *home = open_home(refused_calls[_i].options);
+    struct cairn_home_memory memory;
+    struct cairn_home_stream *stream;
+    struct cairn_sentence why = { "" };
+    uint8_t seen[64];
+    must(cairn_home_memory_open(home, "a plane", sizeof seen, &memory, &why));
+    must(cairn_home_stream_open(home, &stream, &why));
+    struct cairn_work works[] = { { .kind = CAIRN_WORK_COPY }, { .kind = CAIRN_WORK_ZERO } };
+    memset(seen, 7, sizeof seen);
+    works[0].copy.to = memory.base;
+    works[0].copy.from = seen;
+    works[0].copy.bytes = works[1].zero.bytes = sizeof seen;
+    works[1].zero.at = memory.base;
+    must(cairn_home_run(stream, &works[0], 1, &why));
+    ck_assert_int_eq(cairn_home_run(stream, &works[1], 1, &why), CAIRN_ERR_IO);
+    ck_assert_msg(strstr(why.text, refused_calls[_i].says) != NULL, "%s", why.text);
+    must(cairn_home_run(stream, &works[1], 1, &why));
+    works[0].copy.to = seen;
+    works[0].copy.from = memory.base;
+    must(cairn_home_run(stream, &works[0], 1, &why));
+    for (size_t i = 0; i < sizeof seen; i++) ck_assert_uint_eq(seen[i], 0);
+    cairn_home_stream_close(stream);
+    cairn_home_memory_close(&memory);
+    cairn_home_close(home);
+}
+
+static const char *const failing[] = {
+    "launch_fails=1,quiet=1",
+    "ecc_at=3,quiet=1",
+    "lost_at=3,quiet=1",
+    "result=700,launch_fails=1,quiet=1",
+    "result=702,launch_fails=1,quiet=1",
+    "result=226,launch_fails=1,quiet=1",
+    "result=810,launch_fails=1,quiet=1",
+    "result=12345,launch_fails=1,quiet=1", /* of a driver to come */
+};
 
 TEST_EACH(a_card_that_failed_says_the_same_for_ever, 0, sizeof failing / sizeof *failing)
 {

@@ -1,6 +1,8 @@
 /* Calls: the driver, its devices, contexts, and the names of errors. */
 #include "tests/gpu/emulator/calls.h"
 
+#include "gpu/cuda/result.h"
+
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -65,8 +67,9 @@ static enum emulator_result begin(unsigned flags)
     if (flags != 0) return EMULATOR_INVALID_VALUE;
     if (begun_by != 0 && begun_by != getpid()) return EMULATOR_NOT_INITIALIZED;
     if (emulator_options.devices == 0) return EMULATOR_NO_DEVICE;
-    begun_by = getpid();
-    return EMULATOR_OK;
+    const enum emulator_result result = emulator_fault_call(&emulator_options.init_fails);
+    if (result == EMULATOR_OK) begun_by = getpid();
+    return result;
 }
 
 int cuInit(unsigned flags)
@@ -86,26 +89,12 @@ int cuDriverGetVersion(int *version_out)
 static const struct {
     int result;
     const char *name;
-} errors[] = {
-    { 0, "CUDA_SUCCESS" },
-    { 1, "CUDA_ERROR_INVALID_VALUE" },
-    { 2, "CUDA_ERROR_OUT_OF_MEMORY" },
-    { 3, "CUDA_ERROR_NOT_INITIALIZED" },
-    { 100, "CUDA_ERROR_NO_DEVICE" },
-    { 101, "CUDA_ERROR_INVALID_DEVICE" },
-    { 200, "CUDA_ERROR_INVALID_IMAGE" },
-    { 201, "CUDA_ERROR_INVALID_CONTEXT" },
-    { 214, "CUDA_ERROR_ECC_UNCORRECTABLE" },
-    { 304, "CUDA_ERROR_OPERATING_SYSTEM" },
-    { 400, "CUDA_ERROR_INVALID_HANDLE" },
-    { 500, "CUDA_ERROR_NOT_FOUND" },
-    { 600, "CUDA_ERROR_NOT_READY" },
-    { 700, "CUDA_ERROR_ILLEGAL_ADDRESS" },
-    { 712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED" },
-    { 713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED" },
-    { 719, "CUDA_ERROR_LAUNCH_FAILED" },
-    { 801, "CUDA_ERROR_NOT_SUPPORTED" },
-    { 999, "CUDA_ERROR_UNKNOWN" },
+} errors[] = { { 0, "CUDA_SUCCESS" },
+               { 3, "CUDA_ERROR_NOT_INITIALIZED" },
+               { 201, "CUDA_ERROR_INVALID_CONTEXT" },
+#define CAIRN_MEANING(name, number, breaks, advice) { number, "CUDA_ERROR_" #name },
+               CAIRN_MEANINGS(CAIRN_MEANING)
+#undef CAIRN_MEANING
 };
 
 int cuGetErrorName(int result, const char **name_out)
@@ -169,8 +158,10 @@ static enum emulator_result tell_attribute(int *value_out, int attribute, int de
     case CAIRN_CU_MULTIPROCESSOR_COUNT: *value_out = 4; return EMULATOR_OK;
     case CAIRN_CU_CAPABILITY_MAJOR: *value_out = 8; return EMULATOR_OK;
     case CAIRN_CU_CAPABILITY_MINOR: *value_out = 0; return EMULATOR_OK;
-    case CAIRN_CU_HAS_VIRTUAL_MEMORY:
-    case CAIRN_CU_HAS_POSIX_HANDLES: *value_out = 1; return EMULATOR_OK;
+    case CAIRN_CU_HAS_VIRTUAL_MEMORY: *value_out = 1; return EMULATOR_OK;
+    case CAIRN_CU_HAS_POSIX_HANDLES:
+        *value_out = emulator_options.no_export ? 0 : 1;
+        return EMULATOR_OK;
     default:
         emulator_say("nobody has asked for attribute %d before", attribute);
         return EMULATOR_INVALID_VALUE;
@@ -195,7 +186,9 @@ static enum emulator_result retain(struct CUctx_st **context_out, int device)
 {
     if (known(device) != EMULATOR_OK) return EMULATOR_INVALID_DEVICE;
     struct context *context = &contexts[device];
-    if (emulator_sticky((uint32_t)device) != EMULATOR_OK) return emulator_sticky((uint32_t)device);
+    enum emulator_result result = emulator_sticky((uint32_t)device);
+    if (result == EMULATOR_OK) result = emulator_fault_call(&emulator_options.open_fails);
+    if (result != EMULATOR_OK) return result;
     if (context->retained++ == 0) context->generation++;
     *context_out = (struct CUctx_st *)(uintptr_t)emulator_handle(
         EMULATOR_CONTEXT, context->generation, (uint32_t)device);

@@ -116,7 +116,9 @@ static const uint64_t the_library = (uint64_t)EMULATOR_LIBRARY << 56;
 
 static enum emulator_result load(struct CUlib_st **library_out, const void *image)
 {
+    const enum emulator_result result = emulator_fault_call(&emulator_options.load_fails);
     if (image == NULL) return EMULATOR_INVALID_VALUE;
+    if (result != EMULATOR_OK) return result;
     *library_out = (struct CUlib_st *)(uintptr_t)the_library;
     return EMULATOR_OK;
 }

@@ -9,10 +9,14 @@
  *   driver=N        the version (13000)
  *   alloc_fails=N   the n-th cuMemCreate from now on (1: the next) is out of memory
  *   launch_fails=N  the n-th launch fails when it runs; then all calls of that card do
+ *   result=N        what it fails with, instead; and so of those that follow, which break nothing:
+ *   init_fails=1    cuInit; open_fails=N: the n-th context; load_fails=1: the kernels; call_fails=N: the n-th
+ *                   call of a launch, which does not begin
  *   ecc_at=N        the n-th copy, fill or launch to run meets an ECC error; then all calls of that card fail
  *   lost_at=N       that one loses the card: a new context does not bring it back
  *   copy_rate=N     bytes a second; 0: as fast as it goes
  *   no_pinning=1    no host memory is pinned
+ *   no_export=1     the cards have no descriptors for memory
  *   count=1         misuse is counted, where else the process aborts
  *   quiet=1         nothing is said on stderr */
 #ifndef CAIRN_TESTS_GPU_EMULATOR_CONTROL_H

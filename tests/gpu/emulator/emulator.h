@@ -53,10 +53,12 @@ extern pthread_cond_t emulator_progress; /* an operation has ended */
 struct emulator_options {
     uint64_t seed, total, others; /* total, others: bytes */
     uint64_t alloc_fails, launch_fails, ecc_at,
-        lost_at;                       /* the n-th from now on, 1 is the next; 0: none */
-    uint64_t copy_rate;                /* bytes a second; 0: as fast as it goes */
-    uint64_t driver, devices;          /* 13000: 13.0 */
-    uint64_t no_pinning, count, quiet; /* count: what is misused is counted, and nothing aborts */
+        lost_at; /* the n-th from now on, 1 is the next; 0: none */
+    uint64_t result, init_fails, open_fails, load_fails, call_fails; /* control.h */
+    uint64_t copy_rate;       /* bytes a second; 0: as fast as it goes */
+    uint64_t driver, devices; /* 13000: 13.0 */
+    uint64_t no_pinning, no_export;
+    uint64_t count, quiet; /* count: what is misused is counted, and nothing aborts */
 };
 
 extern struct emulator_options emulator_options;
@@ -79,7 +81,8 @@ const char *emulator_words(void); /* the last of either */
 /* Counts towards a fault; what to return, or what the device has failed with. */
 enum emulator_result emulator_fault_alloc(void);
 enum emulator_result emulator_fault_launch(void);
-enum emulator_result emulator_fault_run(void); /* a copy or a launch, when it runs */
+enum emulator_result emulator_fault_call(uint64_t *left); /* an option: init_fails and its kin */
+enum emulator_result emulator_fault_run(void);            /* a copy or a launch, when it runs */
 /* The error that all calls of the device return from now on; 0: none. */
 enum emulator_result emulator_sticky(uint32_t device);
 void emulator_fail(uint32_t device, enum emulator_result result);

@@ -33,10 +33,16 @@ static uint64_t *option(const char *name, size_t length)
         { "launch_fails", &o->launch_fails },
         { "ecc_at", &o->ecc_at },
         { "lost_at", &o->lost_at },
+        { "result", &o->result },
+        { "init_fails", &o->init_fails },
+        { "open_fails", &o->open_fails },
+        { "load_fails", &o->load_fails },
+        { "call_fails", &o->call_fails },
         { "copy_rate", &o->copy_rate },
         { "driver", &o->driver },
         { "devices", &o->devices },
         { "no_pinning", &o->no_pinning },
+        { "no_export", &o->no_export },
         { "count", &o->count },
         { "quiet", &o->quiet },
     };
@@ -132,7 +138,14 @@ enum emulator_result emulator_fault_alloc(void)
 
 enum emulator_result emulator_fault_launch(void)
 {
-    return strikes(&emulator_options.launch_fails) ? EMULATOR_LAUNCH_FAILED : EMULATOR_OK;
+    if (!strikes(&emulator_options.launch_fails)) return EMULATOR_OK;
+    return emulator_options.result == 0 ? EMULATOR_LAUNCH_FAILED
+                                        : (enum emulator_result)emulator_options.result;
+}
+
+enum emulator_result emulator_fault_call(uint64_t *left)
+{
+    return strikes(left) ? (enum emulator_result)emulator_options.result : EMULATOR_OK;
 }
 
 enum emulator_result emulator_fault_run(void)

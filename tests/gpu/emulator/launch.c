@@ -18,7 +18,7 @@ struct launch_op {
     struct cairn_kernel_list
         list; /* a copy: the caller's is its own again when the launch returns */
     uint32_t blocks, first, stride; /* block i is (first + i * stride) mod blocks */
-    bool fails;
+    enum emulator_result fails;     /* with this, when it runs */
 };
 
 struct sink {
@@ -77,7 +77,7 @@ static enum emulator_result touch_launch(struct emulator_op *op, struct emulator
     const struct launch_op *launch = (const struct launch_op *)op;
     const struct cairn_kernel_list *list = &launch->list;
     struct sink sink = { touch, op->name, op->device, EMULATOR_OK };
-    if (launch->fails) return EMULATOR_LAUNCH_FAILED;
+    if (launch->fails != EMULATOR_OK) return launch->fails;
     add_range(&sink, list->items, list->count * launch->kernel->item_bytes, false);
     if (sink.result == EMULATOR_OK) launch->kernel->ranges(list, add_range, &sink);
     return sink.result;
@@ -133,6 +133,7 @@ enum emulator_result emulator_launch(uint64_t handle, const struct emulator_grid
     enum emulator_result result = judge(grid);
     if (result == EMULATOR_OK && (parameters == NULL || parameters[0] == NULL))
         result = EMULATOR_INVALID_VALUE;
+    if (result == EMULATOR_OK) result = emulator_fault_call(&emulator_options.call_fails);
     if (result != EMULATOR_OK) return result;
     if (grid->threads[0] != CAIRN_KERNEL_BLOCK_THREADS)
         emulator_complain("%s: blocks of %u threads, where all have %u", kernel->name,
@@ -149,7 +150,7 @@ enum emulator_result emulator_launch(uint64_t handle, const struct emulator_grid
     launch->first = (uint32_t)emulator_chance(launch->blocks);
     do launch->stride = 1 + (uint32_t)emulator_chance(launch->blocks);
     while (common_divisor(launch->stride, launch->blocks) != 1);
-    launch->fails = emulator_fault_launch() != EMULATOR_OK;
+    launch->fails = emulator_fault_launch();
     memcpy(&launch->list, parameters[0], sizeof launch->list);
     emulator_stream_put(slot, device, &launch->op, NULL);
     return EMULATOR_OK;
