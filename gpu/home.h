@@ -38,6 +38,8 @@ struct cairn_home_info {
     uint64_t total_bytes; /* of the device; 0 for `host` */
     uint8_t uuid[16];     /* of the device, or of the slice of one; all 0 for `host` */
     bool exports;         /* it has memory that other processes may map */
+    /* That a stream takes at its first run, of the device, and as many of host memory, pinned; 0: none. */
+    uint64_t stream_bytes;
 };
 
 /* ---- a home; any thread opens and closes, all others end first ---- */

@@ -56,7 +56,7 @@ static cairn_status add_shard(struct plan *plan, const struct cairn_layout *layo
     Cairn__MemoryTold *told = plan->list[shard] = &plan->told[shard];
     cairn_status status = cairn_shard_map_init(&map, layout, shard, plan->spec.chunk_leaves);
     if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for a map of the job");
-    status = cairn_need_of(&plan->spec, &map, plan->workers_max, NULL, &need, why);
+    status = cairn_need_of(&plan->spec, &map, plan->workers_max, false, NULL, &need, why);
     cairn_shard_map_release(&map);
     if (status != CAIRN_OK) return status;
     cairn__memory_told__init(told);

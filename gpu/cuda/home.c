@@ -3,6 +3,7 @@
 
 #include "gpu/cuda/cuda.h"
 #include "gpu/cuda/image.h"
+#include "gpu/cuda/stream.h"
 
 /* Addresses cost nothing: so many that planes which come and go leave gaps that are large enough. */
 #define SPACE_PER_MEMORY 4
@@ -218,7 +219,9 @@ cairn_status cairn_home_open_cuda(const char *device, struct cairn_home **home_o
     if (cuda == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a home");
     cuda->home = (struct cairn_home) {
         .kind = &kind,
-        .info = { .backend = "cuda", .works_best = WORKS_BEST },
+        .info = { .backend = "cuda",
+                  .works_best = WORKS_BEST,
+                  .stream_bytes = CAIRN_CUDA_STAGING_BYTES },
     };
     pthread_mutex_init(&cuda->lock, NULL);
     const cairn_status status = open_all(cuda, device, why);

@@ -2,8 +2,6 @@
 
 #include <stdlib.h>
 
-#define STAGING_BYTES (2 * CAIRN_CUDA_SLICES * CAIRN_CUDA_PLAN_BYTES)
-
 static int open_streams(struct cairn_cuda_stream *stream, const struct cairn_driver *driver)
 {
     int result = driver->cuStreamCreate(&stream->in, CAIRN_CU_STREAM_NON_BLOCKING);
@@ -67,12 +65,12 @@ cairn_status cairn_cuda_stream_begin(struct cairn_cuda_stream *stream, struct ca
     cairn_status status = cairn_cuda_enter(cuda, why);
     if (status != CAIRN_OK || stream->pinned != NULL) return status;
     uint8_t *pinned = NULL;
-    status = cairn_home_memory_open(&cuda->home, "a stream's staging", STAGING_BYTES,
+    status = cairn_home_memory_open(&cuda->home, "a stream's staging", CAIRN_CUDA_STAGING_BYTES,
                                     &stream->staging, why);
     if (status == CAIRN_OK)
-        status = cairn_cuda_check(cuda,
-                                  cuda->driver.cuMemAllocHost((void **)&pinned, STAGING_BYTES),
-                                  "pinning a stream's staging", why);
+        status = cairn_cuda_check(
+            cuda, cuda->driver.cuMemAllocHost((void **)&pinned, CAIRN_CUDA_STAGING_BYTES),
+            "pinning a stream's staging", why);
     stream->pinned = pinned;
     for (int i = 0; i < CAIRN_CUDA_SLICES && status == CAIRN_OK; i++)
         status = open_plan(stream, i, why);

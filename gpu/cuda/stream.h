@@ -13,6 +13,8 @@
 #include "gpu/cuda/plan.h"
 
 #define CAIRN_CUDA_SLICES 3
+/* Of the card, and of pinned host memory: what goes in, and what comes out. */
+#define CAIRN_CUDA_STAGING_BYTES (2 * CAIRN_CUDA_SLICES * CAIRN_CUDA_PLAN_BYTES)
 
 struct cairn_cuda_slice {
     struct cairn_cuda_plan plan;

@@ -29,9 +29,13 @@ static cairn_status open_home(struct cairn_shard *shard, const char *device,
 static void say(struct cairn_shard *shard)
 {
     const struct cairn_home_info *info = cairn_home_info(shard->device.home);
-    cairn_log_info("state lies on %s (%s), which has %llu bytes, %llu of them free", info->device,
-                   info->driver, (unsigned long long)info->total_bytes,
-                   (unsigned long long)cairn_home_free_bytes(shard->device.home));
+    cairn_log_info(
+        "state lies on %s (%s), which has %llu bytes, %llu of them free; %u streams stage "
+        "in up to %llu of these, and in as many of host memory, pinned",
+        info->device, info->driver, (unsigned long long)info->total_bytes,
+        (unsigned long long)cairn_home_free_bytes(shard->device.home),
+        cairn_compute_lanes(&shard->device),
+        (unsigned long long)cairn_compute_staging_left(&shard->device));
 }
 
 cairn_status cairn_device_open(struct cairn_shard *shard, const struct cairn_shard_options *options,

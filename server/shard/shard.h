@@ -56,9 +56,9 @@
 #include "server/shard/collect/tiles.h"
 #include "server/shard/job/admit.h"
 #include "server/shard/job/need.h"
+#include "server/shard/job/pass.h"
 #include "server/shard/job/terms.h"
 #include "server/shard/job/times.h"
-#include "server/shard/job/update.h"
 #include "server/shard/memory/arena.h"
 #include "server/shard/memory/plane.h"
 #include "server/shard/memory/release.h"
@@ -147,7 +147,9 @@ struct cairn_shard_job {
     struct cairn_layout *layout;
     struct cairn_form *forms; /* [map.extent_count] */
     struct cairn_chunk_table table;
-    struct cairn_compute *compute; /* borrowed: where its planes lie, and what works on them */
+    /* borrowed: that of the device if planes lie there, else the host's; works that take any memory go by it,
+     * all others by cairn_shard_job_home */
+    struct cairn_compute *compute;
 
     /* what it has */
     struct cairn_terms terms;

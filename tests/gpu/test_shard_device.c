@@ -79,6 +79,40 @@ TEST(a_job_that_does_not_fit_on_the_card_is_refused_with_both_numbers_and_the_sh
     scene_close(&scene);
 }
 
+TEST(what_a_job_takes_of_the_card_is_what_it_was_admitted_for)
+{
+    (void)open_scene("cuda");
+    scene_reshape_frozen(&scene, 4096, 2048); // 32 MiB of parameters, and no other plane
+    struct cairn_home *home = scene.shard->device.home;
+    const uint64_t before = cairn_home_free_bytes(home);
+    scene_create(&scene, 5, 1, 0, "");
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 5);
+    const uint64_t taken = before - cairn_home_free_bytes(home);
+    ck_assert_uint_eq(taken, scene.shard->jobs->memory.device);
+    ck_assert_uint_lt(taken, (uint64_t)48 << 20);
+    scene_close(&scene);
+}
+
+TEST(a_job_that_leaves_no_room_for_the_staging_of_streams_is_refused)
+{
+    char others[64];
+    const struct emulated card = open_scene("cuda");
+    const struct cairn_compute *device = &scene.shard->device;
+    scene_create(&scene, 5, 1, 0, "");
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 5);
+    const uint64_t staging = cairn_compute_staging_left(device);
+    ck_assert_uint_ge(staging, (uint64_t)cairn_compute_lanes(device) << 20);
+    snprintf(others, sizeof others, "others=%lluM",
+             (unsigned long long)((cairn_home_free_bytes(device->home) - staging / 2) >> 20));
+    emulated_set(&card, others);
+    scene_create(&scene, 6, 2, 0, ""); // in place of the first, which would fit
+    const struct scene_frame told = scene_hear(&scene, CAIRN_MSG_ERROR);
+    const Cairn__Error *error = (const Cairn__Error *)told.message;
+    ck_assert_int_eq(error->status, CAIRN_ERR_NO_MEMORY);
+    ck_assert_msg(strstr(error->text, " for staging") != NULL, "%s", error->text);
+    scene_close(&scene);
+}
+
 TEST(a_card_that_has_failed_refuses_every_job_with_its_sentence)
 {
     const struct emulated card = open_scene("cuda");

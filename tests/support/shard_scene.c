@@ -338,12 +338,24 @@ const void *scene_plane(const struct cairn_shard_job *job, enum cairn_plane plan
 {
     static uint8_t *copies[CAIRN_PLANES];
     struct cairn_sentence why;
-    const struct cairn_arena *arena = &job->planes.home[plane];
-    uint8_t *copy = realloc(copies[plane], arena->bytes + 1);
+    const struct cairn_shard_map *map = &job->table.map;
+    uint8_t *copy = realloc(copies[plane], map->elem_count * sizeof(float) + 1);
     ck_assert_ptr_nonnull(copy);
     copies[plane] = copy;
+    memset(copy, 0, map->elem_count * sizeof(float));
     struct cairn_works *works = cairn_compute_loop(job->compute);
-    cairn_works_copy(works, copy, arena->base, arena->bytes);
+    for (uint64_t c = 0; c < map->chunk_count; c++) {
+        const struct cairn_chunk_place place = cairn_shard_map_chunk(map, c);
+        const uint32_t extent = job->table.extent_of[c];
+        const void *at = cairn_planes_at(&job->planes, plane, extent, place.local_elem);
+        const struct cairn_form *form = &job->forms[extent];
+        const uint64_t first = map->extents[extent].local_elem;
+        if (at != NULL)
+            cairn_works_copy(works,
+                             copy + first * sizeof(float) +
+                                 cairn_form_bytes(form, plane, place.local_elem - first),
+                             at, (size_t)cairn_form_bytes(form, plane, place.elem_count));
+    }
     ck_assert_int_eq(cairn_works_run(works, &why), CAIRN_OK);
     return copy;
 }

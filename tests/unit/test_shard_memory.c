@@ -98,7 +98,7 @@ TEST(what_is_admitted_has_its_pages_and_gaps_have_none)
 {
     create();
     const struct cairn_shard_job *job = scene.shard->jobs;
-    const struct cairn_arena *home = job->planes.home;
+    const struct cairn_arena *home = job->planes.host;
     const struct cairn_arena *whole[] = { &home[CAIRN_PLANE_PARAM], &job->versions.copies[0].wire,
                                           &job->versions.copies[1].wire, &job->puts.arena };
     for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
@@ -119,7 +119,7 @@ TEST(no_two_streams_of_an_update_or_a_fold_collide)
 {
     create();
     const struct cairn_shard_job *job = scene.shard->jobs;
-    const struct cairn_arena *home = job->planes.home;
+    const struct cairn_arena *home = job->planes.host;
     const void *streams[] = { job->versions.copies[0].wire.base, home[CAIRN_PLANE_PARAM].base,
                               home[CAIRN_PLANE_EXP_AVG].base, home[CAIRN_PLANE_EXP_AVG_SQ].base,
                               home[CAIRN_PLANE_SUM].base };
@@ -359,7 +359,7 @@ TEST(who_waits_for_another_shard_s_turn_is_alive_and_then_goes_on)
     scene_hear(&scene, CAIRN_MSG_HEARTBEAT);
     scene_hear(&scene, CAIRN_MSG_HEARTBEAT);
     ck_assert_int_eq(scene.shard->jobs->state, CAIRN_JOB_LOADING);
-    ck_assert_uint_eq(resident(&scene.shard->jobs->planes.home[CAIRN_PLANE_PARAM]), 0);
+    ck_assert_uint_eq(resident(&scene.shard->jobs->planes.host[CAIRN_PLANE_PARAM]), 0);
     close(fd);
     ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 3);
 }

@@ -170,6 +170,14 @@ uint32_t cairn_compute_items_wanted(const struct cairn_compute *compute)
     return cairn_pool_thread_count(compute->pool) * cairn_home_info(compute->home)->works_best + 1;
 }
 
+uint64_t cairn_compute_staging_left(const struct cairn_compute *compute)
+{
+    uint64_t streams = 0;
+    for (uint32_t i = 0; i < compute->lane_count; i++)
+        streams += !atomic_load_explicit(&compute->lanes[i].works.has_run, memory_order_relaxed);
+    return streams * cairn_home_info(compute->home)->stream_bytes;
+}
+
 static struct cairn_works *beside(const struct cairn_compute *compute, uint32_t lane)
 {
     return &compute->lanes[compute->lane_count - LANES_BESIDE + lane].works;

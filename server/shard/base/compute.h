@@ -63,6 +63,8 @@ void cairn_compute_submit(struct cairn_run *run);
 uint32_t cairn_compute_lanes(const struct cairn_compute *compute);
 /* As many items as keep the home at work. */
 uint32_t cairn_compute_items_wanted(const struct cairn_compute *compute);
+/* Bytes of the device, and as many of host memory, that streams will take at their first list. */
+uint64_t cairn_compute_staging_left(const struct cairn_compute *compute);
 /* The list of the loop thread; what a caller added it also runs. */
 struct cairn_works *cairn_compute_loop(const struct cairn_compute *compute);
 

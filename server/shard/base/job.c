@@ -15,6 +15,11 @@ size_t cairn_shard_payload_max(const struct cairn_shard_job *job)
     return CAIRN_PAYLOAD_MAX(job->spec.group_count, job->spec.client_state_max);
 }
 
+struct cairn_compute *cairn_shard_job_home(const struct cairn_shard_job *job, uint64_t local_elem)
+{
+    return local_elem < job->planes.host_from ? &job->shard->device : &job->shard->host;
+}
+
 void cairn_shard_job_busy(struct cairn_shard_job *job)
 {
     job->busy++;

@@ -36,6 +36,7 @@ void cairn_works_close(struct cairn_works *works)
 static void run_list(void *arg)
 {
     struct cairn_works *works = arg;
+    atomic_store_explicit(&works->has_run, true, memory_order_relaxed);
     works->status = cairn_home_run(works->stream, works->list, works->count, &works->why);
 }
 

@@ -7,6 +7,8 @@
 #ifndef CAIRN_SHARD_BASE_WORKS_H
 #define CAIRN_SHARD_BASE_WORKS_H
 
+#include <stdatomic.h>
+
 #include "gpu/home.h"
 #include "server/core/step.h"
 
@@ -24,6 +26,7 @@ struct cairn_works {
     uint8_t *scratch; /* [CAIRN_WORKS_SCRATCH_BYTES]; NULL if in_place */
     uint32_t count, capacity;
     size_t scratch_used;
+    atomic_bool has_run; /* some list: the stream has its staging */
     /* since the last cairn_works_run */
     cairn_status status;
     const void *failed_at; /* where a guarded work met a missing page; NULL: nowhere */

@@ -80,6 +80,8 @@ struct cairn_collector_hands {
     void *(*slot_memory)(struct cairn_collector *collector, uint32_t slot);
     /* Nobody reads that memory any more. May be NULL. */
     void (*slot_memory_back)(struct cairn_slot *slot);
+    /* What makes the sum of a chunk, which is the core's number: what works where the sum lies. */
+    struct cairn_compute *(*compute)(const struct cairn_collector *collector, uint32_t chunk);
     /* The fold's sum gets its place. False: there is none yet; the hands keep the fold, and give it to
      * cairn_fold_submit, or to cairn_fold_drop, when there is. */
     bool (*fold_place)(struct cairn_fold *fold);
@@ -100,7 +102,6 @@ struct cairn_collector_hands {
 struct cairn_collector {
     const struct cairn_collector_hands *hands; /* static */
     struct cairn_shard_job *job;               /* borrowed */
-    struct cairn_compute *compute;             /* borrowed: what makes the sums */
     const struct cairn_chunk_table *table;     /* borrowed: the part that is collected for */
     const char *shard_name;                    /* borrowed: whose part it is */
     struct cairn_step *step;                   /* owned: the core */
@@ -123,7 +124,6 @@ struct cairn_collector {
 struct cairn_collector_options {
     const struct cairn_collector_hands *hands;
     struct cairn_shard_job *job;
-    struct cairn_compute *compute;
     const struct cairn_chunk_table *table;
     const char *shard_name;
     /* given to cairn_step_init */

@@ -85,7 +85,7 @@ void cairn_fold_begin(struct cairn_collector *collector, const struct cairn_step
     assert(fold != NULL); // one fold a chunk, and each has a slot
     collector->folds_free = fold->next;
     *fold = (struct cairn_fold) {
-        .run = { .compute = collector->compute,
+        .run = { .compute = collector->hands->compute(collector, action->chunk),
                  .item_count = 1,
                  .describe = describe,
                  .done = done },

@@ -33,17 +33,27 @@ static cairn_status judge_form(const struct cairn_job_spec_data *spec, size_t nu
     return CAIRN_OK;
 }
 
+/* Its part on a device: device_bytes [CAIRN_PLANES] so far. The rest: state. */
+static void add_planes(const struct cairn_local_extent *extent, const struct cairn_form *form,
+                       struct cairn_need *need, uint64_t *device_bytes)
+{
+    const uint64_t before = cairn_extent_before(extent, need->host_from);
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) {
+        (void)cairn_plane_place(form, p, before, &device_bytes[p]);
+        need->memory.state += cairn_form_bytes(form, p, extent->elem_count - before);
+    }
+}
+
 /* Adds an extent to the sums; returns the elements of its largest chunk. */
 static uint64_t add_extent(const struct cairn_shard_map *map, size_t number,
-                           struct cairn_form *form, struct cairn_need *need)
+                           struct cairn_form *form, struct cairn_need *need, uint64_t *device_bytes)
 {
     const struct cairn_local_extent *extent = &map->extents[number];
     const uint64_t elems = extent->elem_count;
     const uint64_t chunk_elems = (uint64_t)map->chunk_leaves * CAIRN_LEAF_ELEMS;
     form->wire_byte = cairn_published_place(map, number, cairn_dtype_bytes((int)form->wire),
                                             &need->wire_bytes);
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++)
-        need->memory.state += cairn_form_bytes(form, p, elems);
+    add_planes(extent, form, need, device_bytes);
     if (form->trained) need->step.chunk_count += (uint32_t)extent->chunk_count;
     return chunk_elems < elems ? chunk_elems : elems;
 }
@@ -76,6 +86,7 @@ static void size(struct cairn_need *need, const struct cairn_shard_map *map,
     need->worker_staging_bytes = cairn_reply_bytes(need->reply_bytes);
     need->memory = (struct cairn_memory) {
         .state = need->memory.state,
+        .device = need->memory.device,
         .published = 2 * need->wire_bytes,
         .staging = (uint64_t)need->put_max * need->put_bytes,
         .tables = table_bytes(need, map),
@@ -83,12 +94,13 @@ static void size(struct cairn_need *need, const struct cairn_shard_map *map,
 }
 
 cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
-                           const struct cairn_shard_map *map, uint32_t member_max,
+                           const struct cairn_shard_map *map, uint32_t member_max, bool has_device,
                            struct cairn_form *forms_out, struct cairn_need *need_out,
                            struct cairn_sentence *why)
 {
-    uint64_t chunk_elems_max = 0;
+    uint64_t chunk_elems_max = 0, device_bytes[CAIRN_PLANES] = { 0 };
     struct cairn_need need = {
+        .host_from = has_device ? map->elem_count : 0,
         .wire_bytes = CAIRN_PUBLISHED_PAGE_BYTES,
         .step = { .window = spec->window,
                   .member_max = member_max,
@@ -99,20 +111,16 @@ cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
         struct cairn_form one, *form = forms_out != NULL ? &forms_out[i] : &one;
         cairn_status status = judge_form(spec, map->extents[i].tensor, form, why);
         if (status != CAIRN_OK) return status;
-        const uint64_t elems = add_extent(map, i, form, &need);
+        const uint64_t elems = add_extent(map, i, form, &need, device_bytes);
         if (elems > chunk_elems_max) chunk_elems_max = elems;
     }
     if (cairn_step_bytes(&need.step) == 0 || member_max > CAIRN_SPEC_WORKERS_MAX) {
         return cairn_fail(why, CAIRN_ERR_INVALID, "%u members with a window of %u chunks",
                           member_max, spec->window);
     }
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++)
+        need.memory.device += ALIGN_UP(device_bytes[p], CAIRN_PLANE_UNIT_BYTES);
     size(&need, map, chunk_elems_max);
     *need_out = need;
     return CAIRN_OK;
-}
-
-void cairn_need_on_device(struct cairn_need *need)
-{
-    need->memory.device = need->memory.state;
-    need->memory.state = 0;
 }

@@ -16,8 +16,9 @@ struct cairn_memory {
     uint64_t landing;   /* of the workers that are there: their chunks in flight */
     uint64_t staging;   /* puts, writes, replies, snapshots, and what a relay keeps */
     uint64_t tables;    /* what is known of chunks, slots and tiles */
-    uint64_t
-        device; /* of a device's memory: the state, if it lies there; the others are the host's */
+    /* of a device's memory, what of the state lies there: as much as the planes take of it, with what no
+     * element uses (memory/plane.h); all others are the host's */
+    uint64_t device;
 };
 
 struct cairn_need {
@@ -27,6 +28,7 @@ struct cairn_need {
     /* where these come from */
     struct cairn_step_config step;
     uint64_t wire_bytes; /* of a published copy */
+    uint64_t host_from;  /* local elements from there on lie in host memory: memory/plane.h */
     uint32_t slot_count, put_max;
     size_t slot_bytes, put_bytes, reply_bytes;
 };
@@ -35,15 +37,12 @@ struct cairn_need {
 uint64_t cairn_memory_sum(const struct cairn_memory *memory);
 
 /* Of a job that at most member_max workers join at a time, of a spec that cairn_spec_check took. forms_out:
- * [map->extent_count], zeroed; NULL: not wanted. CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_INVALID: what the spec says
- * is not possible. */
+ * [map->extent_count], zeroed; NULL: not wanted. has_device: the shard's state lies on a device.
+ * CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_INVALID: what the spec says is not possible. */
 CAIRN_MUST_CHECK cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
                                             const struct cairn_shard_map *map, uint32_t member_max,
-                                            struct cairn_form *forms_out,
+                                            bool has_device, struct cairn_form *forms_out,
                                             struct cairn_need *need_out,
                                             struct cairn_sentence *why);
-
-/* The state lies on a device. */
-void cairn_need_on_device(struct cairn_need *need);
 
 #endif

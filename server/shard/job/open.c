@@ -64,16 +64,27 @@ static cairn_status decode_map(struct cairn_shard_job *job, const Cairn__JobCrea
     return CAIRN_OK;
 }
 
+/* As many as keep all homes at work that it has chunks in. */
+static uint32_t folds_wanted(const struct cairn_shard_job *job, const struct cairn_need *need)
+{
+    uint32_t wanted = 0;
+    if (need->host_from > 0) wanted += cairn_compute_items_wanted(&job->shard->device);
+    if (need->host_from < job->table.map.elem_count || wanted == 0)
+        wanted += cairn_compute_items_wanted(&job->shard->host);
+    return wanted;
+}
+
 static cairn_status make_forms(struct cairn_shard_job *job, uint32_t member_max,
                                struct cairn_need *need, struct cairn_sentence *why)
 {
     job->forms = calloc(job->table.map.extent_count + 1, sizeof *job->forms);
     if (job->forms == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
-    cairn_status status = cairn_need_of(&job->spec, &job->table.map, member_max, job->forms, need,
-                                        why);
+    struct cairn_shard *shard = job->shard;
+    cairn_status status = cairn_need_of(&job->spec, &job->table.map, member_max,
+                                        shard->device.home != NULL, job->forms, need, why);
     if (status != CAIRN_OK) return status;
-    if (!cairn_compute_is_host(job->compute)) cairn_need_on_device(need);
-    need->step.folds_wanted = cairn_compute_items_wanted(job->compute);
+    if (need->host_from > 0) job->compute = &shard->device;
+    need->step.folds_wanted = folds_wanted(job, need);
     job->landing.slot_bytes = need->slot_bytes;
     job->puts.max = need->put_max;
     job->puts.bytes = need->put_bytes;
@@ -152,18 +163,22 @@ static cairn_status judge_device(const struct cairn_shard_job *job, const struct
 {
     struct cairn_home *home = job->compute->home;
     const uint64_t free_bytes = cairn_home_free_bytes(home);
+    const uint64_t staging = cairn_compute_staging_left(job->compute);
     struct cairn_home_memory probe = { 0 };
-    if (need->memory.device <= free_bytes) return CAIRN_OK;
+    if (need->memory.device == 0) return CAIRN_OK;
+    if (need->memory.device <= free_bytes && staging <= free_bytes - need->memory.device)
+        return CAIRN_OK;
     const cairn_status status = cairn_home_memory_open(home, "probe", 1, &probe, why);
     cairn_home_memory_close(&probe);
     if (status == CAIRN_ERR_IO)
         return status; // nothing is free on a device that has failed: it says why
     return cairn_fail(
         why, CAIRN_ERR_NO_MEMORY,
-        "job %s needs %llu bytes of %s for its state here, and %llu of its %llu are free; and %llu "
-        "bytes of host memory, of which %llu of memory.limit are free",
+        "job %s needs %llu bytes of %s for its state here, and streams %llu for staging; %llu of "
+        "its %llu are free; and %llu bytes of host memory, of which %llu of memory.limit are free",
         job->spec.name, (unsigned long long)need->memory.device, cairn_home_info(home)->device,
-        (unsigned long long)free_bytes, (unsigned long long)cairn_home_info(home)->total_bytes,
+        (unsigned long long)staging, (unsigned long long)free_bytes,
+        (unsigned long long)cairn_home_info(home)->total_bytes,
         (unsigned long long)least_bytes(job, need),
         (unsigned long long)(job->shard->memory.budget.limit_bytes -
                              job->shard->memory.budget.used_bytes));
@@ -199,7 +214,7 @@ static cairn_status open_arenas(struct cairn_shard_job *job, const struct cairn_
                                 struct cairn_sentence *why)
 {
     cairn_status status = cairn_planes_open(&job->planes, &job->table.map, job->forms,
-                                            job->compute->home, why);
+                                            job->shard->device.home, need->host_from, why);
     if (status == CAIRN_OK) status = cairn_published_open(job, need->wire_bytes, why);
     if (status != CAIRN_OK) return status;
     status = cairn_arena_open_scratch("puts", (uint64_t)job->puts.max * job->puts.bytes,
@@ -248,7 +263,7 @@ cairn_status cairn_shard_job_open(struct cairn_shard *shard, const Cairn__JobCre
     struct cairn_shard_job *job = calloc(1, sizeof *job);
     if (job == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
     job->shard = shard;
-    job->compute = shard->device.home != NULL ? &shard->device : &shard->host;
+    job->compute = &shard->host;
     job->number = message->job;
     job->generation = message->generation;
     job->base_step = message->step;

@@ -218,6 +218,12 @@ static bool fold_sources(const struct cairn_fold *fold, uint32_t stage, struct c
     return false;
 }
 
+static struct cairn_compute *home_of(const struct cairn_collector *collector, uint32_t chunk)
+{
+    return cairn_shard_job_home(collector->job,
+                                cairn_chunk_table_place(collector->table, chunk).local_elem);
+}
+
 static void fold_done(struct cairn_fold *fold)
 {
     fold->collector->job->pass.summed[fold->chunk] = fold->likely_last;
@@ -247,6 +253,7 @@ static const struct cairn_collector_hands own_part = {
     .send = send_as_owner,
     .judge_piece = judge_piece,
     .slot_memory = landing_slot,
+    .compute = home_of,
     .fold_place = fold_place,
     .fold = fold_sources,
     .fold_done = fold_done,
@@ -268,7 +275,6 @@ cairn_status cairn_own_open(struct cairn_shard_job *job, const struct cairn_step
         &job->collector, &(struct cairn_collector_options) {
                              .hands = &own_part,
                              .job = job,
-                             .compute = job->compute,
                              .table = &job->table,
                              .shard_name = job->shard->name,
                              .step = config,

@@ -1,15 +1,14 @@
 /* The arithmetic of a round behind its folds (own.c), on the compute pool: the sums, the update, the first
  * publish.
  *
- * A FOLD works on one chunk's sum; the passes (REDUCE, UPDATE, the seal) take a chunk an item. The round
- * machine never asks for two things of one chunk at a time, nor for a pass while anything runs.
+ * A FOLD works on one chunk's sum; the passes (pass.h: REDUCE, UPDATE, the seal) take a chunk an item. The
+ * round machine never asks for two things of one chunk at a time, nor for a pass while anything runs.
  *
  * An update goes through memory twice: the folds write the sums, the UPDATE reads them (8 of 38 bytes an
  * element, with bf16 on the wire). One pass would overwrite parameters before the decision, which
  * comes after all chunks of all shards even without a clip and where non-finite sums are applied: until
  * then a worker may die and the round be abandoned, and the parameters must be those before it. */
 #include <assert.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "server/shard/job/own.h"
@@ -18,37 +17,6 @@
 #include "server/shard/shard.h"
 #include "server/shard/state/pin.h"
 #include "server/shard/state/write.h"
-
-/* A pass over so few takes some 10 us; a thread to be woken, and to wake the loop, takes as long. */
-#define SMALL_ELEMS 16384
-/* From here on nothing of a pass is in a cache when the next one comes to it, by measurement. */
-#define FAR_ELEMS ((uint64_t)4 << 20)
-
-cairn_status cairn_pass_open(struct cairn_shard_job *job, const struct cairn_chunk_table *table)
-{
-    struct cairn_pass *pass = &job->pass;
-    const size_t trained = table->trained_count;
-    pass->table = table;
-    pass->is_small = table->map.elem_count <= SMALL_ELEMS && cairn_compute_is_host(job->compute);
-    pass->is_far = table->map.elem_count >= FAR_ELEMS;
-    pass->zero = calloc(trained + 1, sizeof *pass->zero);
-    pass->sums = calloc(cairn_compute_lanes(job->compute), sizeof *pass->sums);
-    pass->chunk_sums = calloc(trained + 1, sizeof *pass->chunk_sums);
-    pass->summed = calloc(trained + 1, sizeof *pass->summed);
-    pass->scalars = calloc(job->spec.group_count + 1, sizeof *pass->scalars);
-    const bool have = pass->zero != NULL && pass->sums != NULL && pass->chunk_sums != NULL &&
-                      pass->summed != NULL && pass->scalars != NULL;
-    return have ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
-}
-
-void cairn_pass_close(struct cairn_shard_job *job)
-{
-    free(job->pass.zero);
-    free(job->pass.sums);
-    free(job->pass.chunk_sums);
-    free(job->pass.summed);
-    free(job->pass.scalars);
-}
 
 static struct cairn_chunk_place place_of(const struct cairn_shard_job *job, uint64_t chunk)
 {
@@ -63,44 +31,6 @@ static float *plane_at(const struct cairn_shard_job *job, enum cairn_plane plane
                            place->local_elem);
 }
 
-static struct cairn_shard_job *job_of_pass(struct cairn_run *run)
-{
-    return (struct cairn_shard_job *)((char *)run - offsetof(struct cairn_shard_job, pass.run));
-}
-
-/* What the passes do differently. */
-struct cairn_pass_kind {
-    bool (*describe)(struct cairn_run *run, uint32_t item, uint32_t stage,
-                     struct cairn_works *works);
-    void (*conclude)(struct cairn_run *run, uint32_t item, uint32_t thread);
-    void (*done)(struct cairn_shard_job *job); /* of one that did not fail */
-};
-
-/* One that failed has stopped the job: nothing of it is told or published. */
-static void pass_done(struct cairn_run *run)
-{
-    struct cairn_shard_job *job = job_of_pass(run);
-    if (!cairn_shard_job_run_failed(job, run)) job->pass.kind->done(job);
-    cairn_shard_job_idle(job);
-}
-
-static void submit_pass(struct cairn_shard_job *job, uint32_t item_count,
-                        const struct cairn_pass_kind *kind)
-{
-    memset(job->pass.sums, 0, cairn_compute_lanes(job->compute) * sizeof *job->pass.sums);
-    job->pass.kind = kind;
-    job->pass.run = (struct cairn_run) {
-        .task.is_small = job->pass.is_small,
-        .compute = job->compute,
-        .item_count = item_count,
-        .describe = kind->describe,
-        .conclude = kind->conclude,
-        .done = pass_done,
-    };
-    cairn_shard_job_busy(job);
-    cairn_compute_submit(&job->pass.run);
-}
-
 /* ---- reduce ---- */
 
 void cairn_pass_zero(struct cairn_shard_job *job, uint32_t chunk)
@@ -111,18 +41,18 @@ void cairn_pass_zero(struct cairn_shard_job *job, uint32_t chunk)
 static bool describe_reduce(struct cairn_run *run, uint32_t item, uint32_t stage,
                             struct cairn_works *works)
 {
-    const struct cairn_shard_job *job = job_of_pass(run);
-    const uint32_t chunk = job->pass.table->trained[item];
+    const struct cairn_shard_job *job = cairn_pass_job(run);
+    const uint32_t trained = cairn_pass_trained(run, item), chunk = cairn_pass_chunk(run, item);
     const struct cairn_chunk_place place = place_of(job, chunk);
     float *acc = plane_at(job, CAIRN_PLANE_SUM, chunk, &place);
-    struct cairn_sums *sums = &job->pass.chunk_sums[item];
+    struct cairn_sums *sums = &job->pass.chunk_sums[trained];
     (void)stage;
-    if (job->pass.zero[item] || !job->pass.summed[item]) *sums = (struct cairn_sums) { 0 };
-    if (job->pass.zero[item]) { // and adds nothing
+    if (job->pass.zero[trained] || !job->pass.summed[trained]) *sums = (struct cairn_sums) { 0 };
+    if (job->pass.zero[trained]) { // and adds nothing
         struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_ZERO);
         work->zero.at = acc;
         work->zero.bytes = (size_t)place.elem_count * sizeof *acc;
-    } else if (!job->pass.summed[item]) {
+    } else if (!job->pass.summed[trained]) {
         cairn_works_add(works, CAIRN_WORK_FOLD_SUMS)->fold_sums = (struct cairn_leaf_fold) {
             .acc = acc,
             .geometry = &job->pass.table->map.layout->geometry[place.tensor],
@@ -136,12 +66,12 @@ static bool describe_reduce(struct cairn_run *run, uint32_t item, uint32_t stage
 
 static void conclude_reduce(struct cairn_run *run, uint32_t item, uint32_t thread)
 {
-    const struct cairn_pass *pass = &job_of_pass(run)->pass;
-    const struct cairn_sums *sums = &pass->chunk_sums[item];
-    cairn_status status = cairn_exact_add(&pass->sums[thread].sum_squares, &sums->sum_squares);
+    const struct cairn_pass_part *part = (const struct cairn_pass_part *)run;
+    const struct cairn_sums *sums = &part->job->pass.chunk_sums[cairn_pass_trained(run, item)];
+    cairn_status status = cairn_exact_add(&part->sums[thread].sum_squares, &sums->sum_squares);
     assert(status == CAIRN_OK);
     (void)status;
-    pass->sums[thread].nonfinite += sums->nonfinite;
+    part->sums[thread].nonfinite += sums->nonfinite;
 }
 
 /* What a pass left that is not finite: mostly nothing, and then no chunk is looked at. */
@@ -158,13 +88,7 @@ static struct cairn_results collect_nonfinite(const struct cairn_shard_job *job,
 
 static void reduce_done(struct cairn_shard_job *job)
 {
-    struct cairn_step_sums sums = { 0 };
-    for (uint32_t i = 0; i < cairn_compute_lanes(job->compute); i++) {
-        cairn_status status = cairn_exact_add(&sums.sum_squares, &job->pass.sums[i].sum_squares);
-        assert(status == CAIRN_OK); // 2^74 leaves would fit
-        (void)status;
-        sums.nonfinite += job->pass.sums[i].nonfinite;
-    }
+    struct cairn_step_sums sums = cairn_pass_sums(job);
     job->pass.gradients = collect_nonfinite(job, sums.nonfinite);
     cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_SUMMED, .sums = &sums });
 }
@@ -172,7 +96,7 @@ static void reduce_done(struct cairn_shard_job *job)
 void cairn_pass_reduce(struct cairn_shard_job *job)
 {
     static const struct cairn_pass_kind reduce = { describe_reduce, conclude_reduce, reduce_done };
-    submit_pass(job, job->pass.table->trained_count, &reduce);
+    cairn_pass_submit(job, true, false, &reduce);
 }
 
 /* ---- update ---- */
@@ -242,30 +166,31 @@ static void refresh_frozen(struct cairn_works *works, const struct cairn_shard_j
 static bool describe_write(struct cairn_run *run, uint32_t item, uint32_t stage,
                            struct cairn_works *works)
 {
-    struct cairn_shard_job *job = job_of_pass(run);
-    const struct cairn_chunk_place place = place_of(job, item);
+    struct cairn_shard_job *job = cairn_pass_job(run);
+    const uint32_t chunk = cairn_pass_chunk(run, item);
+    const struct cairn_chunk_place place = place_of(job, chunk);
     (void)stage;
-    const void *param = cairn_write_apply(works, job, item, &place);
-    if (param == NULL) param = plane_at(job, CAIRN_PLANE_PARAM, item, &place);
-    publish_from(works, param, job, &job->versions.copies[job->versions.writing], item, &place);
+    const void *param = cairn_write_apply(works, job, chunk, &place);
+    if (param == NULL) param = plane_at(job, CAIRN_PLANE_PARAM, chunk, &place);
+    publish_from(works, param, job, &job->versions.copies[job->versions.writing], chunk, &place);
     return false;
 }
 
 static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage,
                             struct cairn_works *works)
 {
-    struct cairn_shard_job *job = job_of_pass(run);
+    struct cairn_shard_job *job = cairn_pass_job(run);
     struct cairn_published *next = &job->versions.copies[job->versions.writing];
     (void)stage;
-    if (item >= job->pass.table->trained_count) {
-        refresh_frozen(works, job, next, item - job->pass.table->trained_count);
+    const uint32_t trained = cairn_pass_trained(run, item), chunk = cairn_pass_chunk(run, item);
+    if (trained == CAIRN_PASS_NOT_TRAINED) {
+        refresh_frozen(works, job, next, chunk);
         return false;
     }
-    const uint32_t chunk = job->pass.table->trained[item];
     const struct cairn_chunk_place place = place_of(job, chunk);
     const struct cairn_form *form = &job->forms[job->pass.table->extent_of[chunk]];
     const struct cairn_group_scalars *scalars = &job->pass.scalars[form->group];
-    job->pass.chunk_sums[item].nonfinite = 0; // the decision has come: free again
+    job->pass.chunk_sums[trained].nonfinite = 0; // the decision has come: free again
     // A prepared shard has seen the opening of the round that is decided: job->frozen is that round's.
     if ((scalars->flags & CAIRN_SCALAR_FROZEN) != 0 || job->frozen.tensors[place.tensor]) {
         publish_chunk(works, job, next, chunk, &place);
@@ -283,23 +208,22 @@ static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage
         .far = job->pass.is_far,
     };
     work->update.scalars = scalars;
-    work->update.nonfinite = &job->pass.chunk_sums[item].nonfinite;
+    work->update.nonfinite = &job->pass.chunk_sums[trained].nonfinite;
     next->checksums[chunk] = 0;
     return false;
 }
 
 static void conclude_update(struct cairn_run *run, uint32_t item, uint32_t thread)
 {
-    const struct cairn_pass *pass = &job_of_pass(run)->pass;
-    if (item < pass->table->trained_count)
-        pass->sums[thread].nonfinite += pass->chunk_sums[item].nonfinite;
+    const struct cairn_pass_part *part = (const struct cairn_pass_part *)run;
+    const uint32_t trained = cairn_pass_trained(run, item);
+    if (trained != CAIRN_PASS_NOT_TRAINED)
+        part->sums[thread].nonfinite += part->job->pass.chunk_sums[trained].nonfinite;
 }
 
 static void collect_results(struct cairn_shard_job *job)
 {
-    uint64_t any = 0;
-    for (uint32_t i = 0; i < cairn_compute_lanes(job->compute); i++)
-        any += job->pass.sums[i].nonfinite;
+    const uint64_t any = cairn_pass_sums(job).nonfinite;
     job->pass.results = collect_nonfinite(job, any);
     if (any == 0) return;
     char tensors[CAIRN_RESULTS_BYTES];
@@ -336,11 +260,10 @@ static void begin_update(struct cairn_shard_job *job)
     const struct cairn_published *next = &job->versions.copies[job->versions.writing];
     job->pass.update_waits = false;
     cairn_times_updating(job);
-    const uint32_t all = (uint32_t)job->pass.table->map.chunk_count;
     if (job->pass.update_writes)
-        submit_pass(job, all, &write);
+        cairn_pass_submit(job, false, true, &write);
     else
-        submit_pass(job, job->pass.table->trained_count + (next->stale ? all : 0), &update);
+        cairn_pass_submit(job, true, next->stale, &update);
 }
 
 void cairn_pass_update(struct cairn_shard_job *job, const struct cairn_decision *decision)
@@ -373,13 +296,14 @@ void cairn_pass_copies_ended(struct cairn_shard_job *job)
 static bool describe_seal(struct cairn_run *run, uint32_t item, uint32_t stage,
                           struct cairn_works *works)
 {
-    struct cairn_shard_job *job = job_of_pass(run);
-    const struct cairn_chunk_place place = place_of(job, item);
+    struct cairn_shard_job *job = cairn_pass_job(run);
+    const uint32_t chunk = cairn_pass_chunk(run, item);
+    const struct cairn_chunk_place place = place_of(job, chunk);
     (void)stage;
-    publish_chunk(works, job, &job->versions.copies[0], item, &place);
+    publish_chunk(works, job, &job->versions.copies[0], chunk, &place);
     // Updates pass frozen tensors by, so both copies have them from the start.
-    if (!job->forms[job->pass.table->extent_of[item]].trained)
-        publish_chunk(works, job, &job->versions.copies[1], item, &place);
+    if (!job->forms[job->pass.table->extent_of[chunk]].trained)
+        publish_chunk(works, job, &job->versions.copies[1], chunk, &place);
     return false;
 }
 
@@ -402,5 +326,5 @@ void cairn_pass_seal(struct cairn_shard_job *job)
     static const struct cairn_pass_kind seal = { describe_seal, NULL, seal_done };
     assert(job->state == CAIRN_JOB_INITIALIZING || job->state == CAIRN_JOB_LOADING);
     job->state = CAIRN_JOB_SEALING;
-    submit_pass(job, (uint32_t)job->pass.table->map.chunk_count, &seal);
+    cairn_pass_submit(job, false, true, &seal);
 }

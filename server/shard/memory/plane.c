@@ -1,5 +1,7 @@
 #include "server/shard/memory/plane.h"
 
+#include <stdlib.h>
+
 #include "server/shard/shard.h"
 
 static const struct {
@@ -43,13 +45,34 @@ uint64_t cairn_form_bytes(const struct cairn_form *form, enum cairn_plane plane,
     return cairn_form_keeps(form, plane) ? elems * elem_bytes(form, plane) : 0;
 }
 
-/* ---- open and close ---- */
+/* ---- what is where ---- */
 
-static uint64_t bytes_kept(const struct cairn_planes *planes, enum cairn_plane plane)
+#define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
+
+uint64_t cairn_plane_place(const struct cairn_form *form, enum cairn_plane plane, uint64_t elems,
+                           uint64_t *end_bytes)
+{
+    const uint64_t begin = *end_bytes;
+    *end_bytes += ALIGN_UP(cairn_form_bytes(form, plane, elems), CAIRN_PLANE_ALIGN);
+    return begin;
+}
+
+uint64_t cairn_extent_before(const struct cairn_local_extent *extent, uint64_t local_elem)
+{
+    if (local_elem <= extent->local_elem) return 0;
+    const uint64_t before = local_elem - extent->local_elem;
+    return before < extent->elem_count ? before : extent->elem_count;
+}
+
+/* What the extents keep of a plane from a local element on. */
+static uint64_t bytes_kept(const struct cairn_planes *planes, enum cairn_plane plane, uint64_t from)
 {
     uint64_t bytes = 0;
-    for (size_t i = 0; i < planes->map->extent_count; i++)
-        bytes += cairn_form_bytes(&planes->forms[i], plane, planes->map->extents[i].elem_count);
+    for (size_t i = 0; i < planes->map->extent_count; i++) {
+        const struct cairn_local_extent *extent = &planes->map->extents[i];
+        bytes += cairn_form_bytes(&planes->forms[i], plane,
+                                  extent->elem_count - cairn_extent_before(extent, from));
+    }
     return bytes;
 }
 
@@ -57,60 +80,118 @@ uint64_t cairn_planes_state_bytes(const struct cairn_planes *planes)
 {
     uint64_t bytes = 0;
     for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++)
-        if (kinds[p].is_state) bytes += bytes_kept(planes, p);
+        if (kinds[p].is_state) bytes += bytes_kept(planes, p, 0);
     return bytes;
 }
 
-cairn_status cairn_planes_open(struct cairn_planes *planes, const struct cairn_shard_map *map,
-                               const struct cairn_form *forms, struct cairn_home *home,
-                               struct cairn_sentence *why)
+/* ---- open and close ---- */
+
+static uint64_t host_bytes(const struct cairn_planes *planes, enum cairn_plane plane, uint64_t from)
 {
-    const uint64_t bytes = map->elem_count * sizeof(float);
+    return bytes_kept(planes, plane, from) == 0 ? 0 : planes->map->elem_count * sizeof(float);
+}
+
+static cairn_status open_host(struct cairn_planes *planes, struct cairn_sentence *why)
+{
     cairn_status status = CAIRN_OK;
-    *planes = (struct cairn_planes) { .map = map, .forms = forms };
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++) {
-        if (bytes_kept(planes, p) == 0) continue;
-        status = cairn_home_info(home)->is_host
-                     ? cairn_arena_open_state(kinds[p].label, bytes, kinds[p].stream,
-                                              &planes->home[p], why)
-                     : cairn_arena_open_home(home, kinds[p].label, bytes, &planes->home[p], why);
-    }
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
+        status = cairn_arena_open_state(kinds[p].label, host_bytes(planes, p, planes->host_from),
+                                        kinds[p].stream, &planes->host[p], why);
     return status;
+}
+
+static cairn_status open_device(struct cairn_planes *planes, struct cairn_home *device,
+                                struct cairn_sentence *why)
+{
+    const struct cairn_shard_map *map = planes->map;
+    uint64_t end_bytes[CAIRN_PLANES] = { 0 };
+    cairn_status status = CAIRN_OK;
+    planes->device_at = calloc(map->extent_count + 1, sizeof *planes->device_at);
+    if (planes->device_at == NULL)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the places of planes");
+    for (size_t i = 0; i < map->extent_count; i++)
+        for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++)
+            planes->device_at[i][p] = cairn_plane_place(
+                &planes->forms[i], p, cairn_extent_before(&map->extents[i], planes->host_from),
+                &end_bytes[p]);
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
+        if (end_bytes[p] > 0)
+            status = cairn_arena_open_home(device, kinds[p].label, end_bytes[p], &planes->device[p],
+                                           why);
+    return status;
+}
+
+static struct cairn_planes of_nothing(const struct cairn_shard_map *map,
+                                      const struct cairn_form *forms, uint64_t host_from)
+{
+    struct cairn_planes planes = { .map = map, .forms = forms, .host_from = host_from };
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++)
+        planes.host[p] = planes.device[p] = CAIRN_ARENA_NONE;
+    return planes;
+}
+
+cairn_status cairn_planes_open(struct cairn_planes *planes, const struct cairn_shard_map *map,
+                               const struct cairn_form *forms, struct cairn_home *device,
+                               uint64_t host_from, struct cairn_sentence *why)
+{
+    *planes = of_nothing(map, forms, host_from);
+    const cairn_status status = open_host(planes, why);
+    return status == CAIRN_OK && host_from > 0 ? open_device(planes, device, why) : status;
 }
 
 cairn_status cairn_planes_open_copy(struct cairn_planes *planes, const struct cairn_planes *of,
                                     struct cairn_sentence *why)
 {
     cairn_status status = CAIRN_OK;
-    *planes = (struct cairn_planes) { .map = of->map, .forms = of->forms };
+    *planes = of_nothing(of->map, of->forms, 0);
     for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
         if (kinds[p].is_state)
-            status = cairn_arena_open_scratch("staging", of->home[p].bytes, &planes->home[p], why);
+            status = cairn_arena_open_scratch("staging", host_bytes(planes, p, 0), &planes->host[p],
+                                              why);
     return status;
 }
 
 void cairn_planes_close(struct cairn_planes *planes)
 {
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) cairn_arena_close(&planes->home[p]);
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) {
+        cairn_arena_close(&planes->host[p]);
+        cairn_arena_close(&planes->device[p]);
+    }
+    free(planes->device_at);
+    planes->device_at = NULL;
 }
 
 void cairn_planes_release(struct cairn_planes *planes, struct cairn_shard *shard)
 {
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) cairn_release(shard, &planes->home[p]);
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) {
+        cairn_release(shard, &planes->host[p]);
+        cairn_release(shard, &planes->device[p]);
+    }
+    free(planes->device_at);
+    planes->device_at = NULL;
+}
+
+static cairn_status reserve_plane(const struct cairn_planes *planes, enum cairn_plane plane,
+                                  struct cairn_reserve *reserve)
+{
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < planes->map->extent_count && status == CAIRN_OK; i++) {
+        const struct cairn_local_extent *extent = &planes->map->extents[i];
+        const struct cairn_form *form = &planes->forms[i];
+        const uint64_t skipped = cairn_extent_before(extent, planes->host_from);
+        status = cairn_reserve_add(reserve, &planes->host[plane],
+                                   extent->local_elem * sizeof(float) +
+                                       cairn_form_bytes(form, plane, skipped),
+                                   cairn_form_bytes(form, plane, extent->elem_count - skipped));
+    }
+    return status;
 }
 
 cairn_status cairn_planes_reserve(const struct cairn_planes *planes, struct cairn_reserve *reserve)
 {
     cairn_status status = CAIRN_OK;
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) {
-        if (planes->home[p].memory.base != NULL) continue; // complete
-        for (size_t i = 0; i < planes->map->extent_count && status == CAIRN_OK; i++) {
-            const struct cairn_local_extent *extent = &planes->map->extents[i];
-            status = cairn_reserve_add(reserve, &planes->home[p],
-                                       extent->local_elem * sizeof(float),
-                                       cairn_form_bytes(&planes->forms[i], p, extent->elem_count));
-        }
-    }
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
+        if (planes->host[p].base != NULL) status = reserve_plane(planes, p, reserve);
     return status;
 }
 
@@ -122,8 +203,18 @@ void *cairn_planes_at(const struct cairn_planes *planes, enum cairn_plane plane,
     const struct cairn_form *form = &planes->forms[extent];
     const uint64_t first = planes->map->extents[extent].local_elem;
     if (!cairn_form_keeps(form, plane)) return NULL;
-    return planes->home[plane].base + first * sizeof(float) +
-           (local_elem - first) * elem_bytes(form, plane);
+    const uint64_t bytes = (local_elem - first) * elem_bytes(form, plane);
+    if (local_elem < planes->host_from)
+        return planes->device[plane].base + planes->device_at[extent][plane] + bytes;
+    return planes->host[plane].base + first * sizeof(float) + bytes;
+}
+
+uint64_t cairn_planes_dense(const struct cairn_planes *planes, size_t extent, uint64_t local_elem)
+{
+    const struct cairn_local_extent *of = &planes->map->extents[extent];
+    const uint64_t end = of->local_elem + of->elem_count;
+    const bool is_cut = local_elem < planes->host_from && planes->host_from < end;
+    return (is_cut ? planes->host_from : end) - local_elem;
 }
 
 void cairn_planes_copy(struct cairn_works *works, const struct cairn_planes *to, size_t to_extent,

@@ -1,7 +1,11 @@
-/* The planes of a job's part: parameters, the optimizer's moments and the sums of a round, an array each with
- * a home of its own: host memory, or a device's. What a plane is, one table says (plane.c), and who handles
- * planes walks all of them by number: one more is a line of that table. Elements are touched by works of
- * their home (base/works.h), by any thread; the thread that opens planes closes them. */
+/* The planes of a job's part: parameters, the optimizer's moments and the sums of a round. What a plane is,
+ * one table says (plane.c), and who handles planes walks all of them by number: one more is a line of it.
+ *
+ *   local elements   0 ......... host_from ......... elem_count
+ *                    on a device │ in host memory
+ *
+ * All planes of an element lie in one home: an update works in one. Elements are touched by works of their
+ * home (base/works.h), by any thread; the thread that opens planes closes them. */
 #ifndef CAIRN_SHARD_MEMORY_PLANE_H
 #define CAIRN_SHARD_MEMORY_PLANE_H
 
@@ -39,19 +43,35 @@ cairn_dtype cairn_form_dtype(const struct cairn_form *form, enum cairn_plane pla
 /* What so many elements of the extent take; 0: it does not keep the plane. */
 uint64_t cairn_form_bytes(const struct cairn_form *form, enum cairn_plane plane, uint64_t elems);
 
-/* By local element, a word of 4 bytes each. A plane that no extent keeps is empty. A blob's bytes stand dense
- * where its extent begins, and the rest of its words is never touched. */
+/* In host memory a plane stands by local element, a word of 4 bytes each: a blob's bytes stand dense where
+ * its extent begins, and the rest of its words is never touched, as words of extents that do not keep it.
+ * On a device what is not touched is taken, too: there the extents that keep a plane stand one behind the
+ * other, each at a multiple of CAIRN_PLANE_ALIGN. A plane that no extent keeps is empty. */
 struct cairn_planes {
-    const struct cairn_shard_map *map;     /* borrowed */
-    const struct cairn_form *forms;        /* borrowed: [map->extent_count] */
-    struct cairn_arena home[CAIRN_PLANES]; /* owned; for plane.c alone */
+    const struct cairn_shard_map *map; /* borrowed */
+    const struct cairn_form *forms;    /* borrowed: [map->extent_count] */
+    uint64_t host_from; /* at the beginning of a chunk; 0: no device; elem_count: all on it */
+    /* owned; for plane.c alone */
+    struct cairn_arena host[CAIRN_PLANES], device[CAIRN_PLANES];
+    uint64_t (*device_at)[CAIRN_PLANES]; /* [map->extent_count] bytes; NULL: no device */
 };
 
-/* Those of a job, in a home, at 0. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: to be closed all the same. */
+#define CAIRN_PLANE_ALIGN 512u
+/* Of a device's memory a plane takes a multiple of that, which is what cards give. */
+#define CAIRN_PLANE_UNIT_BYTES ((uint64_t)2 << 20)
+
+/* Where an extent's part on a device begins in a plane that has *end_bytes so far; adds it to them. */
+uint64_t cairn_plane_place(const struct cairn_form *form, enum cairn_plane plane, uint64_t elems,
+                           uint64_t *end_bytes);
+/* How many elements of an extent lie before a local element. */
+uint64_t cairn_extent_before(const struct cairn_local_extent *extent, uint64_t local_elem);
+
+/* Those of a job, at 0: elements from host_from on in host memory, those before it in the device, which may
+ * be NULL if there are none. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: to be closed all the same. */
 CAIRN_MUST_CHECK cairn_status cairn_planes_open(struct cairn_planes *planes,
                                                 const struct cairn_shard_map *map,
                                                 const struct cairn_form *forms,
-                                                struct cairn_home *home,
+                                                struct cairn_home *device, uint64_t host_from,
                                                 struct cairn_sentence *why);
 /* Room for a copy of the state of `of`, in anonymous memory of the host; the same. */
 CAIRN_MUST_CHECK cairn_status cairn_planes_open_copy(struct cairn_planes *planes,
@@ -61,15 +81,17 @@ CAIRN_MUST_CHECK cairn_status cairn_planes_open_copy(struct cairn_planes *planes
 void cairn_planes_close(struct cairn_planes *planes);
 /* The same on another thread: release.c. */
 void cairn_planes_release(struct cairn_planes *planes, struct cairn_shard *shard);
-/* Within `prepare` of a reserve: all that the extents keep, without the gaps between. */
+/* Within `prepare` of a reserve: all that the extents keep in host memory, without the gaps between. */
 CAIRN_MUST_CHECK cairn_status cairn_planes_reserve(const struct cairn_planes *planes,
                                                    struct cairn_reserve *reserve);
 /* What the extents keep of the state. */
 uint64_t cairn_planes_state_bytes(const struct cairn_planes *planes);
-/* Where in the home a local element of an extent stands: what is behind it up to the extent's end lies
- * dense in cairn_form_dtype. NULL: the extent does not keep the plane. */
+/* Where a local element of an extent stands, in its home. NULL: the extent does not keep the plane. */
 void *cairn_planes_at(const struct cairn_planes *planes, enum cairn_plane plane, size_t extent,
                       uint64_t local_elem);
+/* So many elements of the extent, from that one on, stand dense there, in cairn_form_dtype: up to the
+ * extent's end, or to host_from. A chunk's always do. */
+uint64_t cairn_planes_dense(const struct cairn_planes *planes, size_t extent, uint64_t local_elem);
 /* Copies elements within an extent, of each plane of the state that both extents keep. */
 void cairn_planes_copy(struct cairn_works *works, const struct cairn_planes *to, size_t to_extent,
                        uint64_t to_elem, const struct cairn_planes *from, size_t from_extent,

@@ -241,6 +241,12 @@ static void idle(struct cairn_collector *collector)
     cairn_relay_idle(cairn_relay_owner_of(collector)->relay);
 }
 
+static struct cairn_compute *on_host(const struct cairn_collector *collector, uint32_t chunk)
+{
+    (void)chunk;
+    return &collector->job->shard->host;
+}
+
 static const struct cairn_collector_hands for_owner = {
     .takes_events = takes_events,
     .act = act,
@@ -248,6 +254,7 @@ static const struct cairn_collector_hands for_owner = {
     .judge_piece = judge_piece,
     .slot_memory = slot_memory,
     .slot_memory_back = slot_memory_back,
+    .compute = on_host,
     .fold_place = cairn_relay_fold_place,
     .fold = cairn_relay_fold,
     .fold_done = cairn_relay_fold_done,
@@ -271,7 +278,6 @@ cairn_status cairn_relay_collect(struct cairn_relay_owner *owner)
     return cairn_collector_open(&owner->collector, &(struct cairn_collector_options) {
                                                        .hands = &for_owner,
                                                        .job = relay->job,
-                                                       .compute = &relay->job->shard->host,
                                                        .table = &owner->table,
                                                        .shard_name = owner->name,
                                                        .step = &config,

@@ -90,14 +90,17 @@ static cairn_status read_extent(struct cairn_origin *origin, struct cairn_weight
 {
     const struct cairn_shard_job *job = origin->loader.job;
     struct cairn_works *works = cairn_compute_files(job->compute);
-    float *to = cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM,
-                                (size_t)(extent - job->table.map.extents), extent->local_elem);
-    for (uint64_t at = 0; at < extent->elem_count; at += PIECE_ELEMS) {
-        uint64_t elems = extent->elem_count - at;
+    const size_t number = (size_t)(extent - job->table.map.extents);
+    uint64_t elems;
+    for (uint64_t at = 0; at < extent->elem_count; at += elems) {
+        elems = cairn_planes_dense(&job->planes, number, extent->local_elem + at);
         if (elems > PIECE_ELEMS) elems = PIECE_ELEMS;
         if (atomic_load(&origin->loader.canceled))
             return cairn_fail(&origin->loader.why, CAIRN_ERR_CANCELED, "the job was dropped");
-        float *piece = cairn_works_put(works, to + at, (size_t)elems * sizeof *piece);
+        float *piece = cairn_works_put(
+            works,
+            cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM, number, extent->local_elem + at),
+            (size_t)elems * sizeof *piece);
         cairn_status status = cairn_weights_read(weights, weight, extent->first_elem + at, elems,
                                                  piece, &origin->loader.why);
         if (status == CAIRN_OK)

@@ -149,8 +149,7 @@ static void run_files(struct cairn_task *task, uint32_t item, uint32_t thread)
     (void)item;
     (void)thread;
     struct cairn_pin *pin = (struct cairn_pin *)task;
-    pin->status = cairn_report_hash(pin->report, cairn_compute_files(&pin->job->shard->host),
-                                    &pin->staging, &pin->canceled, &pin->why);
+    pin->status = cairn_report_hash(pin->report, &pin->staging, &pin->canceled, &pin->why);
     if (pin->status == CAIRN_OK && pin->writes) pin->status = write_all(pin);
     cairn_planes_close(&pin->staging); // here, since it takes 0.2 s a GiB
 }

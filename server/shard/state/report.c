@@ -89,10 +89,29 @@ static cairn_status hash_piece(struct cairn_works *works, const void *plane, cai
     return status;
 }
 
+/* Of the home of a local element. */
+static struct cairn_works *files_works(const struct cairn_shard_job *job,
+                                       const struct cairn_planes *planes, uint64_t local_elem)
+{
+    return cairn_compute_files(local_elem < planes->host_from ? &job->shard->device
+                                                              : &job->shard->host);
+}
+
+/* The leaves from tree->next_leaf on that lie in one home; at most HASH_LEAVES. */
+static uint64_t leaves_of_piece(const struct cairn_planes *planes, size_t number, uint64_t at,
+                                const struct cairn_geometry *geometry, uint64_t first_leaf)
+{
+    const struct cairn_local_extent *extent = &planes->map->extents[number];
+    const uint64_t end_elem = at + cairn_planes_dense(planes, number, extent->local_elem + at);
+    const uint64_t end = end_elem == extent->elem_count
+                             ? extent->first_leaf + extent->leaf_count
+                             : cairn_leaf_of_elem(geometry, extent->first_elem + end_elem);
+    return end - first_leaf < HASH_LEAVES ? end - first_leaf : HASH_LEAVES;
+}
+
 /* One plane, in pieces so that a cancel is heard. */
-static cairn_status hash_plane(struct cairn_report *report, struct cairn_works *works,
-                               const struct cairn_planes *planes, size_t number,
-                               enum cairn_plane plane, const atomic_bool *canceled,
+static cairn_status hash_plane(struct cairn_report *report, const struct cairn_planes *planes,
+                               size_t number, enum cairn_plane plane, const atomic_bool *canceled,
                                struct cairn_sentence *why)
 {
     const struct cairn_shard_job *job = report->job;
@@ -105,26 +124,24 @@ static cairn_status hash_plane(struct cairn_report *report, struct cairn_works *
     cairn_status status = CAIRN_OK;
     while (tree.next_leaf < end && status == CAIRN_OK) {
         if (atomic_load(canceled)) return cairn_fail(why, CAIRN_ERR_CANCELED, "it was given up");
-        uint64_t leaves = end - tree.next_leaf;
-        if (leaves > HASH_LEAVES) leaves = HASH_LEAVES;
-        const uint64_t elem = cairn_leaf_first_elem(geometry, tree.next_leaf);
-        status = hash_piece(works,
-                            cairn_planes_at(planes, plane, number,
-                                            extent->local_elem + (elem - extent->first_elem)),
-                            dtype, geometry, leaves, &tree, why);
+        const uint64_t at = cairn_leaf_first_elem(geometry, tree.next_leaf) - extent->first_elem;
+        const uint64_t local_elem = extent->local_elem + at;
+        status = hash_piece(files_works(report->job, planes, local_elem),
+                            cairn_planes_at(planes, plane, number, local_elem), dtype, geometry,
+                            leaves_of_piece(planes, number, at, geometry, tree.next_leaf), &tree,
+                            why);
     }
     return status == CAIRN_OK ? add_tree(report, extent->tensor, plane, &tree, why) : status;
 }
 
-cairn_status cairn_report_hash(struct cairn_report *report, struct cairn_works *works,
-                               const struct cairn_planes *planes, const atomic_bool *canceled,
-                               struct cairn_sentence *why)
+cairn_status cairn_report_hash(struct cairn_report *report, const struct cairn_planes *planes,
+                               const atomic_bool *canceled, struct cairn_sentence *why)
 {
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < planes->map->extent_count; i++)
         for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
             if (cairn_form_stores(&planes->forms[i], (int)p))
-                status = hash_plane(report, works, planes, i, p, canceled, why);
+                status = hash_plane(report, planes, i, p, canceled, why);
     return status;
 }
 

@@ -19,7 +19,6 @@ void cairn_report_free(struct cairn_report *report); /* NULL is fine */
 /* Adds the digests of the state in `planes`, the job's or a copy, by works of their home. CAIRN_ERR_CANCELED,
  * CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO. */
 CAIRN_MUST_CHECK cairn_status cairn_report_hash(struct cairn_report *report,
-                                                struct cairn_works *works,
                                                 const struct cairn_planes *planes,
                                                 const atomic_bool *canceled,
                                                 struct cairn_sentence *why);

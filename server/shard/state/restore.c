@@ -16,20 +16,23 @@ struct cairn_restore {
 };
 
 static cairn_status read_plane(struct cairn_restore *restore, struct cairn_snapshot *snapshot,
-                               uint32_t tensor, enum cairn_plane plane,
-                               const struct cairn_local_extent *extent, uint8_t *to)
+                               uint32_t tensor, enum cairn_plane plane, size_t number)
 {
-    struct cairn_works *works = cairn_compute_files(restore->loader.job->compute);
+    const struct cairn_shard_job *job = restore->loader.job;
+    const struct cairn_local_extent *extent = &job->table.map.extents[number];
+    struct cairn_works *works = cairn_compute_files(job->compute);
     const size_t elem_bytes = cairn_dtype_bytes(
         (int)cairn_spec_plane_dtype(&snapshot->manifest.spec, tensor, (uint32_t)plane));
     cairn_status status = CAIRN_OK;
-    for (uint64_t at = 0; status == CAIRN_OK && at < extent->elem_count;
-         at += CAIRN_SNAPSHOT_PIECE_ELEMS) {
-        uint64_t elems = extent->elem_count - at;
+    uint64_t elems;
+    for (uint64_t at = 0; status == CAIRN_OK && at < extent->elem_count; at += elems) {
+        elems = cairn_planes_dense(&job->planes, number, extent->local_elem + at);
         if (elems > CAIRN_SNAPSHOT_PIECE_ELEMS) elems = CAIRN_SNAPSHOT_PIECE_ELEMS;
         if (atomic_load(&restore->loader.canceled))
             return cairn_fail(&restore->loader.why, CAIRN_ERR_CANCELED, "the job was dropped");
-        void *piece = cairn_works_put(works, to + at * elem_bytes, (size_t)elems * elem_bytes);
+        void *piece = cairn_works_put(
+            works, cairn_planes_at(&job->planes, plane, number, extent->local_elem + at),
+            (size_t)elems * elem_bytes);
         status = cairn_snapshot_read(snapshot, tensor, plane, extent->first_elem + at, elems, piece,
                                      &restore->loader.why);
         const cairn_status run = cairn_works_run(works, &restore->loader.why);
@@ -53,8 +56,7 @@ static cairn_status read_extent(struct cairn_restore *restore, struct cairn_snap
                           restore->loader.job->load.path, wanted->name);
     }
     if (!cairn_form_keeps(&job->forms[number], plane)) return CAIRN_OK;
-    return read_plane(restore, snapshot, (uint32_t)tensor, plane, extent,
-                      cairn_planes_at(&job->planes, plane, number, extent->local_elem));
+    return read_plane(restore, snapshot, (uint32_t)tensor, plane, number);
 }
 
 /* A plane after the other: each has files of its own. */
@@ -96,9 +98,8 @@ static void run_restore(struct cairn_task *task, uint32_t item, uint32_t thread)
     if (restore->loader.status != CAIRN_OK) return;
     restore->loader.status = read_all(restore, &snapshot);
     if (restore->loader.status == CAIRN_OK && restore->report != NULL)
-        restore->loader.status = cairn_report_hash(
-            restore->report, cairn_compute_files(restore->loader.job->compute),
-            &restore->loader.job->planes, &restore->loader.canceled, &restore->loader.why);
+        restore->loader.status = cairn_report_hash(restore->report, &restore->loader.job->planes,
+                                                   &restore->loader.canceled, &restore->loader.why);
     restore->results = results_of(restore->loader.job, &snapshot.manifest);
     cairn_snapshot_close(&snapshot);
 }
