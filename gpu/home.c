@@ -2,6 +2,7 @@
 #include "gpu/home_kind.h"
 
 #include <assert.h>
+#include <unistd.h>
 
 void cairn_home_close(struct cairn_home *home)
 {
@@ -73,6 +74,19 @@ void cairn_home_memory_close(struct cairn_home_memory *memory)
 {
     if (memory->base != NULL) memory->home->kind->memory_close(memory);
     *memory = (struct cairn_home_memory) { 0 };
+}
+
+cairn_status cairn_home_import(struct cairn_home *home, int fd, uint64_t bytes,
+                               const void **address_out, struct cairn_sentence *why)
+{
+    if (home->kind->import != NULL) return home->kind->import(home, fd, bytes, address_out, why);
+    close(fd);
+    return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "state lies in host memory here");
+}
+
+void cairn_home_import_release(struct cairn_home *home, const void *address, uint64_t bytes)
+{
+    home->kind->import_release(home, address, bytes);
 }
 
 cairn_status cairn_home_pin(struct cairn_home *home, void *host, uint64_t bytes,

@@ -92,6 +92,19 @@ CAIRN_MUST_CHECK cairn_status cairn_home_memory_export(const struct cairn_home_m
 /* Nothing works on it any more. Safe to call again, and of what is all 0. */
 void cairn_home_memory_close(struct cairn_home_memory *memory);
 
+/* ---- memory of the same device that another process owns ----
+ *
+ * Its owner exported it as a descriptor (VMM, POSIX), which is used up in any case. It is mapped to be read,
+ * at an address that cairn_home_has knows, so that works take it from where it lies. It stays readable until
+ * it is released, also when its owner is gone. What is refused harms nothing. One thread for all of these.
+ * CAIRN_ERR_REFUSED: no memory of this device, or not of that size; CAIRN_ERR_NO_MEMORY; CAIRN_ERR_IO: the
+ * device failed before; CAIRN_ERR_UNSUPPORTED: of `host`. */
+CAIRN_MUST_CHECK cairn_status cairn_home_import(struct cairn_home *home, int fd, uint64_t bytes,
+                                                const void **address_out,
+                                                struct cairn_sentence *why);
+/* No work names it any more. */
+void cairn_home_import_release(struct cairn_home *home, const void *address, uint64_t bytes);
+
 /* Host memory that is copied from or to again and again: its copies become faster, and go on beside kernels.
  * A failure is no error to the caller, who may log it: copies stay right. Nothing for `host`. */
 CAIRN_MUST_CHECK cairn_status cairn_home_pin(struct cairn_home *home, void *host, uint64_t bytes,

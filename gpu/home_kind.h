@@ -15,6 +15,9 @@ struct cairn_home_kind {
     /* NULL where the home does not export; there is such a segment, and it is exportable. */
     cairn_status (*memory_export)(const struct cairn_home_memory *memory, uint64_t segment,
                                   int *fd_out, uint64_t *bytes_out, struct cairn_sentence *why);
+    cairn_status (*import)(struct cairn_home *home, int fd, uint64_t bytes,
+                           const void **address_out, struct cairn_sentence *why); /* NULL: none */
+    void (*import_release)(struct cairn_home *home, const void *address, uint64_t bytes);
     cairn_status (*pin)(struct cairn_home *home, void *host, uint64_t bytes,
                         struct cairn_sentence *why);
     void (*unpin)(struct cairn_home *home, void *host);

@@ -2,6 +2,7 @@
  *
  *   home.c ──► device.c   which card; its name
  *     │   └──► memory.c   planes: handles of at most 64 MiB, side by side in one reservation
+ *     │   └──► import.c   memory of the card that other processes own
  *     │   └──► pin.c      host memory that the card reads by itself
  *     └──► stream.c ──► run.c   works ─► lower.c: what fits a plan ─► slice.c: copies in, kernels, copies out
  *
@@ -97,7 +98,12 @@ bool cairn_cuda_spans_have(const struct cairn_cuda_spans *spans, uint64_t at, ui
 uint64_t cairn_cuda_spans_gap(const struct cairn_cuda_spans *spans, struct cairn_cuda_span within,
                               uint64_t bytes);
 
-/* ---- memory.c, pin.c, stream.c, run.c: of the kind (gpu/home_kind.h) ---- */
+/* ---- memory.c: addresses of the space; 0: there is no room ---- */
+
+uint64_t cairn_cuda_take_addresses(struct cairn_cuda *cuda, uint64_t bytes);
+void cairn_cuda_give_addresses(struct cairn_cuda *cuda, uint64_t at);
+
+/* ---- memory.c, import.c, pin.c, stream.c, run.c: of the kind (gpu/home_kind.h) ---- */
 
 cairn_status cairn_cuda_memory_open(struct cairn_home *home, const char *label,
                                     struct cairn_home_memory *memory_out,
@@ -105,6 +111,9 @@ cairn_status cairn_cuda_memory_open(struct cairn_home *home, const char *label,
 void cairn_cuda_memory_close(struct cairn_home_memory *memory);
 cairn_status cairn_cuda_memory_export(const struct cairn_home_memory *memory, uint64_t segment,
                                       int *fd_out, uint64_t *bytes_out, struct cairn_sentence *why);
+cairn_status cairn_cuda_import(struct cairn_home *home, int fd, uint64_t bytes,
+                               const void **address_out, struct cairn_sentence *why);
+void cairn_cuda_import_release(struct cairn_home *home, const void *address, uint64_t bytes);
 
 cairn_status cairn_cuda_pin(struct cairn_home *home, void *host, uint64_t bytes,
                             struct cairn_sentence *why);

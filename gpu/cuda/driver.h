@@ -57,6 +57,7 @@ enum {
     CAIRN_CU_LOCATION_DEVICE = 1,
     CAIRN_CU_ALLOCATION_PINNED = 1,
     CAIRN_CU_HANDLE_POSIX = 1,
+    CAIRN_CU_ACCESS_READ = 1,
     CAIRN_CU_ACCESS_READWRITE = 3,
     CAIRN_CU_GRANULARITY_MINIMUM = 0,
 };
@@ -121,6 +122,8 @@ struct cairn_cu_uuid {
          (void *fd_out, unsigned long long handle, int handle_type, unsigned long long flags))              \
     call(cuMemImportFromShareableHandle, ,                                                                  \
          (unsigned long long *handle_out, void *fd_as_pointer, int handle_type))                            \
+    call(cuMemGetAllocationPropertiesFromHandle, ,                                                          \
+         (struct cairn_cu_allocation *how_out, unsigned long long handle))                                  \
     call(cuMemAllocHost, _v2, (void **host_out, size_t bytes))                                              \
     call(cuMemFreeHost, , (void *host))                                                                     \
     call(cuMemHostRegister, _v2, (void *host, size_t bytes, unsigned flags))                                \

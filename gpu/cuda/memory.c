@@ -39,7 +39,7 @@ static void release_segments(struct cairn_cuda *cuda, const struct cairn_home_se
     }
 }
 
-static void give_addresses(struct cairn_cuda *cuda, uint64_t at)
+void cairn_cuda_give_addresses(struct cairn_cuda *cuda, uint64_t at)
 {
     pthread_mutex_lock(&cuda->lock);
     (void)cairn_cuda_spans_take(&cuda->used, at);
@@ -48,7 +48,7 @@ static void give_addresses(struct cairn_cuda *cuda, uint64_t at)
 
 /* ---- the way there ---- */
 
-static uint64_t take_addresses(struct cairn_cuda *cuda, uint64_t bytes)
+uint64_t cairn_cuda_take_addresses(struct cairn_cuda *cuda, uint64_t bytes)
 {
     pthread_mutex_lock(&cuda->lock);
     uint64_t at = cairn_cuda_spans_gap(&cuda->used, cuda->space, bytes);
@@ -133,7 +133,7 @@ cairn_status cairn_cuda_memory_open(struct cairn_home *home, const char *label,
         return is_full(cuda, label, memory_out->bytes, why);
     struct taken taken = { .bytes = round_up(memory_out->bytes, cuda->granularity),
                            .is_exportable = memory_out->is_exportable };
-    taken.at = take_addresses(cuda, taken.bytes);
+    taken.at = cairn_cuda_take_addresses(cuda, taken.bytes);
     if (taken.at == 0) return is_full(cuda, label, taken.bytes, why);
     taken.segments = calloc((size_t)segment_count(taken.bytes), sizeof *taken.segments);
     status = taken.segments == NULL
@@ -145,7 +145,7 @@ cairn_status cairn_cuda_memory_open(struct cairn_home *home, const char *label,
     return CAIRN_OK;
 err_addresses:
     free(taken.segments);
-    give_addresses(cuda, taken.at);
+    cairn_cuda_give_addresses(cuda, taken.at);
     return status;
 }
 
@@ -172,6 +172,6 @@ void cairn_cuda_memory_close(struct cairn_home_memory *memory)
     if (!atomic_load(&cuda->has_failed)) // else it goes with the context
         release_segments(cuda, memory->segments,
                          segment_count(round_up(memory->bytes, cuda->granularity)), at);
-    give_addresses(cuda, at);
+    cairn_cuda_give_addresses(cuda, at);
     free(memory->segments);
 }

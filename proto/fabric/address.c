@@ -123,9 +123,13 @@ const char *cairn_fabric_address_ways(const void *address, size_t bytes)
 {
     struct envelope envelope;
     const char *kind = cairn_fabric_address_kind(address, bytes);
-    if (open_envelope(address, bytes, &envelope) == NULL || (envelope.flags & FLAG_ONE_SIDED) == 0)
-        return kind;
-    return strcmp(kind, "auto") == 0 ? "auto, one-sided" : "ucx, one-sided";
+    if (open_envelope(address, bytes, &envelope) == NULL) return kind;
+    const bool reads = (envelope.flags & FLAG_ONE_SIDED) != 0;
+    const bool imports = fabric_address_imports(address, bytes);
+    if (strcmp(kind, "mapped") == 0) return imports ? "mapped, device" : kind;
+    if (strcmp(kind, "auto") != 0) return reads ? "ucx, one-sided" : kind;
+    if (imports) return reads ? "auto, one-sided, device" : "auto, device";
+    return reads ? "auto, one-sided" : kind;
 }
 
 const void *cairn_fabric_address(const struct cairn_fabric *fabric, size_t *bytes_out)

@@ -191,6 +191,18 @@ static void auto_region_drop(struct cairn_fabric_region *common)
     for (int i = 0; i < INSIDES_MAX; i++) cairn_fabric_region_drop(region->insides[i]);
 }
 
+static cairn_status add_inside(struct cairn_fabric *inside,
+                               const struct cairn_fabric_region *region,
+                               struct cairn_fabric_region **region_out)
+{
+    if (region->is_device)
+        return cairn_fabric_region_add_device(inside, region->base, region->bytes, region->fd,
+                                              region->uuid, region->note, region->note_bytes,
+                                              region_out);
+    return cairn_fabric_region_add(inside, region->base, region->bytes, region->fd, region->note,
+                                   region->note_bytes, region_out);
+}
+
 /* A ucx one keeps what it is told and registers it when it is first read, so that this costs nothing
  * where nobody reads it so. */
 static cairn_status auto_region_add(struct cairn_fabric_region *common)
@@ -199,9 +211,7 @@ static cairn_status auto_region_add(struct cairn_fabric_region *common)
     struct auto_region *region = (struct auto_region *)common;
     for (int i = 0; i < fabric->count; i++) {
         if (fabric->insides[i] == NULL) continue;
-        const cairn_status status = cairn_fabric_region_add(
-            fabric->insides[i], common->base, common->bytes, common->fd, common->note,
-            common->note_bytes, &region->insides[i]);
+        const cairn_status status = add_inside(fabric->insides[i], common, &region->insides[i]);
         if (status == CAIRN_OK) continue;
         auto_region_drop(common);
         return status;

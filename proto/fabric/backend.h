@@ -57,9 +57,11 @@ struct cairn_fabric_message {
 /* Shared memory that we told of. fabric.c judged it; a backend that maps puts its own struct around it. */
 struct cairn_fabric_region {
     struct cairn_fabric *fabric;
-    const uint8_t *base; /* borrowed, with fd */
+    const uint8_t *base; /* borrowed, with fd; of a card: not to be followed */
     size_t bytes;
-    int fd;
+    int fd; /* of a card: valid in region_add only */
+    bool is_device;
+    uint8_t uuid[CAIRN_FABRIC_UUID_BYTES]; /* of the card */
     size_t note_bytes;
     uint8_t note[CAIRN_FABRIC_NOTE_MAX];
 };
@@ -99,6 +101,8 @@ struct fabric_backend {
     cairn_status (*region_add)(struct cairn_fabric_region *region);
     cairn_status (*region_show)(struct cairn_fabric_region *region, struct cairn_fabric_peer *peer);
     void (*region_drop)(struct cairn_fabric_region *region); /* fabric.c frees it right after */
+    /* Missing: of no card; such a backend's region_add gets no memory of one. */
+    bool (*imports)(const struct cairn_fabric_peer *peer, const uint8_t *uuid);
 
     /* Of a fabric that is made of others ("auto"): peers and regions are theirs, and everything that is
      * done with those, and with messages, goes to them. */
@@ -129,8 +133,9 @@ struct cairn_fabric {
     LIST_HEAD(, cairn_fabric_message) held;
     struct cairn_fabric_region **regions; /* [region_capacity], by address */
     uint32_t region_count, region_capacity;
-    struct fabric_ops flying; /* with the backend */
-    struct fabric_ops done;   /* their callbacks have not run yet */
+    uint32_t device_region_count; /* of these, of cards */
+    struct fabric_ops flying;     /* with the backend */
+    struct fabric_ops done;       /* their callbacks have not run yet */
     struct fabric_ops spare;
 
     TAILQ_HEAD(fabric_attention, cairn_fabric_peer) attention; /* lost or closed peers to see to */
@@ -179,6 +184,11 @@ CAIRN_MUST_CHECK cairn_status fabric_judge_memory(int fd, uint64_t bytes);
 /* The region that all of [memory, memory + bytes) lies in, or NULL. */
 struct cairn_fabric_region *fabric_region_find(const struct cairn_fabric *fabric,
                                                const void *memory, size_t bytes);
+/* The owner of this address imports memory of some card. */
+bool fabric_address_imports(const void *address, size_t bytes);
+/* False: it lies in memory of a card (*device_out: the region, else NULL), which this peer does not take. */
+bool fabric_region_goes(const struct cairn_fabric_peer *peer, const void *payload, size_t bytes,
+                        const struct cairn_fabric_region **device_out);
 /* At the end: regions that the owner did not drop. */
 void fabric_free_regions(struct cairn_fabric *fabric);
 

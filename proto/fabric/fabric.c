@@ -55,11 +55,12 @@ cairn_status cairn_fabric_open(const char *kind, const struct cairn_fabric_optio
     struct cairn_fabric_options resolved = *options;
     resolve_options(&resolved);
     if (resolved.on_message == NULL || resolved.max_payload > UINT32_MAX ||
-        resolved.held_max > COUNT_MAX || resolved.sends_max > COUNT_MAX)
+        resolved.held_max > COUNT_MAX || resolved.sends_max > COUNT_MAX ||
+        (resolved.device != NULL && resolved.device->uuid_count > CAIRN_FABRIC_UUIDS_MAX))
         return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "fabric %s: on_message missing, max_payload over 4 GiB, or held_max or "
-                          "sends_max over %d",
-                          kind, COUNT_MAX);
+                          "fabric %s: on_message missing, max_payload over 4 GiB, held_max or "
+                          "sends_max over %d, or over %d cards",
+                          kind, COUNT_MAX, CAIRN_FABRIC_UUIDS_MAX);
     if (resolved.host != NULL && !cairn_fabric_host_is_name(resolved.host))
         return cairn_fail(why, CAIRN_ERR_INVALID,
                           "fabric %s: \"%.100s\" is no name of a host: 1 to %d visible characters",
@@ -229,6 +230,8 @@ cairn_status cairn_fabric_send(struct cairn_fabric_peer *peer, const void *heade
     if (payload_bytes > fabric->options.max_payload) return CAIRN_ERR_INVALID;
     if (payload_bytes > 0 && (payload == NULL || on_sent == NULL)) return CAIRN_ERR_INVALID;
     if (peer->is_down || peer->is_closed || fabric->is_closing) return CAIRN_ERR_CLOSED;
+    const struct cairn_fabric_region *device;
+    if (!fabric_region_goes(peer, payload, payload_bytes, &device)) return CAIRN_ERR_UNSUPPORTED;
     if (fabric->stats.sends_now >= fabric->options.sends_max) return CAIRN_ERR_BUSY;
 
     struct fabric_op *op = op_new(fabric, true, payload_bytes, on_sent, arg);
@@ -344,6 +347,9 @@ const char *cairn_fabric_payload_path(const struct cairn_fabric_peer *peer, cons
                                       size_t bytes)
 {
     const struct fabric_backend *backend = peer->fabric->backend;
+    const struct cairn_fabric_region *device;
+    const bool goes = fabric_region_goes(peer, payload, bytes, &device);
+    if (device != NULL) return goes ? "device" : "";
     return backend->payload_path != NULL ? backend->payload_path(peer, payload, bytes)
                                          : backend->kind;
 }

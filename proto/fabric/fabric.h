@@ -41,6 +41,8 @@ enum {
     CAIRN_FABRIC_DESCRIBE_MAX = 512,    /* bytes of cairn_fabric_describe, with its NUL */
     CAIRN_FABRIC_HOST_BYTES = 64,       /* of the name of a host, with its NUL */
     CAIRN_FABRIC_PAYLOAD_MAX = 1 << 20, /* default of max_payload: 1 MiB keeps a loop responsive */
+    CAIRN_FABRIC_UUID_BYTES = 16,       /* of a card: its UUID as the driver has it */
+    CAIRN_FABRIC_UUIDS_MAX = 8,         /* cards whose memory one fabric imports */
 };
 
 struct cairn_fabric;         /* one node of the network: an address, an inbox, its peers */
@@ -83,6 +85,32 @@ enum cairn_one_sided {
 const char *cairn_one_sided_name(enum cairn_one_sided value); /* "auto", "on", "off" */
 bool cairn_one_sided_parse(const char *text, enum cairn_one_sided *out);
 
+enum { CAIRN_FABRIC_NOTE_MAX = 64 }; /* bytes of a region's note */
+
+/* Memory of a card, as its owner shows it. Not judged yet: any of it may be a lie. */
+struct cairn_fabric_offer {
+    const uint8_t *uuid; /* [CAIRN_FABRIC_UUID_BYTES] of the card: one of the importer's */
+    uint64_t bytes;
+    const void *note; /* [note_bytes] */
+    size_t note_bytes;
+};
+
+/* What imports memory of cards that peers of this host show ("mapped" and "auto"): the fabric follows no
+ * address of a card, and knows no driver. Borrowed: outlives the fabric and the mappings that are held. All
+ * on the owner's thread. */
+struct cairn_fabric_device {
+    uint8_t uuids[CAIRN_FABRIC_UUIDS_MAX][CAIRN_FABRIC_UUID_BYTES]; /* of which cards */
+    uint32_t uuid_count;
+    void *context;
+    /* Judges the descriptor, which is used up in any case, and maps it. Not OK: `why` says what is wrong with
+     * it, or what is lacking here; the connection that it came by ends. */
+    cairn_status (*import)(void *context, const struct cairn_fabric_offer *offer, int fd,
+                           void **address_out, struct cairn_sentence *why);
+    void (*release)(void *context, void *address, uint64_t bytes);
+    /* Returns when the bytes are in host memory. CAIRN_ERR_IO: the card has failed. */
+    cairn_status (*copy)(void *context, void *to_host, const void *from_device, size_t bytes);
+};
+
 /* Zero means the default for every field. Strings are copied. */
 struct cairn_fabric_options {
     cairn_fabric_message_fn *on_message; /* required */
@@ -117,6 +145,7 @@ struct cairn_fabric_options {
     /* A peer showed us a region, and took it back; may be NULL */
     void (*on_mapping)(void *on_message_arg, struct cairn_fabric_mapping *mapping);
     void (*on_mapping_gone)(void *on_message_arg, struct cairn_fabric_mapping *mapping);
+    const struct cairn_fabric_device *device; /* NULL: memory of cards is not imported */
 };
 
 /* kind is "ucx", "mapped" (peers of this host only), "auto" (mapped to peers of this host that can be
@@ -142,7 +171,8 @@ const void *cairn_fabric_address(const struct cairn_fabric *fabric, size_t *byte
 /* The kind of fabric that an address is of: the ways by which its owner can be reached ("auto": mapped and
  * ucx). Static; "" if it is no address. Needs no fabric. */
 const char *cairn_fabric_address_kind(const void *address, size_t bytes);
-/* The same for people; "ucx, one-sided": its owner may read and be read one-sidedly. */
+/* The same for people; "ucx, one-sided": its owner may read and be read one-sidedly;
+ * "auto, device": it reads memory of a card, which peers of its host show, where it lies. */
 const char *cairn_fabric_address_ways(const void *address, size_t bytes);
 /* The host that the owner of an address is on, ended by NUL: those of one host map each other's memory.
  * False: it has none (not "mapped" or "auto"), or is no address, or the name does not fit. */
@@ -171,6 +201,7 @@ void cairn_fabric_peer_close(struct cairn_fabric_peer *peer);
  * large payload is when its receiver takes or drops it, however late that is.
  * header_bytes in [1, 256], payload_bytes in [0, max_payload]: else CAIRN_ERR_INVALID.
  * CAIRN_ERR_CLOSED: the peer is down. CAIRN_ERR_BUSY: sends_max are in flight. CAIRN_ERR_NO_MEMORY.
+ * CAIRN_ERR_UNSUPPORTED: it is memory of a card that this peer does not import.
  * on_sent may be NULL if payload_bytes is 0. */
 CAIRN_MUST_CHECK cairn_status cairn_fabric_send(struct cairn_fabric_peer *peer, const void *header,
                                                 size_t header_bytes, const void *payload,
@@ -211,7 +242,6 @@ void cairn_fabric_drop(struct cairn_fabric_message *message);
  *
  * All other rules of this header hold; a fabric without such a way ("mem") ignores regions. */
 
-enum { CAIRN_FABRIC_NOTE_MAX = 64 }; /* bytes of a region's note */
 /* Of a region's memfd, set once its owner has it mapped to be written to: its size stays, peers cannot write,
  * and nobody, its maker included, can take a page out of it, which would be a SIGBUS for whoever reads. */
 #define CAIRN_FABRIC_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
@@ -226,8 +256,20 @@ CAIRN_MUST_CHECK cairn_status cairn_fabric_region_add(struct cairn_fabric *fabri
                                                       size_t bytes, int fd, const void *note,
                                                       size_t note_bytes,
                                                       struct cairn_fabric_region **region_out);
+/* Tells of memory of a card: `base` is an address that no host code follows, `fd` a handle of all of it that
+ * the card's driver exported, of which the fabric keeps a duplicate until cairn_fabric_region_drop: an open
+ * one keeps the memory taken. `uuid`: whose memory it is. It is shown to peers of this host that import
+ * memory of that card (cairn_fabric_peer_imports), and to no other; to these a payload in it of any size goes
+ * by reference, to others it is CAIRN_ERR_UNSUPPORTED: bring it to host memory first. What the card is still
+ * to write there must be written before it is sent: nothing here orders cards. Errors as above. */
+CAIRN_MUST_CHECK cairn_status cairn_fabric_region_add_device(
+    struct cairn_fabric *fabric, const void *base, size_t bytes, int fd, const uint8_t *uuid,
+    const void *note, size_t note_bytes, struct cairn_fabric_region **region_out);
+/* The peer takes memory of that card by reference. */
+bool cairn_fabric_peer_imports(const struct cairn_fabric_peer *peer, const uint8_t *uuid);
 /* Shows the region to a peer before anything of it is sent, so that it gets on_mapping. Without effect
- * on a peer that does not map. CAIRN_ERR_CLOSED, CAIRN_ERR_BUSY, CAIRN_ERR_NO_MEMORY as of a send. */
+ * on a peer that does not map, or import memory of that card. CAIRN_ERR_CLOSED, CAIRN_ERR_BUSY,
+ * CAIRN_ERR_NO_MEMORY as of a send. */
 CAIRN_MUST_CHECK cairn_status cairn_fabric_region_show(struct cairn_fabric_region *region,
                                                        struct cairn_fabric_peer *peer);
 /* Nothing of it is sent any more; peers are told and let go when they have released what they read. What
@@ -237,7 +279,7 @@ void cairn_fabric_region_drop(struct cairn_fabric_region *region);
 /* Where the payload lies, to be read by any thread until the message is received or dropped. NULL: it
  * has to be received. It is the sender's memory: judge what is read only once it is copied; a sender that
  * is wrong may change it, and a page that the sender's host cannot supply is SIGBUS in the thread that
- * reads (server/base/guard.h). */
+ * reads (server/base/guard.h). Of path "device" it is an address of options.device, for its card to read. */
 const void *cairn_fabric_message_view(const struct cairn_fabric_message *message);
 
 /* A peer showed a region (options.on_mapping), and took it back or is gone (options.on_mapping_gone; once
@@ -247,15 +289,18 @@ const void *cairn_fabric_mapping_memory(const struct cairn_fabric_mapping *mappi
                                         size_t *bytes_out);
 const void *cairn_fabric_mapping_note(const struct cairn_fabric_mapping *mapping,
                                       size_t *note_bytes_out);
-int cairn_fabric_mapping_fd(
-    const struct cairn_fabric_mapping *mapping); /* borrowed; read-only maps */
+/* Borrowed, for maps to be read; -1 of memory of a card. */
+int cairn_fabric_mapping_fd(const struct cairn_fabric_mapping *mapping);
+/* The card whose memory it is, at an address that options.device gave; NULL: host memory. */
+const uint8_t *cairn_fabric_mapping_uuid(const struct cairn_fabric_mapping *mapping);
 void cairn_fabric_mapping_hold(struct cairn_fabric_mapping *mapping);
 void cairn_fabric_mapping_release(struct cairn_fabric_mapping *mapping);
 
 /* The way that a peer's messages go: "mapped", "ucx", or a hub's. Static. */
 const char *cairn_fabric_peer_path(const struct cairn_fabric_peer *peer);
 
-/* The way that a message came, or that a payload would go now: as above, or "one-sided". Static. */
+/* The way that a message came, or that a payload would go now: as above, "one-sided", or "device" (memory of
+ * a card, by reference); of a payload "" if it would not go. Static. */
 const char *cairn_fabric_message_path(const struct cairn_fabric_message *message);
 const char *cairn_fabric_payload_path(const struct cairn_fabric_peer *peer, const void *payload,
                                       size_t bytes);

@@ -193,10 +193,10 @@ static bool name_socket(struct mapped_fabric *fabric, const char *folder, struct
     if (folder == NULL) name->sun_path[0] = '\0';
     snprintf(fabric->common.describe, sizeof fabric->common.describe,
              "mapped, host %s, socket %s, payloads to %zu bytes, at most %u held and %u sends in "
-             "flight, %llu bytes mapped for a peer",
+             "flight, %llu bytes mapped for a peer, memory of %u cards",
              fabric->host, text, fabric->common.options.max_payload,
              fabric->common.options.held_max, fabric->common.options.sends_max,
-             (unsigned long long)fabric->common.options.mapped_max);
+             (unsigned long long)fabric->common.options.mapped_max, (unsigned)fabric->cards.count);
     if (folder != NULL) memcpy(fabric->socket_path, text, (size_t)length + 1);
     return true;
 }
@@ -246,6 +246,7 @@ static cairn_status open_socket(struct mapped_fabric *fabric,
     memcpy(address.host, fabric->host, sizeof address.host);
     memcpy(address.path, name.sun_path, length);
     memcpy(address.key, fabric->key, sizeof address.key);
+    address.cards = fabric->cards;
     *address_out = address;
     return CAIRN_OK;
 }
@@ -280,6 +281,10 @@ static cairn_status mapped_start(struct cairn_fabric *common,
     fabric->timer = (struct mapped_link) { .kind = MAPPED_TIMER, .fd = -1 };
     fabric->is_accepting = true;
     size_arenas(fabric);
+    if (options->device != NULL) {
+        fabric->cards.count = options->device->uuid_count;
+        memcpy(fabric->cards.uuids, options->device->uuids, sizeof fabric->cards.uuids);
+    }
     if (!frame_begin())
         return cairn_fail(why, CAIRN_ERR_INTERNAL, "fabric mapped: libsodium does not start");
     frame_random(fabric->key, sizeof fabric->key);
@@ -329,8 +334,10 @@ const struct fabric_backend fabric_mapped = {
     .progress = mapped_progress,
     .arm = mapped_arm,
     .view = mapped_view,
+    .message_path = mapped_message_path,
     .region_bytes = sizeof(struct mapped_region),
     .region_add = mapped_region_add,
     .region_show = mapped_region_show,
     .region_drop = mapped_region_drop,
+    .imports = mapped_imports,
 };

@@ -71,6 +71,12 @@ struct mapped_frame {
 };
 TAILQ_HEAD(mapped_frames, mapped_frame);
 
+/* Cards by UUID, as an address has them. */
+struct mapped_cards {
+    uint32_t count; /* at most CAIRN_FABRIC_UUIDS_MAX */
+    uint8_t uuids[CAIRN_FABRIC_UUIDS_MAX][CAIRN_FABRIC_UUID_BYTES];
+};
+
 /* A connection that we made. It outlives its peer while that has copies of ours unread. */
 struct mapped_out {
     struct mapped_link link;
@@ -80,6 +86,7 @@ struct mapped_out {
     bool is_welcome;                /* the handshake is over */
     bool is_lost;
     uint8_t key[FRAME_KEY_BYTES], challenge[FRAME_NONCE_BYTES], nonce[FRAME_NONCE_BYTES];
+    struct mapped_cards cards;    /* whose memory the peer imports */
     struct mapped_frames queue;   /* for the socket, in order */
     struct mapped_frames waiting; /* for room */
     uint32_t control_count;       /* of queue: REGION and REGION_GONE */
@@ -127,9 +134,11 @@ struct cairn_fabric_mapping {
     LIST_ENTRY(cairn_fabric_mapping) entry; /* in->all, while `in` is set */
     unsigned references;                    /* of its slot, its messages and its holders */
     struct mapped_in *in; /* whose mapped_bytes it is part of; NULL once that is freed */
-    void *memory;         /* owned, [bytes], read-only */
+    void *memory;         /* owned, [bytes], read-only; of a card: an address of `device` */
     size_t bytes;
-    int fd; /* owned; -1: nobody needs it */
+    const struct cairn_fabric_device *device; /* borrowed: it imported this; NULL: host memory */
+    uint8_t uuid[CAIRN_FABRIC_UUID_BYTES];    /* of the card */
+    int fd;                                   /* owned; -1: nobody needs it */
     /* every page is there, and for good: nobody can take one out of what is sealed so */
     bool is_whole;
     bool is_staging, is_shown;
@@ -142,6 +151,7 @@ struct mapped_fabric {
     char host[CAIRN_FABRIC_HOST_BYTES]; /* which host this is, padded with NUL */
     char socket_path[108];              /* to be unlinked; "" if the name is abstract */
     uint8_t key[FRAME_KEY_BYTES];
+    struct mapped_cards cards; /* whose memory we import */
     struct mapped_link listener, timer;
     LIST_HEAD(, mapped_in) ins;
     LIST_HEAD(, mapped_out) outs;
@@ -170,8 +180,10 @@ struct mapped_address {
     uint8_t key[FRAME_KEY_BYTES];
     uint32_t path_bytes;
     char path[108]; /* as sun_path: begins with NUL if it is abstract */
+    struct mapped_cards cards;
 };
-static_assert(sizeof(struct mapped_address) == 208, "wire format");
+static_assert(sizeof(struct mapped_address) == 340, "wire format");
+static_assert(offsetof(struct mapped_address, cards) == 208, "wire format");
 void mapped_link_watch(struct mapped_fabric *fabric, struct mapped_link *link, uint32_t events);
 void mapped_link_unwatch(struct mapped_fabric *fabric, struct mapped_link *link);
 /* Closes the socket; the object around it is freed at the end of this progress or of the next. */
@@ -187,6 +199,8 @@ bool mapped_is_this_host(const struct mapped_fabric *fabric, const struct mapped
 /* mapped_peer.c */
 cairn_status mapped_connect(struct cairn_fabric_peer *peer, const void *address, size_t bytes);
 void mapped_disconnect(struct cairn_fabric_peer *peer);
+bool mapped_imports(const struct cairn_fabric_peer *peer, const uint8_t *uuid);
+bool mapped_cards_have(const struct mapped_cards *cards, const uint8_t *uuid);
 void mapped_out_end(struct mapped_out *out);
 
 /* mapped_out.c */
@@ -206,6 +220,7 @@ void mapped_in_close(struct mapped_in *in);
 void mapped_receive(struct cairn_fabric_message *message, struct fabric_op *op, void *buffer);
 void mapped_drop(struct cairn_fabric_message *message);
 const void *mapped_view(const struct cairn_fabric_message *message);
+const char *mapped_message_path(const struct cairn_fabric_message *message);
 
 /* mapped_memory.c */
 enum { MAPPED_PAGE = 4096 };

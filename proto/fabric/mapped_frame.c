@@ -8,7 +8,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { MAGIC = 0x31504d43 }; /* "CMP1": another number is another version */
+enum { MAGIC = 0x32504d43 }; /* "CMP2": another number is another version */
 
 static_assert(FRAME_KEY_BYTES == crypto_auth_KEYBYTES, "libsodium's");
 static_assert(FRAME_PROOF_BYTES == crypto_auth_BYTES, "libsodium's");
@@ -21,7 +21,7 @@ struct frame_head frame_head(enum frame_kind kind)
 static bool is_region(const struct frame_region *frame, size_t bytes)
 {
     return bytes == sizeof *frame && frame->slot < FRAME_SLOTS && frame->bytes > 0 &&
-           frame->is_staging <= 1 && frame->note_bytes <= CAIRN_FABRIC_NOTE_MAX;
+           frame->memory <= FRAME_MEMORY_DEVICE && frame->note_bytes <= CAIRN_FABRIC_NOTE_MAX;
 }
 
 static bool is_message(const struct frame_message *frame, size_t bytes)

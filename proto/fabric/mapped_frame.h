@@ -5,14 +5,15 @@
  *                                        <-   CHALLENGE  { nonce }
  *   HELLO { nonce, proof }               ->
  *                                        <-   WELCOME    { proof }
- *   REGION { slot, bytes, note } + memfd ->
+ *   REGION { slot, bytes, note } + fd    ->
  *   MESSAGE { serial, where } header ... ->
  *   REGION_GONE { slot }                 ->
  *                                        <-   RELEASE    { serials }
  *
  * The proofs are HMAC-SHA-512-256 over both nonces, keyed with the 32 random bytes of the acceptor's address:
  * each shows that it knows the address, which only members have, without sending it to a stranger who took
- * the socket's name. A descriptor comes with REGION, one, and with nothing else. */
+ * the socket's name. A descriptor comes with REGION, one, and with nothing else: a
+ * memfd, or of memory of a card what its driver exported. */
 #ifndef CAIRN_FABRIC_MAPPED_FRAME_H
 #define CAIRN_FABRIC_MAPPED_FRAME_H
 
@@ -55,13 +56,19 @@ struct
     uint8_t nonce[FRAME_NONCE_BYTES];
     uint8_t proof[FRAME_PROOF_BYTES];
 };
+enum frame_memory {
+    FRAME_MEMORY_HOST = 0,
+    FRAME_MEMORY_STAGING = 1, /* the sender's own copies of payloads, not shown to the owner */
+    FRAME_MEMORY_DEVICE = 2,  /* of the card of this UUID */
+};
 struct frame_region {
     struct frame_head head;
     uint64_t bytes;
     uint16_t slot;
-    uint16_t is_staging; /* 1: the sender's own copies of payloads, not shown to the owner */
+    uint16_t memory; /* enum frame_memory */
     uint32_t note_bytes;
     uint8_t note[CAIRN_FABRIC_NOTE_MAX];
+    uint8_t uuid[CAIRN_FABRIC_UUID_BYTES]; /* of FRAME_MEMORY_DEVICE; else zero */
 };
 struct frame_gone {
     struct frame_head head;
@@ -84,9 +91,10 @@ struct frame_release {
 static_assert(sizeof(struct frame_head) == 8, "wire format");
 static_assert(sizeof(struct frame_greeting) == 72, "wire format");
 static_assert(offsetof(struct frame_greeting, proof) == 40, "wire format");
-static_assert(sizeof(struct frame_region) == 88, "wire format");
+static_assert(sizeof(struct frame_region) == 104, "wire format");
 static_assert(offsetof(struct frame_region, slot) == 16, "wire format");
 static_assert(offsetof(struct frame_region, note) == 24, "wire format");
+static_assert(offsetof(struct frame_region, uuid) == 88, "wire format");
 static_assert(sizeof(struct frame_gone) == 16, "wire format");
 static_assert(sizeof(struct frame_message) == 32, "wire format");
 static_assert(offsetof(struct frame_message, offset) == 16, "wire format");

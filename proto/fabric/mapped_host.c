@@ -51,13 +51,25 @@ bool cairn_fabric_host_is_name(const char *host)
     return length > 0 && length < CAIRN_FABRIC_HOST_BYTES;
 }
 
+static bool find_mapped(const void *address, size_t bytes, struct mapped_address *out)
+{
+    size_t raw_bytes;
+    const void *raw = fabric_open_part(address, bytes, fabric_mapped.kind, &raw_bytes);
+    if (raw == NULL || raw_bytes != sizeof *out) return false;
+    memcpy(out, raw, sizeof *out);
+    return true;
+}
+
+bool fabric_address_imports(const void *address, size_t bytes)
+{
+    struct mapped_address mapped;
+    return find_mapped(address, bytes, &mapped) && mapped.cards.count > 0;
+}
+
 bool cairn_fabric_address_host(const void *address, size_t bytes, char *out, size_t out_bytes)
 {
     struct mapped_address mapped;
-    size_t raw_bytes;
-    const void *raw = fabric_open_part(address, bytes, fabric_mapped.kind, &raw_bytes);
-    if (raw == NULL || raw_bytes != sizeof mapped) return false;
-    memcpy(&mapped, raw, sizeof mapped);
+    if (!find_mapped(address, bytes, &mapped)) return false;
     if (!cairn_fabric_host_is_name(mapped.host)) return false;
     const size_t length = strlen(mapped.host);
     if (length >= out_bytes) return false;

@@ -146,6 +146,16 @@ const void *mapped_view(const struct cairn_fabric_message *message)
     return ((const struct mapped_message *)message)->view;
 }
 
+static const struct cairn_fabric_device *device_of(const struct mapped_message *message)
+{
+    return message->mapping != NULL ? message->mapping->device : NULL;
+}
+
+const char *mapped_message_path(const struct cairn_fabric_message *message)
+{
+    return device_of((const struct mapped_message *)message) != NULL ? "device" : "mapped";
+}
+
 void mapped_drop(struct cairn_fabric_message *message)
 {
     let_go((struct mapped_message *)message);
@@ -163,8 +173,14 @@ static bool is_whole(const struct mapped_message *message)
 void mapped_receive(struct cairn_fabric_message *common, struct fabric_op *op, void *buffer)
 {
     struct mapped_message *message = (struct mapped_message *)common;
-    memcpy(buffer, message->view, common->payload_bytes);
-    fabric_op_done(op, is_whole(message) ? CAIRN_OK : CAIRN_ERR_CLOSED);
+    const struct cairn_fabric_device *device = device_of(message);
+    cairn_status status = CAIRN_OK;
+    if (device != NULL)
+        status = device->copy(device->context, buffer, message->view, common->payload_bytes);
+    else
+        memcpy(buffer, message->view, common->payload_bytes);
+    if (status == CAIRN_OK && !is_whole(message)) status = CAIRN_ERR_CLOSED;
+    fabric_op_done(op, status);
     let_go(message);
 }
 

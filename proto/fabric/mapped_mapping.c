@@ -12,7 +12,8 @@
 
 #include "proto/fabric/pages.h"
 
-static cairn_status map(struct cairn_fabric_mapping *mapping, uint64_t bytes, int fd)
+/* OK: the descriptor is the mapping's. */
+static cairn_status map_host(struct cairn_fabric_mapping *mapping, uint64_t bytes, int fd)
 {
     if (fabric_judge_memory(fd, bytes) != CAIRN_OK) return CAIRN_ERR_REFUSED;
     void *memory = cairn_pages_map(bytes, PROT_READ, MAP_SHARED, fd);
@@ -33,6 +34,55 @@ bool mapped_mapping_has(const struct cairn_fabric_mapping *mapping, uint64_t off
     return hole >= 0 && (uint64_t)hole >= offset + bytes;
 }
 
+static void tell_refused(const struct cairn_fabric_options *options, const char *why)
+{
+    struct cairn_sentence text;
+    if (options->on_refused == NULL) return;
+    cairn_sentence_set(&text,
+                       "memory of a card that a worker of this host showed is refused, and its "
+                       "connection with it: %s",
+                       why);
+    options->on_refused(options->on_message_arg, text.text);
+}
+
+/* Uses the descriptor up. */
+static cairn_status import(struct cairn_fabric_mapping *mapping, const struct mapped_fabric *fabric,
+                           const struct frame_region *frame, int fd)
+{
+    const struct cairn_fabric_options *options = &fabric->common.options;
+    const struct cairn_fabric_device *device = options->device;
+    const struct cairn_fabric_offer offer = { .uuid = frame->uuid,
+                                              .bytes = frame->bytes,
+                                              .note = frame->note,
+                                              .note_bytes = frame->note_bytes };
+    struct cairn_sentence why = { "it is of a card whose memory is not imported here" };
+    cairn_status status = CAIRN_ERR_REFUSED;
+    if (mapped_cards_have(&fabric->cards, frame->uuid))
+        status = device->import(device->context, &offer, fd, &mapping->memory, &why);
+    else
+        close(fd);
+    if (status != CAIRN_OK) {
+        tell_refused(options, why.text);
+        return status;
+    }
+    mapping->bytes = frame->bytes;
+    mapping->fd = -1;
+    mapping->device = device;
+    memcpy(mapping->uuid, frame->uuid, sizeof mapping->uuid);
+    mapping->is_whole = true;
+    return CAIRN_OK;
+}
+
+/* Uses the descriptor up if it is not OK. */
+static cairn_status map(struct cairn_fabric_mapping *mapping, const struct mapped_in *in,
+                        const struct frame_region *frame, int fd)
+{
+    if (frame->memory == FRAME_MEMORY_DEVICE) return import(mapping, in->fabric, frame, fd);
+    const cairn_status status = map_host(mapping, frame->bytes, fd);
+    if (status != CAIRN_OK) close(fd);
+    return status;
+}
+
 cairn_status mapped_mapping_open(struct mapped_in *in, const struct frame_region *frame, int fd,
                                  struct cairn_fabric_mapping **mapping_out)
 {
@@ -42,22 +92,24 @@ cairn_status mapped_mapping_open(struct mapped_in *in, const struct frame_region
     if (frame->bytes > options->mapped_max - in->mapped_bytes) goto err_close;
     status = CAIRN_ERR_NO_MEMORY;
     if ((mapping = calloc(1, sizeof *mapping)) == NULL) goto err_close;
-    if ((status = map(mapping, frame->bytes, fd)) != CAIRN_OK) goto err_free;
+    if ((status = map(mapping, in, frame, fd)) != CAIRN_OK) {
+        free(mapping);
+        return status;
+    }
     mapping->references = 1;
     mapping->in = in;
     LIST_INSERT_HEAD(&in->all, mapping, entry);
     in->mapped_bytes += mapping->bytes;
-    mapping->is_staging = frame->is_staging != 0;
+    mapping->is_staging = frame->memory == FRAME_MEMORY_STAGING;
     mapping->note_bytes = frame->note_bytes;
     memcpy(mapping->note, frame->note, sizeof mapping->note);
-    if (mapping->is_whole && (mapping->is_staging || options->on_mapping == NULL)) {
+    if (mapping->fd >= 0 && mapping->is_whole &&
+        (mapping->is_staging || options->on_mapping == NULL)) {
         close(mapping->fd);
         mapping->fd = -1;
     }
     *mapping_out = mapping;
     return CAIRN_OK;
-err_free:
-    free(mapping);
 err_close:
     close(fd);
     return status;
@@ -90,6 +142,11 @@ int cairn_fabric_mapping_fd(const struct cairn_fabric_mapping *mapping)
     return mapping->fd;
 }
 
+const uint8_t *cairn_fabric_mapping_uuid(const struct cairn_fabric_mapping *mapping)
+{
+    return mapping->device != NULL ? mapping->uuid : NULL;
+}
+
 void cairn_fabric_mapping_hold(struct cairn_fabric_mapping *mapping)
 {
     mapping->references++;
@@ -103,7 +160,10 @@ void cairn_fabric_mapping_release(struct cairn_fabric_mapping *mapping)
         LIST_REMOVE(mapping, entry);
         mapping->in->mapped_bytes -= mapping->bytes;
     }
-    munmap(mapping->memory, mapping->bytes);
+    if (mapping->device != NULL)
+        mapping->device->release(mapping->device->context, mapping->memory, mapping->bytes);
+    else
+        munmap(mapping->memory, mapping->bytes);
     if (mapping->fd >= 0) close(mapping->fd);
     free(mapping);
 }

@@ -50,6 +50,8 @@ cairn_status mapped_region_add(struct cairn_fabric_region *common)
     if (share == NULL) return CAIRN_ERR_NO_MEMORY;
     share->frame.note_bytes = (uint32_t)common->note_bytes;
     memcpy(share->frame.note, common->note, sizeof common->note);
+    if (common->is_device) share->frame.memory = FRAME_MEMORY_DEVICE;
+    memcpy(share->frame.uuid, common->uuid, sizeof common->uuid); // zero of host memory
     region->share = fabric->shares[slot] = share;
     return CAIRN_OK;
 }
@@ -84,7 +86,7 @@ static cairn_status arena_open(struct mapped_fabric *fabric, uint16_t slot)
     close(fd);
     if (arena->share == NULL) goto err_unmap;
     arena->memory = memory;
-    arena->share->frame.is_staging = 1;
+    arena->share->frame.memory = FRAME_MEMORY_STAGING;
     fabric->shares[slot] = arena->share;
     return CAIRN_OK;
 err_unmap:

@@ -145,6 +145,7 @@ void mapped_take_back(struct mapped_out *out, uint16_t slot)
 cairn_status mapped_region_show(struct cairn_fabric_region *region, struct cairn_fabric_peer *peer)
 {
     if (peer->fabric != region->fabric) return CAIRN_OK; // one of "auto" that does not map
+    if (region->is_device && !mapped_imports(peer, region->uuid)) return CAIRN_OK;
     return show(((struct mapped_peer *)peer)->out, ((struct mapped_region *)region)->share);
 }
 
@@ -212,12 +213,15 @@ cairn_status mapped_send(struct cairn_fabric_peer *peer, struct fabric_op *op, c
     frame->message = (struct frame_message) { .head = frame_head(FRAME_MESSAGE),
                                               .payload_bytes = (uint32_t)op->payload_bytes,
                                               .header_bytes = (uint16_t)op->header_bytes };
+    const struct cairn_fabric *common = &out->fabric->common;
+    const bool is_small = op->payload_bytes <= FRAME_INLINE_MAX;
     struct cairn_fabric_region *region = NULL;
     cairn_status status;
-    if (op->payload_bytes <= FRAME_INLINE_MAX)
+    if (!is_small || (op->payload_bytes > 0 && common->device_region_count > 0))
+        region = fabric_region_find(common, payload, op->payload_bytes);
+    if (is_small && (region == NULL || !region->is_device)) // nothing here reads memory of cards
         status = send_inline(out, frame);
-    else if ((region = fabric_region_find(&out->fabric->common, payload, op->payload_bytes)) !=
-             NULL)
+    else if (region != NULL)
         status = send_reference(out, frame, (struct mapped_region *)region);
     else
         status = stage_or_wait(out, frame);

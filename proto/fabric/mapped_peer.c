@@ -29,6 +29,7 @@ cairn_status mapped_connect(struct cairn_fabric_peer *peer, const void *address,
     if (bytes != sizeof to) return CAIRN_ERR_MALFORMED;
     memcpy(&to, address, sizeof to);
     if (to.path_bytes == 0 || to.path_bytes > sizeof to.path) return CAIRN_ERR_MALFORMED;
+    if (to.cards.count > CAIRN_FABRIC_UUIDS_MAX) return CAIRN_ERR_MALFORMED;
     if (!mapped_is_this_host(fabric, &to)) return CAIRN_ERR_UNREACHABLE;
     struct mapped_out *out = calloc(1, sizeof *out);
     if (out == NULL) return CAIRN_ERR_NO_MEMORY;
@@ -41,12 +42,26 @@ cairn_status mapped_connect(struct cairn_fabric_peer *peer, const void *address,
     out->fabric = fabric;
     out->peer = peer;
     memcpy(out->key, to.key, sizeof out->key);
+    out->cards = to.cards;
     TAILQ_INIT(&out->queue);
     TAILQ_INIT(&out->waiting);
     LIST_INSERT_HEAD(&fabric->outs, out, entry);
     ((struct mapped_peer *)peer)->out = out;
     mapped_link_watch(fabric, &out->link, EPOLLIN);
     return CAIRN_OK;
+}
+
+bool mapped_cards_have(const struct mapped_cards *cards, const uint8_t *uuid)
+{
+    for (uint32_t i = 0; i < cards->count; i++)
+        if (memcmp(cards->uuids[i], uuid, sizeof cards->uuids[i]) == 0) return true;
+    return false;
+}
+
+bool mapped_imports(const struct cairn_fabric_peer *peer, const uint8_t *uuid)
+{
+    const struct mapped_out *out = ((const struct mapped_peer *)peer)->out;
+    return mapped_cards_have(&out->cards, uuid);
 }
 
 static void end_frames(struct mapped_out *out, struct mapped_frames *frames)

@@ -92,35 +92,87 @@ static void take_out(struct cairn_fabric *fabric, const struct cairn_fabric_regi
 
 /* -- the calls ---------------------------------------------------------------------------------- */
 
-cairn_status cairn_fabric_region_add(struct cairn_fabric *fabric, const void *base, size_t bytes,
-                                     int fd, const void *note, size_t note_bytes,
-                                     struct cairn_fabric_region **region_out)
+static cairn_status judge_common(const struct cairn_fabric *fabric,
+                                 const struct cairn_fabric_region *wanted, const void *note)
 {
-    const struct fabric_backend *backend = fabric->backend;
-    if (base == NULL || note_bytes > CAIRN_FABRIC_NOTE_MAX) return CAIRN_ERR_INVALID;
-    if (note_bytes > 0 && note == NULL) return CAIRN_ERR_INVALID;
-    if (overlaps(fabric, base, bytes)) return CAIRN_ERR_INVALID;
-    cairn_status status = fabric_judge_memory(fd, bytes);
-    if (status != CAIRN_OK) return status;
-    if (!make_room(fabric)) return CAIRN_ERR_NO_MEMORY;
+    if (wanted->base == NULL || wanted->bytes == 0) return CAIRN_ERR_INVALID;
+    if (wanted->note_bytes > CAIRN_FABRIC_NOTE_MAX) return CAIRN_ERR_INVALID;
+    if (wanted->note_bytes > 0 && note == NULL) return CAIRN_ERR_INVALID;
+    return overlaps(fabric, wanted->base, wanted->bytes) ? CAIRN_ERR_INVALID : CAIRN_OK;
+}
 
-    const size_t own_bytes = backend->region_bytes;
+/* A backend that takes no memory of cards keeps the address all the same: it knows what not to read. */
+static cairn_status tell_backend(struct cairn_fabric_region *region)
+{
+    const struct fabric_backend *backend = region->fabric->backend;
+    const bool has_cards = backend->imports != NULL || backend->connect_inside != NULL;
+    if (backend->region_add == NULL || (region->is_device && !has_cards)) return CAIRN_OK;
+    return backend->region_add(region);
+}
+
+static cairn_status add(struct cairn_fabric *fabric, const struct cairn_fabric_region *wanted,
+                        const void *note, struct cairn_fabric_region **region_out)
+{
+    const size_t own_bytes = fabric->backend->region_bytes;
+    if (!make_room(fabric)) return CAIRN_ERR_NO_MEMORY;
     struct cairn_fabric_region *region = calloc(1, own_bytes > 0 ? own_bytes : sizeof *region);
     if (region == NULL) return CAIRN_ERR_NO_MEMORY;
+    *region = *wanted;
     region->fabric = fabric;
-    region->base = base;
-    region->bytes = bytes;
-    region->fd = fd;
-    region->note_bytes = note_bytes;
-    if (note_bytes > 0) memcpy(region->note, note, note_bytes);
-    if (backend->region_add != NULL) status = backend->region_add(region);
+    if (wanted->note_bytes > 0) memcpy(region->note, note, wanted->note_bytes);
+    const cairn_status status = tell_backend(region);
     if (status != CAIRN_OK) {
         free(region);
         return status;
     }
     put_in(fabric, region);
+    fabric->device_region_count += region->is_device;
     *region_out = region;
     return CAIRN_OK;
+}
+
+cairn_status cairn_fabric_region_add(struct cairn_fabric *fabric, const void *base, size_t bytes,
+                                     int fd, const void *note, size_t note_bytes,
+                                     struct cairn_fabric_region **region_out)
+{
+    const struct cairn_fabric_region wanted = {
+        .base = base, .bytes = bytes, .fd = fd, .note_bytes = note_bytes
+    };
+    cairn_status status = judge_common(fabric, &wanted, note);
+    if (status == CAIRN_OK) status = fabric_judge_memory(fd, bytes);
+    return status == CAIRN_OK ? add(fabric, &wanted, note, region_out) : status;
+}
+
+cairn_status cairn_fabric_region_add_device(struct cairn_fabric *fabric, const void *base,
+                                            size_t bytes, int fd, const uint8_t *uuid,
+                                            const void *note, size_t note_bytes,
+                                            struct cairn_fabric_region **region_out)
+{
+    struct cairn_fabric_region wanted = {
+        .base = base, .bytes = bytes, .fd = fd, .is_device = true, .note_bytes = note_bytes
+    };
+    if (fd < 0 || uuid == NULL) return CAIRN_ERR_INVALID;
+    memcpy(wanted.uuid, uuid, sizeof wanted.uuid);
+    const cairn_status status = judge_common(fabric, &wanted, note);
+    return status == CAIRN_OK ? add(fabric, &wanted, note, region_out) : status;
+}
+
+bool cairn_fabric_peer_imports(const struct cairn_fabric_peer *peer, const uint8_t *uuid)
+{
+    const struct fabric_backend *backend = peer->fabric->backend;
+    return backend->imports != NULL && backend->imports(peer, uuid);
+}
+
+bool fabric_region_goes(const struct cairn_fabric_peer *peer, const void *payload, size_t bytes,
+                        const struct cairn_fabric_region **device_out)
+{
+    *device_out = NULL;
+    if (peer->fabric->device_region_count == 0 || bytes == 0) return true;
+    const struct cairn_fabric_region *region = fabric_region_find(peer->fabric, payload, 1);
+    if (region == NULL || !region->is_device) return true;
+    *device_out = region;
+    return bytes <= region->bytes - (size_t)((const uint8_t *)payload - region->base) &&
+           cairn_fabric_peer_imports(peer, region->uuid);
 }
 
 cairn_status cairn_fabric_region_show(struct cairn_fabric_region *region,
@@ -136,6 +188,7 @@ void cairn_fabric_region_drop(struct cairn_fabric_region *region)
 {
     if (region == NULL) return;
     take_out(region->fabric, region);
+    region->fabric->device_region_count -= region->is_device;
     if (region->fabric->backend->region_drop != NULL) region->fabric->backend->region_drop(region);
     free(region);
 }

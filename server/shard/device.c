@@ -12,6 +12,46 @@ bool cairn_device_backend_ok(const char *backend)
            strcmp(backend, "auto") == 0;
 }
 
+/* ---- memory of the card that workers show ---- */
+
+static cairn_status import(void *context, const struct cairn_fabric_offer *offer, int fd,
+                           void **address_out, struct cairn_sentence *why)
+{
+    const struct cairn_shard *shard = context;
+    const void *address;
+    const cairn_status status = cairn_home_import(shard->device.home, fd, offer->bytes, &address,
+                                                  why);
+    if (status == CAIRN_OK) *address_out = (void *)(uintptr_t)address;
+    return status;
+}
+
+static void release(void *context, void *address, uint64_t bytes)
+{
+    const struct cairn_shard *shard = context;
+    cairn_home_import_release(shard->device.home, address, bytes);
+}
+
+static cairn_status copy(void *context, void *to_host, const void *from_device, size_t bytes)
+{
+    const struct cairn_shard *shard = context;
+    struct cairn_works *works = cairn_compute_loop(&shard->device);
+    struct cairn_sentence why;
+    cairn_works_copy(works, to_host, from_device, bytes);
+    return cairn_works_run(works, &why);
+}
+
+static void offer_imports(struct cairn_shard *shard)
+{
+    const struct cairn_home_info *info = cairn_home_info(shard->device.home);
+    if (!info->exports) return;
+    shard->imports = (struct cairn_fabric_device) {
+        .uuid_count = 1, .context = shard, .import = import, .release = release, .copy = copy
+    };
+    memcpy(shard->imports.uuids[0], info->uuid, sizeof shard->imports.uuids[0]);
+}
+
+/* ---- the device ---- */
+
 static cairn_status open_home(struct cairn_shard *shard, const char *device,
                               struct cairn_sentence *why)
 {
@@ -47,6 +87,7 @@ cairn_status cairn_device_open(struct cairn_shard *shard, const struct cairn_sha
     if (strcmp(backend, "host") != 0) status = open_home(shard, options->device, &reason);
     if (status == CAIRN_OK) {
         say(shard);
+        offer_imports(shard);
         return CAIRN_OK;
     }
     if (strcmp(backend, "cuda") == 0)

@@ -134,6 +134,7 @@ static cairn_status open_fabric(struct cairn_shard *shard,
         .transports = options->fabric_transports,
         .one_sided = options->fabric_one_sided,
         .on_refused = on_refused,
+        .device = shard->imports.uuid_count > 0 ? &shard->imports : NULL,
         .hub = options->hub,
     };
     cairn_status status = cairn_fabric_open(options->fabric_kind, &fabric_options, &shard->fabric,

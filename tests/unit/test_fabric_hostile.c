@@ -146,7 +146,7 @@ struct lie {
     size_t bytes;
 };
 
-#define HEAD(k)       .head = { 0x31504d43, (k) }
+#define HEAD(k)       .head = { 0x32504d43, (k) }
 #define MESSAGE_BYTES (sizeof(struct frame_message))
 static const struct lie lies[] = {
     { "another magic", { .head = { 0x12345678, FRAME_MESSAGE } }, MESSAGE_BYTES + 1 },
@@ -205,7 +205,7 @@ static const struct lie lies[] = {
       MESSAGE_BYTES + 32 },
     { "a region without memory",
       { .region = { HEAD(FRAME_REGION), .slot = 7, .bytes = BYTES } },
-      88 },
+      sizeof(struct frame_region) },
     { "the end of a region that is not there",
       { .gone = { HEAD(FRAME_REGION_GONE), .slot = 6 } },
       16 },
@@ -266,6 +266,8 @@ enum offer {
     TWICE,
     MANY,
     TOO_MUCH,
+    OF_A_CARD, /* of which nothing is imported here */
+    OF_NO_KIND,
     OFFERS
 };
 
@@ -289,6 +291,8 @@ static void offer(int fd, enum offer what)
     if (what == HALF_SEALED) fds[0] = make_memory(BYTES, F_SEAL_SHRINK | F_SEAL_SEAL);
     if (what == CAN_BE_EMPTIED) fds[0] = make_memory(BYTES, SEALS & ~F_SEAL_FUTURE_WRITE);
     if (what == OF_HUGE_PAGES) fds[0] = make_huge_memory();
+    if (what == OF_A_CARD) frame.memory = FRAME_MEMORY_DEVICE;
+    if (what == OF_NO_KIND) frame.memory = FRAME_MEMORY_DEVICE + 1;
     if (what == TOO_SMALL) fds[0] = make_memory(BYTES - 1, SEALS);
     if (what == A_FILE) fds[0] = open("/dev/shm", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
     if (what == A_PIPE) {

@@ -69,6 +69,8 @@ static void add(Cairn__BytesTold *to, const Cairn__BytesTold *more)
     to->put += more->put;
     to->pushed_one_sided += more->pushed_one_sided;
     to->fetched_one_sided += more->fetched_one_sided;
+    to->pushed_device += more->pushed_device;
+    to->fetched_device += more->fetched_device;
     if (more->steps == 0) return;
     const double steps = (double)more->steps;
     to->pushed_a_step += (double)(more->pushed_shared + more->pushed_carried) / steps;

@@ -10,19 +10,27 @@
 enum cairn_way cairn_way_of(const char *path)
 {
     if (strcmp(path, "mapped") == 0) return CAIRN_WAY_SHARED;
+    if (strcmp(path, "device") == 0) return CAIRN_WAY_DEVICE;
     return strcmp(path, "one-sided") == 0 ? CAIRN_WAY_ONE_SIDED : CAIRN_WAY_CARRIED;
+}
+
+static bool is_shared(enum cairn_way way)
+{
+    return way == CAIRN_WAY_SHARED || way == CAIRN_WAY_DEVICE;
 }
 
 static void add_pushed(struct cairn_bytes *to, uint64_t bytes, enum cairn_way way)
 {
-    *(way == CAIRN_WAY_SHARED ? &to->pushed_shared : &to->pushed_carried) += bytes;
+    *(is_shared(way) ? &to->pushed_shared : &to->pushed_carried) += bytes;
     if (way == CAIRN_WAY_ONE_SIDED) to->pushed_one_sided += bytes;
+    if (way == CAIRN_WAY_DEVICE) to->pushed_device += bytes;
 }
 
 static void add_fetched(struct cairn_bytes *to, uint64_t bytes, enum cairn_way way)
 {
-    *(way == CAIRN_WAY_SHARED ? &to->fetched_shared : &to->fetched_carried) += bytes;
+    *(is_shared(way) ? &to->fetched_shared : &to->fetched_carried) += bytes;
     if (way == CAIRN_WAY_ONE_SIDED) to->fetched_one_sided += bytes;
+    if (way == CAIRN_WAY_DEVICE) to->fetched_device += bytes;
 }
 
 void cairn_bytes_pushed(struct cairn_shard_job *job, uint64_t member, uint64_t bytes,
@@ -73,6 +81,8 @@ static Cairn__BytesTold *add(struct cairn_bytes_list *out, const struct cairn_sh
     told->put = bytes->put;
     told->pushed_one_sided = bytes->pushed_one_sided;
     told->fetched_one_sided = bytes->fetched_one_sided;
+    told->pushed_device = bytes->pushed_device;
+    told->fetched_device = bytes->fetched_device;
     return told;
 }
 

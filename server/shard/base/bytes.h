@@ -16,14 +16,17 @@ enum cairn_way {
     CAIRN_WAY_CARRIED,
     CAIRN_WAY_SHARED,    /* through memory of this host */
     CAIRN_WAY_ONE_SIDED, /* carried, and read by the receiver out of the sender's memory */
+    CAIRN_WAY_DEVICE,    /* shared, and memory of a card, which reads it where it lies */
 };
 /* Of a path of proto/fabric/fabric.h. */
 enum cairn_way cairn_way_of(const char *path);
 
-/* Shared: through memory of this host; carried: any other way, of which one_sided. */
+/* Shared: through memory of this host or its cards, of which device: the host did not see it; carried: any
+ * other way, of which one_sided. */
 struct cairn_bytes {
     uint64_t pushed_shared, pushed_carried, fetched_shared, fetched_carried, put;
     uint64_t pushed_one_sided, fetched_one_sided;
+    uint64_t pushed_device, fetched_device;
     /* of a job: updated here, writes aside; of a member: its job's when it joined */
     uint64_t steps;
 };

@@ -206,7 +206,9 @@ static void on_received(void *arg, cairn_status status)
     slot->view = slot->memory;
     slot->receiving = false;
     if (status == CAIRN_OK) {
-        cairn_bytes_pushed(collector->job, slot->member, slot->payload_bytes, slot->way);
+        // What a card's memory was copied out of has passed the host.
+        cairn_bytes_pushed(collector->job, slot->member, slot->payload_bytes,
+                           slot->way == CAIRN_WAY_DEVICE ? CAIRN_WAY_SHARED : slot->way);
         if (cairn_chunk_checksum(slot->memory, slot->payload_bytes) != slot->checksum)
             status = CAIRN_ERR_CHECKSUM;
     }
@@ -222,8 +224,21 @@ static void land_view(struct cairn_slot *slot, struct cairn_fabric_message *mess
 {
     slot->message = message;
     slot->view = cairn_fabric_message_view(message);
-    cairn_bytes_pushed(slot->collector->job, slot->member, slot->payload_bytes, CAIRN_WAY_SHARED);
+    if (slot->way != CAIRN_WAY_DEVICE) slot->way = CAIRN_WAY_SHARED;
+    cairn_bytes_pushed(slot->collector->job, slot->member, slot->payload_bytes, slot->way);
     landed(slot, CAIRN_OK);
+}
+
+bool cairn_collector_reads_view(const struct cairn_collector *collector,
+                                const struct cairn_chunk_header *header, uint32_t chunk,
+                                const struct cairn_fabric_message *message)
+{
+    const uintptr_t view = (uintptr_t)cairn_fabric_message_view(message);
+    if (view == 0) return false;
+    if (cairn_way_of(cairn_fabric_message_path(message)) != CAIRN_WAY_DEVICE) return true;
+    // A kernel that met an element across its own size would end the card's context.
+    return !cairn_compute_is_host(collector->hands->compute(collector, chunk)) &&
+           view % cairn_dtype_bytes(header->dtype) == 0;
 }
 
 static void receive(struct cairn_collector *collector, uint32_t number, uint32_t chunk)
@@ -240,7 +255,7 @@ static void receive(struct cairn_collector *collector, uint32_t number, uint32_t
     slot->payload_bytes = (size_t)header->payload_bytes;
     slot->checksum = header->checksum;
     slot->way = cairn_way_of(cairn_fabric_message_path(message));
-    if (cairn_fabric_message_view(message) != NULL) {
+    if (cairn_collector_reads_view(collector, header, chunk, message)) {
         land_view(slot, message);
         return;
     }

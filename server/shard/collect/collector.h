@@ -36,7 +36,8 @@ struct cairn_slot {
     size_t payload_bytes;
     uint64_t checksum;
     enum cairn_way way;
-    /* owned: the payload is in the worker's memory; NULL: it came another way */
+    /* owned: the payload is in the worker's memory, with CAIRN_WAY_DEVICE on the card; NULL: it came another
+     * way */
     struct cairn_fabric_message *message;
     void *memory;        /* of hands->slot_memory: a payload that came another way; or NULL */
     const void *view;    /* the payload, wherever it is; NULL: the slot is free, or it fills */
@@ -56,7 +57,7 @@ struct cairn_fold {
     uint32_t source_count, chunk;
     bool first;       /* it begins the chunk's sum */
     bool likely_last; /* it ends the chunk's sum, unless the round gets more micro-batches */
-    bool viewed;      /* a source is in a worker's memory */
+    bool viewed;      /* a source is in a worker's memory, of the host */
     struct cairn_buffer_claim claim; /* on the buffer of a relay's sum */
     struct cairn_fold *next;         /* in collector->folds_free */
 };
@@ -132,6 +133,11 @@ struct cairn_collector_options {
     const struct cairn_decision *last;
     struct cairn_step_actions *actions; /* its list grows as is needed; owned by the caller */
 };
+
+/* The payload may stay where it lies: what makes the sum of the core's chunk can read it there. */
+bool cairn_collector_reads_view(const struct cairn_collector *collector,
+                                const struct cairn_chunk_header *header, uint32_t chunk,
+                                const struct cairn_fabric_message *message);
 
 /* What is borrowed lives as long as the collector. CAIRN_ERR_NO_MEMORY: close it. */
 CAIRN_MUST_CHECK cairn_status cairn_collector_open(struct cairn_collector *collector,

@@ -13,7 +13,7 @@ static void land_views(void *arg)
     struct cairn_collector *collector = fold->collector;
     for (uint32_t i = 0; i < fold->source_count; i++) {
         const struct cairn_slot *slot = &collector->slots[fold->slots[i]];
-        if (slot->message == NULL) continue;
+        if (slot->message == NULL || slot->way == CAIRN_WAY_DEVICE) continue;
         void *memory = collector->hands->slot_memory(collector, fold->slots[i]);
         memcpy(memory, slot->view, slot->payload_bytes);
         fold->sources[i].data = memory;
@@ -100,7 +100,7 @@ void cairn_fold_begin(struct cairn_collector *collector, const struct cairn_step
         fold->sources[i] = (struct cairn_source) { .data = slot->view, .dtype = slot->dtype };
         fold->pieces[i] = slot->piece;
         fold->slots[i] = action->slots[i];
-        fold->viewed = fold->viewed || slot->message != NULL;
+        if (slot->message != NULL && slot->way != CAIRN_WAY_DEVICE) fold->viewed = true;
         slot->folding = true;
     }
     fold->run.is_guarded = fold->viewed;

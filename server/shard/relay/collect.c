@@ -69,7 +69,8 @@ static void on_push(struct cairn_relay *relay, struct cairn_member *member,
                            header->tensor, (unsigned long long)header->first_leaf);
     else
         status = cairn_collector_judge(&owner->collector, member, header, &chunk, &piece, &why);
-    if (status == CAIRN_OK && cairn_fabric_message_view(message) == NULL &&
+    if (status == CAIRN_OK &&
+        !cairn_collector_reads_view(&owner->collector, header, chunk, message) &&
         !take_memory(relay, (size_t)header->payload_bytes))
         status = cairn_fail(&why, CAIRN_ERR_BUSY,
                             "it does not come through memory of this host, and there is no room");

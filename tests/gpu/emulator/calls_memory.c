@@ -129,6 +129,25 @@ int cuMemImportFromShareableHandle(unsigned long long *handle_out, void *fd_as_p
     EMULATOR_CALL(EMULATOR_NEEDS_INIT, import(handle_out, fd_as_pointer, handle_type));
 }
 
+static enum emulator_result describe(struct cairn_cu_allocation *how_out, uint64_t handle)
+{
+    uint32_t device;
+    const enum emulator_result result = emulator_memory_device(handle, &device);
+    if (result != EMULATOR_OK) return result;
+    *how_out = (struct cairn_cu_allocation) {
+        .type = CAIRN_CU_ALLOCATION_PINNED,
+        .handle_types = CAIRN_CU_HANDLE_POSIX,
+        .location = { .type = CAIRN_CU_LOCATION_DEVICE, .id = (int)device },
+    };
+    return EMULATOR_OK;
+}
+
+int cuMemGetAllocationPropertiesFromHandle(struct cairn_cu_allocation *how_out,
+                                           unsigned long long handle)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, describe(how_out, handle));
+}
+
 int cuMemAllocHost_v2(void **host_out, size_t bytes)
 {
     EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT, emulator_host_alloc(bytes, host_out));

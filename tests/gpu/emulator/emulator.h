@@ -166,6 +166,7 @@ enum emulator_result emulator_memory_create(uint32_t device, uint64_t bytes, boo
 enum emulator_result emulator_memory_release(uint64_t handle);
 enum emulator_result emulator_memory_export(uint64_t handle, int *descriptor_out);
 enum emulator_result emulator_memory_import(int descriptor, uint64_t *handle_out);
+enum emulator_result emulator_memory_device(uint64_t handle, uint32_t *device_out);
 enum emulator_result emulator_memory_reserve(uint64_t bytes, uint64_t alignment,
                                              uint64_t *address_out);
 enum emulator_result emulator_memory_unreserve(uint64_t address, uint64_t bytes);

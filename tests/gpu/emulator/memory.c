@@ -213,6 +213,14 @@ enum emulator_result emulator_memory_import(int descriptor, uint64_t *handle_out
     return EMULATOR_OK;
 }
 
+enum emulator_result emulator_memory_device(uint64_t handle, uint32_t *device_out)
+{
+    const struct allocation *a = find(handle);
+    if (a == NULL) return EMULATOR_INVALID_VALUE;
+    *device_out = a->device;
+    return EMULATOR_OK;
+}
+
 /* ---- addresses ---- */
 
 /* Pages of addresses at which [address, + bytes) begins and ends; false if they are not whole, or nobody's.

@@ -1,0 +1,103 @@
+/* Memory of the card that other processes own, mapped here to be read: a handle that came as a descriptor, in
+ * the home's own reservation, so that works find it there. What is wrong with a descriptor harms nothing: no
+ * result here breaks the home. */
+#include <inttypes.h>
+#include <unistd.h>
+
+#include "gpu/cuda/cuda.h"
+
+static cairn_status refuse(const struct cairn_cuda *cuda, int result, const char *what,
+                           struct cairn_sentence *why)
+{
+    char text[32];
+    return cairn_fail(why,
+                      result == CAIRN_CU_OUT_OF_MEMORY ? CAIRN_ERR_NO_MEMORY : CAIRN_ERR_REFUSED,
+                      "%s: %s", what, cairn_driver_error(&cuda->driver, result, text));
+}
+
+/* The memory may be read by the card; a driver that knows no memory to be read alone gives it whole. */
+static int open_to_read(struct cairn_cuda *cuda, uint64_t at, uint64_t bytes)
+{
+    struct cairn_cu_access access = {
+        .location = { .type = CAIRN_CU_LOCATION_DEVICE, .id = cuda->device },
+        .flags = CAIRN_CU_ACCESS_READ,
+    };
+    int result = cuda->driver.cuMemSetAccess(at, (size_t)bytes, &access, 1);
+    if (result == CAIRN_CU_OK) return result;
+    access.flags = CAIRN_CU_ACCESS_READWRITE;
+    return cuda->driver.cuMemSetAccess(at, (size_t)bytes, &access, 1);
+}
+
+static cairn_status map(struct cairn_cuda *cuda, unsigned long long handle, uint64_t bytes,
+                        uint64_t *at_out, struct cairn_sentence *why)
+{
+    const uint64_t at = cairn_cuda_take_addresses(cuda, bytes);
+    if (at == 0)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY,
+                          "no addresses are left for %" PRIu64 " bytes of it", bytes);
+    int result = cuda->driver.cuMemMap(at, (size_t)bytes, 0, handle, 0);
+    if (result != CAIRN_CU_OK) {
+        cairn_cuda_give_addresses(cuda, at);
+        return refuse(cuda, result, "it has not the size that its owner says", why);
+    }
+    result = open_to_read(cuda, at, bytes);
+    if (result != CAIRN_CU_OK) {
+        (void)cuda->driver.cuMemUnmap(at, (size_t)bytes);
+        cairn_cuda_give_addresses(cuda, at);
+        return refuse(cuda, result, "the card may not read it", why);
+    }
+    *at_out = at;
+    return CAIRN_OK;
+}
+
+static cairn_status judge(const struct cairn_cuda *cuda, unsigned long long handle,
+                          struct cairn_sentence *why)
+{
+    struct cairn_cu_allocation how = { 0 };
+    const int result = cuda->driver.cuMemGetAllocationPropertiesFromHandle(&how, handle);
+    if (result != CAIRN_CU_OK) return refuse(cuda, result, "the driver does not describe it", why);
+    if (how.location.type == CAIRN_CU_LOCATION_DEVICE && how.location.id == cuda->device)
+        return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_REFUSED, "it is not memory of %s", cuda->home.info.device);
+}
+
+static cairn_status import(struct cairn_cuda *cuda, int fd, uint64_t bytes, uint64_t *at_out,
+                           struct cairn_sentence *why)
+{
+    unsigned long long handle;
+    cairn_status status = cairn_cuda_enter(cuda, why);
+    if (status != CAIRN_OK) return status;
+    if (bytes == 0 || bytes % cuda->granularity != 0 || bytes > cuda->home.info.total_bytes)
+        return cairn_fail(why, CAIRN_ERR_REFUSED,
+                          "%" PRIu64
+                          " bytes are no size of memory of a card: multiples of %" PRIu64,
+                          bytes, cuda->granularity);
+    const int result = cuda->driver.cuMemImportFromShareableHandle(
+        &handle, (void *)(uintptr_t)(unsigned)fd, CAIRN_CU_HANDLE_POSIX);
+    if (result != CAIRN_CU_OK)
+        return refuse(cuda, result, "the descriptor is of no memory of a card", why);
+    status = judge(cuda, handle, why);
+    if (status == CAIRN_OK) status = map(cuda, handle, bytes, at_out, why);
+    (void)cuda->driver.cuMemRelease(handle); // the mapping keeps the memory
+    return status;
+}
+
+cairn_status cairn_cuda_import(struct cairn_home *home, int fd, uint64_t bytes,
+                               const void **address_out, struct cairn_sentence *why)
+{
+    uint64_t at = 0;
+    const cairn_status status = import(cairn_cuda_of(home), fd, bytes, &at, why);
+    close(fd); // an open one keeps the memory taken
+    if (status == CAIRN_OK) *address_out = (const void *)(uintptr_t)at;
+    return status;
+}
+
+void cairn_cuda_import_release(struct cairn_home *home, const void *address, uint64_t bytes)
+{
+    struct cairn_cuda *cuda = cairn_cuda_of(home);
+    const uint64_t at = (uint64_t)(uintptr_t)address;
+    cairn_cuda_enter_anyway(cuda);
+    if (!atomic_load(&cuda->has_failed)) // else it goes with the context
+        (void)cuda->driver.cuMemUnmap(at, (size_t)bytes);
+    cairn_cuda_give_addresses(cuda, at);
+}

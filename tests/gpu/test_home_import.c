@@ -1,0 +1,195 @@
+/* Memory of the card that another process owns, in a home: read where it lies, for as long as it is held, and
+ * whatever is wrong with a descriptor is refused with a sentence and harms nothing. */
+#include <check.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "gpu/home.h"
+#include "tests/support/emulated.h"
+#include "tests/support/suite.h"
+
+enum { BYTES = 4 << 20, ELEMS = BYTES / 4 };
+
+static struct emulated card;
+static struct cairn_home *home;
+static struct cairn_home_stream *stream;
+
+static unsigned count_descriptors(void)
+{
+    unsigned count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    while (readdir(folder) != NULL) count++;
+    closedir(folder);
+    return count;
+}
+
+static void open_home(const char *options)
+{
+    struct cairn_sentence why = { "" };
+    card = emulated_open(options);
+    ck_assert_msg(cairn_home_open_cuda(NULL, &home, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_int_eq(cairn_home_stream_open(home, &stream, &why), CAIRN_OK);
+    ck_assert(cairn_home_info(home)->exports);
+    ck_assert_int_eq(card.driver.cuCtxSetCurrent(card.context), CAIRN_CU_OK);
+}
+
+static void close_home(void)
+{
+    cairn_home_stream_close(stream);
+    cairn_home_close(home);
+}
+
+static int export(const struct emulated_memory *memory)
+{
+    int fd;
+    ck_assert_int_eq(
+        card.driver.cuMemExportToShareableHandle(&fd, memory->handle, CAIRN_CU_HANDLE_POSIX, 0),
+        CAIRN_CU_OK);
+    return fd;
+}
+
+static void run(struct cairn_work *work)
+{
+    struct cairn_sentence why = { "" };
+    ck_assert_msg(cairn_home_run(stream, work, 1, &why) == CAIRN_OK, "%s", why.text);
+}
+
+static void fill(const struct emulated_memory *memory, int value)
+{
+    ck_assert_int_eq(
+        card.driver.cuMemsetD8Async(memory->at, (unsigned char)value, memory->bytes, NULL),
+        CAIRN_CU_OK);
+    ck_assert_int_eq(card.driver.cuStreamSynchronize(NULL), CAIRN_CU_OK);
+}
+
+/* The words that the home finds there, all alike. */
+static uint32_t read_word(const void *from)
+{
+    static uint32_t words[ELEMS];
+    struct cairn_work copy = { .kind = CAIRN_WORK_COPY, .copy = { words, from, sizeof words } };
+    run(&copy);
+    ck_assert_int_eq(memcmp(words, words + 1, sizeof words - sizeof words[0]), 0);
+    return words[0];
+}
+
+TEST(it_is_folded_from_where_it_lies_and_stays_when_its_owner_is_gone)
+{
+    struct cairn_sentence why = { "" };
+    struct cairn_home_memory sums = { 0 };
+    const void *at;
+    open_home(NULL);
+    ck_assert_int_eq(cairn_home_memory_open(home, "sums", BYTES, &sums, &why), CAIRN_OK);
+    read_word(sums.base); // the stream's staging is taken now
+    const unsigned before = count_descriptors();
+    struct emulated_memory owned = emulated_alloc(&card, BYTES);
+    fill(&owned, 0x3f); // 0.747...
+    const uint64_t free_bytes = cairn_home_free_bytes(home);
+    const int fd = export(&owned);
+    ck_assert_msg(cairn_home_import(home, fd, BYTES, &at, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert(cairn_home_has(home, at));
+    ck_assert_uint_eq(cairn_home_free_bytes(home), free_bytes);
+    emulated_free(&card, &owned);
+    // The owner's own descriptor, and the stand-in's for each handle, aside.
+    ck_assert_uint_le(count_descriptors(), before + 2);
+    const struct cairn_source source = { .data = at, .dtype = CAIRN_F32 };
+    struct cairn_work fold = { .kind = CAIRN_WORK_FOLD,
+                               .fold = { sums.base, &source, 1, true, ELEMS } };
+    run(&fold);
+    ck_assert_uint_eq(read_word(sums.base), 0x3f3f3f3f);
+    ck_assert_uint_eq(read_word(at), 0x3f3f3f3f);
+    cairn_home_import_release(home, at, BYTES);
+    cairn_home_memory_close(&sums);
+    ck_assert_uint_eq(count_descriptors(), before - 1); // that of the sums' handle, too
+    close_home();
+}
+
+enum lie {
+    A_PIPE,
+    A_MEMFD,
+    CLOSED,
+    TOO_LARGE,
+    TOO_SMALL,
+    ODD,
+    EMPTY,
+    ENDLESS,
+    OF_ANOTHER_CARD,
+    LIES
+};
+
+static int make_lie(enum lie lie, const struct emulated_memory *owned, uint64_t *bytes_out)
+{
+    int pipes[2], fd = -1;
+    *bytes_out = BYTES;
+    if (lie == A_PIPE) {
+        ck_assert_int_eq(pipe(pipes), 0);
+        close(pipes[1]);
+        return pipes[0];
+    }
+    if (lie == A_MEMFD) {
+        fd = memfd_create("not of a card", MFD_CLOEXEC);
+        ck_assert_int_eq(ftruncate(fd, BYTES), 0);
+        return fd;
+    }
+    fd = export(owned);
+    if (lie == TOO_LARGE) *bytes_out = 2 * BYTES;
+    if (lie == TOO_SMALL) *bytes_out = BYTES / 2;
+    if (lie == ODD) *bytes_out = BYTES - 1;
+    if (lie == EMPTY) *bytes_out = 0;
+    if (lie == ENDLESS) *bytes_out = UINT64_MAX / 2 + 1;
+    if (lie == CLOSED) close(fd);
+    return fd;
+}
+
+/* Memory of card 1, for a home on card 0. */
+static struct emulated_memory make_other(void)
+{
+    const struct cairn_cu_allocation how = { .type = CAIRN_CU_ALLOCATION_PINNED,
+                                             .handle_types = CAIRN_CU_HANDLE_POSIX,
+                                             .location = { CAIRN_CU_LOCATION_DEVICE, 1 } };
+    struct emulated_memory other = { .bytes = BYTES };
+    ck_assert_int_eq(card.driver.cuMemCreate(&other.handle, BYTES, &how, 0), CAIRN_CU_OK);
+    return other;
+}
+
+TEST_EACH(what_is_no_memory_of_the_card_is_refused_closed_and_harms_nothing, 0, LIES)
+{
+    struct cairn_sentence why = { "" };
+    const void *at = NULL;
+    uint64_t bytes;
+    open_home("devices=2,quiet=1");
+    struct emulated_memory owned = emulated_alloc(&card, BYTES);
+    struct emulated_memory other = make_other();
+    fill(&owned, 7);
+    struct cairn_home_memory own = { 0 };
+    ck_assert_int_eq(cairn_home_memory_open(home, "own", BYTES, &own, &why), CAIRN_OK);
+    read_word(own.base); // the stream's staging is taken now
+    const unsigned before = count_descriptors();
+    const uint64_t left = card.cairn_emulator_left();
+    const int fd = make_lie((enum lie)_i, _i == OF_ANOTHER_CARD ? &other : &owned, &bytes);
+    const cairn_status status = cairn_home_import(home, fd, bytes, &at, &why);
+    ck_assert_int_eq(status, CAIRN_ERR_REFUSED);
+    ck_assert_uint_gt(strlen(why.text), 10);
+    ck_assert_uint_eq(count_descriptors(), before);
+    ck_assert_uint_eq(card.cairn_emulator_left(), left);
+    ck_assert_int_eq(cairn_home_import(home, export(&owned), BYTES, &at, &why), CAIRN_OK);
+    ck_assert_uint_eq(read_word(at), 0x07070707);
+    cairn_home_import_release(home, at, BYTES);
+    ck_assert_uint_eq(count_descriptors(), before);
+    cairn_home_memory_close(&own);
+    close_home();
+}
+
+TEST(the_host_imports_nothing_and_closes_what_it_was_given)
+{
+    struct cairn_sentence why;
+    const void *at;
+    const unsigned before = count_descriptors();
+    ck_assert_int_eq(cairn_home_import(cairn_home_host(), dup(0), BYTES, &at, &why),
+                     CAIRN_ERR_UNSUPPORTED);
+    ck_assert_uint_eq(count_descriptors(), before);
+}
+
+SUITE(60);
