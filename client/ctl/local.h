@@ -37,14 +37,15 @@ struct local {
         [64]; /* made for it where `folder` has too long a name, or an odd one; else "" */
     struct local_daemon daemons[1 + CTL_SHARDS_MAX]; /* [daemon_count], the coordinator first */
     int daemon_count;
-    bool is_debug;    /* the daemons log each round */
-    uint32_t threads; /* compute threads of a shard; 0: its share of the cores */
+    bool is_debug;                /* the daemons log each round */
+    uint32_t threads;             /* compute threads of a shard; 0: its share of the cores */
+    const char *backend, *device; /* compute.backend and .device of the shards; NULL: not said */
 };
 
 /* ---- local.c ---- */
 /* Runs `body` while a cluster of ctl->shards is up, or, with ctl->endpoint, that one; CAIRN_ENDPOINT says
  * where. The exit status is the body's. Of `local` the
- * caller sets ctl, is_debug and threads, the rest is 0 or of a cluster before. */
+ * caller sets ctl and what follows daemon_count, the rest is 0 or of a cluster before. */
 int cairn_local_run(struct local *local, int (*body)(struct local *local, void *context),
                     void *context);
 

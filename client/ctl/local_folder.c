@@ -187,9 +187,13 @@ static long threads(const struct local *local, int shards)
 bool cairn_local_config_write(const struct local *local, const char *name,
                               struct cairn_sentence *why)
 {
-    char path[PATH_MAX + 32], text[2 * PATH_MAX + 1024];
+    char path[PATH_MAX + 32], text[2 * PATH_MAX + 1024], home[320] = "";
     const int shards = local->daemon_count - 1;
     snprintf(path, sizeof path, "%s/%s.conf", local->folder, name);
+    if (local->backend != NULL)
+        snprintf(home, sizeof home, "backend = %s\n%s%s%s", local->backend,
+                 local->device != NULL ? "device = " : "",
+                 local->device != NULL ? local->device : "", local->device != NULL ? "\n" : "");
     if (local->endpoint[0] == 0)
         snprintf(text, sizeof text,
                  "# Made by cairn local. Paths are of this folder.\n[cluster]\nname = local\n"
@@ -199,8 +203,9 @@ bool cairn_local_config_write(const struct local *local, const char *name,
     else
         snprintf(text, sizeof text,
                  "# Made by cairn local.\n[shard]\nname = %s\ncoordinator = %s\n[memory]\n"
-                 "limit = %lluMiB\n[compute]\nthreads = %ld\n[import]\nfolders = %s\n",
-                 name, local->endpoint, memory_mib(shards), threads(local, shards), local->import);
+                 "limit = %lluMiB\n[compute]\nthreads = %ld\n%s[import]\nfolders = %s\n",
+                 name, local->endpoint, memory_mib(shards), threads(local, shards), home,
+                 local->import);
     if (local->is_debug) strncat(text, "[log]\nlevel = debug\n", sizeof text - strlen(text) - 1);
     return cairn_local_file_write(path, text, why);
 }

@@ -80,7 +80,7 @@ static const struct subcommand subcommands[] = {
       CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_YES, cairn_ctl_snapshot_rm },
     { "bench", "update", "",
       "the shard's arithmetic (fold of 2 workers, norm, AdamW, publish) against the speed of "
-      "memory; --only adamw; on a device with --backend cuda",
+      "memory; parts of it with --only; on a device with --backend cuda",
       0, 0,
       CTL_BENCHES | CTL_TAKES_PARAMS | CTL_TAKES_THREADS | CTL_TAKES_WIRE | CTL_TAKES_ONLY |
           CTL_TAKES_BACKEND,
@@ -102,7 +102,7 @@ static const struct subcommand subcommands[] = {
       0, 0,
       CTL_BENCHES | CTL_TAKES_ENDPOINT | CTL_TAKES_SHARDS | CTL_TAKES_WORKERS | CTL_TAKES_PARAMS |
           CTL_TAKES_TENSORS | CTL_TAKES_THREADS | CTL_TAKES_WIRE | CTL_TAKES_WAY |
-          CTL_TAKES_TIMELINE,
+          CTL_TAKES_TIMELINE | CTL_TAKES_BACKEND,
       cairn_bench_step },
     { "bench", "map", "",
       "one tensor over all shards, mapped where they published it and read, in a cluster of its "

@@ -8,7 +8,8 @@
 #include "client/ctl/ctl.h"
 #include "proto/geometry/layout.h"
 
-#define WATCH_EVERY_S 2
+#define WATCH_EVERY_S  2
+#define DEVICE_LETTERS "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-/"
 
 enum {
     OPT_ENDPOINT = 256,
@@ -151,11 +152,14 @@ static const struct {
       "--wire f32|bf16",
       "what gradients and parameters travel as (bf16)" },
     { { "path", 1, 0, OPT_PATH }, CTL_TAKES_WAY, "--path NAME", "the way of the data" },
-    { { "only", 1, 0, OPT_ONLY }, CTL_TAKES_ONLY, "--only NAME", "one part of it" },
+    { { "only", 1, 0, OPT_ONLY },
+      CTL_TAKES_ONLY,
+      "--only NAME",
+      "one part of it: adamw, fold, hash, copy" },
     { { "backend", 1, 0, OPT_BACKEND },
       CTL_TAKES_BACKEND,
       "--backend host|cuda",
-      "where the arrays are, and what works on them (host)" },
+      "where state is, and what works on it (host)" },
     { { "device", 1, 0, OPT_DEVICE },
       CTL_TAKES_BACKEND,
       "--device N",
@@ -275,6 +279,17 @@ static int parse_backend(struct ctl *ctl, const char *text)
     return cairn_ctl_fail(CAIRN_ERR_INVALID, "--backend %s: host and cuda are allowed", text);
 }
 
+/* It goes into configurations as it is. */
+static int parse_device(struct ctl *ctl, const char *text)
+{
+    const size_t length = strlen(text);
+    ctl->bench.device = text;
+    if (length > 0 && length < 64 && strspn(text, DEVICE_LETTERS) == length) return -1;
+    return cairn_ctl_fail(CAIRN_ERR_INVALID,
+                          "--device %s: a number, or a UUID as nvidia-smi -L has it, is allowed",
+                          text);
+}
+
 /* 1 to max, with K, M, G or T for thousands of it. */
 static int parse_count(const char *name, const char *text, uint64_t max, uint64_t *out)
 {
@@ -380,7 +395,7 @@ static int take(struct ctl *ctl, int option)
     case OPT_SECONDS: return parse_seconds("seconds", optarg, &ctl->bench.seconds);
     case OPT_WIRE: return parse_wire(ctl, optarg);
     case OPT_BACKEND: return parse_backend(ctl, optarg);
-    case OPT_DEVICE: ctl->bench.device = optarg; return -1;
+    case OPT_DEVICE: return parse_device(ctl, optarg);
     case OPT_TIMELINE: ctl->bench.timeline = optarg; return -1;
     case OPT_READ: ctl->bench.read = optarg; return -1;
     case OPT_BACKWARD: return parse_milliseconds("backward", optarg, &ctl->bench.backward_ms);

@@ -128,7 +128,7 @@ class Block(nn.Module):
     def attend(self, x):  # (batch, time, width)
         q, k, v = (F.linear(x, weight).unflatten(-1, (self.heads, -1)).transpose(1, 2) for weight in self.qkv)
         scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5  # (batch, heads, time, time)
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
         y = scores.masked_fill(future, float("-inf")).softmax(-1) @ v
         return F.linear(y.transpose(1, 2).flatten(-2), self.out)
 

@@ -66,6 +66,8 @@ of update update --params 1M --threads 1
 of update update --params 1M --threads 2 --wire f32
 of update.adamw update --params 1M --only adamw
 of update update --params 1M --backend host
+of update.fold update --params 300K --only fold
+of update.hash update --params 300K --only hash
 of latency latency --workers 1 --shards 1
 of layout layout --params 1G --shards 10 --tensors 100
 floor cpu_ratio 0.45 update --params 16M --threads 1
@@ -152,6 +154,10 @@ refuses update --shards 2
 refuses map --path carrier-pigeon
 refuses map --workers 2
 refuses update --only sums
+refuses update --only copy
+refuses update --backend cuda --device "0 1"
+refuses step --device 0
+refuses step --backend cuda --endpoint localhost:1
 refuses update --backend tpu
 refuses update --device 0
 refuses layout --backend host

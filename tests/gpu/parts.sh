@@ -14,16 +14,24 @@ faults|500|workers and shards killed and started again, tiles, restarts: the tes
 quickstart|400|Fashion-MNIST with kills, a snapshot, three shards and five: the content roots of the host
 snapshots|400|1, 2 and 4 shards on the card; a snapshot of the card restored on the host, and back
 gpt|400|examples/gpt.py with torch on the card
-update|300|cairn bench update on the card: 100 M and 1 G parameters, beside a copy there (the aim: 0.90)
+offload|400|a part of the state on the host, 0, 0.5 and 1 of it: the same bits
+park|300|device memory of a job to the host and back: the card's memory as before, the same bits
+data|400|device memory of workers, pushed, fetched and mapped on the card: the same bits, nothing passes the host
+tenants|400|an illegal access by a trainer, and by a shard: the other goes on; under MPS what happens is noted
+update|580|cairn bench update on the card: 100 M and 1 G parameters, beside a copy there (the aim: 0.90)
 today|500|the same work by torch alone: fused AdamW, and all that a trainer does today
-step|590|cairn bench step on the card"
+step|590|cairn bench step on the card, 1 G parameters: 1 and 2 workers
+fsdp2|590|a transformer of 1 G: one rank of FSDP2 against one worker and a shard on the card (the aim: 1.05)
+ncu|400|bytes a parameter that the main kernels move, by the card's counters"
 
 # The test programs that parts run; deploy/bundle takes those that are built.
 tests_of_kernels=(test_home)
 tests_of_bits=(test_bits test_bits_faults test_bits_state)
 tests_of_faults=(test_restart test_resume test_shard_loss test_tiles_matrix test_tiles_calls test_tiles_faults
     test_write test_amend test_nonfinite test_lease test_drop test_mapped)
-test_programs=("${tests_of_kernels[@]}" test_kernels "${tests_of_bits[@]}" "${tests_of_faults[@]}")
+tests_of_data=(test_device_push test_device_read)
+test_programs=("${tests_of_kernels[@]}" test_kernels "${tests_of_bits[@]}" "${tests_of_faults[@]}" "${tests_of_data[@]}"
+    test_offload test_park libillegal.so)
 
 note() { echo "note: $*"; }
 on_wait() { :; }
@@ -115,6 +123,9 @@ tests_on_card() {
 }
 part_bits() { tests_on_card "${tests_of_bits[@]}"; }
 part_faults() { tests_on_card "${tests_of_faults[@]}"; }
+part_offload() { tests_on_card test_offload; }
+part_park() { tests_on_card test_park; }
+part_data() { tests_on_card "${tests_of_data[@]}"; }
 
 part_quickstart() {
     local where
@@ -181,55 +192,4 @@ part_gpt() {
     wait_for_end 200 worker-0 worker-1
     note "$(grep '^done step 60 ' "$run/worker-0.log")"
     cluster_stop
-}
-
-# bench ARGUMENTS...: the figures of a bench, as notes; sets `seconds_of_run` to the median of its runs.
-bench() {
-    "$bin/cairn" bench "$@" -o json >"$run/bench" || fail "cairn bench $*"
-    python3 - "$*" "$run/bench" <<'PYTHON'
-import json, sys
-r = json.load(open(sys.argv[2]))
-print(f"note: bench {sys.argv[1]}: {r['value']:.5g} {r['unit']} ({r['value_min']:.5g} to {r['value_max']:.5g}), "
-      f"{r['reference_name']} {r['reference']:.5g}, "
-      f"ratio {r['ratio']:.3f} ({r['ratio_min']:.3f} to {r['ratio_max']:.3f})")
-print("note:   " + ", ".join(f"{k} {v:.5g}" if isinstance(v, float) else f"{k} {v}" for k, v in r["parts"].items()))
-PYTHON
-    seconds_of_run=$(python3 -c 'import json, sys
-r = json.load(open(sys.argv[1]))
-print(r["params"]["params"] * r["params"]["bytes_per_param"] / r["value"] * 1e-9 if r["unit"] == "GB/s" else r["value"])
-' "$run/bench")
-}
-
-takes() { [[ $("$bin/cairn" bench "$1" --help) == *" $2"* ]]; }
-
-# What an emulated card can bear is nothing to measure.
-sizes=(100000000 1000000000)
-[ -z "${CAIRN_TEST_EMULATED:-}" ] || sizes=(300000)
-
-part_update() {
-    local size
-    has_home
-    for size in "${sizes[@]}"; do
-        bench update --backend cuda --params "$size"
-        bench update --backend cuda --params "$size" --wire f32
-        bench update --backend cuda --params "$size" --only adamw
-    done
-}
-
-part_today() {
-    local size whole
-    has_torch_on_card
-    has_home
-    for size in "${sizes[@]}"; do
-        bench update --backend cuda --params "$size"
-        whole=$seconds_of_run
-        bench update --backend cuda --params "$size" --only adamw
-        python3 "$here/today.py" --params "$size" --cairn "$whole" --cairn-adamw "$seconds_of_run"
-    done
-}
-
-part_step() {
-    takes step --backend || absent "cairn bench step --backend"
-    bench step --backend cuda --params 1G --workers 1 --shards 1
-    bench step --backend cuda --params 1G --workers 2 --shards 1
 }

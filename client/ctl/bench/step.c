@@ -2,17 +2,22 @@
  * parameters; seconds of the slowest worker. Gradients are made outside the clock; with bf16 on the wire
  * their cast from fp32 is within it. The reference is the least that any way of doing this moves: every
  * worker copies its gradients once and its parameters once (twice where they are read as stage 3 does), by
- * memcpy, all workers at a time. */
+ * memcpy, all workers at a time. With --backend cuda the shards of the bench's own cluster have their state
+ * on a card; then it is also said what each phase took there, and how much of the card all took. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "client/ctl/bench/bench.h"
+#include "client/ctl/bench/card.h"
 #include "client/ctl/bench/step.h"
+#include "client/ctl/bench/step_shards.h"
 
 #define PARAMS_DEFAULT  64000000u
 #define TENSORS_DEFAULT 64
 #define SHARD_BYTES     28 /* an element of state: with what is beside it */
+#define SHARD_BYTES_OF_CARD \
+    12 /* what of that stays in host memory: two published copies, landing */
 
 struct step_bench {
     const struct ctl *ctl;
@@ -25,6 +30,7 @@ struct step_bench {
     /* of a traced one: what of the pushes lies within the backward, of the fetches within uses of others */
     double overlaps[CAIRN_BENCH_RUNS_MAX + 1], aheads[CAIRN_BENCH_RUNS_MAX + 1];
     uint32_t part_count; /* the first is of the run that is not measured */
+    uint64_t card_bytes; /* free of the card before there was a cluster */
 };
 
 static double most(const struct step_bench *bench, int figure)
@@ -77,12 +83,19 @@ static double run_copy(void *context)
 
 /* ---- what is asked for ---- */
 
+static bool is_on_card(const struct step_bench *bench)
+{
+    const char *backend = bench->ctl->bench.backend;
+    return backend != NULL && strcmp(backend, "cuda") == 0;
+}
+
 static uint64_t bytes_needed(const struct step_bench *bench)
 {
     const struct cairn_bench_model *model = &bench->plan.model;
     const uint64_t elems = model->tensors * cairn_bench_model_elems(model);
     const uint64_t worker = model->wire == CAIRN_F32 ? 4 + 4 : 4 + 2 + 2;
-    return elems * (bench->workers * worker + SHARD_BYTES);
+    return elems *
+           (bench->workers * worker + (is_on_card(bench) ? SHARD_BYTES_OF_CARD : SHARD_BYTES));
 }
 
 static const char *const read_names[] = { "fetch", "map", "units" }; /* by enum step_read */
@@ -114,6 +127,14 @@ static int judge(struct step_bench *bench)
     if (!read_of(ctl->bench.read, &bench->plan.read))
         return cairn_ctl_fail(CAIRN_ERR_INVALID, "--read %s: fetch, map and units are allowed",
                               ctl->bench.read);
+    if (ctl->endpoint != NULL && ctl->bench.backend != NULL)
+        return cairn_ctl_usage_fail(ctl,
+                                    "--backend %s: it is of a cluster of the bench's own; "
+                                    "leave it or --endpoint out",
+                                    ctl->bench.backend);
+    if (ctl->bench.device != NULL && !is_on_card(bench))
+        return cairn_ctl_usage_fail(ctl, "--device %s: the host has none; with --backend cuda",
+                                    ctl->bench.device);
     const uint64_t needed = bytes_needed(bench), there = cairn_bench_memory_bytes();
     if (ctl->endpoint == NULL && needed > there)
         return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY,
@@ -145,6 +166,15 @@ static double part(struct step_bench *bench, int figure)
     return cairn_bench_spread_of(bench->parts[figure] + 1, bench->part_count - 1).median;
 }
 
+static bool report_card(const struct step_bench *bench, json_t *parts)
+{
+    uint64_t bytes = 0;
+    if (!cairn_bench_card_free(bench->ctl->bench.device, &bytes)) return false;
+    json_object_set_new(parts, "card_taken_bytes",
+                        json_integer((json_int_t)bench->card_bytes - (json_int_t)bytes));
+    return true;
+}
+
 static int report(struct step_bench *bench, const struct local *local)
 {
     const struct cairn_bench_trace trace = trace_of(bench);
@@ -154,6 +184,8 @@ static int report(struct step_bench *bench, const struct local *local)
         "pushed_bytes_a_worker", part(bench, STEP_FIGURE_PUSHED_BYTES), "fetched_bytes_a_worker",
         part(bench, STEP_FIGURE_FETCHED_BYTES));
     bench->result->parts = parts;
+    if (bench->ctl->bench.backend != NULL) step_shards_report(local, &bench->crew, parts);
+    if (is_on_card(bench) && !report_card(bench, parts)) return 1;
     if (!bench->plan.is_traced) return -1;
     const double within = cairn_bench_spread_of(bench->overlaps + 1, bench->part_count - 1).median;
     json_object_set_new(parts, "push_within_backward", json_real(within));
@@ -182,13 +214,16 @@ static json_t *params_of(const struct step_bench *bench)
 {
     const struct ctl *ctl = bench->ctl;
     const struct cairn_bench_model *model = &bench->plan.model;
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:s, s:f}", "params",
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:s, s:f, s:s}", "params",
                      (json_int_t)(model->tensors * cairn_bench_model_elems(model)), "tensors",
                      (json_int_t)model->tensors, "workers", (json_int_t)bench->workers, "shards",
                      (json_int_t)ctl->shards, "threads", (json_int_t)ctl->bench.threads, "wire",
                      model->wire == CAIRN_F32 ? "f32" : "bf16", "path",
                      ctl->path != NULL ? ctl->path : "auto", "read", read_names[bench->plan.read],
-                     "backward_ms", ctl->bench.backward_ms);
+                     "backward_ms", ctl->bench.backward_ms, "backend",
+                     ctl->endpoint != NULL        ? "the cluster's"
+                     : ctl->bench.backend != NULL ? ctl->bench.backend
+                                                  : "host");
 }
 
 int cairn_bench_step(struct ctl *ctl)
@@ -206,10 +241,14 @@ int cairn_bench_step(struct ctl *ctl)
     bench.result = &result;
     bench.workers = ctl->bench.workers > 0 ? ctl->bench.workers : 2;
     make_model(&bench);
-    local.is_debug = bench.plan.is_traced;
+    local.is_debug = bench.plan.is_traced || ctl->bench.backend != NULL;
     local.threads = ctl->bench.threads;
+    local.backend = ctl->bench.backend;
+    local.device = ctl->bench.device;
     int done = judge(&bench);
     if (done >= 0) return done;
+    if (is_on_card(&bench) && !cairn_bench_card_free(ctl->bench.device, &bench.card_bytes))
+        return 1;
     const size_t spans_bytes = (size_t)bench.workers * STEP_SPANS_EACH(bench.plan.model.tensors) *
                                sizeof *bench.plan.spans;
     const size_t bytes = spans_bytes + bench.workers * sizeof *bench.plan.rounds;

@@ -10,7 +10,9 @@
  * updates the same seven arrays in place: each is read and written, 38 bytes an element (48).
  * On a device (--backend cuda) the arrays lie on it, and the reference copies as many bytes there.
  * --only adamw: the update of one fp32 gradient without a published copy, as an optimizer in the trainer
- * has it: 28 bytes against four arrays in place. */
+ * has it: 28 bytes against four arrays in place. --only fold: the first row above. --only hash: the leaf
+ * hashes of an fp32 plane, 4. --only copy: such a plane out of pinned host memory into a device, and back,
+ * 8. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,12 +21,13 @@
 
 #define PARAMS_DEFAULT      ((uint64_t)64 << 20)
 #define THREADS_OF_DEVICE   2 /* while one waits for its list the other one's is at work */
+#define PASSES_MAX          2
 #define BYTES_MAX           (CAIRN_UPDATE_SOURCES * 4 + 5 * 4) /* an element, of all arrays */
 #define BYTES_MAX_OF_DEVICE (2 * BYTES_MAX)                    /* and where they are copied to */
 
 struct update_bench {
     struct cairn_update_arrays arrays;
-    double fold_best, update_best; /* seconds */
+    double best[PASSES_MAX]; /* seconds of each pass */
     /* processor time of all runs: their ratio stands on a machine whose cores others use, too */
     double subject_cpu, reference_cpu;
     struct cairn_sentence why;
@@ -32,10 +35,38 @@ struct update_bench {
 
 /* ---- the two runs ---- */
 
+/* By enum cairn_update_only: --only NAME, what is done, and the counted bytes an element: these, and so many
+ * times those of the wire type. */
+static const struct subject {
+    const char *name;
+    struct {
+        const char *part;
+        cairn_update_pass_fn *run;
+    } passes[PASSES_MAX];
+    size_t bytes, wires;
+} subjects[CAIRN_UPDATE_ONLIES] = {
+    [CAIRN_UPDATE_ALL] = { "",
+                           { { "fold_s", cairn_update_pass_fold },
+                             { "update_s", cairn_update_pass_update } },
+                           4 + 28,
+                           CAIRN_UPDATE_SOURCES + 1 },
+    [CAIRN_UPDATE_ADAMW] = { "adamw", { { "update_s", cairn_update_pass_update } }, 28, 0 },
+    [CAIRN_UPDATE_FOLD] = { "fold",
+                            { { "fold_s", cairn_update_pass_fold } },
+                            4,
+                            CAIRN_UPDATE_SOURCES },
+    [CAIRN_UPDATE_HASH] = { "hash", { { "hash_s", cairn_update_pass_hash } }, 4, 0 },
+    [CAIRN_UPDATE_COPY] = { "copy",
+                            { { "in_s", cairn_update_pass_in },
+                              { "out_s", cairn_update_pass_out } },
+                            8,
+                            0 },
+};
+
 static size_t counted_bytes(const struct cairn_update_arrays *arrays)
 {
-    const size_t wire = cairn_dtype_bytes((int)arrays->wire_dtype);
-    return arrays->only_adamw ? 28 : CAIRN_UPDATE_SOURCES * wire + 4 + 28 + wire;
+    const struct subject *subject = &subjects[arrays->only];
+    return subject->bytes + subject->wires * cairn_dtype_bytes((int)arrays->wire_dtype);
 }
 
 static double rate(const struct cairn_update_arrays *arrays, size_t bytes_per_elem, double seconds)
@@ -53,16 +84,15 @@ static double run_subject(void *context)
 {
     struct update_bench *bench = context;
     struct cairn_update_arrays *arrays = &bench->arrays;
-    double fold = 0;
-    if (!arrays->only_adamw) {
-        fold = cairn_update_pass_fold(arrays, &bench->subject_cpu, &bench->why);
-        if (!(fold > 0)) return fail_run(bench);
+    const struct subject *subject = &subjects[arrays->only];
+    double all = 0;
+    for (int p = 0; p < PASSES_MAX && subject->passes[p].run != NULL; p++) {
+        const double seconds = subject->passes[p].run(arrays, &bench->subject_cpu, &bench->why);
+        if (!(seconds > 0)) return fail_run(bench);
+        if (bench->best[p] == 0 || seconds < bench->best[p]) bench->best[p] = seconds;
+        all += seconds;
     }
-    const double update = cairn_update_pass_update(arrays, &bench->subject_cpu, &bench->why);
-    if (!(update > 0)) return fail_run(bench);
-    if (bench->fold_best == 0 || fold < bench->fold_best) bench->fold_best = fold;
-    if (bench->update_best == 0 || update < bench->update_best) bench->update_best = update;
-    return rate(arrays, counted_bytes(arrays), fold + update);
+    return rate(arrays, counted_bytes(arrays), all);
 }
 
 static double run_reference(void *context)
@@ -76,16 +106,28 @@ static double run_reference(void *context)
 
 /* ---- what is asked for ---- */
 
+static bool only_of(const char *name, enum cairn_update_only *out)
+{
+    for (int i = CAIRN_UPDATE_ALL + 1; i < CAIRN_UPDATE_ONLIES; i++) {
+        if (strcmp(name, subjects[i].name) != 0) continue;
+        *out = (enum cairn_update_only)i;
+        return true;
+    }
+    return false;
+}
+
 /* -1: go on; else the exit status. */
 static int judge_words(const struct ctl *ctl, struct cairn_update_arrays *arrays)
 {
     const char *wire = ctl->bench.wire, *only = ctl->bench.only, *backend = ctl->bench.backend;
-    if (only != NULL && strcmp(only, "adamw") != 0)
-        return cairn_ctl_usage_fail(ctl, "--only %s: adamw is allowed", only);
-    if (ctl->bench.device != NULL && (backend == NULL || strcmp(backend, "host") == 0))
+    const bool is_host = backend == NULL || strcmp(backend, "host") == 0;
+    if (only != NULL && !only_of(only, &arrays->only))
+        return cairn_ctl_usage_fail(ctl, "--only %s: adamw, fold, hash and copy are allowed", only);
+    if (is_host && arrays->only == CAIRN_UPDATE_COPY)
+        return cairn_ctl_usage_fail(ctl, "--only copy is of a device; with --backend cuda");
+    if (ctl->bench.device != NULL && is_host)
         return cairn_ctl_usage_fail(ctl, "--device %s: the host has none; with --backend cuda",
                                     ctl->bench.device);
-    arrays->only_adamw = only != NULL;
     arrays->wire_dtype = wire != NULL && strcmp(wire, "f32") == 0 ? CAIRN_F32 : CAIRN_BF16;
     return -1;
 }
@@ -134,19 +176,26 @@ static void describe(const struct update_bench *bench, struct cairn_bench_result
         (json_int_t)(2 * arrays->streams_bytes), "backend", home->backend, "device", home->device);
     if (home->driver[0] != 0)
         json_object_set_new(result->params, "driver", json_string(home->driver));
-    result->parts = json_pack("{s:f}", "update_s", bench->update_best);
-    if (!arrays->only_adamw)
-        json_object_set_new(result->parts, "fold_s", json_real(bench->fold_best));
+    if (arrays->only == CAIRN_UPDATE_COPY)
+        json_object_set_new(result->params, "pinned", json_boolean(arrays->is_pinned));
+    result->parts = json_object();
+    for (int p = 0; p < PASSES_MAX && subjects[arrays->only].passes[p].run != NULL; p++)
+        json_object_set_new(result->parts, subjects[arrays->only].passes[p].part,
+                            json_real(bench->best[p]));
     if (!home->is_host) return;
     const double cpu_ratio = (double)counted_bytes(arrays) / bench->subject_cpu /
                              ((double)(2 * arrays->streams_bytes) / bench->reference_cpu);
     json_object_set_new(result->parts, "cpu_ratio", json_real(cpu_ratio));
 }
 
+/* Once the arrays are there. */
 static const char *reference_name(const struct cairn_update_arrays *arrays)
 {
+    static char name[48];
     if (!cairn_home_info(arrays->home)->is_host) return "copy of the same arrays on the device";
-    return arrays->only_adamw ? "in-place update of 4 streams" : "in-place update of 7 streams";
+    snprintf(name, sizeof name, "in-place update of %zu stream%s", arrays->stream_count,
+             arrays->stream_count == 1 ? "" : "s");
+    return name;
 }
 
 static int run_bench(struct ctl *ctl, struct update_bench *bench)
@@ -158,9 +207,10 @@ static int run_bench(struct ctl *ctl, struct update_bench *bench)
                                              .eps = 1e-8,
                                              .weight_decay = 0.01 };
     struct cairn_update_arrays *arrays = &bench->arrays;
-    struct cairn_bench_result result = { .bench = arrays->only_adamw ? "update.adamw" : "update",
-                                         .unit = "GB/s",
-                                         .reference_name = reference_name(arrays) };
+    char name[24];
+    snprintf(name, sizeof name, "update%s%s", arrays->only != CAIRN_UPDATE_ALL ? "." : "",
+             subjects[arrays->only].name);
+    struct cairn_bench_result result = { .bench = name, .unit = "GB/s" };
     const struct cairn_shape shape = { .rank = 1, .dim = { arrays->elems } };
     arrays->geometry = cairn_geometry_of(&shape);
     int done = -1;
@@ -168,6 +218,7 @@ static int run_bench(struct ctl *ctl, struct update_bench *bench)
         done = cairn_ctl_fail(CAIRN_ERR_INVALID, "no scalars of the first step");
     else if (!cairn_update_arrays_open(arrays, &bench->why))
         done = cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "%s", bench->why.text);
+    result.reference_name = reference_name(arrays);
     if (done < 0)
         done = cairn_bench_alternate(&result, ctl->bench.seconds, run_subject, run_reference,
                                      bench);

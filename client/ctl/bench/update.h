@@ -14,11 +14,22 @@
 #define CAIRN_UPDATE_SOURCES      2
 #define CAIRN_UPDATE_THREADS_MAX  64
 
+/* What of it is done, by --only. */
+enum cairn_update_only {
+    CAIRN_UPDATE_ALL,   /* fold and update, as a shard */
+    CAIRN_UPDATE_ADAMW, /* of an fp32 gradient, without a published copy */
+    CAIRN_UPDATE_FOLD,
+    CAIRN_UPDATE_HASH, /* the leaf hashes of a plane */
+    CAIRN_UPDATE_COPY, /* a plane into a device and out of it */
+    CAIRN_UPDATE_ONLIES
+};
+
 /* What works of one chunk point to while they run. */
 struct cairn_update_slot {
     struct cairn_source sources[CAIRN_UPDATE_SOURCES];
     struct cairn_sums sums;
     uint64_t nonfinite;
+    struct cairn_hash hashes[CAIRN_UPDATE_CHUNK_LEAVES];
 };
 
 /* A thread's own things, owned. */
@@ -35,19 +46,21 @@ struct cairn_update_arrays {
     struct cairn_geometry geometry;
     struct cairn_group_scalars scalars;
     cairn_dtype wire_dtype;
-    bool only_adamw;
+    enum cairn_update_only only;
     size_t elems; /* whole chunks */
     uint32_t threads;
     /* owned: addresses in the home; NULL: not of this bench */
     void *sources[CAIRN_UPDATE_SOURCES], *wire; /* [elems] wire_dtype */
     float *sum, *param, *exp_avg, *exp_avg_sq;
+    float *host; /* [elems] pinned host memory, of CAIRN_UPDATE_COPY; in large pages */
+    bool is_pinned;
     void *copies; /* a device's: room for all arrays once more; NULL for the host */
     struct cairn_bench_stream streams[CAIRN_BENCH_STREAMS_MAX]; /* the same arrays */
     struct cairn_update_map {
         struct cairn_home_memory memory; /* a device's */
         void *map;                       /* the host's, in large pages */
         size_t bytes;
-    } maps[CAIRN_BENCH_STREAMS_MAX + 1]; /* of the same, and of copies */
+    } maps[CAIRN_BENCH_STREAMS_MAX + 2]; /* of the same, of copies, of host */
     size_t stream_count, map_count;
     size_t streams_bytes; /* an element: of all arrays */
     size_t list_chunks;   /* works that a thread gives at once */
@@ -61,14 +74,14 @@ void cairn_update_arrays_close(struct cairn_update_arrays *arrays);
 
 /* Fills the arrays; of opening. */
 bool cairn_update_pass_fill(struct cairn_update_arrays *arrays, struct cairn_sentence *why);
-/* One pass over all arrays. Each gives the seconds that it took, and adds those of all cores to *cpu_sum.
- * 0: it failed, and `why` says how. */
-double cairn_update_pass_fold(struct cairn_update_arrays *arrays, double *cpu_sum,
-                              struct cairn_sentence *why);
-double cairn_update_pass_update(struct cairn_update_arrays *arrays, double *cpu_sum,
-                                struct cairn_sentence *why);
+/* One pass over all arrays that it needs. Each gives the seconds that it took, and adds those of all cores to
+ * *cpu_sum. 0: it failed, and `why` says how. */
+typedef double cairn_update_pass_fn(struct cairn_update_arrays *arrays, double *cpu_sum,
+                                    struct cairn_sentence *why);
+cairn_update_pass_fn cairn_update_pass_fold, cairn_update_pass_update, cairn_update_pass_hash;
+/* The plane out of pinned host memory, and back. */
+cairn_update_pass_fn cairn_update_pass_in, cairn_update_pass_out;
 /* Reads all arrays once and writes as many bytes: in place on the host, a copy on a device. */
-double cairn_update_pass_reference(struct cairn_update_arrays *arrays, double *cpu_sum,
-                                   struct cairn_sentence *why);
+cairn_update_pass_fn cairn_update_pass_reference;
 
 #endif

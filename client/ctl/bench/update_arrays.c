@@ -1,5 +1,6 @@
 /* The arrays of cairn bench update: where a shard of that home has them. */
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "client/ctl/bench/update.h"
@@ -56,20 +57,42 @@ static void *make_array(struct cairn_update_arrays *arrays, size_t stream, size_
     return base + begin;
 }
 
+/* Pinned as a shard's landing is; where that fails, copies are slower, and right. */
+static bool make_host(struct cairn_update_arrays *arrays, struct cairn_sentence *why)
+{
+    const size_t bytes = arrays->elems * sizeof *arrays->host;
+    struct cairn_sentence unpinned;
+    arrays->host = map_host(&arrays->maps[arrays->map_count], bytes);
+    if (arrays->host == NULL) {
+        cairn_sentence_set(why, "no memory for %zu parameters", arrays->elems);
+        return false;
+    }
+    arrays->map_count++;
+    memset(arrays->host, 0, bytes);
+    arrays->is_pinned = cairn_home_pin(arrays->home, arrays->host, bytes, &unpinned) == CAIRN_OK;
+    return true;
+}
+
 static bool make_arrays(struct cairn_update_arrays *a, struct cairn_sentence *why)
 {
     const size_t wire = cairn_dtype_bytes((int)a->wire_dtype);
+    const bool is_all = a->only == CAIRN_UPDATE_ALL;
+    const bool updates = is_all || a->only == CAIRN_UPDATE_ADAMW;
+    const bool folds = is_all || a->only == CAIRN_UPDATE_FOLD;
     bool ok = true;
-    for (size_t s = 0; s < CAIRN_UPDATE_SOURCES && !a->only_adamw; s++)
+    for (size_t s = 0; s < CAIRN_UPDATE_SOURCES && folds; s++)
         ok = ok && (a->sources[s] = make_array(a, s, wire, why)) != NULL;
-    ok = ok && (a->sum = make_array(a, CAIRN_STREAM_SUM, 4, why)) != NULL;
-    ok = ok && (a->param = make_array(a, CAIRN_STREAM_PARAM, 4, why)) != NULL;
-    ok = ok && (a->exp_avg = make_array(a, CAIRN_STREAM_EXP_AVG, 4, why)) != NULL;
-    ok = ok && (a->exp_avg_sq = make_array(a, CAIRN_STREAM_EXP_AVG_SQ, 4, why)) != NULL;
-    if (!a->only_adamw) ok = ok && (a->wire = make_array(a, CAIRN_STREAM_WIRE, wire, why)) != NULL;
+    if (folds || updates) ok = ok && (a->sum = make_array(a, CAIRN_STREAM_SUM, 4, why)) != NULL;
+    if (updates || !folds)
+        ok = ok && (a->param = make_array(a, CAIRN_STREAM_PARAM, 4, why)) != NULL;
+    if (updates) {
+        ok = ok && (a->exp_avg = make_array(a, CAIRN_STREAM_EXP_AVG, 4, why)) != NULL;
+        ok = ok && (a->exp_avg_sq = make_array(a, CAIRN_STREAM_EXP_AVG_SQ, 4, why)) != NULL;
+    }
+    if (is_all) ok = ok && (a->wire = make_array(a, CAIRN_STREAM_WIRE, wire, why)) != NULL;
     if (!is_host(a))
         ok = ok && (a->copies = make_memory(a, a->elems * a->streams_bytes, why)) != NULL;
-    return ok;
+    return ok && (a->only != CAIRN_UPDATE_COPY || make_host(a, why));
 }
 
 /* ---- threads ---- */
@@ -105,6 +128,7 @@ void cairn_update_arrays_close(struct cairn_update_arrays *arrays)
         free(arrays->thread[i].works);
         free(arrays->thread[i].values);
     }
+    if (arrays->is_pinned) cairn_home_unpin(arrays->home, arrays->host);
     for (size_t m = 0; m < arrays->map_count; m++) {
         cairn_home_memory_close(&arrays->maps[m].memory);
         if (arrays->maps[m].map != NULL) munmap(arrays->maps[m].map, arrays->maps[m].bytes);

@@ -86,6 +86,50 @@ static cairn_status update_list(struct pass_thread *thread, size_t first, size_t
     return cairn_home_run(own->stream, own->works, count, &thread->why);
 }
 
+static struct cairn_work hash_of(const struct cairn_update_arrays *arrays, size_t chunk,
+                                 struct cairn_update_slot *slot)
+{
+    return (struct cairn_work) { .kind = CAIRN_WORK_HASH,
+                                 .hash = { .plane = arrays->param + chunk * CHUNK_ELEMS,
+                                           .dtype = CAIRN_F32,
+                                           .geometry = &arrays->geometry,
+                                           .first_leaf = chunk * CAIRN_UPDATE_CHUNK_LEAVES,
+                                           .leaf_count = CAIRN_UPDATE_CHUNK_LEAVES,
+                                           .hashes = slot->hashes } };
+}
+
+static cairn_status hash_list(struct pass_thread *thread, size_t first, size_t count)
+{
+    struct cairn_update_thread *own = thread->own;
+    for (size_t i = 0; i < count; i++)
+        own->works[i] = hash_of(thread->arrays, first + i, &own->slots[i]);
+    return cairn_home_run(own->stream, own->works, count, &thread->why);
+}
+
+static cairn_status copy_list(struct pass_thread *thread, float *to, const float *from,
+                              size_t first, size_t count)
+{
+    struct cairn_update_thread *own = thread->own;
+    for (size_t i = 0; i < count; i++) {
+        const size_t at = (first + i) * CHUNK_ELEMS;
+        own->works[i] = (struct cairn_work) {
+            .kind = CAIRN_WORK_COPY,
+            .copy = { .to = to + at, .from = from + at, .bytes = CHUNK_ELEMS * sizeof(float) }
+        };
+    }
+    return cairn_home_run(own->stream, own->works, count, &thread->why);
+}
+
+static cairn_status in_list(struct pass_thread *thread, size_t first, size_t count)
+{
+    return copy_list(thread, thread->arrays->param, thread->arrays->host, first, count);
+}
+
+static cairn_status out_list(struct pass_thread *thread, size_t first, size_t count)
+{
+    return copy_list(thread, thread->arrays->host, thread->arrays->param, first, count);
+}
+
 /* Of the host alone. */
 static cairn_status touch_list(struct pass_thread *thread, size_t first, size_t count)
 {
@@ -105,8 +149,9 @@ static cairn_status fill_list(struct pass_thread *thread, size_t first, size_t c
         state = state * 1664525u + 1013904223u;
         own->values[i] = ((float)(state >> 8) - 8388608.0f) * 0x1p-30f;
     }
+    float *plain = arrays->sum != NULL ? arrays->sum : arrays->param;
     own->works[works++] = (struct cairn_work) { .kind = CAIRN_WORK_COPY,
-                                                .copy = { .to = arrays->sum + first * CHUNK_ELEMS,
+                                                .copy = { .to = plain + first * CHUNK_ELEMS,
                                                           .from = own->values,
                                                           .bytes = CHUNK_ELEMS * sizeof(float) } };
     for (int s = 0; s < CAIRN_UPDATE_SOURCES && arrays->sources[s] != NULL; s++)
@@ -118,7 +163,8 @@ static cairn_status fill_list(struct pass_thread *thread, size_t first, size_t c
                                                .src_dtype = CAIRN_F32,
                                                .elems = CHUNK_ELEMS } };
     const cairn_status status = cairn_home_run(own->stream, own->works, works, &thread->why);
-    return status == CAIRN_OK ? update_list(thread, first, count) : status;
+    if (status != CAIRN_OK || arrays->exp_avg == NULL) return status;
+    return update_list(thread, first, count);
 }
 
 /* ---- threads ---- */
@@ -195,6 +241,24 @@ double cairn_update_pass_update(struct cairn_update_arrays *arrays, double *cpu_
                                 struct cairn_sentence *why)
 {
     return run_pass(arrays, update_list, arrays->list_chunks, cpu_sum, why);
+}
+
+double cairn_update_pass_hash(struct cairn_update_arrays *arrays, double *cpu_sum,
+                              struct cairn_sentence *why)
+{
+    return run_pass(arrays, hash_list, arrays->list_chunks, cpu_sum, why);
+}
+
+double cairn_update_pass_in(struct cairn_update_arrays *arrays, double *cpu_sum,
+                            struct cairn_sentence *why)
+{
+    return run_pass(arrays, in_list, arrays->list_chunks, cpu_sum, why);
+}
+
+double cairn_update_pass_out(struct cairn_update_arrays *arrays, double *cpu_sum,
+                             struct cairn_sentence *why)
+{
+    return run_pass(arrays, out_list, arrays->list_chunks, cpu_sum, why);
 }
 
 /* One list: the device has all of it at once. */
