@@ -24,6 +24,7 @@
 
 #include "gpu/gpu.h"
 #include "proto/base/sentence.h"
+#include "proto/spec/initializer.h"
 
 struct cairn_home;
 struct cairn_home_stream;
@@ -121,6 +122,7 @@ enum cairn_work_kind {
     CAIRN_WORK_COPY,      /* bytes from any memory to any memory that do not overlap */
     CAIRN_WORK_ZERO,
     CAIRN_WORK_HASH, /* the leaf hashes of .hash_leaves */
+    CAIRN_WORK_INIT, /* cairn_init_elems */
     CAIRN_WORK_KINDS
 };
 
@@ -163,6 +165,12 @@ struct cairn_work {
             uint64_t first_leaf, leaf_count;
             struct cairn_hash *hashes; /* [leaf_count] */
         } hash;
+        struct {
+            float *out; /* [elems] */
+            struct cairn_init_source source;
+            uint64_t first_elem; /* of the tensor */
+            size_t elems;
+        } init;
     };
 };
 

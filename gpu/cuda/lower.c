@@ -61,7 +61,7 @@ static uint64_t add_update(struct cairn_cuda_plan *plan, struct cairn_work *work
     return elems;
 }
 
-/* ---- converts, copies, zeroes, hashes ---- */
+/* ---- converts, copies, zeroes, hashes, initial values ---- */
 
 static uint64_t add_convert(struct cairn_cuda_plan *plan, const struct cairn_work *work,
                             uint64_t done)
@@ -197,6 +197,19 @@ static uint64_t add_hash(struct cairn_cuda_plan *plan, const struct cairn_work *
     return leaves;
 }
 
+static uint64_t add_init(struct cairn_cuda_plan *plan, const struct cairn_work *work)
+{
+    if (!cairn_cuda_plan_has_parts(plan, CAIRN_KERNEL_init) ||
+        cairn_cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
+        return 0;
+    struct cairn_init_item item = { .out = cairn_cuda_plan_address(work->init.out),
+                                    .first_elem = work->init.first_elem,
+                                    .elems = work->init.elems,
+                                    .source = work->init.source };
+    cairn_cuda_plan_item(plan, CAIRN_KERNEL_init, &item, cairn_init_pieces(&item));
+    return work->init.elems;
+}
+
 /* ---- any work ---- */
 
 static uint64_t size_of(const struct cairn_work *work)
@@ -209,6 +222,7 @@ static uint64_t size_of(const struct cairn_work *work)
     case CAIRN_WORK_COPY: return work->copy.bytes;
     case CAIRN_WORK_ZERO: return work->zero.bytes;
     case CAIRN_WORK_HASH: return work->hash.leaf_count;
+    case CAIRN_WORK_INIT: return work->init.elems;
     case CAIRN_WORK_KINDS: break;
     }
     return 0;
@@ -228,6 +242,7 @@ static uint64_t add_some(struct cairn_cuda_plan *plan, struct cairn_work *work, 
     case CAIRN_WORK_COPY: return add_copy(plan, work, done);
     case CAIRN_WORK_ZERO: return add_zero(plan, work);
     case CAIRN_WORK_HASH: return add_hash(plan, work, done);
+    case CAIRN_WORK_INIT: return add_init(plan, work);
     case CAIRN_WORK_FOLD_SUMS:
     case CAIRN_WORK_KINDS: break;
     }

@@ -115,6 +115,10 @@ static void run_one(const struct cairn_backend *host, struct cairn_work *work)
         cairn_host_hash_each(work->hash.plane, work->hash.dtype, work->hash.geometry,
                              work->hash.first_leaf, work->hash.leaf_count, work->hash.hashes);
         break;
+    case CAIRN_WORK_INIT:
+        cairn_init_elems(&work->init.source, work->init.first_elem, work->init.elems,
+                         work->init.out);
+        break;
     case CAIRN_WORK_KINDS: break;
     }
 }

@@ -8,6 +8,7 @@
 #include "gpu/kernel/fold.h"
 #include "gpu/kernel/fold_sums.h"
 #include "gpu/kernel/hash.h"
+#include "gpu/kernel/init.h"
 #include "gpu/kernel/lanes.h"
 #include "gpu/kernel/update.h"
 

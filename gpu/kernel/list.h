@@ -27,11 +27,12 @@
 #include <stdint.h>
 
 #include "proto/geometry/tensor.h"
+#include "proto/spec/initializer_math.h"
 #include "proto/spec/scalars.h"
 
 /* name, the item's struct, what it does. The symbol of the device is cairn_kernel_<name>. */
 #define CAIRN_KERNELS(X)                                                                       \
-    X(fold, struct cairn_fold_item)           /* cairn_backend.fold */                         \
+    X(fold, struct cairn_fold_item)           /* .fold; adds sums of relays, too: fp32 */      \
     X(fold_sums, struct cairn_fold_sums_item) /* .fold_leaves; without a source .sum_leaves */ \
     X(update_adamw, struct cairn_update_item) /* .update[CAIRN_OPTIMIZER_ADAMW] */             \
     X(update_adam, struct cairn_update_item)                                                   \
@@ -39,7 +40,8 @@
     X(convert, struct cairn_convert_item) /* .convert */                                       \
     X(copy, struct cairn_copy_item)       /* bytes, in runs with strides */                    \
     X(zero, struct cairn_zero_item)                                                            \
-    X(hash, struct cairn_hash_item) /* the leaf hashes of .hash_leaves */
+    X(hash, struct cairn_hash_item) /* the leaf hashes of .hash_leaves */                      \
+    X(init, struct cairn_init_item) /* cairn_init_elems of proto/spec/initializer.h */
 
 enum cairn_kernel_number {
 #define CAIRN_KERNEL_NUMBER(name, item) CAIRN_KERNEL_##name,
@@ -135,9 +137,16 @@ struct cairn_hash_item {
     uint64_t hashes; /* address, aligned to 8: [leaf_count] of 32 bytes */
 };
 
+struct cairn_init_item {
+    uint64_t first_piece;
+    uint64_t out;               /* address: [elems] f32 */
+    uint64_t first_elem, elems; /* first_elem: of the whole tensor */
+    struct cairn_init_source source;
+};
+
 /* ---- pieces: what a warp does at a time ---- */
 
-#define CAIRN_PIECE_ELEMS  ((uint64_t)4096)  /* of fold, update, convert */
+#define CAIRN_PIECE_ELEMS  ((uint64_t)4096)  /* of fold, update, convert, init */
 #define CAIRN_PIECE_LEAVES ((uint64_t)4)     /* of fold_sums */
 #define CAIRN_PIECE_BYTES  ((uint64_t)16384) /* of zero, and of a run of copy */
 #define CAIRN_PIECE_HASHES ((uint64_t)32)    /* leaves of hash */
@@ -179,6 +188,10 @@ static inline uint64_t cairn_zero_pieces(const struct cairn_zero_item *item)
 static inline uint64_t cairn_hash_pieces(const struct cairn_hash_item *item)
 {
     return cairn_pieces_of(item->leaf_count, CAIRN_PIECE_HASHES);
+}
+static inline uint64_t cairn_init_pieces(const struct cairn_init_item *item)
+{
+    return cairn_pieces_of(item->elems, CAIRN_PIECE_ELEMS);
 }
 
 /* Blocks of a launch: a warp for each piece, and `most` blocks at most. 0: nothing is to be launched. */

@@ -117,6 +117,11 @@ static void hash_item(const struct noter *noter, const struct cairn_hash_item *i
     writes(noter, item->hashes, item->leaf_count * 32);
 }
 
+static void init_item(const struct noter *noter, const struct cairn_init_item *item)
+{
+    writes(noter, item->out, item->elems * sizeof(float));
+}
+
 #define RANGES(name, item_type)                                                               \
     void cairn_ranges_##name(const struct cairn_kernel_list *list, cairn_kernel_note_fn note, \
                              void *context)                                                   \

@@ -11,7 +11,7 @@
  *   u      (w + 1/2) / 2^52 in double, exact and never 0 or 1: w = the first word's 32 bits over the upper
  *          20 of the second
  *   z      the inverse of the normal distribution at u: AS 241, PPND16 (Wichura 1988), with the logarithm
- *          below, which is fdlibm's series; every operation is IEEE double and rounds once, no libm
+ *          of initializer_math.h, fdlibm's series; every operation is IEEE double and rounds once, no libm
  *   UNIFORM  (float)(a + (b - a)·u): in [a, b]        NORMAL  (float)(a + b·z): mean a, deviation b
  *
  * Pure; any thread. A change of anything here changes the models that are made: a new name in the key. */
@@ -20,17 +20,16 @@
 
 #include <stdint.h>
 
+#include "proto/spec/initializer_math.h"
 #include "proto/spec/spec.h"
 
-/* Writes elements [first_elem, first_elem + elem_count) of the tensor. A judged init, not NONE. */
+/* What cairn_init_elems, or a device, makes a tensor's elements of. A judged init, not NONE. */
+struct cairn_init_source cairn_init_source_of(const struct cairn_init *init, const char *tensor);
+/* Writes elements [first_elem, first_elem + elem_count) of the tensor. */
+void cairn_init_elems(const struct cairn_init_source *source, uint64_t first_elem,
+                      uint64_t elem_count, float *out);
+/* Both. */
 void cairn_init_fill(const struct cairn_init *init, const char *tensor, uint64_t first_elem,
                      uint64_t elem_count, float *out);
-
-/* The parts, for tests. One block of Philox4x32-10, in place. */
-void cairn_philox(uint32_t counter[4], const uint32_t key[2]);
-/* The quantile of the standard normal distribution; 0 < u < 1. */
-double cairn_normal_quantile(double u);
-/* The natural logarithm; x normal and positive. */
-double cairn_logarithm(double x);
 
 #endif

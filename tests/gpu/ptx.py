@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Every fp32 and fp64 operation of the device's kernels rounds once, and keeps subnormals: no fused multiply-add, no
-flush to zero, no approximation in their PTX. And it would be found: with -fmad=true there is one.
+"""Every fp32 and fp64 operation of the device's kernels rounds once, to nearest, and keeps subnormals: no fused
+multiply-add, no flush to zero, no approximation in their PTX, and .rn on each that rounds. And it would be found: with
+each flag turned around there is one.
 
   tests/gpu/ptx.py [NVCC]    exit status 77 where there is no nvcc"""
 import os
@@ -16,6 +17,12 @@ FLAGS = ["-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqr
 # Of floats alone: mad.lo.s64 is an address.
 FORBIDDEN = re.compile(r"\b(?:fma|mad)\.[\w.]*f(?:16|32|64)\b|\b[\w.]+\.(?:ftz|approx)\b[\w.]*|"
                        r"\b\w+\.full\.[\w.]*f32\b")
+# An operation of floats that rounds, and a conversion that may: without .rn a compiler may fuse or choose. Those to
+# integers and to the wider float do not round, or say how.
+ROUNDS = re.compile(r"\b(?:add|sub|mul|div|sqrt|rcp)\.(?:[\w]+\.)*f(?:32|64)\b|"
+                    r"\bcvt\.(?:[\w]+\.)*f(?:16|32|64)\.[suf](?:8|16|32|64)\b")
+TO_WIDER = re.compile(r"\bcvt\.f64\.(?:f32|[su](?:8|16|32))\b|\bcvt\.f32\.(?:f16|[su](?:8|16))\b")
+MUTANTS = ("-fmad=true", "-ftz=true", "-prec-div=false", "-prec-sqrt=false")
 ENTRY = re.compile(r"\.entry\s+(\w+)|\.func\b.*?(\w+)\s*\(?$")
 
 
@@ -34,9 +41,17 @@ def forbidden(lines):
         if entry:
             kernel = entry.group(1) or entry.group(2)
         code = line.split("//")[0]
-        if FORBIDDEN.search(code):
+        rounding = ROUNDS.search(code)
+        lacks = rounding and ".rn" not in rounding.group(0) and not TO_WIDER.search(code)
+        if lacks or FORBIDDEN.search(code):
             found.append((kernel, number, code.strip()))
     return found
+
+
+def mutated(flag):
+    """The flags, but one of them turned around."""
+    name = flag.split("=")[0]
+    return [flag if old.startswith(name + "=") else old for old in FLAGS]
 
 
 def kernels_of_table():
@@ -60,7 +75,7 @@ def main():
         return 77
     with tempfile.TemporaryDirectory() as folder:
         lines = ptx_of(nvcc, FLAGS, folder)
-        mutant = forbidden(ptx_of(nvcc, ["-fmad=true" if flag == "-fmad=false" else flag for flag in FLAGS], folder))
+        mutants = {flag: len(forbidden(ptx_of(nvcc, mutated(flag), folder))) for flag in MUTANTS}
     entries = set(re.findall(r"\.entry\s+cairn_kernel_(\w+)", "\n".join(lines)))
     lacking = kernels_of_table() ^ entries
     found = forbidden(lines)
@@ -68,10 +83,12 @@ def main():
         print(f"{kernel}, line {number}: {code}")
     if lacking:
         print("of the table or of the image alone:", ", ".join(sorted(lacking)))
-    if not mutant:
-        print("with -fmad=true nothing is found: this test sees nothing")
-    print(f"{len(entries)} kernels, {len(lines)} lines, {len(found)} that may not be; {len(mutant)} with -fmad=true")
-    return 1 if found or lacking or not mutant else 0
+    for flag, count in mutants.items():
+        if not count:
+            print(f"with {flag} nothing is found: this test sees nothing")
+    print(f"{len(entries)} kernels, {len(lines)} lines, {len(found)} that may not be; with",
+          ", ".join(f"{flag} {count}" for flag, count in mutants.items()))
+    return 1 if found or lacking or not all(mutants.values()) else 0
 
 
 if __name__ == "__main__":

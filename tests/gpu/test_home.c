@@ -151,6 +151,8 @@ static void check_world(struct world *w)
         ck_assert_uint_eq(w->nonfinite[0][i], w->nonfinite[1][i]);
         ck_assert_int_eq(memcmp(&w->sums[0][i], &w->sums[1][i], sizeof w->sums[0][i]), 0);
     }
+    // What NaN is made of is the same from here on: the next list may hash it as another dtype.
+    for (int p = 0; p < PLACES; p++) memcpy(w->twin[p], p == PLANE ? plane : w->at[p], w->bytes[p]);
     free(plane);
 }
 
@@ -372,11 +374,29 @@ static bool make_hash(struct world *w, struct cairn_work *work[2])
     return true;
 }
 
+static bool make_init(struct world *w, struct cairn_work *work[2])
+{
+    static const cairn_init_kind kinds[] = { CAIRN_INIT_ZEROS, CAIRN_INIT_ONES, CAIRN_INIT_CONSTANT,
+                                             CAIRN_INIT_UNIFORM, CAIRN_INIT_NORMAL };
+    const struct cairn_init init = { kinds[below(w, 5)], -1.5, 0.25, next(w) };
+    void *out[2];
+    const size_t elems = some_elems(w);
+    const uint64_t first = below(w, 3) == 0 ? next(w) << 16 : below(w, 9);
+    if (!take(w, PLANE, elems * 4, 4, out)) return false;
+    for (int t = 0; t < 2; t++) {
+        work[t]->init.out = out[t];
+        work[t]->init.source = cairn_init_source_of(&init, "layer.0.weight");
+        work[t]->init.first_elem = first;
+        work[t]->init.elems = elems;
+    }
+    return true;
+}
+
 static bool (*const makers[CAIRN_WORK_KINDS])(struct world *w, struct cairn_work *work[2]) = {
     [CAIRN_WORK_FOLD] = make_fold,     [CAIRN_WORK_FOLD_SUMS] = make_fold_sums,
     [CAIRN_WORK_UPDATE] = make_update, [CAIRN_WORK_CONVERT] = make_convert,
     [CAIRN_WORK_COPY] = make_copy,     [CAIRN_WORK_ZERO] = make_zero,
-    [CAIRN_WORK_HASH] = make_hash,
+    [CAIRN_WORK_HASH] = make_hash,     [CAIRN_WORK_INIT] = make_init,
 };
 
 /* False: a place is full. */

@@ -3,6 +3,7 @@
  * any blocks in any order. And it touches what it says to touch, and nothing else. */
 #include "gpu/gpu.h"
 #include "gpu/host/host.h"
+#include "proto/spec/initializer.h"
 #include "tests/gpu/kernel_scene.h"
 #include "tests/support/suite.h"
 
@@ -384,6 +385,35 @@ TRIALS_OF(leaf_hashes_are_those_of_the_host, TRIALS)
         cairn_host_hash_each(scene_at(items[i].plane), (cairn_dtype)items[i].dtype, &geometry[i],
                              items[i].first_leaf, items[i].leaf_count, want);
         scene_same_bytes("hash", items[i].hashes, want, 32 * items[i].leaf_count);
+        free(want);
+    }
+}
+
+/* Elements past 2^32, where a block's number has a second word, too. */
+TRIALS_OF(initial_values_are_those_of_the_host, TRIALS)
+{
+    struct cairn_init_item items[SCENE_ITEMS];
+    uint64_t pieces = 0;
+    scene_begin(7000 + (uint64_t)_i);
+    const uint64_t count = 1 + random_below(SCENE_ITEMS);
+    for (uint64_t i = 0; i < count; i++) {
+        const cairn_init_kind kind = (cairn_init_kind)(CAIRN_INIT_ZEROS + random_below(5));
+        const struct cairn_init init = { kind, (double)random_below(100) * 0.037 - 2, 0.02,
+                                         random_next() };
+        const uint64_t elems = scene_elems();
+        items[i] = (struct cairn_init_item) { pieces, scene_plane(CAIRN_F32, elems),
+                                              random_below(3) == 0 ? random_below((uint64_t)1 << 48)
+                                                                   : random_below(5000),
+                                              elems,
+                                              cairn_init_source_of(&init, "h.3.attn.weight") };
+        pieces += cairn_init_pieces(&items[i]);
+    }
+    scene_run(CAIRN_KERNEL_init, items, count, pieces);
+    for (uint64_t i = 0; i < count; i++) {
+        float *want = calloc(items[i].elems + 1, sizeof *want);
+        ck_assert_ptr_nonnull(want);
+        cairn_init_elems(&items[i].source, items[i].first_elem, items[i].elems, want);
+        scene_same_bytes("init", items[i].out, want, 4 * items[i].elems);
         free(want);
     }
 }

@@ -83,6 +83,9 @@ void cairn_load_init_chunk(struct cairn_works *works, const struct cairn_shard_j
     const struct cairn_tensor_spec *tensor = &job->spec.tensors[place.tensor];
     float *param = cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM, job->table.extent_of[chunk],
                                    place.local_elem);
-    cairn_init_fill(&tensor->init, tensor->name, place.first_elem, place.elem_count,
-                    cairn_works_put(works, param, (size_t)place.elem_count * sizeof *param));
+    struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_INIT);
+    work->init.out = param;
+    work->init.source = cairn_init_source_of(&tensor->init, tensor->name);
+    work->init.first_elem = place.first_elem;
+    work->init.elems = (size_t)place.elem_count;
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/spec/initializer.h"
 #include "proto/spec/scalars.h"
 #include "tests/support/hyper.h"
 #include "tests/support/random.h"
@@ -185,10 +186,25 @@ static void make_hash(struct tensor *t, struct cairn_work works[SIDES])
     }
 }
 
+static void make_init(struct tensor *t, struct cairn_work works[SIDES])
+{
+    const struct cairn_init init = { random_below(2) == 0 ? CAIRN_INIT_NORMAL : CAIRN_INIT_CONSTANT,
+                                     0.5, 0.25, random_next() };
+    const uint64_t first = random_below(1000);
+    for (int side = 0; side < SIDES; side++) {
+        works[side].kind = CAIRN_WORK_INIT;
+        works[side].init.out = plane(t, side, PARAM);
+        works[side].init.source = cairn_init_source_of(&init, "w");
+        works[side].init.first_elem = first;
+        works[side].init.elems = t->elems;
+    }
+}
+
 static void make_work(struct tensor *t, struct cairn_work works[SIDES])
 {
     static void (*const makes[])(struct tensor *, struct cairn_work[SIDES]) = {
-        make_fold, make_fold_sums, make_update, make_convert, make_copy, make_zero, make_hash
+        make_fold, make_fold_sums, make_update, make_convert,
+        make_copy, make_zero,      make_hash,   make_init
     };
     makes[random_below(sizeof makes / sizeof makes[0])](t, works);
 }
