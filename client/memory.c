@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "client/session.h"
-#include "proto/fabric/pages.h"
+#include "proto/base/pages.h"
 
 /* Taken from the kernel at a time: a call that a signal breaks off gives back what it took. */
 #define TAKE_BYTES ((size_t)32 << 20)

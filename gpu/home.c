@@ -70,6 +70,12 @@ cairn_status cairn_home_memory_export(const struct cairn_home_memory *memory, ui
     return memory->home->kind->memory_export(memory, segment, fd_out, bytes_out, why);
 }
 
+void cairn_home_memory_give(struct cairn_home_memory *memory, uint64_t segment)
+{
+    assert(segment < cairn_home_memory_segments(memory));
+    memory->home->kind->memory_give(memory, segment);
+}
+
 void cairn_home_memory_close(struct cairn_home_memory *memory)
 {
     if (memory->base != NULL) memory->home->kind->memory_close(memory);

@@ -23,6 +23,7 @@
 #define CAIRN_GPU_HOME_H
 
 #include "gpu/gpu.h"
+#include "proto/base/pages.h"
 #include "proto/base/sentence.h"
 #include "proto/spec/initializer.h"
 
@@ -61,8 +62,7 @@ bool cairn_home_has(const struct cairn_home *home, const void *address);
 
 /* ---- memory of it ---- */
 
-#define CAIRN_SEGMENT_BYTES ((uint64_t)64 << 20) /* a plane lies in segments of at most so many */
-
+/* In segments of CAIRN_SEGMENT_BYTES, side by side; the last one is shorter. */
 struct cairn_home_memory {
     struct cairn_home *home; /* borrowed */
     void *base;              /* an address in the home, at a multiple of 512; NULL if bytes is 0 */
@@ -90,6 +90,9 @@ CAIRN_MUST_CHECK cairn_status cairn_home_memory_export(const struct cairn_home_m
                                                        uint64_t segment, int *fd_out,
                                                        uint64_t *bytes_out,
                                                        struct cairn_sentence *why);
+/* A segment goes back to the system before the rest: nothing works on it any more, and its addresses are
+ * nobody's. What others have mapped of it stays theirs. Safe to call again. Any thread. */
+void cairn_home_memory_give(struct cairn_home_memory *memory, uint64_t segment);
 /* Nothing works on it any more. Safe to call again, and of what is all 0. */
 void cairn_home_memory_close(struct cairn_home_memory *memory);
 

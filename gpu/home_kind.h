@@ -18,6 +18,8 @@ struct cairn_home_kind {
     cairn_status (*import)(struct cairn_home *home, int fd, uint64_t bytes,
                            const void **address_out, struct cairn_sentence *why); /* NULL: none */
     void (*import_release)(struct cairn_home *home, const void *address, uint64_t bytes);
+    /* There is such a segment, given back before or not. */
+    void (*memory_give)(struct cairn_home_memory *memory, uint64_t segment);
     cairn_status (*pin)(struct cairn_home *home, void *host, uint64_t bytes,
                         struct cairn_sentence *why);
     void (*unpin)(struct cairn_home *home, void *host);

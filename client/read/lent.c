@@ -33,7 +33,7 @@ bool cairn_lent_whole(const struct lent *lent)
     for (uint32_t i = 0; i < lent->shard_count; i++) {
         const struct source *source = &lent->sources[i];
         if (source->copy == NULL) continue;
-        const void *head = source->copy->base; // NULL: the session is closed
+        const struct cairn_published_head *head = source->copy->head; // NULL: the session is closed
         if (head == NULL || !cairn_published_read_end(head, source->sequence)) return false;
     }
     return true;

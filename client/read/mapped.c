@@ -1,16 +1,18 @@
 /* Published memory of shards of this host: a fetch of the wire plane is one copy out of it, and asks
  * nobody. The list of copies is changed by the loop thread only, under the lock.
  *
- * Shards show their published copies to the members of a job (proto/geometry/published.h), perhaps before we
- * have its layout. So a copy is judged when it is used: by its note and its head. Whoever shows one has our
- * address, which the coordinator tells shards only. One that is overwritten while it is read, or that has
- * another version, is no error: the shard is asked, as it is over any other way, and says why it has not
+ * Shards show their published copies to the members of a job (proto/geometry/published.h), a segment at a
+ * time, perhaps before we have its layout. So a copy is judged when it is first used: by its notes and its
+ * head; then its segments are mapped side by side. Whoever shows one has our address, which the coordinator
+ * tells shards only. One that is overwritten while it is read, or that has another version, or of which a
+ * segment is missing, is no error: the shard is asked, as it is over any other way, and says why it has not
  * what was asked for. */
 #include "client/read/mapped.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "client/job.h"
 #include "proto/fabric/far_copy.h"
@@ -21,6 +23,52 @@
 #define FAR_COPY_BYTES   ((uint64_t)32 << 20)
 #define FAR_PARCEL_BYTES ((size_t)256 << 10)
 
+/* ---- what shards show ---- */
+
+static bool is_same_copy(const struct published *copy, const struct cairn_published_note *note)
+{
+    struct cairn_published_note of_copy = copy->note;
+    of_copy.segment = note->segment;
+    return !copy->gone && memcmp(&of_copy, note, sizeof of_copy) == 0;
+}
+
+/* The copy that it is of: one that is known, or a new one; NULL: no memory. */
+static struct published *copy_of(struct session *s, const struct cairn_published_note *note)
+{
+    struct published *copy = s->published;
+    while (copy != NULL && !is_same_copy(copy, note)) copy = copy->next;
+    if (copy != NULL || (copy = calloc(1, sizeof *copy)) == NULL) return copy;
+    copy->note = *note;
+    copy->next = s->published;
+    s->published = copy;
+    return copy;
+}
+
+static bool has_segment(const struct published *copy, uint32_t segment)
+{
+    const struct shown *shown = copy->shown;
+    while (shown != NULL && shown->segment != segment) shown = shown->next;
+    return shown != NULL;
+}
+
+static void add_shown(struct session *s, const struct cairn_published_note *note,
+                      struct cairn_fabric_mapping *mapping)
+{
+    size_t bytes;
+    const void *memory = cairn_fabric_mapping_memory(mapping, &bytes);
+    struct published *copy = copy_of(s, note);
+    struct shown *shown = copy != NULL ? calloc(1, sizeof *shown) : NULL;
+    if (shown == NULL) return; // the shard is asked
+    const bool is_head = note->segment == note->segment_count;
+    if (has_segment(copy, note->segment) || (is_head && bytes < CAIRN_PUBLISHED_PAGE_BYTES))
+        copy->gone = true; // nobody knows which is right
+    else if (is_head)
+        copy->head = memory;
+    cairn_fabric_mapping_hold(mapping);
+    *shown = (struct shown) { .next = copy->shown, .mapping = mapping, .segment = note->segment };
+    copy->shown = shown;
+}
+
 void cairn_mapped_on_mapping(void *session, struct cairn_fabric_mapping *mapping)
 {
     struct session *s = session;
@@ -29,49 +77,52 @@ void cairn_mapped_on_mapping(void *session, struct cairn_fabric_mapping *mapping
     const void *given = cairn_fabric_mapping_note(mapping, &note_bytes);
     if (note_bytes != sizeof note) return;
     memcpy(&note, given, sizeof note);
-    if (note.magic != CAIRN_PUBLISHED_MAGIC) return;
-    struct published *copy = calloc(1, sizeof *copy);
-    if (copy == NULL) return; // the shard is asked
-    copy->note = note;
-    copy->mapping = mapping;
-    copy->base = cairn_fabric_mapping_memory(mapping, &copy->bytes);
-    copy->fd = cairn_fabric_mapping_fd(mapping);
-    cairn_fabric_mapping_hold(mapping);
+    if (note.magic != CAIRN_PUBLISHED_MAGIC || note.segment > note.segment_count) return;
     pthread_mutex_lock(&s->lock);
-    copy->next = s->published;
-    s->published = copy;
+    add_shown(s, &note, mapping);
     pthread_mutex_unlock(&s->lock);
 }
+
+/* ---- and take back ---- */
 
 void cairn_mapped_unuse(struct published *copy)
 {
     assert(copy->uses > 0);
-    if (--copy->uses == 0 && copy->base == NULL) free(copy);
+    if (--copy->uses == 0 && copy->shown == NULL) free(copy);
 }
 
-/* Out of the list, under the lock; its mapping. */
-static struct cairn_fabric_mapping *take_out(struct published **link)
+/* Out of the list, under the lock; what was shown of it. */
+static struct shown *take_out(struct published **link)
 {
     struct published *copy = *link;
-    struct cairn_fabric_mapping *mapping = copy->mapping;
+    struct shown *shown = copy->shown;
     *link = copy->next;
     copy->gone = true;
+    if (copy->base != NULL) munmap((void *)copy->base, copy->bytes);
     copy->base = NULL;
+    copy->head = NULL;
+    copy->shown = NULL;
     if (copy->uses == 0) free(copy);
-    return mapping;
+    return shown;
 }
 
 /* Lets one go that was taken back and that nobody uses (`all`: whoever does). False: there is none. */
 static bool let_go(struct session *s, bool all)
 {
-    struct cairn_fabric_mapping *mapping = NULL;
+    struct shown *shown = NULL;
     pthread_mutex_lock(&s->lock);
     struct published **link = &s->published;
     while (*link != NULL && !all && (!(*link)->gone || (*link)->uses > 0)) link = &(*link)->next;
-    if (*link != NULL) mapping = take_out(link);
+    const bool found = *link != NULL;
+    if (found) shown = take_out(link);
     pthread_mutex_unlock(&s->lock);
-    if (mapping != NULL) cairn_fabric_mapping_release(mapping);
-    return mapping != NULL;
+    while (shown != NULL) {
+        struct shown *next = shown->next;
+        cairn_fabric_mapping_release(shown->mapping);
+        free(shown);
+        shown = next;
+    }
+    return found;
 }
 
 static void sweep(struct session *s, bool all)
@@ -84,7 +135,8 @@ void cairn_mapped_on_gone(void *session, struct cairn_fabric_mapping *mapping)
     struct session *s = session;
     pthread_mutex_lock(&s->lock);
     for (struct published *copy = s->published; copy != NULL; copy = copy->next)
-        if (copy->mapping == mapping) copy->gone = true;
+        for (const struct shown *shown = copy->shown; shown != NULL; shown = shown->next)
+            if (shown->mapping == mapping) copy->gone = true;
     for (struct job *job = s->jobs; job != NULL; job = job->next) cairn_stitches_sweep(job);
     pthread_mutex_unlock(&s->lock);
     sweep(s, false);
@@ -100,20 +152,60 @@ void cairn_mapped_release(struct session *s)
     sweep(s, true);
 }
 
-/* It is of this shard's part of the job, shown to us, and as long as it has to be. */
-static bool is_of(const struct published *copy, const struct shard_link *link)
+/* ---- a copy as a whole ---- */
+
+/* Maps a segment once more, where it belongs. */
+static bool put_in_place(const struct published *copy, const struct shown *shown, uint8_t *base)
+{
+    const uint64_t at = shown->segment * CAIRN_SEGMENT_BYTES, left = copy->bytes - at;
+    size_t bytes;
+    const void *memory = cairn_fabric_mapping_memory(shown->mapping, &bytes);
+    return bytes == (left < CAIRN_SEGMENT_BYTES ? left : CAIRN_SEGMENT_BYTES) &&
+           cairn_pages_double(base + at, memory, bytes);
+}
+
+/* All of its segments are here: each has a number of its own, below the note's count. */
+static bool is_complete(const struct published *copy)
+{
+    uint64_t count = 0;
+    for (const struct shown *shown = copy->shown; shown != NULL; shown = shown->next) count++;
+    return copy->head != NULL && count == (uint64_t)copy->note.segment_count + 1;
+}
+
+/* Maps all of it, if all is there; a copy that is not what its head says is gone. */
+static bool make_whole(struct published *copy, uint64_t bytes)
+{
+    if (copy->is_whole || !is_complete(copy)) return copy->is_whole;
+    copy->bytes = (size_t)bytes;
+    uint8_t *base = bytes > 0 ? cairn_pages_reserve((size_t)bytes) : NULL;
+    if (base == MAP_FAILED) return false; // the shard is asked
+    for (const struct shown *shown = copy->shown; shown != NULL && !copy->gone; shown = shown->next)
+        if (shown->segment < copy->note.segment_count)
+            copy->gone = !put_in_place(copy, shown, base);
+    copy->is_whole = !copy->gone;
+    if (copy->is_whole)
+        copy->base = base;
+    else if (base != NULL)
+        munmap(base, (size_t)bytes);
+    return copy->is_whole;
+}
+
+/* It is of this shard's part of the job, and all that it has to be. */
+static bool is_of(struct published *copy, const struct shard_link *link)
 {
     const struct job *job = link->job;
     const struct cairn_published_note *note = &copy->note;
     uint64_t layout_hash;
     memcpy(&layout_hash, job->body.layout->hash, sizeof layout_hash);
     if (note->job != job->attachment.job || note->shard != link->index ||
-        note->layout_hash != layout_hash || copy->bytes < link->published_bytes)
+        note->layout_hash != layout_hash ||
+        note->segment_count != cairn_published_segments(link->published_bytes) ||
+        copy->head == NULL)
         return false;
-    const struct cairn_published_head *head = (const void *)copy->base;
+    const struct cairn_published_head *head = copy->head;
     return head->magic == CAIRN_PUBLISHED_MAGIC && head->job == job->attachment.job &&
            head->shard == link->index && head->layout_hash == layout_hash &&
-           head->bytes == link->published_bytes;
+           head->bytes == link->published_bytes && make_whole(copy, link->published_bytes);
 }
 
 /* Where the shard's extents stand in its copies; made when they are first used. */
@@ -122,7 +214,7 @@ static bool know_places(struct shard_link *link)
     if (link->published_at != NULL) return true;
     link->published_at = malloc((link->map.extent_count + 1) * sizeof *link->published_at);
     if (link->published_at == NULL) return false;
-    uint64_t end = CAIRN_PUBLISHED_PAGE_BYTES;
+    uint64_t end = 0;
     for (size_t i = 0; i < link->map.extent_count; i++) {
         const cairn_dtype wire = link->job->spec.tensors[link->map.extents[i].tensor].wire;
         link->published_at[i] = cairn_published_place(&link->map, i, cairn_dtype_bytes((int)wire),
@@ -137,9 +229,8 @@ struct published *cairn_mapped_find(struct shard_link *link, struct cairn_versio
 {
     struct published *copy = link->job->session->published;
     if (copy == NULL || !know_places(link)) return NULL;
-    while (copy != NULL &&
-           !(!copy->gone && is_of(copy, link) &&
-             cairn_published_read_begin((const void *)copy->base, version, sequence_out)))
+    while (copy != NULL && !(!copy->gone && is_of(copy, link) &&
+                             cairn_published_read_begin(copy->head, version, sequence_out)))
         copy = copy->next;
     return copy;
 }
@@ -190,5 +281,5 @@ bool cairn_mapped_read(struct parcel *parcel, const struct piece *piece)
         memcpy(parcel->bytes, chunk, parcel->byte_count);
     else
         copy_box(parcel, piece, chunk, elem_bytes);
-    return cairn_published_read_end((const void *)copy->base, sequence);
+    return cairn_published_read_end(copy->head, sequence);
 }

@@ -13,16 +13,25 @@ struct parcel;
 struct session;
 struct shard_link;
 
-/* A copy that a shard showed us. Changed under the lock. */
+/* A head or a segment of a copy. */
+struct shown {
+    struct shown *next;
+    struct cairn_fabric_mapping *mapping; /* held */
+    uint32_t segment;                     /* as of the note */
+};
+
+/* A copy that a shard showed us, or what it showed of it until now. Changed under the lock. */
 struct published {
     struct published *next;
-    struct cairn_fabric_mapping *mapping; /* held */
-    struct cairn_published_note note;
-    const uint8_t *base; /* [bytes] the mapping's, read only; NULL: the session is closed */
+    struct cairn_published_note note;        /* of its first region that came */
+    struct shown *shown;                     /* owned */
+    const struct cairn_published_head *head; /* NULL: not here; or the session is closed */
+    const uint8_t
+        *base; /* owned: [bytes] its segments side by side, read only; NULL: not is_whole */
     size_t bytes;
-    int fd;        /* the mapping's */
     uint32_t uses; /* of lent.c and stitch.c, each ended by cairn_mapped_unuse */
-    bool gone;     /* the shard took it back, or is gone */
+    bool is_whole; /* all of it is here, as it has to be */
+    bool gone;     /* the shard took some of it back, or is gone; or it is not what it says */
 };
 
 /* What a job's member read of published memory by itself: no shard counts it. */

@@ -15,6 +15,7 @@ struct stitch {
     uint32_t uses; /* 0: it is kept */
     uint8_t *base; /* owned */
     size_t bytes;
+    size_t map_count;
     size_t run_count;
     struct stitch_run runs[]; /* [run_count] */
 };
@@ -50,13 +51,28 @@ static bool copy_edges(uint8_t *base, const struct stitch_run *run)
     return copy_edge(base, run, run->from, run->end);
 }
 
+/* Maps pages of the copy once more, a segment at a time. */
 static bool map_pages(uint8_t *base, const struct stitch_run *run)
 {
     const uint64_t first = page_up(run->from), last = run->end / PAGE * PAGE;
+    uint64_t at = run->at + first - run->from;
+    bool whole = true;
     assert(run->at % PAGE == run->from % PAGE);
-    return first >= last ||
-           mmap(base + first, (size_t)(last - first), PROT_READ, MAP_SHARED | MAP_FIXED,
-                run->copy->fd, (off_t)(run->at + first - run->from)) != MAP_FAILED;
+    for (uint64_t to = first, bytes; whole && to < last; to += bytes, at += bytes) {
+        const uint64_t left = CAIRN_SEGMENT_BYTES - at % CAIRN_SEGMENT_BYTES;
+        bytes = last - to < left ? last - to : left;
+        whole = cairn_pages_double(base + to, run->copy->base + at, (size_t)bytes);
+    }
+    return whole;
+}
+
+/* How many maps it may be: one a run, and one more for each end of a segment in it. */
+static size_t maps_of(const struct stitch_run *runs, size_t count)
+{
+    size_t maps = count;
+    for (size_t i = 0; i < count; i++)
+        maps += (size_t)cairn_published_segments(runs[i].end - runs[i].from);
+    return maps;
 }
 
 static struct stitch *make(uint32_t tensor, const struct stitch_run *runs, size_t count)
@@ -64,6 +80,7 @@ static struct stitch *make(uint32_t tensor, const struct stitch_run *runs, size_
     struct stitch *stitch = calloc(1, sizeof *stitch + count * sizeof *runs);
     if (stitch == NULL) return NULL;
     stitch->tensor = tensor;
+    stitch->map_count = maps_of(runs, count);
     stitch->run_count = count;
     memcpy(stitch->runs, runs, count * sizeof *runs);
     stitch->bytes = (size_t)page_up(runs[count - 1].end);
@@ -86,7 +103,7 @@ static void drop(struct job *job, struct stitch **link)
 {
     struct stitch *stitch = *link;
     *link = stitch->next;
-    job->stitches.run_count -= stitch->run_count;
+    job->stitches.map_count -= stitch->map_count;
     for (size_t i = 0; i < stitch->run_count; i++) cairn_mapped_unuse(stitch->runs[i].copy);
     munmap(stitch->base, stitch->bytes);
     free(stitch);
@@ -136,7 +153,7 @@ static bool renew(struct stitch *stitch, const struct stitch_run *runs)
 /* Puts out those that nobody uses, the one that was used longest ago first. */
 static void keep_within_bound(struct job *job)
 {
-    while (job->stitches.run_count > CAIRN_STITCH_RUNS_MAX) {
+    while (job->stitches.map_count > CAIRN_STITCH_MAPS_MAX) {
         struct stitch **oldest = NULL;
         for (struct stitch **link = &job->stitches.first; *link != NULL; link = &(*link)->next)
             if ((*link)->uses == 0) oldest = link;
@@ -153,7 +170,7 @@ struct stitch *cairn_stitch_get(struct job *job, uint32_t tensor, const struct s
     if (stitch == NULL) {
         stitch = make(tensor, runs, count);
         if (stitch == NULL) return NULL;
-        job->stitches.run_count += count;
+        job->stitches.map_count += stitch->map_count;
         for (size_t i = 0; i < count; i++) runs[i].copy->uses++;
     }
     stitch->next = job->stitches.first;

@@ -5,7 +5,7 @@
  * later, of the same pages: the stitch is kept, with its page tables, and only the edges at which two runs
  * meet are copied anew. Mapping them all again would cost a fault for every few pages, which is most of the
  * time that reading a tensor takes. A stitch goes when a copy of it is taken back, with its job, or for newer
- * ones when there are more than CAIRN_STITCH_RUNS_MAX runs. */
+ * ones when there are more than CAIRN_STITCH_MAPS_MAX maps. */
 #ifndef CAIRN_CLIENT_READ_STITCH_H
 #define CAIRN_CLIENT_READ_STITCH_H
 
@@ -15,15 +15,15 @@
 struct job;
 struct published;
 
-/* Of a job: each run is up to two of the maps that a process may have (65530 by default). */
-#define CAIRN_STITCH_RUNS_MAX 4096
+/* Of a job: each is up to two of those that a process may have (65530 by default). */
+#define CAIRN_STITCH_MAPS_MAX 4096
 
 struct stitch;
 
 /* Those of a job. Under the lock. */
 struct stitches {
     struct stitch *first; /* owned: in use or kept; the one used last is the first */
-    size_t run_count;     /* of all of them */
+    size_t map_count;     /* of all of them */
 };
 
 /* A run of the tensor's bytes on one shard. */

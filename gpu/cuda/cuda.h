@@ -109,6 +109,7 @@ cairn_status cairn_cuda_memory_open(struct cairn_home *home, const char *label,
                                     struct cairn_home_memory *memory_out,
                                     struct cairn_sentence *why);
 void cairn_cuda_memory_close(struct cairn_home_memory *memory);
+void cairn_cuda_memory_give(struct cairn_home_memory *memory, uint64_t segment);
 cairn_status cairn_cuda_memory_export(const struct cairn_home_memory *memory, uint64_t segment,
                                       int *fd_out, uint64_t *bytes_out, struct cairn_sentence *why);
 cairn_status cairn_cuda_import(struct cairn_home *home, int fd, uint64_t bytes,

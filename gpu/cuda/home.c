@@ -128,6 +128,7 @@ static const struct cairn_home_kind kind = {
     .memory_export = cairn_cuda_memory_export,
     .import = cairn_cuda_import,
     .import_release = cairn_cuda_import_release,
+    .memory_give = cairn_cuda_memory_give,
     .pin = cairn_cuda_pin,
     .unpin = cairn_cuda_unpin,
     .stream_open = cairn_cuda_stream_open,

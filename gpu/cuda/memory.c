@@ -7,7 +7,7 @@
 
 struct cairn_home_segment {
     unsigned long long handle;
-    uint64_t bytes;
+    uint64_t bytes; /* 0: it is not there */
     bool is_mapped;
 };
 
@@ -30,13 +30,19 @@ static uint64_t segment_count(uint64_t bytes)
 
 /* ---- the way back: what fails is lost, with the card ---- */
 
-static void release_segments(struct cairn_cuda *cuda, const struct cairn_home_segment *segments,
+static void release_segment(struct cairn_cuda *cuda, struct cairn_home_segment *segment,
+                            uint64_t at)
+{
+    if (segment->is_mapped) (void)cuda->driver.cuMemUnmap(at, (size_t)segment->bytes);
+    if (segment->bytes > 0) (void)cuda->driver.cuMemRelease(segment->handle);
+    *segment = (struct cairn_home_segment) { .bytes = 0 };
+}
+
+static void release_segments(struct cairn_cuda *cuda, struct cairn_home_segment *segments,
                              uint64_t count, uint64_t at)
 {
-    for (uint64_t i = 0; i < count; at += segments[i].bytes, i++) {
-        if (segments[i].is_mapped) (void)cuda->driver.cuMemUnmap(at, (size_t)segments[i].bytes);
-        if (segments[i].bytes > 0) (void)cuda->driver.cuMemRelease(segments[i].handle);
-    }
+    for (uint64_t i = 0; i < count; i++)
+        release_segment(cuda, &segments[i], at + i * CAIRN_SEGMENT_BYTES);
 }
 
 void cairn_cuda_give_addresses(struct cairn_cuda *cuda, uint64_t at)
@@ -162,6 +168,15 @@ cairn_status cairn_cuda_memory_export(const struct cairn_home_memory *memory, ui
     *fd_out = fd;
     *bytes_out = memory->segments[segment].bytes;
     return CAIRN_OK;
+}
+
+void cairn_cuda_memory_give(struct cairn_home_memory *memory, uint64_t segment)
+{
+    struct cairn_cuda *cuda = cairn_cuda_of(memory->home);
+    cairn_cuda_enter_anyway(cuda);
+    if (!atomic_load(&cuda->has_failed))
+        release_segment(cuda, &memory->segments[segment],
+                        (uint64_t)(uintptr_t)memory->base + segment * CAIRN_SEGMENT_BYTES);
 }
 
 void cairn_cuda_memory_close(struct cairn_home_memory *memory)

@@ -1,14 +1,10 @@
 /* The host's home: memory of this process, and works that the thread which runs them does at once. */
-#include "gpu/home_kind.h"
-
-#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "gpu/host/host.h"
+#include "gpu/host/memory.h"
 
 static void close_home(struct cairn_home *home)
 {
@@ -26,24 +22,6 @@ static bool has(const struct cairn_home *home, const void *address)
     (void)home;
     (void)address;
     return true;
-}
-
-static cairn_status memory_open(struct cairn_home *home, const char *label,
-                                struct cairn_home_memory *memory_out, struct cairn_sentence *why)
-{
-    (void)home;
-    void *map = mmap(NULL, (size_t)memory_out->bytes, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (map == MAP_FAILED)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "cannot map %llu bytes for %s: %s",
-                          (unsigned long long)memory_out->bytes, label, strerror(errno));
-    memory_out->base = map;
-    return CAIRN_OK;
-}
-
-static void memory_close(struct cairn_home_memory *memory)
-{
-    munmap(memory->base, (size_t)memory->bytes);
 }
 
 static cairn_status pin(struct cairn_home *home, void *host, uint64_t bytes,
@@ -139,8 +117,10 @@ static const struct cairn_home_kind kind = {
     .close = close_home,
     .free_bytes = free_bytes,
     .has = has,
-    .memory_open = memory_open,
-    .memory_close = memory_close,
+    .memory_open = cairn_host_memory_open,
+    .memory_close = cairn_host_memory_close,
+    .memory_export = cairn_host_memory_export,
+    .memory_give = cairn_host_memory_give,
     .pin = pin,
     .unpin = unpin,
     .stream_open = stream_open,
@@ -150,7 +130,7 @@ static const struct cairn_home_kind kind = {
 
 static struct cairn_home host_home = {
     .kind = &kind,
-    .info = { .backend = "host", .is_host = true, .works_best = 1 },
+    .info = { .backend = "host", .is_host = true, .exports = true, .works_best = 1 },
 };
 
 static void name_device(void)

@@ -289,8 +289,6 @@ const void *cairn_fabric_mapping_memory(const struct cairn_fabric_mapping *mappi
                                         size_t *bytes_out);
 const void *cairn_fabric_mapping_note(const struct cairn_fabric_mapping *mapping,
                                       size_t *note_bytes_out);
-/* Borrowed, for maps to be read; -1 of memory of a card. */
-int cairn_fabric_mapping_fd(const struct cairn_fabric_mapping *mapping);
 /* The card whose memory it is, at an address that options.device gave; NULL: host memory. */
 const uint8_t *cairn_fabric_mapping_uuid(const struct cairn_fabric_mapping *mapping);
 void cairn_fabric_mapping_hold(struct cairn_fabric_mapping *mapping);

@@ -138,7 +138,7 @@ struct cairn_fabric_mapping {
     size_t bytes;
     const struct cairn_fabric_device *device; /* borrowed: it imported this; NULL: host memory */
     uint8_t uuid[CAIRN_FABRIC_UUID_BYTES];    /* of the card */
-    int fd;                                   /* owned; -1: nobody needs it */
+    int fd;                                   /* owned; -1: it is_whole, or of a card */
     /* every page is there, and for good: nobody can take one out of what is sealed so */
     bool is_whole;
     bool is_staging, is_shown;

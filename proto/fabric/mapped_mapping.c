@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "proto/fabric/pages.h"
+#include "proto/base/pages.h"
 
 /* OK: the descriptor is the mapping's. */
 static cairn_status map_host(struct cairn_fabric_mapping *mapping, uint64_t bytes, int fd)
@@ -103,8 +103,7 @@ cairn_status mapped_mapping_open(struct mapped_in *in, const struct frame_region
     mapping->is_staging = frame->memory == FRAME_MEMORY_STAGING;
     mapping->note_bytes = frame->note_bytes;
     memcpy(mapping->note, frame->note, sizeof mapping->note);
-    if (mapping->fd >= 0 && mapping->is_whole &&
-        (mapping->is_staging || options->on_mapping == NULL)) {
+    if (mapping->fd >= 0 && mapping->is_whole) {
         close(mapping->fd);
         mapping->fd = -1;
     }
@@ -135,11 +134,6 @@ const void *cairn_fabric_mapping_note(const struct cairn_fabric_mapping *mapping
 {
     *note_bytes_out = mapping->note_bytes;
     return mapping->note;
-}
-
-int cairn_fabric_mapping_fd(const struct cairn_fabric_mapping *mapping)
-{
-    return mapping->fd;
 }
 
 const uint8_t *cairn_fabric_mapping_uuid(const struct cairn_fabric_mapping *mapping)

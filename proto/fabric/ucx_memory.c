@@ -10,7 +10,7 @@
  * to us is not the one that we lost, must not end this process: so the address stays, and gives zeros (a
  * "grave", which costs addresses only). What such a reader has got is not what its checksum says, and it
  * is not the owner's any more. */
-#include "proto/fabric/pages.h"
+#include "proto/base/pages.h"
 #include "proto/fabric/ucx.h"
 
 #include <stdlib.h>

@@ -21,7 +21,7 @@
 static_assert(sizeof(struct cairn_published_head) <= CAIRN_PUBLISHED_PAGE_BYTES, "one page");
 static_assert(offsetof(struct cairn_published_head, sequence) == 32, "shared between processes");
 static_assert(offsetof(struct cairn_published_head, step) == 48, "shared between processes");
-static_assert(sizeof(struct cairn_published_note) == 24, "shared between processes");
+static_assert(sizeof(struct cairn_published_note) == 48, "shared between processes");
 static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "an atomic in shared memory has no lock of a process");
 
 #define ALIGN_BYTES ((uint64_t)64)

@@ -1,11 +1,15 @@
 /* A published copy of a job's part on one shard, as processes of the shard's host map it: read-only,
  * without asking.
  *
- *   page 0               struct cairn_published_head: which version this is, now
- *   behind it            the shard's extents in the order of its map, each in its tensor's wire dtype
+ *   the head         a page: struct cairn_published_head: which version this is, now
+ *   the segments     the shard's extents in the order of its map, each in its tensor's wire dtype, as if
+ *                    there were one array: it is cut every CAIRN_SEGMENT_BYTES
+ *
+ * Head and segments are shown as regions, each with a note, in any order; a reader that has all of a copy
+ * maps its segments side by side.
  *
  * An extent that is a whole tensor begins at a multiple of 64 bytes. One that is a part of its tensor
- * begins where (its place in the file) and (its first byte's place in the tensor) agree modulo the page:
+ * begins where (its place in the copy) and (its first byte's place in the tensor) agree modulo the page:
  * so a reader can map the parts of several shards one behind another, page by page, and has the tensor in
  * one piece; only the pages in which two parts meet have to be copied. cairn_published_place is the one
  * rule, for both ends.
@@ -22,31 +26,42 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "proto/base/pages.h"
 #include "proto/geometry/layout.h"
 
 #define CAIRN_PUBLISHED_PAGE_BYTES 4096
-#define CAIRN_PUBLISHED_MAGIC      0x434e5250u /* "PRNC" */
+#define CAIRN_PUBLISHED_MAGIC      0x434e5251u /* "QRNC" */
 
 struct cairn_published_head {
     uint32_t magic;
     uint32_t shard;            /* index in the layout */
     uint64_t job;              /* its number */
     uint64_t layout_hash;      /* first 8 bytes of the layout's */
-    uint64_t bytes;            /* of the whole copy, this page included */
+    uint64_t bytes;            /* of all its segments */
     _Atomic uint64_t sequence; /* odd: being written, or never written */
     _Atomic uint64_t generation, step;
 };
 
-/* The note of the region (proto/fabric/fabric.h) that such a copy is. */
+/* The note of each region (proto/fabric/fabric.h) that such a copy is. */
 struct cairn_published_note {
     uint32_t magic; /* CAIRN_PUBLISHED_MAGIC */
     uint32_t shard;
     uint64_t job;
     uint64_t layout_hash;
+    uint64_t incarnation; /* of the shard */
+    uint32_t copy;        /* no other of this incarnation has the number */
+    uint32_t segment;     /* which it is; segment_count: the head */
+    uint32_t segment_count;
+    uint32_t reserved; /* 0 */
 };
 
-/* Where an extent of the map stands, in bytes, behind *end; *end becomes its end. Begin with *end =
- * CAIRN_PUBLISHED_PAGE_BYTES and go through the map's extents in order. The copy's size is the last *end. */
+/* How many segments so many bytes are. */
+static inline uint64_t cairn_published_segments(uint64_t bytes)
+{
+    return bytes / CAIRN_SEGMENT_BYTES + (bytes % CAIRN_SEGMENT_BYTES > 0);
+}
+/* Where an extent of the map stands, in bytes, behind *end; *end becomes its end. Begin with *end = 0 and go
+ * through the map's extents in order. The bytes of all segments are the last *end. */
 uint64_t cairn_published_place(const struct cairn_shard_map *map, size_t extent, size_t elem_bytes,
                                uint64_t *end);
 

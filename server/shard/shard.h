@@ -192,6 +192,7 @@ struct cairn_shard {
     /* owned */
     char *name, *import_folders;
     uint64_t incarnation;
+    uint32_t copies_made; /* published ones: each has a number */
     struct cairn_session session;
     struct cairn_storage_watch storage;
     struct cairn_fabric *fabric;

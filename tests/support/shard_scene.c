@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 /* ---- running ---- */
 
@@ -332,6 +334,24 @@ void scene_settle(struct scene *scene)
 float scene_initial(uint32_t tensor, uint64_t elem)
 {
     return (float)((elem * 2654435761u + tensor * 97u) % 2001u) / 1000.0f - 1.0f;
+}
+
+void *scene_lose_pages(const struct cairn_arena *arena)
+{
+    const int fd = memfd_create("of no pages", MFD_CLOEXEC);
+    void *kept = cairn_pages_reserve(arena->bytes);
+    ck_assert(kept != MAP_FAILED && fd >= 0);
+    ck_assert(cairn_pages_double(kept, arena->base, arena->bytes));
+    ck_assert(mmap(arena->base, arena->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
+                   0) != MAP_FAILED);
+    close(fd);
+    return kept;
+}
+
+void scene_find_pages(const struct cairn_arena *arena, void *kept)
+{
+    ck_assert(cairn_pages_double(arena->base, kept, arena->bytes));
+    munmap(kept, arena->bytes);
 }
 
 const void *scene_plane(const struct cairn_shard_job *job, enum cairn_plane plane)

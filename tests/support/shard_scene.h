@@ -117,6 +117,9 @@ size_t scene_waiting(const struct scene *scene, uint8_t kind);
 /* Puts every chunk of the shard, waits for the ACKs, with scene_initial as values. */
 void scene_put_all(struct scene *scene, uint64_t member);
 float scene_initial(uint32_t tensor, uint64_t elem);
+/* Until scene_find_pages, with what this gives: the host has no pages for the arena, of one segment. */
+void *scene_lose_pages(const struct cairn_arena *arena);
+void scene_find_pages(const struct cairn_arena *arena, void *kept);
 /* What a plane of a job has, by local element, copied out of its home: until it is asked for again. */
 const void *scene_plane(const struct cairn_shard_job *job, enum cairn_plane plane);
 /* What the shard's job has as parameters of a chunk; likewise. */

@@ -1,4 +1,4 @@
-/* Large pages (proto/fabric/pages.h, server/shard/memory/arena.h): what is asked for where, and that no byte
+/* Large pages (proto/base/pages.h, server/shard/memory/arena.h): what is asked for where, and that no byte
  * changes. That the kernel has some to give is not promised, and not asserted. */
 #include <check.h>
 #include <fcntl.h>
@@ -6,10 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include "proto/fabric/pages.h"
+#include "proto/base/pages.h"
 #include "server/shard/memory/arena.h"
 #include "tests/support/suite.h"
 
@@ -26,11 +25,15 @@ static int shared(size_t bytes)
     return fd;
 }
 
-static size_t resident(int fd)
+static size_t resident(const struct cairn_arena *arena)
 {
-    struct stat at;
-    ck_assert_int_eq(fstat(fd, &at), 0);
-    return (size_t)at.st_blocks * 512;
+    static unsigned char there[16 * LARGE / 4096];
+    const size_t pages = (arena->bytes + 4095) / 4096;
+    size_t count = 0;
+    ck_assert_uint_le(pages, sizeof there);
+    ck_assert_int_eq(mincore(arena->base, arena->bytes, there), 0);
+    for (size_t i = 0; i < pages; i++) count += there[i] & 1;
+    return count * 4096;
 }
 
 TEST(a_mapping_begins_at_a_large_page_and_goes_with_one_munmap)
@@ -80,12 +83,12 @@ TEST(what_is_taken_is_there_and_nothing_beside_it)
     ck_assert_int_eq(
         cairn_arena_open_state("test", 8 * LARGE + 10, CAIRN_STREAM_WIRE, &arena, &why), CAIRN_OK);
     ck_assert_int_eq(cairn_arena_take(&arena, LARGE + 4096, 2 * LARGE), CAIRN_OK);
-    ck_assert_uint_eq(resident(arena.fd), 2 * LARGE);
+    ck_assert_uint_eq(resident(&arena), 2 * LARGE);
     ck_assert_int_eq(cairn_arena_take(&arena, 3 * LARGE + 4096, 1), CAIRN_OK);
-    ck_assert_uint_eq(resident(arena.fd), 2 * LARGE + 4096);
+    ck_assert_uint_eq(resident(&arena), 2 * LARGE + 4096);
     arena.base[LARGE + 4096] = 7;
     ck_assert_int_eq(cairn_arena_take(&arena, 0, arena.bytes), CAIRN_OK);
-    ck_assert_uint_ge(resident(arena.fd), 8 * LARGE + 10);
+    ck_assert_uint_ge(resident(&arena), 8 * LARGE + 10);
     for (size_t i = 0; i < arena.bytes; i += 4096)
         ck_assert_uint_eq(arena.base[i], i == LARGE + 4096 ? 7 : 0);
     cairn_arena_close(&arena);
@@ -101,12 +104,58 @@ TEST(scratch_is_taken_too_and_what_the_kernel_refuses_is_said)
     ck_assert_int_eq(mincore(arena.base, arena.bytes, there), 0);
     for (size_t i = 0; i <= 2 * LARGE / 4096; i++) ck_assert(there[i] & 1);
     cairn_arena_close(&arena);
-    ck_assert_int_eq(cairn_arena_open_state("test", 3 * LARGE, CAIRN_STREAM_WIRE, &arena, &why),
+    ck_assert_int_eq(cairn_arena_open_shared(cairn_home_host(), "test", 3 * LARGE, &arena, &why),
                      CAIRN_OK);
-    ck_assert_int_eq(ftruncate(arena.fd, LARGE), 0); // to touch what is behind would be a SIGBUS
+    int fd;
+    uint64_t bytes;
+    ck_assert_int_eq(cairn_home_memory_export(&arena.memory, 0, &fd, &bytes, &why), CAIRN_OK);
+    ck_assert_uint_eq(bytes, 3 * LARGE);
+    ck_assert_int_eq(ftruncate(fd, LARGE), 0); // to touch what is behind would be a SIGBUS
+    close(fd);
     ck_assert_int_eq(cairn_arena_take(&arena, 0, LARGE), CAIRN_OK);
     ck_assert_int_eq(cairn_arena_take(&arena, LARGE, LARGE), CAIRN_ERR_NO_MEMORY);
     cairn_arena_close(&arena);
+}
+
+/* How many descriptors this process has open. */
+static size_t open_count(void)
+{
+    size_t count = 0;
+    for (int fd = 0; fd < 256; fd++) count += fcntl(fd, F_GETFD) != -1;
+    return count;
+}
+
+TEST(what_is_larger_than_a_segment_lies_in_several_and_each_can_be_given_back)
+{
+    const size_t page = 4096, bytes = 2 * CAIRN_SEGMENT_BYTES + 10;
+    struct cairn_arena arena;
+    struct cairn_sentence why;
+    const size_t before = open_count();
+    ck_assert_int_eq(cairn_arena_open_state("test", bytes, CAIRN_STREAM_PARAM, &arena, &why),
+                     CAIRN_OK);
+    ck_assert_uint_eq(cairn_home_memory_segments(&arena.memory), 3);
+    ck_assert_uint_eq(open_count(), before + 3);
+    ck_assert_uint_eq((uintptr_t)arena.base % page, cairn_stagger_begin(CAIRN_STREAM_PARAM));
+    // One array: what is taken goes over an end of a segment, and so does what is written.
+    uint8_t *end = (uint8_t *)arena.memory.base + CAIRN_SEGMENT_BYTES;
+    ck_assert_int_eq(cairn_arena_take(&arena, (uint64_t)(end - arena.base) - page, 2 * page),
+                     CAIRN_OK);
+    memset(end - page, 7, 2 * page);
+    ck_assert_uint_eq(end[-1], 7);
+    ck_assert_uint_eq(arena.base[bytes - 1], 0);
+    cairn_arena_give_segment(&arena, 0);
+    cairn_arena_give_segment(&arena, 0);
+    ck_assert_uint_eq(open_count(), before + 2);
+    ck_assert_uint_eq(end[page - 1], 7); // the next one is as it was
+    unsigned char there;
+    ck_assert_int_eq(mincore(end - page, page, &there), 0);
+    ck_assert_uint_eq(there & 1, 0); // and that one has none
+    cairn_arena_close(&arena);
+    ck_assert_uint_eq(open_count(), before);
+    ck_assert_int_eq(cairn_arena_open_state("huge", UINT64_MAX / 4, CAIRN_STREAM_SUM, &arena, &why),
+                     CAIRN_ERR_NO_MEMORY);
+    ck_assert_ptr_nonnull(strstr(why.text, "of memory for huge"));
+    ck_assert_uint_eq(open_count(), before);
 }
 
 /* They begin at multiples of a GiB. Nothing is touched, so none need be there. */

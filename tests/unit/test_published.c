@@ -35,7 +35,7 @@ static struct cairn_layout *plan_for(uint32_t shard_count)
 
 static void check_places(const struct cairn_shard_map *map, size_t elem_bytes)
 {
-    uint64_t end = PAGE, last = PAGE;
+    uint64_t end = 0, last = 0;
     for (size_t i = 0; i < map->extent_count; i++) {
         const struct cairn_local_extent *e = &map->extents[i];
         const uint64_t at = cairn_published_place(map, i, elem_bytes, &end);

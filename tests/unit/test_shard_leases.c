@@ -61,7 +61,7 @@ static void serve(void)
     check_wire(0); // the buffers of replies are there from now on
     job = scene.shard->jobs;
     used_before = scene.shard->memory.budget.used_bytes;
-    copy_bytes = job->versions.copies[0].wire.bytes +
+    copy_bytes = job->versions.copies[0].head.bytes + job->versions.copies[0].wire.bytes +
                  (job->table.map.chunk_count + 1) * sizeof(uint64_t);
 }
 

@@ -278,15 +278,14 @@ TEST(folds_go_on_when_the_shards_memory_has_room_again)
 TEST(a_relay_whose_host_has_no_pages_for_sums_is_given_up)
 {
     open_host(SCENE_CHUNK_LEAVES);
-    const int fd = relay()->sums.arena.fd;
     relay()->sums.pool.stuck_max_ms = 60;
-    relay()->sums.arena.fd = -1; // there are none
+    void *pages = scene_lose_pages(&relay()->sums.arena);
     for (uint32_t i = 0; i < SCENE_WINDOW; i++) {
         push(1, 0, 0, i);
         push(2, 0, 0, SCENE_WINDOW + i);
     }
     hear_given_up("give its host more memory");
-    relay()->sums.arena.fd = fd;
+    scene_find_pages(&relay()->sums.arena, pages);
     close_host();
 }
 

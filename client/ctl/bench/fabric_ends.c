@@ -15,7 +15,7 @@
 #include <uv.h>
 
 #include "client/ctl/bench/bench.h"
-#include "proto/fabric/pages.h"
+#include "proto/base/pages.h"
 #include "proto/geometry/tensor.h"
 #include "proto/loop/fabric_poll.h"
 #include "proto/wire/chunk.h"

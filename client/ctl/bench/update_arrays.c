@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 
 #include "client/ctl/bench/update.h"
-#include "proto/fabric/pages.h"
+#include "proto/base/pages.h"
 #include "proto/fabric/stagger.h"
 
 #define LIST_CHUNKS_MAX 1024

@@ -87,7 +87,7 @@ static void size(struct cairn_need *need, const struct cairn_shard_map *map,
     need->memory = (struct cairn_memory) {
         .state = need->memory.state,
         .device = need->memory.device,
-        .published = 2 * need->wire_bytes,
+        .published = 2 * (CAIRN_PUBLISHED_PAGE_BYTES + need->wire_bytes),
         .staging = (uint64_t)need->put_max * need->put_bytes,
         .tables = table_bytes(need, map),
     };
@@ -101,7 +101,6 @@ cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
     uint64_t chunk_elems_max = 0, device_bytes[CAIRN_PLANES] = { 0 };
     struct cairn_need need = {
         .host_from = has_device ? map->elem_count : 0,
-        .wire_bytes = CAIRN_PUBLISHED_PAGE_BYTES,
         .step = { .window = spec->window,
                   .member_max = member_max,
                   .payload_bytes_max = CAIRN_PAYLOAD_MAX(spec->group_count,

@@ -3,48 +3,32 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "proto/fabric/pages.h"
+#include "proto/base/pages.h"
 
-/* `bytes` from `begin` on. */
-static cairn_status map_arena(const char *label, uint64_t bytes, size_t begin, int fd, int flags,
-                              struct cairn_arena *arena_out, struct cairn_sentence *why)
-{
-    uint8_t *map = cairn_pages_map((size_t)bytes + begin, PROT_READ | PROT_WRITE,
-                                   flags | MAP_NORESERVE, fd);
-    if (map == MAP_FAILED) {
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "cannot map %llu bytes for %s: %s",
-                          (unsigned long long)bytes, label, strerror(errno));
-    }
-    madvise(map, (size_t)bytes + begin, MADV_HUGEPAGE); // a third faster; memfds: cairn_arena_take
-    *arena_out = (struct cairn_arena) {
-        .base = map + begin, .begin = begin, .bytes = (size_t)bytes, .fd = fd
-    };
-    return CAIRN_OK;
-}
+/* A segment that members of this host may map. */
+struct cairn_arena_shown {
+    struct cairn_fabric_region *region; /* owned */
+    int fd;                             /* owned: the region's */
+};
 
 cairn_status cairn_arena_open_state(const char *label, uint64_t bytes,
                                     enum cairn_update_stream stream, struct cairn_arena *arena_out,
                                     struct cairn_sentence *why)
 {
     const size_t begin = cairn_stagger_begin(stream);
-    if (bytes == 0) {
-        *arena_out = CAIRN_ARENA_NONE;
-        return CAIRN_OK;
-    }
-    int fd = memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0 || bytes > INT64_MAX - begin || ftruncate(fd, (off_t)(bytes + begin)) != 0) {
-        int error = errno;
-        if (fd >= 0) close(fd);
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "cannot make %llu bytes of memory for %s: %s",
-                          (unsigned long long)bytes, label, strerror(error));
-    }
-    cairn_status status = map_arena(label, bytes, begin, fd, MAP_SHARED, arena_out, why);
-    if (status != CAIRN_OK) close(fd);
-    return status;
+    const uint64_t all = bytes == 0 ? 0 : bytes + begin;
+    const cairn_status status = cairn_arena_open_home(cairn_home_host(), label, all, arena_out,
+                                                      why);
+    if (status != CAIRN_OK || bytes == 0) return status;
+    arena_out->base += begin;
+    arena_out->begin = begin;
+    arena_out->bytes = (size_t)bytes;
+    return CAIRN_OK;
 }
 
 cairn_status cairn_arena_open_scratch(const char *label, uint64_t bytes,
@@ -54,7 +38,20 @@ cairn_status cairn_arena_open_scratch(const char *label, uint64_t bytes,
         *arena_out = CAIRN_ARENA_NONE;
         return CAIRN_OK;
     }
-    return map_arena(label, bytes, 0, -1, MAP_PRIVATE | MAP_ANONYMOUS, arena_out, why);
+    uint8_t *map = cairn_pages_map((size_t)bytes, PROT_READ | PROT_WRITE,
+                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
+    if (map == MAP_FAILED)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "cannot map %llu bytes for %s: %s",
+                          (unsigned long long)bytes, label, strerror(errno));
+    madvise(map, (size_t)bytes, MADV_HUGEPAGE); // a third faster; segments: cairn_arena_take
+    *arena_out = (struct cairn_arena) { .base = map, .bytes = (size_t)bytes };
+    return CAIRN_OK;
+}
+
+static void is_of_home(struct cairn_arena *arena)
+{
+    arena->base = arena->memory.base;
+    arena->bytes = (size_t)arena->memory.bytes;
 }
 
 cairn_status cairn_arena_open_home(struct cairn_home *home, const char *label, uint64_t bytes,
@@ -63,20 +60,21 @@ cairn_status cairn_arena_open_home(struct cairn_home *home, const char *label, u
     struct cairn_arena arena = CAIRN_ARENA_NONE;
     const cairn_status status = cairn_home_memory_open(home, label, bytes, &arena.memory, why);
     if (status != CAIRN_OK) return status;
-    arena.base = arena.memory.base;
-    arena.bytes = (size_t)bytes;
+    is_of_home(&arena);
     *arena_out = arena;
     return CAIRN_OK;
 }
 
-cairn_status cairn_arena_hold(const struct cairn_arena *arena, uint64_t offset, uint64_t bytes)
+cairn_status cairn_arena_open_shared(struct cairn_home *home, const char *label, uint64_t bytes,
+                                     struct cairn_arena *arena_out, struct cairn_sentence *why)
 {
-    int status;
-    assert(offset <= arena->bytes && bytes <= arena->bytes - offset);
-    do {
-        status = fallocate(arena->fd, 0, (off_t)(arena->begin + offset), (off_t)bytes);
-    } while (status != 0 && errno == EINTR);
-    return status == 0 ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+    struct cairn_arena arena = CAIRN_ARENA_NONE;
+    const cairn_status status = cairn_home_memory_open_exportable(home, label, bytes, &arena.memory,
+                                                                  why);
+    if (status != CAIRN_OK) return status;
+    is_of_home(&arena);
+    *arena_out = arena;
+    return CAIRN_OK;
 }
 
 /* A kernel that has no large page looks for some each time (it compacts, and reclaims of a control group's
@@ -85,7 +83,7 @@ cairn_status cairn_arena_take(const struct cairn_arena *arena, uint64_t from, ui
 {
     const size_t large = CAIRN_PAGES_LARGE_BYTES;
     uint8_t *const map = arena->base - arena->begin;
-    bool backed = arena->fd >= 0; // what is anonymous gets large ones as it is touched
+    bool backed = arena->memory.base != NULL; // anonymous: large ones come as it is touched
     assert(from <= arena->bytes && bytes <= arena->bytes - from);
     from += arena->begin;
     const uint64_t end = from + bytes;
@@ -103,28 +101,85 @@ cairn_status cairn_arena_take(const struct cairn_arena *arena, uint64_t from, ui
 void cairn_arena_give(const struct cairn_arena *arena, uint64_t from, uint64_t bytes)
 {
     const uint64_t page = 4096, first = (from + page - 1) / page * page; // in use before `from`
-    assert(arena->fd < 0 && from <= arena->bytes && bytes <= arena->bytes - from);
+    assert(arena->memory.base == NULL && from <= arena->bytes && bytes <= arena->bytes - from);
     if (first < from + bytes)
         madvise(arena->base + first, (size_t)(from + bytes - first), MADV_DONTNEED);
 }
 
-struct cairn_fabric_region *cairn_arena_share(const struct cairn_arena *arena,
-                                              struct cairn_fabric *fabric, const void *note,
-                                              size_t note_bytes)
+/* ---- what others map ---- */
+
+static bool share_segment(struct cairn_arena *arena, uint64_t segment, struct cairn_fabric *fabric,
+                          const struct cairn_published_note *note)
 {
-    struct cairn_fabric_region *region;
-    if (arena->base == NULL || fcntl(arena->fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS) != 0 ||
-        cairn_fabric_region_add(fabric, arena->base, arena->bytes, arena->fd, note, note_bytes,
-                                &region) != CAIRN_OK)
-        return NULL;
-    return region;
+    struct cairn_arena_shown *shown = &arena->shown[segment];
+    struct cairn_published_note own = { .magic = 0 };
+    struct cairn_sentence why;
+    uint64_t bytes;
+    if (cairn_home_memory_export(&arena->memory, segment, &shown->fd, &bytes, &why) != CAIRN_OK)
+        return false;
+    if (note != NULL) {
+        own = *note;
+        own.segment += (uint32_t)segment;
+    }
+    return fcntl(shown->fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS) == 0 &&
+           cairn_fabric_region_add(fabric, arena->base + segment * CAIRN_SEGMENT_BYTES,
+                                   (size_t)bytes, shown->fd, &own, note != NULL ? sizeof own : 0,
+                                   &shown->region) == CAIRN_OK;
+}
+
+bool cairn_arena_share(struct cairn_arena *arena, struct cairn_fabric *fabric,
+                       const struct cairn_published_note *note)
+{
+    const uint64_t count = cairn_home_memory_segments(&arena->memory);
+    assert(arena->shown == NULL && arena->begin == 0);
+    if (count == 0) return true;
+    arena->shown = calloc((size_t)count, sizeof *arena->shown);
+    bool all = arena->shown != NULL;
+    for (uint64_t i = 0; all && i < count; i++) arena->shown[i].fd = -1;
+    for (uint64_t i = 0; all && i < count; i++) all = share_segment(arena, i, fabric, note);
+    if (!all) cairn_arena_unshare(arena, false);
+    return all;
+}
+
+void cairn_arena_show(const struct cairn_arena *arena, struct cairn_fabric_peer *peer)
+{
+    const uint64_t count = cairn_home_memory_segments(&arena->memory);
+    for (uint64_t i = 0; arena->shown != NULL && i < count; i++) {
+        if (arena->shown[i].region == NULL) continue;
+        const cairn_status status = cairn_fabric_region_show(arena->shown[i].region, peer);
+        (void)status; // it asks for what it does not see
+    }
+}
+
+static void unshare_segment(struct cairn_arena *arena, uint64_t segment, bool fabric_is_closed)
+{
+    struct cairn_arena_shown *shown = &arena->shown[segment];
+    if (!fabric_is_closed) cairn_fabric_region_drop(shown->region);
+    if (shown->fd >= 0) close(shown->fd);
+    *shown = (struct cairn_arena_shown) { .fd = -1 };
+}
+
+void cairn_arena_unshare(struct cairn_arena *arena, bool fabric_is_closed)
+{
+    const uint64_t count = cairn_home_memory_segments(&arena->memory);
+    for (uint64_t i = 0; arena->shown != NULL && i < count; i++)
+        unshare_segment(arena, i, fabric_is_closed);
+    free(arena->shown);
+    arena->shown = NULL;
+}
+
+/* ---- back ---- */
+
+void cairn_arena_give_segment(struct cairn_arena *arena, uint64_t segment)
+{
+    if (arena->shown != NULL) unshare_segment(arena, segment, false);
+    cairn_home_memory_give(&arena->memory, segment);
 }
 
 void cairn_arena_close(struct cairn_arena *arena)
 {
-    const bool is_ours = arena->base != NULL && arena->memory.base == NULL;
-    if (is_ours) munmap(arena->base - arena->begin, arena->begin + arena->bytes);
-    if (is_ours && arena->fd >= 0) close(arena->fd);
+    assert(arena->shown == NULL);
+    if (arena->base != NULL && arena->memory.base == NULL) munmap(arena->base, arena->bytes);
     cairn_home_memory_close(&arena->memory);
     *arena = CAIRN_ARENA_NONE;
 }

@@ -1,8 +1,8 @@
-/* A large array of a shard: addresses as a whole, pages when they are taken (reserve.h) or touched, given
- * back as a whole. State lies in memfds (so that a supervisor can hold it for a restarted daemon); landing
- * slots and staging are anonymous; what lies in a device's home has no pages of ours. What an arena takes
- * is counted by the shard's budget at its full size, touched or not. Any thread; the one that opened it
- * closes it. */
+/* A large array of a shard: addresses as a whole, pages when they are taken (reserve.h) or touched. State and
+ * what members map lie in a home's segments (gpu/home.h), which in the host's are memfds (so that a
+ * supervisor can hold them for a restarted daemon); landing slots and staging are anonymous; what lies in a
+ * device's home has no pages of ours. What an arena takes is counted by the shard's budget at its full size,
+ * touched or not. Any thread, but sharing is the loop's; the one that opened it closes it. */
 #ifndef CAIRN_SHARD_MEMORY_ARENA_H
 #define CAIRN_SHARD_MEMORY_ARENA_H
 
@@ -13,24 +13,30 @@
 #include "gpu/home.h"
 #include "proto/fabric/fabric.h"
 #include "proto/fabric/stagger.h"
+#include "proto/geometry/published.h"
 
 struct cairn_arena {
     uint8_t *base; /* owned; at the beginning of a line, zero at first; NULL if bytes is 0 */
     size_t bytes;
-    size_t begin; /* bytes of the mapping, and of the file, before it: proto/fabric/stagger.h */
-    int fd;       /* owned; -1: anonymous */
-    struct cairn_home_memory memory; /* owned: of a device's home, then base is an address there */
+    size_t begin; /* bytes of the mapping before it: proto/fabric/stagger.h */
+    /* owned; all 0: anonymous. Of a device's home, base is an address there */
+    struct cairn_home_memory memory;
+    struct cairn_arena_shown *shown; /* owned: [segments]; NULL: nobody maps it */
 };
 
 /* An arena of nothing: may be closed. */
-#define CAIRN_ARENA_NONE ((struct cairn_arena) { .fd = -1 })
+#define CAIRN_ARENA_NONE ((struct cairn_arena) { .base = NULL })
 
-/* `label` names the memfd in /proc; `stream`: what it is to the loops of an update. CAIRN_STREAM_WIRE begins
- * with its file. CAIRN_ERR_NO_MEMORY says how much it wanted. */
+/* `label` names the memfds in /proc; `stream`: what it is to the loops of an update. CAIRN_ERR_NO_MEMORY says
+ * how much it wanted. */
 CAIRN_MUST_CHECK cairn_status cairn_arena_open_state(const char *label, uint64_t bytes,
                                                      enum cairn_update_stream stream,
                                                      struct cairn_arena *arena_out,
                                                      struct cairn_sentence *why);
+/* What may be shared: it begins with its first segment. */
+CAIRN_MUST_CHECK cairn_status cairn_arena_open_shared(struct cairn_home *home, const char *label,
+                                                      uint64_t bytes, struct cairn_arena *arena_out,
+                                                      struct cairn_sentence *why);
 CAIRN_MUST_CHECK cairn_status cairn_arena_open_scratch(const char *label, uint64_t bytes,
                                                        struct cairn_arena *arena_out,
                                                        struct cairn_sentence *why);
@@ -39,7 +45,7 @@ CAIRN_MUST_CHECK cairn_status cairn_arena_open_home(struct cairn_home *home, con
                                                     uint64_t bytes, struct cairn_arena *arena_out,
                                                     struct cairn_sentence *why);
 /* Makes the pages of these bytes, so that to touch them is never the end of the process: large ones if the
- * kernel has them (proto/fabric/pages.h), where a whole one is wanted. 0.1 ms a MiB. Nobody else uses the
+ * kernel has them (proto/base/pages.h), where a whole one is wanted. 0.1 ms a MiB. Nobody else uses the
  * bytes meanwhile. CAIRN_ERR_NO_MEMORY: not all; past a control group's limit the kernel kills instead, so
  * see that there is room (server/base/headroom.h). Any thread, several at a time. */
 CAIRN_MUST_CHECK cairn_status cairn_arena_take(const struct cairn_arena *arena, uint64_t from,
@@ -47,16 +53,19 @@ CAIRN_MUST_CHECK cairn_status cairn_arena_take(const struct cairn_arena *arena, 
 /* Of a scratch arena: its pages from the first that begins within these bytes to the last that they touch go
  * back to the system; 0.2 ms a MiB. Nobody uses them, or what is behind them. */
 void cairn_arena_give(const struct cairn_arena *arena, uint64_t from, uint64_t bytes);
-/* Of a state arena: the pages of these bytes are there from here on, so that to touch one first is no
- * SIGBUS where the host has none. CAIRN_ERR_NO_MEMORY: it has not. */
-CAIRN_MUST_CHECK cairn_status cairn_arena_hold(const struct cairn_arena *arena, uint64_t offset,
-                                               uint64_t bytes);
-/* Members of this host may map a state arena, and nobody but this process writes to it; the note says what it
- * is. NULL: they may not, and what is in it is sent to them. */
-struct cairn_fabric_region *cairn_arena_share(const struct cairn_arena *arena,
-                                              struct cairn_fabric *fabric, const void *note,
-                                              size_t note_bytes);
-/* Unmaps and closes; the arena becomes CAIRN_ARENA_NONE. Safe to call again. */
+/* Of the others: a whole segment goes back to the system: nobody uses its addresses any more, and it is not
+ * shown any more. Processes that have it mapped keep it. */
+void cairn_arena_give_segment(struct cairn_arena *arena, uint64_t segment);
+
+/* Members of this host may map it, a region a segment, and nobody but this process writes to it; false: they
+ * may not, and what is in it is sent to them. `note` says what it is, but for which segment; NULL: nothing
+ * does. */
+bool cairn_arena_share(struct cairn_arena *arena, struct cairn_fabric *fabric,
+                       const struct cairn_published_note *note);
+void cairn_arena_show(const struct cairn_arena *arena, struct cairn_fabric_peer *peer);
+/* Safe to call again. `fabric_is_closed`: it has dropped its regions. */
+void cairn_arena_unshare(struct cairn_arena *arena, bool fabric_is_closed);
+/* Unmaps and closes what is not shared any more; the arena becomes CAIRN_ARENA_NONE. Safe to call again. */
 void cairn_arena_close(struct cairn_arena *arena);
 
 #endif

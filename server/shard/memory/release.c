@@ -55,6 +55,8 @@ static bool begin(struct cairn_shard *shard, const struct cairn_release *what)
 
 void cairn_release(struct cairn_shard *shard, struct cairn_arena *arena)
 {
+    cairn_arena_unshare(arena,
+                        shard->closing); // the fabric of one that closes has dropped its regions
     const struct cairn_release release = { .arena = *arena };
     if (arena->base != NULL && begin(shard, &release)) *arena = CAIRN_ARENA_NONE;
     cairn_arena_close(arena);

@@ -19,31 +19,38 @@ static bool is_there(const struct cairn_published *copy)
 /* Of the budget, for a copy more. */
 static uint64_t copy_bytes(const struct cairn_shard_job *job)
 {
-    return job->versions.copies[job->versions.newest].wire.bytes +
+    return CAIRN_PUBLISHED_PAGE_BYTES + job->versions.copies[job->versions.newest].wire.bytes +
            (job->table.map.chunk_count + 1) * sizeof(uint64_t);
 }
 
 static struct cairn_published_head *head_of(const struct cairn_published *copy)
 {
-    return (struct cairn_published_head *)copy->wire.base;
+    return (struct cairn_published_head *)copy->head.base;
 }
 
 static void show(const struct cairn_published *copy, struct cairn_member *member)
 {
-    if (copy->region == NULL || member->peer == NULL) return;
-    const cairn_status status = cairn_fabric_region_show(copy->region, member->peer);
-    (void)status; // it asks for what it does not see
+    if (!is_there(copy) || member->peer == NULL) return;
+    cairn_arena_show(&copy->head, member->peer);
+    cairn_arena_show(&copy->wire, member->peer);
 }
 
 /* Members of this host may map it, and nobody but this process writes to it. */
 static void share_copy(struct cairn_shard_job *job, struct cairn_published *copy)
 {
+    const uint32_t count = (uint32_t)cairn_published_segments(copy->wire.bytes);
     struct cairn_published_note note = { .magic = CAIRN_PUBLISHED_MAGIC,
                                          .shard = job->table.map.shard,
-                                         .job = job->number };
+                                         .job = job->number,
+                                         .incarnation = job->shard->incarnation,
+                                         .copy = ++job->shard->copies_made,
+                                         .segment_count = count };
     memcpy(&note.layout_hash, job->layout->hash, sizeof note.layout_hash);
-    copy->region = cairn_arena_share(&copy->wire, job->shard->fabric, &note, sizeof note);
-    if (copy->region == NULL) {
+    bool all = cairn_arena_share(&copy->wire, job->shard->fabric, &note);
+    note.segment = count;
+    all = all && cairn_arena_share(&copy->head, job->shard->fabric, &note);
+    if (!all) {
+        cairn_arena_unshare(&copy->wire, false);
         cairn_log_warn("job %s: a published copy cannot be shared with this host: it is sent",
                        job->spec.name);
         return;
@@ -58,23 +65,38 @@ void cairn_published_show(struct cairn_member *member)
         show(&member->job->versions.copies[i], member);
 }
 
+static cairn_status open_memory(struct cairn_published *copy, uint32_t index, uint64_t wire_bytes,
+                                struct cairn_sentence *why)
+{
+    char label[32];
+    struct cairn_home *host = cairn_home_host();
+    snprintf(label, sizeof label, "cairn-head-%u", (unsigned)index);
+    cairn_status status = cairn_arena_open_shared(host, label, CAIRN_PUBLISHED_PAGE_BYTES,
+                                                  &copy->head, why);
+    snprintf(label, sizeof label, "cairn-wire-%u", (unsigned)index);
+    if (status == CAIRN_OK)
+        status = cairn_arena_open_shared(host, label, wire_bytes, &copy->wire, why);
+    if (status == CAIRN_OK && cairn_arena_take(&copy->head, 0, copy->head.bytes) != CAIRN_OK)
+        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the head of a version");
+    return status;
+}
+
 static cairn_status open_copy(struct cairn_shard_job *job, uint32_t index, uint64_t wire_bytes,
                               struct cairn_sentence *why)
 {
     struct cairn_published *copy = &job->versions.copies[index];
-    char label[32];
-    snprintf(label, sizeof label, "cairn-wire-%u", (unsigned)index);
-    *copy = (struct cairn_published) { .wire = CAIRN_ARENA_NONE };
+    *copy = (struct cairn_published) { .head = CAIRN_ARENA_NONE, .wire = CAIRN_ARENA_NONE };
     copy->checksums = calloc((size_t)job->table.map.chunk_count + 1, sizeof *copy->checksums);
     if (copy->checksums == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the checksums of a version");
-    const cairn_status status = cairn_arena_open_state(label, wire_bytes, CAIRN_STREAM_WIRE,
-                                                       &copy->wire, why);
+    const cairn_status status = open_memory(copy, index, wire_bytes, why);
     if (status == CAIRN_OK) {
         cairn_published_head_init(head_of(copy), &job->table.map, job->number, wire_bytes);
         share_copy(job, copy);
         return CAIRN_OK;
     }
+    cairn_arena_close(&copy->head);
+    cairn_arena_close(&copy->wire);
     free(copy->checksums);
     copy->checksums = NULL;
     return status;
@@ -85,11 +107,10 @@ static void close_copy(const struct cairn_shard_job *job, struct cairn_published
     if (!is_there(copy)) return;
     // Whoever has it mapped sees that it is no version any more.
     cairn_published_write_begin(head_of(copy));
-    // The fabric of a shard that is closed has dropped its regions.
-    if (copy->region != NULL && !job->shard->closing) cairn_fabric_region_drop(copy->region);
+    cairn_release(job->shard, &copy->head);
     cairn_release(job->shard, &copy->wire);
     free(copy->checksums);
-    *copy = (struct cairn_published) { .wire = CAIRN_ARENA_NONE };
+    *copy = (struct cairn_published) { .head = CAIRN_ARENA_NONE, .wire = CAIRN_ARENA_NONE };
 }
 
 cairn_status cairn_published_open(struct cairn_shard_job *job, uint64_t wire_bytes,

@@ -25,9 +25,9 @@ struct cairn_shard_job;
 
 /* A published copy, or room for one. */
 struct cairn_published {
-    /* a head, then the extents, each in its wire dtype: proto/geometry/published.h */
-    struct cairn_arena wire;
-    struct cairn_fabric_region *region; /* owned; members of this host map it. NULL: none does */
+    /* proto/geometry/published.h: its head, and the extents, each in its wire dtype; members of this host map
+     * both, or nobody does */
+    struct cairn_arena head, wire;
     /* owned: [map.chunk_count] 0 = not asked for yet; NULL: there is no copy here */
     uint64_t *checksums;
     struct cairn_version version;

@@ -131,7 +131,7 @@ static struct cairn_relay_entry *add_entry(struct cairn_relay_cache *cache)
     if (cache->entry_count == cache->entry_max) return NULL;
     if (take_budget(cache, cache->place_bytes, NULL) != CAIRN_OK) return NULL;
     const uint64_t at = (uint64_t)cache->entry_count * cache->place_bytes;
-    if (cairn_arena_hold(&cache->memory, at, cache->place_bytes) != CAIRN_OK) {
+    if (cairn_arena_take(&cache->memory, at, cache->place_bytes) != CAIRN_OK) {
         give_budget(cache, cache->place_bytes);
         return NULL;
     }
@@ -235,9 +235,9 @@ static cairn_status open_tables(struct cairn_relay_cache *cache, struct cairn_se
     cache->had_by = calloc(cache->entry_max, cache->member_words * sizeof *cache->had_by);
     if (cache->entries == NULL || cache->buckets == NULL || cache->had_by == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for what is fetched for this host");
-    return cairn_arena_open_state("cairn-relay-cache",
-                                  (uint64_t)cache->entry_max * cache->place_bytes,
-                                  CAIRN_STREAM_WIRE, &cache->memory, why);
+    return cairn_arena_open_shared(cairn_home_host(), "cairn-relay-cache",
+                                   (uint64_t)cache->entry_max * cache->place_bytes, &cache->memory,
+                                   why);
 }
 
 cairn_status cairn_relay_cache_open(const struct cairn_relay *relay,
@@ -267,8 +267,7 @@ cairn_status cairn_relay_cache_open(const struct cairn_relay *relay,
         cairn_relay_cache_release(cache);
         return status;
     }
-    cache->region = cairn_arena_share(&cache->memory, cache->job->shard->fabric, NULL, 0);
-    if (cache->region == NULL)
+    if (!cairn_arena_share(&cache->memory, cache->job->shard->fabric, NULL))
         cairn_log_warn("job %s: what is fetched for this host cannot be shared with it: it is sent",
                        cache->job->spec.name);
     return CAIRN_OK;
@@ -276,10 +275,6 @@ cairn_status cairn_relay_cache_open(const struct cairn_relay *relay,
 
 void cairn_relay_cache_release(struct cairn_relay_cache *cache)
 {
-    // The fabric of a shard that is closed has dropped its regions.
-    if (cache->region != NULL && !cache->job->shard->closing)
-        cairn_fabric_region_drop(cache->region);
-    cache->region = NULL;
     cairn_release(cache->job->shard, &cache->memory);
     free(cache->entries);
     free(cache->buckets);

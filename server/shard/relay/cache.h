@@ -61,9 +61,8 @@ struct cairn_relay_entry {
 TAILQ_HEAD(cairn_relay_entries, cairn_relay_entry);
 
 struct cairn_relay_cache {
-    struct cairn_shard_job *job;        /* borrowed */
-    struct cairn_arena memory;          /* [entry_max][place_bytes] */
-    struct cairn_fabric_region *region; /* owned; NULL: nobody maps it */
+    struct cairn_shard_job *job; /* borrowed */
+    struct cairn_arena memory;   /* [entry_max][place_bytes] */
     size_t place_bytes;
     uint32_t entry_max;                 /* as many as there are addresses for */
     uint32_t entry_count;               /* those whose memory was taken from the budget */

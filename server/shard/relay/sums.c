@@ -26,7 +26,7 @@ static cairn_status count_another(struct cairn_relay *relay, struct cairn_senten
         status = cairn_shard_job_take(job, kind, sums->buffer_bytes, "a sum to relay", why);
     if (status != CAIRN_OK) return status;
     const uint64_t at = (uint64_t)sums->pool.touched * sums->buffer_bytes;
-    if (cairn_arena_hold(&sums->arena, at, sums->buffer_bytes) == CAIRN_OK) return CAIRN_OK;
+    if (cairn_arena_take(&sums->arena, at, sums->buffer_bytes) == CAIRN_OK) return CAIRN_OK;
     if (!is_counted) cairn_shard_job_give(job, kind, sums->buffer_bytes);
     return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "The host is out of memory.");
 }
@@ -146,14 +146,14 @@ cairn_status cairn_relay_sums_open(struct cairn_relay *relay, struct cairn_sente
                                   sizeof(float));
     const uint64_t chunks = sums->pool.count;
     const uint32_t reserved = clamp(chunks, 0, BUFFERS_WANTED_MIN);
-    status = cairn_arena_open_state("cairn-relay", chunks * sums->buffer_bytes, CAIRN_STREAM_WIRE,
-                                    &sums->arena, why);
+    status = cairn_arena_open_shared(cairn_home_host(), "cairn-relay", chunks * sums->buffer_bytes,
+                                     &sums->arena, why);
     if (status == CAIRN_OK)
         status = cairn_shard_job_take(job, &job->memory.staging,
                                       (uint64_t)reserved * sums->buffer_bytes, "a relay", why);
     if (status != CAIRN_OK) return status;
     sums->reserved = reserved;
-    sums->region = cairn_arena_share(&sums->arena, job->shard->fabric, NULL, 0);
+    (void)cairn_arena_share(&sums->arena, job->shard->fabric, NULL); // else it is copied
     return CAIRN_OK;
 }
 
@@ -161,8 +161,6 @@ void cairn_relay_sums_close(struct cairn_relay *relay)
 {
     struct cairn_shard_job *job = relay->job;
     struct cairn_relay_sums *sums = &relay->sums;
-    // The fabric of a shard that is closed has dropped its regions.
-    if (sums->region != NULL && !job->shard->closing) cairn_fabric_region_drop(sums->region);
     const uint32_t touched = sums->pool.touched;
     const uint32_t taken = touched > sums->reserved ? touched : sums->reserved;
     cairn_shard_job_give(job, &job->memory.staging, (uint64_t)taken * sums->buffer_bytes);

@@ -14,7 +14,6 @@ struct cairn_relay_sums {
     struct cairn_buffer_pool pool; /* who gets a buffer, and who waits; pool.buffers is owned */
     /* [pool.count][buffer_bytes] a page that was never touched is none */
     struct cairn_arena arena;
-    struct cairn_fabric_region *region; /* owned; NULL: what goes to this host is copied */
     size_t buffer_bytes;
     uint32_t reserved; /* buffers that the shard's budget counts from the start, touched or not */
     struct cairn_log_limit starving;

@@ -1,8 +1,9 @@
-#include "proto/fabric/pages.h"
+#include "proto/base/pages.h"
 
 #include <errno.h>
-#include <stdint.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define LARGE CAIRN_PAGES_LARGE_BYTES
 #define SMALL ((size_t)4096)
@@ -20,23 +21,36 @@ static uintptr_t large_up(uintptr_t at)
     return (at + LARGE - 1) / LARGE * LARGE;
 }
 
+void *cairn_pages_reserve(size_t bytes)
+{
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    if (bytes < LARGE || bytes > SIZE_MAX - LARGE)
+        return mmap(NULL, bytes, PROT_NONE, flags, -1, 0);
+    const size_t room = bytes + LARGE;
+    uint8_t *from = mmap(NULL, room, PROT_NONE, flags, -1, 0);
+    if (from == MAP_FAILED) return MAP_FAILED;
+    uint8_t *base = (uint8_t *)large_up((uintptr_t)from);
+    const size_t before = (size_t)(base - from), pages = (bytes + SMALL - 1) / SMALL * SMALL;
+    if (before > 0) munmap(from, before);
+    if (before + pages < room) munmap(base + pages, room - before - pages);
+    return base;
+}
+
 void *cairn_pages_map(size_t bytes, int protection, int flags, int fd)
 {
-    if (bytes < LARGE || bytes > SIZE_MAX - LARGE)
-        return mmap(NULL, bytes, protection, flags, fd, 0);
-    const size_t room = bytes + LARGE;
-    uint8_t *from = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (from == MAP_FAILED) return MAP_FAILED;
-    uint8_t *to = (uint8_t *)large_up((uintptr_t)from);
-    void *base = mmap(to, bytes, protection, flags | MAP_FIXED, fd, 0);
-    if (base == MAP_FAILED) { // a file of larger pages still: the kernel knows where they may begin
-        munmap(from, room);
-        return mmap(NULL, bytes, protection, flags, fd, 0);
-    }
-    const size_t before = (size_t)(to - from), pages = (bytes + SMALL - 1) / SMALL * SMALL;
-    if (before > 0) munmap(from, before);
-    if (before + pages < room) munmap(to + pages, room - before - pages);
-    return base;
+    if (bytes < LARGE) return mmap(NULL, bytes, protection, flags, fd, 0);
+    void *base = cairn_pages_reserve(bytes);
+    if (base == MAP_FAILED) return MAP_FAILED;
+    if (mmap(base, bytes, protection, flags | MAP_FIXED, fd, 0) != MAP_FAILED) return base;
+    munmap(base, bytes); // a file of larger pages still: the kernel knows where they may begin
+    return mmap(NULL, bytes, protection, flags, fd, 0);
+}
+
+/* Not by mremap: UCX puts a function of its own in its place (1.13), which forgets `to`. */
+bool cairn_pages_double(void *to, const void *from, size_t bytes)
+{
+    const int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
+    return syscall(SYS_mremap, from, (size_t)0, bytes, flags, to) != -1;
 }
 
 bool cairn_pages_back(void *base, size_t bytes)

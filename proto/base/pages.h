@@ -3,18 +3,29 @@
  * (MADV_COLLAPSE, Linux 6.1 and later); other processes that map it then have them, too.
  *
  * All of it is a matter of speed: where the kernel will not, memory is as it was. Any thread. */
-#ifndef CAIRN_FABRIC_PAGES_H
-#define CAIRN_FABRIC_PAGES_H
+#ifndef CAIRN_BASE_PAGES_H
+#define CAIRN_BASE_PAGES_H
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
+
+/* State and published copies lie in segments of at most so many bytes, so that a part can be given back. */
+#define CAIRN_SEGMENT_BYTES ((uint64_t)64 << 20)
 
 #define CAIRN_PAGES_LARGE_BYTES ((size_t)2 << 20)
 
+/* Addresses for so many bytes, at which nothing is mapped yet; at a multiple of a large page if they are as
+ * many as one. MAP_FAILED with errno; given back by munmap. */
+void *cairn_pages_reserve(size_t bytes);
 /* mmap of the file's first `bytes` (fd -1: of MAP_ANONYMOUS), at a multiple of a large page if it is as
  * long as one: else its large pages would be mapped by small ones. MAP_FAILED with errno; given back by
  * munmap. */
 void *cairn_pages_map(size_t bytes, int protection, int flags, int fd);
+
+/* Shared memory that is mapped at `from` is mapped once more, in place of what is at `to`, without its file.
+ * False, with errno. */
+bool cairn_pages_double(void *to, const void *from, size_t bytes);
 
 /* Backs the large pages that lie wholly in [base, base + bytes) of shared memory, mapped to be written
  * to. They are of the node of the thread that calls; best before anything is written there, as what is

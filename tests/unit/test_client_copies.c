@@ -1,0 +1,335 @@
+/* Published copies as a client puts them together: segments that come one by one, tensors that go over the
+ * ends of segments and shards, and shards that show what does not fit together. */
+#include <check.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "client/job.h"
+#include "client/read/lent.h"
+#include "proto/plan/plan.h"
+#include "server/shard/memory/arena.h"
+#include "tests/support/fabric_node.h"
+#include "tests/support/suite.h"
+
+enum { SHARDS = 2, JOB = 7, ROWS = 40000, COLUMNS = 1024 };
+
+static const struct cairn_version version = { 1, 5 }, later = { 1, 6 };
+static struct node daemon_node, worker;
+static struct cairn_fabric_peer *to_worker;
+static unsigned shown;
+
+/* What a worker is, as far as it reads. */
+static struct session session;
+static struct job job;
+static struct cairn_tensor_spec tensor;
+static struct shard_link links[SHARDS];
+
+/* What shards publish. */
+static struct cairn_arena heads[SHARDS], wires[SHARDS];
+
+static void on_mapping(void *arg, struct cairn_fabric_mapping *mapping)
+{
+    (void)arg;
+    cairn_mapped_on_mapping(&session, mapping);
+    shown++;
+}
+
+static void on_gone(void *arg, struct cairn_fabric_mapping *mapping)
+{
+    (void)arg;
+    cairn_mapped_on_gone(&session, mapping);
+}
+
+/* One tensor of 160 MB, over so many shards. */
+static void open_all(uint32_t shard_count)
+{
+    const struct cairn_shape shape = { .rank = 2, .dim = { ROWS, COLUMNS } };
+    const struct cairn_layout_tensor planned = {
+        .name = "a", .unit = "a", .shape = shape, .elem_bytes = 20
+    };
+    const struct cairn_plan_request request = { .tensors = &planned,
+                                                .tensor_count = 1,
+                                                .shard_count = shard_count };
+    const struct cairn_fabric_options options = { .on_mapping = on_mapping,
+                                                  .on_mapping_gone = on_gone };
+    shown = 0;
+    memset(&session, 0, sizeof session);
+    memset(&job, 0, sizeof job);
+    memset(links, 0, sizeof links);
+    pthread_mutex_init(&session.lock, NULL);
+    session.jobs = &job;
+    tensor = (struct cairn_tensor_spec) { .shape = shape, .wire = CAIRN_F32 };
+    job.session = &session;
+    job.spec.tensors = &tensor;
+    job.spec.tensor_count = 1;
+    job.attachment.job = JOB;
+    job.body = (struct job_body) { .shards = links, .shard_count = shard_count };
+    ck_assert_int_eq(cairn_plan_make(&request, &job.body.layout, NULL), CAIRN_OK);
+    for (uint32_t i = 0; i < shard_count; i++) {
+        links[i] = (struct shard_link) { .job = &job, .index = i };
+        ck_assert_int_eq(cairn_shard_map_init(&links[i].map, job.body.layout, i, 4), CAIRN_OK);
+    }
+    node_open(&daemon_node, "mapped", NULL);
+    node_open(&worker, "mapped", &options);
+    to_worker = node_connect_to(&daemon_node, &worker);
+}
+
+static void close_all(void)
+{
+    cairn_stitches_release(&job);
+    cairn_mapped_release(&session);
+    node_close(&worker);
+    node_close(&daemon_node);
+    for (uint32_t i = 0; i < job.body.shard_count; i++) {
+        cairn_arena_unshare(&heads[i], true);
+        cairn_arena_unshare(&wires[i], true);
+        cairn_arena_close(&heads[i]);
+        cairn_arena_close(&wires[i]);
+        cairn_shard_map_release(&links[i].map);
+        free(links[i].published_at);
+    }
+    cairn_layout_close(job.body.layout);
+    pthread_mutex_destroy(&session.lock);
+}
+
+static uint64_t published_bytes(uint32_t shard)
+{
+    uint64_t end = 0;
+    for (size_t i = 0; i < links[shard].map.extent_count; i++)
+        (void)cairn_published_place(&links[shard].map, i, sizeof(float), &end);
+    return end;
+}
+
+static struct cairn_published_note note_of(uint32_t shard, uint32_t copy)
+{
+    struct cairn_published_note note = {
+        .magic = CAIRN_PUBLISHED_MAGIC, .shard = shard, .job = JOB, .incarnation = 99, .copy = copy
+    };
+    memcpy(&note.layout_hash, job.body.layout->hash, sizeof note.layout_hash);
+    note.segment_count = (uint32_t)cairn_published_segments(published_bytes(shard));
+    return note;
+}
+
+static struct cairn_published_head *head_of(uint32_t shard)
+{
+    return (struct cairn_published_head *)heads[shard].base;
+}
+
+/* The n-th byte of the tensor at a version. */
+static uint8_t byte_of(uint64_t n, struct cairn_version at)
+{
+    return (uint8_t)(n * 31 + n / 4096 + at.step);
+}
+
+/* The pages at both ends of each segment and extent, of an extent that begins at `at` of the wire. */
+static void write_some(uint32_t shard, const struct cairn_local_extent *extent, uint64_t at)
+{
+    const uint64_t from = extent->first_elem * sizeof(float);
+    const uint64_t bytes = extent->elem_count * sizeof(float);
+    for (uint64_t i = 0; i < bytes; i++) {
+        const uint64_t in_segment = (at + i) % CAIRN_SEGMENT_BYTES;
+        const bool is_end = in_segment < 4096 || in_segment >= CAIRN_SEGMENT_BYTES - 4096 ||
+                            i < 4096 || i >= bytes - 4096;
+        if (is_end)
+            wires[shard].base[at + i] = byte_of(from + i, version);
+        else
+            i += 63;
+    }
+}
+
+static void write_version(uint32_t shard)
+{
+    uint64_t end = 0;
+    cairn_published_write_begin(head_of(shard));
+    for (size_t i = 0; i < links[shard].map.extent_count; i++)
+        write_some(shard, &links[shard].map.extents[i],
+                   cairn_published_place(&links[shard].map, i, sizeof(float), &end));
+    cairn_published_write_end(head_of(shard), version);
+}
+
+static void open_copy(uint32_t shard)
+{
+    struct cairn_sentence why;
+    struct cairn_home *host = cairn_home_host();
+    ck_assert_int_eq(cairn_arena_open_shared(host, "head", 4096, &heads[shard], &why), CAIRN_OK);
+    ck_assert_int_eq(
+        cairn_arena_open_shared(host, "wire", published_bytes(shard), &wires[shard], &why),
+        CAIRN_OK);
+    cairn_published_head_init(head_of(shard), &links[shard].map, JOB, published_bytes(shard));
+    write_version(shard);
+    struct cairn_published_note note = note_of(shard, 1);
+    ck_assert(cairn_arena_share(&wires[shard], daemon_node.fabric, &note));
+    note.segment = note.segment_count;
+    ck_assert(cairn_arena_share(&heads[shard], daemon_node.fabric, &note));
+}
+
+static struct lent *lend(void)
+{
+    static const uint32_t first = 0;
+    pthread_mutex_lock(&session.lock);
+    struct lent *lent = cairn_lent_open(&job, version, &first, 1);
+    pthread_mutex_unlock(&session.lock);
+    return lent;
+}
+
+static void give_back(struct lent *lent)
+{
+    pthread_mutex_lock(&session.lock);
+    cairn_lent_close(lent);
+    pthread_mutex_unlock(&session.lock);
+}
+
+/* Of what was written, all that there is. */
+static void check_bytes(const uint8_t *tensor_bytes)
+{
+    size_t wrong = 0, seen = 0;
+    for (uint32_t s = 0; s < job.body.shard_count; s++) {
+        uint64_t end = 0;
+        for (size_t e = 0; e < links[s].map.extent_count; e++) {
+            const struct cairn_local_extent *extent = &links[s].map.extents[e];
+            const uint64_t at = cairn_published_place(&links[s].map, e, sizeof(float), &end);
+            const uint64_t from = extent->first_elem * sizeof(float);
+            for (uint64_t cut = CAIRN_SEGMENT_BYTES; cut < end; cut += CAIRN_SEGMENT_BYTES) {
+                if (cut < at + 4096) continue;
+                for (uint64_t i = cut - at - 4096; i < cut - at + 4096; i++, seen++)
+                    wrong += tensor_bytes[from + i] != byte_of(from + i, version);
+            }
+            const uint64_t last = extent->elem_count * sizeof(float) - 4096;
+            for (uint64_t i = 0; i < 4096; i++, seen += 2) {
+                wrong += tensor_bytes[from + i] != byte_of(from + i, version);
+                wrong += tensor_bytes[from + last + i] != byte_of(from + last + i, version);
+            }
+        }
+    }
+    ck_assert_uint_eq(wrong, 0);
+    ck_assert_uint_ge(seen, 3 * 8192);
+}
+
+static void check_all(uint32_t shard_count, unsigned segments)
+{
+    open_all(shard_count);
+    for (uint32_t s = 0; s < shard_count; s++) open_copy(s);
+    unsigned awaited = 0;
+    for (uint32_t s = 0; s < shard_count; s++) {
+        ck_assert_ptr_null(lend()); // not all is here
+        cairn_arena_show(&heads[s], to_worker);
+        cairn_arena_show(&wires[s], to_worker);
+        awaited += 1 + (unsigned)cairn_home_memory_segments(&wires[s].memory);
+        pump(&daemon_node, &worker, &shown, awaited);
+    }
+    ck_assert_uint_eq(awaited, segments + shard_count);
+    for (int again = 0; again < 2; again++) {
+        struct lent *lent = lend();
+        ck_assert_ptr_nonnull(lent);
+        check_bytes(cairn_lent_at(lent, 0));
+        ck_assert(cairn_lent_whole(lent));
+        give_back(lent);
+    }
+    struct lent *lent = lend();
+    cairn_published_write_begin(head_of(shard_count - 1));
+    cairn_published_write_end(head_of(shard_count - 1), later);
+    ck_assert(!cairn_lent_whole(lent));
+    give_back(lent);
+    ck_assert_ptr_null(lend());
+    close_all();
+}
+
+TEST(a_tensor_goes_over_the_ends_of_segments)
+{
+    check_all(1, 3);
+}
+
+TEST(a_tensor_of_two_shards_goes_over_the_ends_of_their_segments)
+{
+    check_all(2, 4);
+}
+
+TEST(a_segment_that_is_given_back_takes_the_copy_away_but_not_from_whoever_reads_it)
+{
+    open_all(1);
+    open_copy(0);
+    cairn_arena_show(&wires[0], to_worker);
+    cairn_arena_show(&heads[0], to_worker);
+    pump(&daemon_node, &worker, &shown, 4);
+    struct lent *lent = lend();
+    ck_assert_ptr_nonnull(lent);
+    cairn_arena_give_segment(&wires[0], 1);
+    for (int i = 0; i < 10000 && !session.published->gone; i++)
+        pump_for_ms(&daemon_node, &worker, 1);
+    ck_assert(session.published->gone);
+    ck_assert_ptr_null(lend());
+    check_bytes(cairn_lent_at(lent, 0));
+    give_back(lent);
+    cairn_mapped_sweep(&session);
+    ck_assert_ptr_null(session.published);
+    close_all();
+}
+
+/* ---- what does not fit together ---- */
+
+static void show_region(const struct cairn_published_note *note, uint64_t bytes, bool is_head)
+{
+    struct cairn_fabric_region *region;
+    const int fd = memfd_create("region", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    ck_assert_int_eq(ftruncate(fd, (off_t)bytes), 0);
+    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (is_head) {
+        struct cairn_published_head *head = base;
+        cairn_published_head_init(head, &links[0].map, JOB, published_bytes(0));
+        cairn_published_write_end(head, version);
+    }
+    ck_assert_int_eq(fcntl(fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS), 0);
+    ck_assert_int_eq(
+        cairn_fabric_region_add(daemon_node.fabric, base, bytes, fd, note, sizeof *note, &region),
+        CAIRN_OK);
+    ck_assert_int_eq(cairn_fabric_region_show(region, to_worker), CAIRN_OK);
+    const unsigned before = shown;
+    pump(&daemon_node, &worker, &shown, before + 1);
+}
+
+TEST(what_does_not_fit_together_is_never_read)
+{
+    enum { NONE = -1, HEAD = 3 };
+    static const struct {
+        const char *what;
+        int segments[5];
+        uint64_t last_bytes, head_bytes; /* 0: as they should be */
+        uint32_t more_segments;
+    } cases[] = {
+        { "all is right", { 0, HEAD, 2, 1, NONE }, 0, 0, 0 },
+        { "a segment is missing", { 0, HEAD, 2, NONE }, 0, 0, 0 },
+        { "the head is missing", { 0, 1, 2, NONE }, 0, 0, 0 },
+        { "a segment comes twice", { 0, 1, 1, HEAD, NONE }, 0, 0, 0 },
+        { "a segment comes once more", { 0, 1, 2, HEAD, 2 }, 0, 0, 0 },
+        { "a number is beyond the count", { 0, 1, 4, HEAD, NONE }, 0, 0, 0 },
+        { "the last one is too short", { 0, 1, 2, HEAD, NONE }, 4096, 0, 0 },
+        { "the last one is too long", { 0, 1, 2, HEAD, NONE }, CAIRN_SEGMENT_BYTES, 0, 0 },
+        { "the head is too short", { 0, 1, 2, HEAD, NONE }, 0, 2048, 0 },
+        { "there are to be more segments", { 0, 1, 2, HEAD, NONE }, 0, 0, 1 },
+        { "there are to be very many segments", { 0, 1, 2, NONE }, 0, 0, UINT32_MAX - 3 },
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        open_all(1);
+        const uint64_t bytes = published_bytes(0), last = bytes - 2 * CAIRN_SEGMENT_BYTES;
+        struct cairn_published_note note = note_of(0, 1);
+        ck_assert_uint_eq(note.segment_count, HEAD);
+        note.segment_count += cases[c].more_segments;
+        for (int i = 0; i < 5 && cases[c].segments[i] != NONE; i++) {
+            const bool is_head = cases[c].segments[i] == HEAD;
+            note.segment = is_head ? note.segment_count : (uint32_t)cases[c].segments[i];
+            uint64_t size = CAIRN_SEGMENT_BYTES;
+            if (is_head) size = cases[c].head_bytes > 0 ? cases[c].head_bytes : 4096;
+            if (note.segment == 2) size = cases[c].last_bytes > 0 ? cases[c].last_bytes : last;
+            show_region(&note, size, is_head);
+        }
+        struct lent *lent = lend();
+        ck_assert_msg((lent != NULL) == (c == 0), "%s", cases[c].what);
+        give_back(lent);
+        close_all();
+    }
+}
+
+SUITE(60);
