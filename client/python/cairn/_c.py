@@ -114,6 +114,11 @@ class Amend(Sized):
                 ("workers_min", c_uint32), ("workers_max", c_uint32)]
 
 
+def gpu(number: int) -> int:
+    """CAIRN_GPU: a card, as cairn_mem.device has it."""
+    return number + 1
+
+
 class Mem(Sized):
     _fields_ = [("struct_size", c_size_t), ("ptr", c_void_p), ("dtype", c_int), ("stride", c_int64 * RANK_MAX),
                 ("device", c_int), ("stream", c_void_p)]

@@ -3,6 +3,10 @@ shards of this host map and read from where it lies, or, without room for it the
 the library copies it on its way). So a backward pass never waits for a push, nor for the other ranks that a push waits
 for; what that costs is counted.
 
+A gradient on a card is copied on that card, by a stream beside the trainer's (_cuda.py): the shard there reads it where
+it then lies, and autograd's own memory is free again behind the copy. Where no shard has that card the library brings
+it to the host on its way.
+
 Why autograd does not write to the shared memory itself. It adds to a .grad that is there, so a view of this memory
 would have to be filled with -0.0 before (0 + -0 is 0): two passes over it more than copying what autograd hands over
 without a copy when .grad is None. Measured, four Linear(2048, 2048), 4 rows, a quiet machine: a backward pass with a
@@ -15,11 +19,11 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from typing import Any, Callable, Deque, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from . import _c
+from . import _c, _cuda
 from ._call import check
 from ._model import Slot, Unit
 from .memory import can_lend
@@ -64,10 +68,10 @@ class Hook:
 
 
 class Place:
-    """One gradient, dense and of the host. `at`: where in the shared memory; None: it is memory of its own."""
+    """One gradient that can be lent. `region` and `at`: where in shared memory; None: it is memory of its own."""
 
-    def __init__(self, tensor: torch.Tensor, at: Optional[int], nbytes: int):
-        self.tensor, self.at, self.nbytes = tensor, at, nbytes
+    def __init__(self, tensor: torch.Tensor, nbytes: int, region: "Optional[_Region]" = None, at: int = 0):
+        self.tensor, self.nbytes, self.region, self.at = tensor, nbytes, region, at
         self.push: Optional[Operation] = None
 
     def is_free(self) -> bool:
@@ -99,34 +103,53 @@ class _Ranges:
         self._free = joined
 
 
+class _Region:
+    """Shared memory of a device, from cairn_alloc: the shards that can read it where it lies."""
+
+    def __init__(self, session: Session, device: torch.device, nbytes: int):
+        out = ctypes.c_void_p()
+        number = device.index if device.type == "cuda" else -1
+        check(_c.lib().cairn_alloc(session._living(), nbytes, number, ctypes.byref(out)))
+        self.device, self.nbytes, self.ranges = device, nbytes, _Ranges(nbytes)
+        self.address = out.value or 0
+        self._bytes = (_cuda.tensor_at(self.address, nbytes, device) if device.type == "cuda" else
+                       torch.frombuffer((ctypes.c_char * nbytes).from_address(self.address), dtype=torch.uint8))
+
+    def tensor(self, at: int, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+        nbytes = shape.numel() * torch.empty((), dtype=dtype).element_size()
+        return self._bytes[at:at + nbytes].view(dtype).view(shape)
+
+
 class Gradients:
     """Those that are on their way. Nothing of the shared memory, `nbytes`, is used after close()."""
 
     def __init__(self, session: Session):
-        self._session, self._address, self.nbytes = session, 0, 0
-        self._ranges = _Ranges(0)
+        self._session = session
+        self._regions: Dict[torch.device, _Region] = {}
         self._pushed: Deque[Place] = deque()  # whose push may be under way
         self.overflow = self.peak = 0  # bytes: in memory of their own now, and that and the shared memory at most
 
-    def share(self, nbytes: int) -> None:
-        """Gets the shared memory; none if nbytes is 0."""
-        if nbytes == 0:
-            return
-        out = ctypes.c_void_p()
-        check(_c.lib().cairn_alloc(self._session._living(), nbytes, -1, ctypes.byref(out)))
-        self._address, self.nbytes = out.value or 0, nbytes
-        self._memory = (ctypes.c_char * nbytes).from_address(self._address)
-        self._ranges, self.peak = _Ranges(nbytes), nbytes
+    @property
+    def nbytes(self) -> int:
+        return sum(region.nbytes for region in self._regions.values())
+
+    def share(self, sizes: Mapping[torch.device, int]) -> None:
+        """Gets the shared memory, so many bytes of each device; none of one that the library does not work on."""
+        for device, nbytes in sizes.items():
+            if nbytes > 0 and self._session._takes(device):
+                self._regions[device] = _Region(self._session, device, nbytes)
+        self.peak = self.nbytes
+        self._session._readers.add(self._settle)
 
     def place(self, slot: Slot, gradient: torch.Tensor) -> Place:
         """The gradient, ready to be pushed; to be given to `pushing` or `drop`."""
         self.reclaim(_LOOKS)
         place = self._shared(slot, gradient)
         if place is None:
-            dtype = _dtype(gradient)
-            host = gradient.detach().to(device="cpu", dtype=dtype)
-            lent = host if can_lend(host) else host.contiguous()
-            place = Place(lent, None, lent.numel() * lent.element_size())
+            there = gradient.device if self._session._takes(gradient.device) else "cpu"
+            own = gradient.detach().to(device=there, dtype=_dtype(gradient))
+            lent = own if can_lend(own) else own.contiguous()
+            place = Place(lent, lent.numel() * lent.element_size())
             self.overflow += place.nbytes
         self.peak = max(self.peak, self.nbytes + self.overflow)
         return place
@@ -134,14 +157,12 @@ class Gradients:
     def _shared(self, slot: Slot, gradient: torch.Tensor) -> Optional[Place]:
         """A copy in the shared memory, if that has room."""
         with self._session._writes() as is_open:  # the memory goes when the session is closed, by whichever thread
-            nbytes = room(slot)
-            at = self._ranges.take(nbytes) if self._address != 0 and is_open and nbytes > 0 else None
-            if at is None:
+            nbytes, region = room(slot), self._regions.get(gradient.device)
+            at = region.ranges.take(nbytes) if region is not None and is_open and nbytes > 0 else None
+            if region is None or at is None:
                 return None
-            shape = slot.parameter.shape
-            place = Place(torch.frombuffer(self._memory, dtype=_dtype(gradient), count=shape.numel(),
-                                           offset=at).view(shape), at, nbytes)
-            with torch.no_grad():
+            place = Place(region.tensor(at, _dtype(gradient), slot.parameter.shape), nbytes, region, at)
+            with torch.no_grad(), _cuda.beside(gradient.device, gradient):
                 place.tensor.copy_(gradient.detach())
             return place
 
@@ -151,10 +172,10 @@ class Gradients:
 
     def drop(self, place: Place) -> None:
         """It is on loan to nobody."""
-        if place.at is None:
+        if place.region is None:
             self.overflow -= place.nbytes
-        elif self._address != 0:
-            self._ranges.give(place.at, place.nbytes)
+        else:
+            place.region.ranges.give(place.at, place.nbytes)
 
     def reclaim(self, looks: Optional[int] = None) -> None:
         """Gives back what was pushed; asks about so many that are under way at most, from the first on. None: all."""
@@ -179,10 +200,19 @@ class Gradients:
             return
         with self._session._memory_lock:
             self.reclaim()
-            address, self._address, self.nbytes = self._address, 0, 0
+            regions, self._regions = list(self._regions.values()), {}
             is_safe = not self._session._is_written_to  # else this is a signal handler amid a copy: with the session
-            if address != 0 and is_safe and not self._session.closed:
-                _c.lib().cairn_free(self._session._living(), address)
+            for region in regions:
+                _cuda.settle(region.device)
+                if is_safe and not self._session.closed:
+                    _c.lib().cairn_free(self._session._living(), region.address)
+            self._session._readers.discard(self._settle)
+
+    def _settle(self) -> bool:
+        """Before the session ends, and its memory with it."""
+        for device in self._regions:
+            _cuda.settle(device)
+        return True
 
 
 def _dtype(tensor: torch.Tensor) -> torch.dtype:
@@ -191,13 +221,15 @@ def _dtype(tensor: torch.Tensor) -> torch.dtype:
 
 def room(slot: Slot) -> int:
     """Bytes of shared memory for its gradient."""
-    if not slot.trained or not slot.of_host:
+    if not slot.trained or slot.device.type not in ("cpu", "cuda"):
         return 0
     nbytes = slot.parameter.numel() * torch.empty((), dtype=_dtype(slot.parameter)).element_size()
     return -(-nbytes // _ALIGN) * _ALIGN
 
 
 def window_bytes(slots: Iterable[Slot], units: Sequence[Unit], window: int) -> int:
-    """For the gradients of as many units as are gathered at once (of the root: of one parameter)."""
-    of_root = [room(slot) for slot in slots if not slot.units]
-    return window * max([sum(map(room, unit.slots)) for unit in units] + of_root, default=0)
+    """For the gradients of these slots, of as many units as are gathered at once (of the root: of one parameter)."""
+    chosen = set(slots)
+    of_root = [room(slot) for slot in chosen if not slot.units]
+    of_units = [sum(room(slot) for slot in unit.slots if slot in chosen) for unit in units]
+    return window * max(of_units + of_root, default=0)

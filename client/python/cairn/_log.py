@@ -34,6 +34,10 @@ def is_new(job: str) -> None:
     _LOG.info("job %s is new", job)
 
 
+def without_card(number: int, why: str) -> None:
+    _LOG.warning("gradients and parameters on cuda:%d go through the host: %s", number, why)
+
+
 def opened(data_path: str) -> None:
     _LOG.info("data path: %s", data_path)
 

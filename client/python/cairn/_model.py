@@ -46,9 +46,9 @@ class Slot:
         return self.kind == "trained"
 
     @property
-    def of_host(self) -> bool:
-        """Or will be: it is on the meta device."""
-        return self.parameter.device.type in ("cpu", "meta")
+    def device(self) -> torch.device:
+        """Where it is, or will be: what is on the meta device comes to the host."""
+        return torch.device("cpu") if self.parameter.is_meta else self.parameter.device
 
 
 @dataclass(eq=False)

@@ -6,8 +6,9 @@ import dataclasses
 import difflib
 import inspect
 import warnings
-from typing import Any, Callable, FrozenSet, List, Mapping, Optional
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional
 
+import torch
 from torch import nn
 
 from ._gradients import room, window_bytes
@@ -60,23 +61,31 @@ def warn_of_statistics(model: nn.Module) -> None:
 
 
 def gradient_bytes(wanted: Optional[bool], slots: List[Slot], stage: int, micro_batches: int, units: List[Unit],
-                   window: int) -> int:
-    """Shared memory that gradients are pushed from: none where the library adds up a step's gradients in its own; in
-    stage 3 as much as for the units that are gathered at once, else for those of two backward passes at most."""
+                   window: int) -> Dict[torch.device, int]:
+    """Shared memory that gradients are pushed from, of each device: none where the library adds up a step's gradients
+    in its own; in stage 3 as much as for the units that are gathered at once, else for those of two backward passes
+    at most."""
     adds_up = stage < 2 and micro_batches > 1
     if wanted and adds_up:
         raise Invalid(f"mapped_gradients: in stage {stage} gradients of {micro_batches} micro-batches are added up in "
                       "memory of the library, and pushed from there; leave it out, or take stage 2")
-    if wanted and not any(slot.trained and slot.of_host for slot in slots):
-        raise Invalid("mapped_gradients: no parameter that is trained is in memory of the host; leave it out")
+    if wanted and not any(map(room, slots)):
+        raise Invalid("mapped_gradients: no parameter that is trained is in memory of the host or of an NVIDIA card; "
+                      "leave it out")
     if wanted is False or adds_up:
-        return 0
-    everything = sum(map(room, slots)) * min(2, micro_batches)
-    return min(everything, window_bytes(slots, units, window)) if stage == 3 else everything
+        return {}
+    of_device: Dict[torch.device, List[Slot]] = {}
+    for slot in slots:
+        of_device.setdefault(slot.device, []).append(slot)
+    everything = {device: sum(map(room, here)) * min(2, micro_batches) for device, here in of_device.items()}
+    if stage < 3:
+        return everything
+    return {device: min(nbytes, window_bytes(of_device[device], units, window))
+            for device, nbytes in everything.items()}
 
 
 def _is_lent_whole(slot: Slot) -> bool:
-    return slot.of_host and slot.box is None and WIRE_TORCH[slot.wire] == slot.parameter.dtype
+    return slot.device.type == "cpu" and slot.box is None and WIRE_TORCH[slot.wire] == slot.parameter.dtype
 
 
 def lendable_units(wanted: Optional[bool], model: nn.Module, units: List[Unit], stage: int) -> FrozenSet[Unit]:

@@ -6,6 +6,7 @@ from typing import Iterable, List, Optional, Tuple
 
 import torch
 
+from . import _cuda
 from ._model import WIRE_TORCH, Slot
 from .errors import CairnError, Timeout
 from .job import Job
@@ -17,17 +18,20 @@ _IN_FLIGHT = 256  # tensors that are asked for at once
 
 
 class Landing:
-    """A fetch on its way into a tensor: straight into its memory, or through a dense host tensor of the wire's dtype
-    where that cannot be lent."""
+    """A fetch on its way into a tensor: straight into its memory, or through a dense tensor of the wire's dtype where
+    that cannot be lent. On a card it comes behind what the trainer's stream has by now, and beside what that is
+    given later."""
 
     def __init__(self, job: Job, version: Version, name: str, wire: str, into: torch.Tensor,
                  plane: Optional[str] = None, box: Optional[Box] = None):
         self._into, self._failure = into, None  # type: torch.Tensor, Optional[CairnError]
         dtype = WIRE_TORCH[wire]
-        direct = into.dtype == dtype and can_lend(into) and is_apart(into)
-        self._staged = None if direct else torch.empty(into.shape, dtype=dtype)
-        self.operation: Operation = job.fetch(version, name, into if direct else self._staged, plane=plane, dtype=wire,
-                                              box=box)
+        there = into.device if job._session._takes(into.device) else torch.device("cpu")
+        direct = into.dtype == dtype and can_lend(into) and is_apart(into) and there == into.device
+        self._staged = None if direct else torch.empty(into.shape, dtype=dtype, device=there)
+        with _cuda.beside(there):
+            self.operation: Operation = job.fetch(version, name, into if direct else self._staged, plane=plane,
+                                                  dtype=wire, box=box)
 
     @property
     def staged_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Where a buffer's bytes are: torch tensors, numpy arrays, anything with the buffer protocol.
+"""Where a buffer's bytes are: torch tensors of the host or of a card, numpy arrays, anything with the buffer protocol.
 
 Nothing here imports torch or numpy. What is returned keeps the object alive, so that it can be on loan.
 """
@@ -6,8 +6,10 @@ Nothing here imports torch or numpy. What is returned keeps the object alive, so
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any, Optional, Tuple
 
+from . import _c
 from .errors import Invalid
 
 _SIMPLE, _WRITABLE = 0, 1
@@ -39,14 +41,20 @@ def is_apart(tensor: Any) -> bool:
 
 
 def can_lend(tensor: Any) -> bool:
-    """A dense torch tensor of the host, or one whose strides say how it lies: not all of them 0."""
-    return tensor.device.type == "cpu" and (
+    """A dense torch tensor of the host or a card, or one whose strides say how it lies: not all of them 0."""
+    return tensor.device.type in ("cpu", "cuda") and (
         tensor.is_contiguous() or any(s > 0 for s, n in zip(tensor.stride(), tensor.shape) if n > 1))
+
+
+def _stream_now(device: Any) -> int:
+    """The stream that this thread gives its work on a card."""
+    return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
 
 
 class Memory:
     """`address` of the `nbytes` bytes of `owner`, valid as long as this object lives. They are dense, or `strides`
-    says how they lie, elements for each dimension of `shape`."""
+    says how they lie, elements for each dimension of `shape`. `device` as cairn_mem has it; of a card `stream` is
+    torch's at this time: what it has is before anything that the library does with the memory."""
 
     _view: Optional[_PyBuffer] = None  # here, for __del__ of one that was never made
 
@@ -54,14 +62,19 @@ class Memory:
         self.owner = owner
         self.strides: Optional[Tuple[int, ...]] = None
         self.shape: Tuple[int, ...] = ()
+        self.device = 0
+        self.stream: Optional[int] = None
         if hasattr(owner, "data_ptr"):
             self._of_tensor(owner)
         else:
             self._of_buffer(owner, writable)
 
     def _of_tensor(self, tensor: Any) -> None:
-        if tensor.device.type != "cpu":
-            raise Invalid(f"a tensor on {tensor.device} cannot be lent in this version; give its .cpu()")
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise Invalid(f"a tensor on {tensor.device} cannot be lent: the host and NVIDIA cards are known; give its "
+                          ".cpu()")
+        if tensor.device.type == "cuda":
+            self.device, self.stream = _c.gpu(tensor.device.index), _stream_now(tensor.device)
         if not can_lend(tensor):
             raise Invalid("the tensor is one element, expanded; give its .contiguous()")
         if not tensor.is_contiguous():

@@ -12,11 +12,11 @@ import contextlib
 import ctypes
 import os
 import threading
-from typing import Any, Callable, Iterator, Optional, Set
+from typing import Any, Callable, Dict, Iterator, Optional, Set
 
 from . import _c, _log
 from ._call import TIMEOUT_S, check, milliseconds, on_wait
-from .errors import BadHandle, Invalid
+from .errors import BadHandle, Invalid, Unsupported
 from .job import Job
 from .spec import JobSpec, text, to_c
 
@@ -42,7 +42,8 @@ class Session:
         self._is_written_to = self._is_to_close = False  # the latter by a signal handler meanwhile
         _log.opened(self.data_path)
         self._timeline: Any = None  # that reads event_fd
-        self._readers: Set[Callable[[], bool]] = set()  # have no parameters on loan from now on; False: not yet
+        self._readers: Set[Callable[[], bool]] = set()  # use no memory of the library from now on; False: not yet
+        self._cards: Dict[int, bool] = {}  # by number: whether the library works on it
         atexit.register(self.close)  # leaves in words, rather than by a lost connection
 
     def __enter__(self) -> "Session":
@@ -91,6 +92,24 @@ class Session:
         if self._handle is None:
             raise BadHandle("the session is closed; connect again")
         return self._handle
+
+    def _takes(self, device: Any) -> bool:
+        """Whether memory of that torch device is pushed from and fetched into as it is; other goes through the host."""
+        if device.type != "cuda":
+            return bool(device.type == "cpu")
+        if device.index not in self._cards:
+            self._cards[device.index] = self._has_card(device.index)
+        return self._cards[device.index]
+
+    def _has_card(self, number: int) -> bool:
+        out = ctypes.c_void_p()
+        try:
+            check(_c.lib().cairn_alloc(self._living(), 1, number, ctypes.byref(out)))
+        except Unsupported as why:
+            _log.without_card(number, str(why))
+            return False
+        _c.lib().cairn_free(self._living(), out)
+        return True
 
     def close(self) -> None:
         """Closes its jobs too and ends what is under way; about a second at most. Twice is once."""

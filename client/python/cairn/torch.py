@@ -1,7 +1,8 @@
 """PyTorch on Cairn: attach a model, and its gradients go to the servers as autograd makes them.
 
-Works with torch 1.13 and later, on host memory. Parameters and gradients elsewhere go through the host; no GPU has been
-tried.
+Works with torch 1.13 and later, on host memory and on NVIDIA cards, by the device that each parameter is on: gradients
+are pushed from there and parameters fetched there, on a stream beside the trainer's. A device that the library does not
+work on goes through the host. No real card has been tried.
 
 Stages. 0 and 1: gradients of a step's backward passes are added up here, in fp32, and pushed once; in 0 one shard holds
 all of the state. 2: each backward pass is pushed. 3: as 2, and a unit's parameters are here only while they are
@@ -32,7 +33,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Set, 
 import torch
 from torch import nn
 
-from . import _again, _blobs, _lent, _meta, _options, _transfer
+from . import _again, _blobs, _cuda, _lent, _meta, _options, _transfer
 from ._beside import Clipping, Replaced, TorchOptimizers, refuse_loading
 from ._between import Between, goes_on
 from ._call import TIMEOUT_S
@@ -412,8 +413,9 @@ class AttachedModel(Between):
         place = self._gradients.place(slot, gradient)
         self._touched = self._round.info.round
         try:
-            push = self._round.push_watched(slot.name, place.tensor, micro=self._passes, box=slot.box,
-                                            dtype=_PUSHED[place.tensor.dtype])
+            with _cuda.beside(place.tensor.device):  # behind the copy, or what autograd made
+                push = self._round.push_watched(slot.name, place.tensor, micro=self._passes, box=slot.box,
+                                                dtype=_PUSHED[place.tensor.dtype])
         except BaseException:
             self._gradients.drop(place)
             raise

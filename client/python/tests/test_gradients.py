@@ -110,12 +110,12 @@ class Bits(Case):
         for place in places:
             gradients.pushing(place, Under())
         self.assertEqual([place.tensor.unique().tolist() for place in places], [[i] for i in range(len(places))])
-        self.assertEqual([place.at is None for place in places], [False] * (len(places) - 1) + [True])
+        self.assertEqual([place.region is None for place in places], [False] * (len(places) - 1) + [True])
         self.assertEqual(m.memory().gradient_overflow_bytes, places[-1].nbytes)
         for i in (1, 0):  # out of order, beside each other: one range again
             places[i].push = None
             gradients.reclaim()
-        self.assertEqual(gradients._ranges.take(2 * places[0].nbytes), 0)
+        self.assertEqual(gradients._regions[torch.device("cpu")].ranges.take(2 * places[0].nbytes), 0)
         for place in places:
             place.push = None
         self.assertEqual(m.memory().gradient_overflow_bytes, 0)
@@ -204,13 +204,13 @@ class Ends(Case):
         m = self.attach(session)
         gradients, slot = m._gradients, m._slots[0]
         place = gradients.place(slot, torch.zeros_like(slot.parameter))
-        self.assertIsNotNone(place.at)
+        self.assertIsNotNone(place.region)
         with session._writes() as is_open:
             m.close(), session.close()
             self.assertTrue(is_open and not session.closed)
             place.tensor.fill_(1.0)
         self.assertTrue(session.closed)
-        self.assertIsNone(gradients.place(slot, torch.ones_like(slot.parameter)).at)
+        self.assertIsNone(gradients.place(slot, torch.ones_like(slot.parameter)).region)
 
     def test_attaching_again_and_again_keeps_no_memory(self):
         session = self.connect()
