@@ -210,6 +210,9 @@ static void print_spec(const Cairn__JobSpec *s)
                    cairn_capability_name(CAIRN_CAPABILITY_STAGE, (int)s->stage), s->micro_batches,
                    s->micro_batches == 1 ? "" : "es");
     if (s->clip_norm > 0) cairn_ctl_line("clip norm", "%g", s->clip_norm);
+    if (s->offload_fraction > 0)
+        cairn_ctl_line("offload", "%g of the state in host memory, where a shard has a GPU",
+                       s->offload_fraction);
     cairn_ctl_line("not finite", "%s",
                    cairn_capability_name(CAIRN_CAPABILITY_NONFINITE, (int)s->on_nonfinite));
     if (s->snapshot_every > 0) {

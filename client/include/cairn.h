@@ -140,6 +140,18 @@ typedef enum cairn_shard_loss {
 } cairn_shard_loss;
 #endif
 
+#ifndef CAIRN_TIERS_DEFINED
+#define CAIRN_TIERS_DEFINED
+/* Where the planes of an element lie on a shard that has a GPU. An update works in one memory: parameter,
+ * moments and sum lie TOGETHER, and offload_fraction says of how many elements in host memory. The others are
+ * refused. */
+typedef enum cairn_tiers {
+    CAIRN_TIERS_TOGETHER = 0,
+    CAIRN_TIERS_MOMENTS_ON_HOST = 1,
+    CAIRN_TIERS_PARAM_ON_HOST = 2
+} cairn_tiers;
+#endif
+
 #ifndef CAIRN_GROUPS_DEFINED
 #define CAIRN_GROUPS_DEFINED
 /* Who adds gradients up before they reach the shard that owns them. HOST: of the workers of one host, where
@@ -365,6 +377,13 @@ struct cairn_job_spec {
      * so; without one it is begun anew. CAIRN_OPEN_MUST_EXIST: CAIRN_ERR_NOT_FOUND instead of beginning it
      * anew. The job is another one than the spec: CAIRN_ERR_MISMATCH, restored or not. */
     uint64_t open_flags;
+    /* Of each shard's part of the job this fraction, 0 to 1, lies in host memory where the rest lies on a
+     * GPU: whole chunks, at least so many, which the CPU folds and updates while the GPU does the others. The
+     * bits are the same at any fraction; the GPU has so much less to hold. At 1 nothing of the job is on the
+     * GPU, and it goes on if that fails. Where state lies in host memory anyway (compute.backend = host) it
+     * means nothing, which the shard's log says. No amendment changes it; a restored job has it again. */
+    double offload_fraction;
+    cairn_tiers tiers; /* 0 = CAIRN_TIERS_TOGETHER */
 };
 #define CAIRN_OPEN_MUST_EXIST 1
 #define CAIRN_OPEN_RESUME     2

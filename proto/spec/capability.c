@@ -5,61 +5,64 @@
 #include "proto/spec/spec.h"
 
 static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
-    "kind",         "wire",          "reduce",        "master",      "place",
-    "init",         "alias",         "schedule",      "stage",       "loss_scale_policy",
-    "on_nonfinite", "reduce_groups", "on_shard_loss", "combination",
+    "kind",         "wire",          "reduce",        "master", "place",
+    "init",         "alias",         "schedule",      "stage",  "loss_scale_policy",
+    "on_nonfinite", "reduce_groups", "on_shard_loss", "tiers",  "combination",
 };
 
 /* Rows by field; the names of the fields stand once, above. */
-#define TABLE(X)                                                  \
-    X(KIND, CAIRN_TRAINED, "trained", true)                       \
-    X(KIND, CAIRN_FROZEN, "frozen", true)                         \
-    X(KIND, CAIRN_BUFFER, "buffer", true)                         \
-    X(KIND, CAIRN_BLOB, "blob", true)                             \
-    X(WIRE, CAIRN_F32, "f32", true)                               \
-    X(WIRE, CAIRN_BF16, "bf16", true)                             \
-    X(WIRE, CAIRN_F16, "f16", false)                              \
-    X(WIRE, CAIRN_F64, "f64", false)                              \
-    X(WIRE, CAIRN_U8, "u8", true)                                 \
-    X(REDUCE, CAIRN_F32, "f32", true)                             \
-    X(REDUCE, CAIRN_BF16, "bf16", false)                          \
-    X(REDUCE, CAIRN_F16, "f16", false)                            \
-    X(REDUCE, CAIRN_F64, "f64", false)                            \
-    X(MASTER, CAIRN_F32, "f32", true)                             \
-    X(MASTER, CAIRN_BF16, "bf16", false)                          \
-    X(MASTER, CAIRN_F16, "f16", false)                            \
-    X(MASTER, CAIRN_F64, "f64", false)                            \
-    X(MASTER, CAIRN_U8, "u8", true)                               \
-    X(PLACE, 0, "rows", true)                                     \
-    X(PLACE, 1, "whole", false)                                   \
-    X(INIT, CAIRN_INIT_NONE, "none", true)                        \
-    X(INIT, CAIRN_INIT_ZEROS, "zeros", true)                      \
-    X(INIT, CAIRN_INIT_ONES, "ones", true)                        \
-    X(INIT, CAIRN_INIT_CONSTANT, "constant", true)                \
-    X(INIT, CAIRN_INIT_UNIFORM, "uniform", true)                  \
-    X(INIT, CAIRN_INIT_NORMAL, "normal", true)                    \
-    X(ALIAS, 0, "none", true)                                     \
-    X(ALIAS, 1, "whole", true)                                    \
-    X(ALIAS, 2, "box, fetched", true)                             \
-    X(ALIAS, 3, "box, put or pushed", true)                       \
-    X(SCHEDULE, CAIRN_SCHEDULE_CONSTANT, "constant", true)        \
-    X(SCHEDULE, CAIRN_SCHEDULE_LINEAR, "linear", true)            \
-    X(SCHEDULE, CAIRN_SCHEDULE_COSINE, "cosine", true)            \
-    X(SCHEDULE, CAIRN_SCHEDULE_WSD, "wsd", true)                  \
-    X(SCHEDULE, CAIRN_SCHEDULE_TABLE, "table", true)              \
-    X(SCHEDULE, CAIRN_SCHEDULE_DRIVEN, "driven", true)            \
-    X(STAGE, 0, "state on one shard, pushed once a round", true)  \
-    X(STAGE, 1, "state on all shards, pushed once a round", true) \
-    X(STAGE, 2, "every micro-batch pushed", true)                 \
-    X(STAGE, 3, "as 2; the Python package keeps few units", true) \
-    X(LOSS_SCALE, CAIRN_LOSS_SCALE_FIXED, "fixed", true)          \
-    X(LOSS_SCALE, CAIRN_LOSS_SCALE_DYNAMIC, "dynamic", true)      \
-    X(NONFINITE, CAIRN_NONFINITE_SKIP, "skip", true)              \
-    X(NONFINITE, CAIRN_NONFINITE_FAIL, "fail", true)              \
-    X(GROUPS, CAIRN_GROUPS_NONE, "none", true)                    \
-    X(GROUPS, CAIRN_GROUPS_HOST, "host", true)                    \
-    X(SHARD_LOSS, CAIRN_SHARD_LOSS_WAIT, "wait", true)            \
-    X(SHARD_LOSS, CAIRN_SHARD_LOSS_RESTORE_LATEST, "restore-latest", true)
+#define TABLE(X)                                                           \
+    X(KIND, CAIRN_TRAINED, "trained", true)                                \
+    X(KIND, CAIRN_FROZEN, "frozen", true)                                  \
+    X(KIND, CAIRN_BUFFER, "buffer", true)                                  \
+    X(KIND, CAIRN_BLOB, "blob", true)                                      \
+    X(WIRE, CAIRN_F32, "f32", true)                                        \
+    X(WIRE, CAIRN_BF16, "bf16", true)                                      \
+    X(WIRE, CAIRN_F16, "f16", false)                                       \
+    X(WIRE, CAIRN_F64, "f64", false)                                       \
+    X(WIRE, CAIRN_U8, "u8", true)                                          \
+    X(REDUCE, CAIRN_F32, "f32", true)                                      \
+    X(REDUCE, CAIRN_BF16, "bf16", false)                                   \
+    X(REDUCE, CAIRN_F16, "f16", false)                                     \
+    X(REDUCE, CAIRN_F64, "f64", false)                                     \
+    X(MASTER, CAIRN_F32, "f32", true)                                      \
+    X(MASTER, CAIRN_BF16, "bf16", false)                                   \
+    X(MASTER, CAIRN_F16, "f16", false)                                     \
+    X(MASTER, CAIRN_F64, "f64", false)                                     \
+    X(MASTER, CAIRN_U8, "u8", true)                                        \
+    X(PLACE, 0, "rows", true)                                              \
+    X(PLACE, 1, "whole", false)                                            \
+    X(INIT, CAIRN_INIT_NONE, "none", true)                                 \
+    X(INIT, CAIRN_INIT_ZEROS, "zeros", true)                               \
+    X(INIT, CAIRN_INIT_ONES, "ones", true)                                 \
+    X(INIT, CAIRN_INIT_CONSTANT, "constant", true)                         \
+    X(INIT, CAIRN_INIT_UNIFORM, "uniform", true)                           \
+    X(INIT, CAIRN_INIT_NORMAL, "normal", true)                             \
+    X(ALIAS, 0, "none", true)                                              \
+    X(ALIAS, 1, "whole", true)                                             \
+    X(ALIAS, 2, "box, fetched", true)                                      \
+    X(ALIAS, 3, "box, put or pushed", true)                                \
+    X(SCHEDULE, CAIRN_SCHEDULE_CONSTANT, "constant", true)                 \
+    X(SCHEDULE, CAIRN_SCHEDULE_LINEAR, "linear", true)                     \
+    X(SCHEDULE, CAIRN_SCHEDULE_COSINE, "cosine", true)                     \
+    X(SCHEDULE, CAIRN_SCHEDULE_WSD, "wsd", true)                           \
+    X(SCHEDULE, CAIRN_SCHEDULE_TABLE, "table", true)                       \
+    X(SCHEDULE, CAIRN_SCHEDULE_DRIVEN, "driven", true)                     \
+    X(STAGE, 0, "state on one shard, pushed once a round", true)           \
+    X(STAGE, 1, "state on all shards, pushed once a round", true)          \
+    X(STAGE, 2, "every micro-batch pushed", true)                          \
+    X(STAGE, 3, "as 2; the Python package keeps few units", true)          \
+    X(LOSS_SCALE, CAIRN_LOSS_SCALE_FIXED, "fixed", true)                   \
+    X(LOSS_SCALE, CAIRN_LOSS_SCALE_DYNAMIC, "dynamic", true)               \
+    X(NONFINITE, CAIRN_NONFINITE_SKIP, "skip", true)                       \
+    X(NONFINITE, CAIRN_NONFINITE_FAIL, "fail", true)                       \
+    X(GROUPS, CAIRN_GROUPS_NONE, "none", true)                             \
+    X(GROUPS, CAIRN_GROUPS_HOST, "host", true)                             \
+    X(SHARD_LOSS, CAIRN_SHARD_LOSS_WAIT, "wait", true)                     \
+    X(SHARD_LOSS, CAIRN_SHARD_LOSS_RESTORE_LATEST, "restore-latest", true) \
+    X(TIERS, CAIRN_TIERS_TOGETHER, "together", true)                       \
+    X(TIERS, CAIRN_TIERS_MOMENTS_ON_HOST, "moments on the host", false)    \
+    X(TIERS, CAIRN_TIERS_PARAM_ON_HOST, "param on the host", false)
 
 /* value, name | what is done instead; NULL: it is refused | of what, which tensors `t`, with which status and
  * sentence */

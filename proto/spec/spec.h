@@ -58,6 +58,16 @@ typedef enum cairn_loss_scale {
 } cairn_loss_scale;
 #endif
 
+/* Where the planes of an element lie, beside a device. An update works in one home. */
+#ifndef CAIRN_TIERS_DEFINED
+#define CAIRN_TIERS_DEFINED
+typedef enum cairn_tiers {
+    CAIRN_TIERS_TOGETHER = 0,
+    CAIRN_TIERS_MOMENTS_ON_HOST = 1,
+    CAIRN_TIERS_PARAM_ON_HOST = 2
+} cairn_tiers;
+#endif
+
 /* Who adds contributions up before they come to the shard that owns them. HOST: where workers of one host
  * have a shard there, it adds up theirs first, in the order of their ranks, and the sums of the groups are
  * added in the order of their least ranks (server/coordinator/round/groups.h): the result depends on it. */
@@ -179,6 +189,9 @@ struct cairn_job_spec_data {
      * an amendment, a write or a restore); at least 1. Not to be amended */
     uint32_t skips_max;
     cairn_reduce_groups reduce_groups; /* not to be amended */
+    double
+        offload_fraction; /* of each shard's elements, in host memory beside a device; likewise */
+    cairn_tiers tiers;    /* likewise */
     struct cairn_policy policy;
     uint64_t revision;  /* counted by the coordinator; not part of hash and diff */
     uint64_t amend_key; /* of the last amendment; 0: none. Likewise, and not in a manifest */

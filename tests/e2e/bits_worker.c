@@ -173,7 +173,8 @@ static void give_memory(const struct trainer *t, void *memory)
 static bool train_with(struct bits_worker *w, cairn *session)
 {
     struct cairn_tensor tensors[BITS_TENSORS];
-    const struct cairn_job_spec spec = bits_spec(tensors, w->rank, w->window);
+    struct cairn_job_spec spec = bits_spec(tensors, w->rank, w->window);
+    spec.offload_fraction = w->offload_fraction;
     struct trainer t = { .worker = w, .session = session, .random = w->shuffle * 2 + w->rank };
     if (cairn_job_open(session, BITS_JOB, &spec, CAIRN_WORKER, BITS_WAIT_MS, &t.job) != CAIRN_OK)
         return wrong(w, "job_open");

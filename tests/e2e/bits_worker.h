@@ -15,8 +15,9 @@ struct bits_worker {
     uint32_t rank, window;        /* window 0: 8 */
     uint64_t until_step;
     uint64_t shuffle; /* not 0: a seed; tensors in another order each time, with delays */
-    bool allocated;   /* pushes out of memory of cairn_alloc, not of malloc */
-    uint64_t die_at;  /* not 0: killed by itself in the middle of this step's round */
+    double offload_fraction;
+    bool allocated;  /* pushes out of memory of cairn_alloc, not of malloc */
+    uint64_t die_at; /* not 0: killed by itself in the middle of this step's round */
     void (*on_step)(void *context, uint64_t step); /* NULL: nobody asks */
     void *context;
     /* results */

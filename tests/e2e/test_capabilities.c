@@ -169,6 +169,7 @@ static void choose(struct sample *s)
         s->spec.workers_min = 2;
         break;
     case CAIRN_CAPABILITY_SHARD_LOSS: s->spec.on_shard_loss = (cairn_shard_loss)value; break;
+    case CAIRN_CAPABILITY_TIERS: s->spec.tiers = (cairn_tiers)value; break;
     case CAIRN_CAPABILITY_COMBINATION: choose_combination(s, value); break;
     case CAIRN_CAPABILITY_FIELD_COUNT: ck_abort();
     }
@@ -489,6 +490,7 @@ static void show(struct sample *s)
     case CAIRN_CAPABILITY_NONFINITE: show_nonfinite(s); break;
     case CAIRN_CAPABILITY_GROUPS: show_groups(s); break;
     case CAIRN_CAPABILITY_SHARD_LOSS: show_shard_loss(s); break;
+    case CAIRN_CAPABILITY_TIERS: show_precision(s); break; // and on a device: gpu.offload
     case CAIRN_CAPABILITY_COMBINATION: show_combination(s); break;
     case CAIRN_CAPABILITY_FIELD_COUNT: ck_abort();
     }

@@ -441,6 +441,7 @@ static void make_spec(struct cairn_job_spec_data *spec)
     add_tensor(spec, "weight", "a", CAIRN_TRAINED, CAIRN_BF16, 2, 50, 1000);
     spec->chunk_leaves = SCENE_CHUNK_LEAVES;
     spec->window = SCENE_WINDOW;
+    spec->offload_fraction = cairn_test_offload();
     cairn_spec_canonicalize(spec);
     struct cairn_sentence why;
     ck_assert_msg(cairn_spec_check(spec, cairn_optimizer_names(), &why) == CAIRN_OK, "%s",

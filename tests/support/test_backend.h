@@ -11,4 +11,11 @@ static inline const char *cairn_test_backend(void)
     return backend != NULL ? backend : "host";
 }
 
+/* Of that, what a scene's job has in host memory: CAIRN_TEST_OFFLOAD (offload_fraction); 0 without it. */
+static inline double cairn_test_offload(void)
+{
+    const char *fraction = getenv("CAIRN_TEST_OFFLOAD");
+    return fraction != NULL ? strtod(fraction, NULL) : 0;
+}
+
 #endif

@@ -21,6 +21,7 @@ TRAINED, FROZEN, BUFFER, BLOB = 1, 2, 3, 4
 NONFINITE_SKIP, NONFINITE_FAIL = 1, 2
 GROUPS_NONE, GROUPS_HOST = 0, 1
 SHARD_LOSS_WAIT, SHARD_LOSS_RESTORE_LATEST = 0, 1
+TIERS_TOGETHER, TIERS_MOMENTS_ON_HOST, TIERS_PARAM_ON_HOST = 0, 1, 2
 LOSS_SCALE_DEFAULT, LOSS_SCALE_FIXED, LOSS_SCALE_DYNAMIC = 0, 1, 2
 INIT_NONE, INIT_ZEROS, INIT_ONES, INIT_CONSTANT, INIT_UNIFORM, INIT_NORMAL = 0, 1, 2, 3, 4, 5
 SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_TABLE = 0, 1, 2, 3, 4
@@ -94,7 +95,7 @@ class JobSpec(Sized):
                 ("snapshot_every", c_uint64), ("snapshot_keep", c_uint64), ("on_shard_loss", c_int),
                 ("shard_loss_wait_s", c_uint32),
                 ("workers_max", c_uint32), ("world", c_uint32), ("start_wait_ms", c_uint64),
-                ("open_flags", c_uint64)]
+                ("open_flags", c_uint64), ("offload_fraction", c_double), ("tiers", c_int)]
 
 
 class Tie(ctypes.Structure):

@@ -18,6 +18,8 @@ LOSS_SCALES = {"default": _c.LOSS_SCALE_DEFAULT, "fixed": _c.LOSS_SCALE_FIXED, "
 NONFINITE = {"skip": _c.NONFINITE_SKIP, "fail": _c.NONFINITE_FAIL}
 SHARD_LOSSES = {"wait": _c.SHARD_LOSS_WAIT, "restore-latest": _c.SHARD_LOSS_RESTORE_LATEST}
 REDUCE_GROUPS = {"none": _c.GROUPS_NONE, "host": _c.GROUPS_HOST}
+TIERS = {"together": _c.TIERS_TOGETHER, "moments on the host": _c.TIERS_MOMENTS_ON_HOST,
+         "param on the host": _c.TIERS_PARAM_ON_HOST}
 
 
 class Version(NamedTuple):
@@ -129,7 +131,8 @@ class JobSpec:
     snapshot is restored, and the workers get RolledBack.
     `workers_max`: attached at a time, 0 = as many as the cluster allows. `world`: how many workers come
     together; the first round after all were gone waits for so many, `start_wait` seconds at most; 0: for nobody beyond
-    workers_min."""
+    workers_min. `offload_fraction`: where a shard's state lies on a GPU, so much of it, 0 to 1, lies in host memory and
+    is updated by the CPU, with the same bits. `tiers`: "together"; what lies apart is refused."""
 
     tensors: Sequence[Tensor]
     groups: Sequence[Group] = field(default_factory=lambda: (Group(),))
@@ -152,6 +155,8 @@ class JobSpec:
     on_shard_loss: str = "wait"
     shard_loss_wait: int = 0
     workers_max: int = 0
+    offload_fraction: float = 0.0
+    tiers: str = "together"
     world: int = 0
     start_wait: float = START_WAIT_S
     chunk_leaves: int = 0
@@ -302,6 +307,8 @@ def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
                       workers_max=at_least(0, "workers_max", spec.workers_max),
                       world=at_least(0, "world", spec.world) if _real("start_wait", spec.start_wait) > 0 else 0,
                       start_wait_ms=max(1, int(spec.start_wait * 1000)),
+                      offload_fraction=_real("offload_fraction", spec.offload_fraction),
+                      tiers=number(TIERS, "tiers", spec.tiers),
                       chunk_leaves=at_least(0, "chunk_leaves", spec.chunk_leaves),
                       window=at_least(0, "window", spec.window))
     return made, alive

@@ -89,7 +89,8 @@ static bool describe(struct cairn_compute_lane *lane, uint32_t count, uint32_t s
     for (uint32_t i = 0; i < count; i++) {
         struct cairn_run *run = run_of(&lane->items[i]);
         if (!lane->more[i]) continue;
-        lane->more[i] = run->describe(run, lane->items[i].item, stage, &lane->works);
+        lane->more[i] = run->describe(run, run->item_first + lane->items[i].item, stage,
+                                      &lane->works);
         more = more || lane->more[i];
     }
     return more;
@@ -103,7 +104,7 @@ static void conclude(const struct cairn_compute_lane *lane, uint32_t count, uint
         if (status != CAIRN_OK)
             atomic_store(&run->status, status);
         else if (run->conclude != NULL)
-            run->conclude(run, lane->items[i].item, thread);
+            run->conclude(run, run->item_first + lane->items[i].item, thread);
     }
 }
 

@@ -32,7 +32,8 @@ struct cairn_run {
     /* the owner's, constant while the run is under way */
     struct cairn_compute *compute;
     uint32_t item_count;
-    bool is_guarded; /* works read memory of workers, where they lie: see failed_at */
+    uint32_t item_first; /* items are numbered from there */
+    bool is_guarded;     /* works read memory of workers, where they lie: see failed_at */
     /* Adds the works of an item. False: these are all. True: it is asked for the next stage when they are
      * done. Any thread; of an item one. */
     bool (*describe)(struct cairn_run *run, uint32_t item, uint32_t stage,

@@ -100,7 +100,7 @@ cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
 {
     uint64_t chunk_elems_max = 0, device_bytes[CAIRN_PLANES] = { 0 };
     struct cairn_need need = {
-        .host_from = has_device ? map->elem_count : 0,
+        .host_from = has_device ? cairn_planes_cut(map, spec->offload_fraction) : 0,
         .step = { .window = spec->window,
                   .member_max = member_max,
                   .payload_bytes_max = CAIRN_PAYLOAD_MAX(spec->group_count,

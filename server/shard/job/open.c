@@ -74,6 +74,20 @@ static uint32_t folds_wanted(const struct cairn_shard_job *job, const struct cai
     return wanted;
 }
 
+static void say_offload(const struct cairn_shard_job *job, const struct cairn_need *need)
+{
+    if (job->spec.offload_fraction <= 0) return;
+    if (job->shard->device.home == NULL)
+        cairn_log_info(
+            "job %s: offload_fraction %g means nothing here: all state lies in host memory",
+            job->spec.name, job->spec.offload_fraction);
+    else
+        cairn_log_info("job %s: offload_fraction %g: %llu of %llu elements lie in host memory",
+                       job->spec.name, job->spec.offload_fraction,
+                       (unsigned long long)(job->table.map.elem_count - need->host_from),
+                       (unsigned long long)job->table.map.elem_count);
+}
+
 static cairn_status make_forms(struct cairn_shard_job *job, uint32_t member_max,
                                struct cairn_need *need, struct cairn_sentence *why)
 {
@@ -84,6 +98,7 @@ static cairn_status make_forms(struct cairn_shard_job *job, uint32_t member_max,
                                         shard->device.home != NULL, job->forms, need, why);
     if (status != CAIRN_OK) return status;
     if (need->host_from > 0) job->compute = &shard->device;
+    say_offload(job, need);
     need->step.folds_wanted = folds_wanted(job, need);
     job->landing.slot_bytes = need->slot_bytes;
     job->puts.max = need->put_max;

@@ -64,6 +64,22 @@ uint64_t cairn_extent_before(const struct cairn_local_extent *extent, uint64_t l
     return before < extent->elem_count ? before : extent->elem_count;
 }
 
+/* The beginning of the chunk in which the fraction begins. */
+uint64_t cairn_planes_cut(const struct cairn_shard_map *map, double host_fraction)
+{
+    const uint64_t from = (uint64_t)((1 - host_fraction) * (double)map->elem_count);
+    if (host_fraction <= 0 || map->chunk_count == 0) return map->elem_count;
+    uint64_t low = 0, high = map->chunk_count; // the chunk is one of them
+    while (high - low > 1) {
+        const uint64_t middle = low + (high - low) / 2;
+        if (cairn_shard_map_chunk(map, middle).local_elem <= from)
+            low = middle;
+        else
+            high = middle;
+    }
+    return cairn_shard_map_chunk(map, low).local_elem;
+}
+
 /* What the extents keep of a plane from a local element on. */
 static uint64_t bytes_kept(const struct cairn_planes *planes, enum cairn_plane plane, uint64_t from)
 {

@@ -66,6 +66,9 @@ uint64_t cairn_plane_place(const struct cairn_form *form, enum cairn_plane plane
 /* How many elements of an extent lie before a local element. */
 uint64_t cairn_extent_before(const struct cairn_local_extent *extent, uint64_t local_elem);
 
+/* host_from of a map whose elements lie on a device, but for at least this fraction of them. */
+uint64_t cairn_planes_cut(const struct cairn_shard_map *map, double host_fraction);
+
 /* Those of a job, at 0: elements from host_from on in host memory, those before it in the device, which may
  * be NULL if there are none. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: to be closed all the same. */
 CAIRN_MUST_CHECK cairn_status cairn_planes_open(struct cairn_planes *planes,

@@ -22,16 +22,18 @@ void cairn_loader_begin(struct cairn_loader *loader, struct cairn_shard_job *job
 
 struct cairn_loader *cairn_loader_of(struct cairn_run *run)
 {
-    return (struct cairn_loader *)((char *)run - offsetof(struct cairn_loader, run));
+    return ((struct cairn_loader_part *)run)->loader;
 }
 
-static void run_done(struct cairn_run *run)
+static void part_done(struct cairn_run *run)
 {
     struct cairn_loader *loader = cairn_loader_of(run);
-    if (run->status != CAIRN_OK) cairn_compute_why(run->compute, &loader->why);
-    loader->status = run->status;
+    if (run->status != CAIRN_OK) {
+        cairn_compute_why(run->compute, &loader->why);
+        loader->status = run->status;
+    }
     (void)cairn_shard_job_run_failed(loader->job, run);
-    loader->filled(loader);
+    if (--loader->parts_left == 0) loader->filled(loader);
 }
 
 void cairn_loader_fill(struct cairn_loader *loader,
@@ -39,12 +41,21 @@ void cairn_loader_fill(struct cairn_loader *loader,
                                         struct cairn_works *works),
                        void (*done)(struct cairn_loader *loader))
 {
+    const struct cairn_shard_job *job = loader->job;
+    const uint32_t cut = job->pass.host.first; // the chunks before it lie on the device
+    const struct cairn_run run = { .describe = describe, .done = part_done };
     loader->filled = done;
-    loader->run = (struct cairn_run) { .compute = loader->job->compute,
-                                       .item_count = (uint32_t)loader->job->table.map.chunk_count,
-                                       .describe = describe,
-                                       .done = run_done };
-    cairn_compute_submit(&loader->run);
+    loader->status = CAIRN_OK;
+    loader->parts_left = cut > 0 ? 2 : 1;
+    loader->device = (struct cairn_loader_part) { run, loader };
+    loader->device.run.compute = &job->shard->device;
+    loader->device.run.item_count = cut;
+    loader->host = (struct cairn_loader_part) { run, loader };
+    loader->host.run.compute = &job->shard->host;
+    loader->host.run.item_count = (uint32_t)job->table.map.chunk_count - cut;
+    loader->host.run.item_first = cut;
+    if (cut > 0) cairn_compute_submit(&loader->device.run);
+    cairn_compute_submit(&loader->host.run); // of nothing, too: its end follows
 }
 
 void cairn_loader_end(struct cairn_loader *loader)

@@ -11,10 +11,16 @@
 
 struct cairn_shard_job;
 
+struct cairn_loader_part {
+    struct cairn_run run;        /* first */
+    struct cairn_loader *loader; /* borrowed: the one that it is in */
+};
+
 /* One of these at work; the first field of the struct that restore.c, origin.c or extend.c allocates. */
 struct cairn_loader {
     struct cairn_task task;                      /* on the files thread */
-    struct cairn_run run;                        /* on the planes */
+    struct cairn_loader_part device, host;       /* on the planes, each in one home */
+    uint32_t parts_left;                         /* under way */
     struct cairn_shard_job *job;                 /* borrowed; busy until cairn_loader_end */
     void (*filled)(struct cairn_loader *loader); /* of cairn_loader_fill */
     bool puts_follow; /* the job is INITIALIZING then, and not sealed yet */
@@ -35,7 +41,7 @@ struct cairn_load {
 
 /* The loader, zero but for what its file has set, begins to work for the job. */
 void cairn_loader_begin(struct cairn_loader *loader, struct cairn_shard_job *job);
-/* On the compute of the job: `describe` of each chunk, whose `run` is cairn_loader_of's. */
+/* In the home of each chunk, its `describe`, whose `run` is cairn_loader_of's. */
 void cairn_loader_fill(struct cairn_loader *loader,
                        bool (*describe)(struct cairn_run *run, uint32_t chunk, uint32_t stage,
                                         struct cairn_works *works),
