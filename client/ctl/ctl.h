@@ -42,6 +42,7 @@ enum {
     CTL_TAKES_EVERY = 1u << 22,   /* --every, --once */
     CTL_TAKES_TERMS = 1u << 23,   /* what `job amend` changes */
     CTL_TAKES_BACKEND = 1u << 24, /* --backend, --device */
+    CTL_TAKES_PLAN = 1u << 25, /* --backend, --wire, --stage, --offload: what `job plan` changes */
     CTL_BENCHES = CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS,
     CTL_ASKS = CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT,
     CTL_LISTS = CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET | CTL_TAKES_WATCH
@@ -62,6 +63,13 @@ struct ctl_bench {
         *only; /* a part of the bench; the bench judges it, and ctl.path: the way of the data */
 };
 
+/* What of a spec `job plan` takes otherwise than it says. */
+struct ctl_plan {
+    bool has_stage, has_offload;
+    uint32_t stage;
+    double offload;
+};
+
 struct ctl {
     /* the command line */
     const char *endpoint; /* "host:port" */
@@ -80,6 +88,7 @@ struct ctl {
     uint32_t shards;                   /* --shards; 0: not given */
     const char *endpoint_file, *keep, *import;
     struct ctl_bench bench;
+    struct ctl_plan plan;
     int argc; /* what follows the verb */
     char **argv;
     /* the line as far as it is read */

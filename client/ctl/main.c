@@ -46,9 +46,11 @@ static const struct subcommand subcommands[] = {
     { "job", "top", "JOB [--every SECONDS] [--once]",
       "where the last steps went: each worker's and shard's time by phase, and who is slow", 1, 1,
       CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_EVERY, cairn_ctl_job_top },
-    { "job", "plan", "SPEC|JOB [--shards N] [--workers N]",
+    { "job", "plan",
+      "SPEC|JOB [--shards N] [--workers N] [--stage N] [--wire f32|bf16] [--backend host|cuda "
+      "[--offload X]]",
       "what a job takes of the memory of its shards, by kind; of a file or folder nobody is asked",
-      1, 1, CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_SHARDS | CTL_TAKES_WORKERS,
+      1, 1, CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_SHARDS | CTL_TAKES_WORKERS | CTL_TAKES_PLAN,
       cairn_ctl_job_plan },
     { "job", "digest", "JOB",
       "the content root of the newest version: equal across layouts and restores (reads the whole "

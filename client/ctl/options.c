@@ -33,6 +33,8 @@ enum {
     OPT_ONLY,
     OPT_BACKEND,
     OPT_DEVICE,
+    OPT_STAGE,
+    OPT_OFFLOAD,
     OPT_TIMELINE,
     OPT_BACKWARD,
     OPT_READ,
@@ -148,22 +150,27 @@ static const struct {
       "parameters of the model; 64M is 64000000, and K, G, T as that" },
     { { "tensors", 1, 0, OPT_TENSORS }, CTL_TAKES_TENSORS, "--tensors N", "of how many tensors" },
     { { "wire", 1, 0, OPT_WIRE },
-      CTL_TAKES_WIRE,
+      CTL_TAKES_WIRE | CTL_TAKES_PLAN,
       "--wire f32|bf16",
-      "what gradients and parameters travel as (bf16)" },
+      "what gradients and parameters travel as (bf16; of a plan: as the spec says)" },
     { { "path", 1, 0, OPT_PATH }, CTL_TAKES_WAY, "--path NAME", "the way of the data" },
     { { "only", 1, 0, OPT_ONLY },
       CTL_TAKES_ONLY,
       "--only NAME",
       "one part of it: adamw, fold, hash, copy" },
     { { "backend", 1, 0, OPT_BACKEND },
-      CTL_TAKES_BACKEND,
+      CTL_TAKES_BACKEND | CTL_TAKES_PLAN,
       "--backend host|cuda",
       "where state is, and what works on it (host)" },
     { { "device", 1, 0, OPT_DEVICE },
       CTL_TAKES_BACKEND,
       "--device N",
       "of cuda: its number or UUID (the first)" },
+    { { "stage", 1, 0, OPT_STAGE }, CTL_TAKES_PLAN, "--stage N", "0 to 3 (else the spec's)" },
+    { { "offload", 1, 0, OPT_OFFLOAD },
+      CTL_TAKES_PLAN,
+      "--offload X",
+      "of cuda: the fraction of state in host memory, 0 to 1 (else the spec's)" },
     { { "timeline", 1, 0, OPT_TIMELINE },
       CTL_TAKES_TIMELINE,
       "--timeline FILE",
@@ -353,6 +360,22 @@ static int parse_workers(struct ctl *ctl, const char *text)
                           "--workers %s: at most as many as may attach are needed", text);
 }
 
+static int parse_stage(struct ctl *ctl, const char *text)
+{
+    ctl->plan.has_stage = true;
+    ctl->plan.stage = (uint32_t)(text[0] - '0');
+    if (text[0] >= '0' && text[0] <= '3' && text[1] == '\0') return -1;
+    return cairn_ctl_fail(CAIRN_ERR_INVALID, "--stage %s: 0 to 3 is allowed", text);
+}
+
+static int parse_offload(struct ctl *ctl, const char *text)
+{
+    ctl->plan.has_offload = true;
+    const int done = parse_real("offload", text, &ctl->plan.offload);
+    if (done >= 0 || ctl->plan.offload <= 1) return done;
+    return cairn_ctl_fail(CAIRN_ERR_INVALID, "--offload %s: 0 to 1 is allowed", text);
+}
+
 static int take(struct ctl *ctl, int option)
 {
     switch (option) {
@@ -396,6 +419,8 @@ static int take(struct ctl *ctl, int option)
     case OPT_WIRE: return parse_wire(ctl, optarg);
     case OPT_BACKEND: return parse_backend(ctl, optarg);
     case OPT_DEVICE: return parse_device(ctl, optarg);
+    case OPT_STAGE: return parse_stage(ctl, optarg);
+    case OPT_OFFLOAD: return parse_offload(ctl, optarg);
     case OPT_TIMELINE: ctl->bench.timeline = optarg; return -1;
     case OPT_READ: ctl->bench.read = optarg; return -1;
     case OPT_BACKWARD: return parse_milliseconds("backward", optarg, &ctl->bench.backward_ms);

@@ -14,6 +14,7 @@
 struct plan {
     struct cairn_job_spec_data spec; /* owned */
     uint32_t shards, workers, workers_max;
+    bool has_device; /* its state lies on GPUs */
     double heaviest_over_mean;
     Cairn__MemoryTold *told;  /* owned: [shards] */
     Cairn__MemoryTold **list; /* owned: [shards] */
@@ -56,7 +57,8 @@ static cairn_status add_shard(struct plan *plan, const struct cairn_layout *layo
     Cairn__MemoryTold *told = plan->list[shard] = &plan->told[shard];
     cairn_status status = cairn_shard_map_init(&map, layout, shard, plan->spec.chunk_leaves);
     if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for a map of the job");
-    status = cairn_need_of(&plan->spec, &map, plan->workers_max, false, NULL, &need, why);
+    status = cairn_need_of(&plan->spec, &map, plan->workers_max, plan->has_device, NULL, &need,
+                           why);
     cairn_shard_map_release(&map);
     if (status != CAIRN_OK) return status;
     cairn__memory_told__init(told);
@@ -66,6 +68,7 @@ static cairn_status add_shard(struct plan *plan, const struct cairn_layout *layo
     told->landing = plan->workers * need.landing_bytes;
     told->staging = need.memory.staging + plan->workers * need.worker_staging_bytes;
     told->tables = need.memory.tables;
+    told->device = need.memory.device;
     return CAIRN_OK;
 }
 
@@ -88,30 +91,49 @@ static cairn_status make(struct plan *plan, struct cairn_sentence *why)
     return status;
 }
 
+/* Takes what the line says instead of what the spec does. */
+static cairn_status change(const struct ctl *ctl, struct plan *plan, struct cairn_sentence *why)
+{
+    struct cairn_job_spec_data *spec = &plan->spec;
+    plan->has_device = ctl->bench.backend != NULL && strcmp(ctl->bench.backend, "cuda") == 0;
+    if (ctl->plan.has_offload && !plan->has_device)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "--offload means nothing where state lies in host memory: give --backend "
+                          "cuda, too");
+    if (ctl->plan.has_stage) spec->stage = ctl->plan.stage;
+    if (ctl->plan.has_offload) spec->offload_fraction = ctl->plan.offload;
+    for (size_t t = 0; ctl->bench.wire != NULL && t < spec->tensor_count; t++)
+        if (spec->tensors[t].kind != CAIRN_BLOB)
+            spec->tensors[t].wire = strcmp(ctl->bench.wire, "f32") == 0 ? CAIRN_F32 : CAIRN_BF16;
+    return CAIRN_OK;
+}
+
+static const char *place_of(const struct plan *plan, char text[static 64])
+{
+    if (!plan->has_device) return "in host memory";
+    snprintf(text, 64, "on GPUs, and %g of it in host memory", plan->spec.offload_fraction);
+    return plan->spec.offload_fraction > 0 ? text : "on GPUs";
+}
+
 static void print(const struct ctl *ctl, const struct plan *plan)
 {
+    char place[64];
     if (ctl->json) {
-        cairn_ctl_print_json(
-            json_pack("{s:s, s:I, s:i, s:i, s:i, s:f, s:o}", "job", plan->spec.name, "tensors",
-                      (json_int_t)plan->spec.tensor_count, "shards", (int)plan->shards, "workers",
-                      (int)plan->workers, "workers_max", (int)plan->workers_max,
-                      "heaviest_over_mean", plan->heaviest_over_mean, "memory",
-                      cairn_ctl_job_memory_json(plan->list, plan->shards)));
+        cairn_ctl_print_json(json_pack(
+            "{s:s, s:I, s:i, s:i, s:i, s:i, s:s, s:f, s:f, s:o}", "job", plan->spec.name, "tensors",
+            (json_int_t)plan->spec.tensor_count, "stage", (int)plan->spec.stage, "shards",
+            (int)plan->shards, "workers", (int)plan->workers, "workers_max", (int)plan->workers_max,
+            "backend", plan->has_device ? "cuda" : "host", "offload_fraction",
+            plan->spec.offload_fraction, "heaviest_over_mean", plan->heaviest_over_mean, "memory",
+            cairn_ctl_job_memory_json(plan->list, plan->shards)));
         return;
     }
     cairn_ctl_line("job", "%s, %zu tensors", plan->spec.name, plan->spec.tensor_count);
     cairn_ctl_line("shards", "%u, heaviest/mean %.3f", plan->shards, plan->heaviest_over_mean);
     cairn_ctl_line("workers", "%u, at most %u", plan->workers, plan->workers_max);
+    cairn_ctl_line("state", "%s", place_of(plan, place));
     printf("\n");
     cairn_ctl_job_memory_print(ctl, plan->list, plan->shards);
-    if (ctl->quiet) return;
-    uint64_t most = 0;
-    for (uint32_t s = 0; s < plan->shards; s++)
-        if (plan->told[s].state > most) most = plan->told[s].state;
-    printf(
-        "\non a GPU (compute.backend = cuda) STATE lies in its memory, at most %s a shard, and the "
-        "rest in the host's\n",
-        cairn_ctl_bytes(most));
 }
 
 int cairn_ctl_job_plan(struct ctl *ctl)
@@ -128,6 +150,9 @@ int cairn_ctl_job_plan(struct ctl *ctl)
     bool is_said = !from_file; // what was asked for
     if (status == CAIRN_OK) {
         is_said = false;
+        status = change(ctl, &plan, &why);
+    }
+    if (status == CAIRN_OK) {
         if (plan.shards == 0) plan.shards = 1;
         plan.workers = ctl->bench.workers != 0 ? ctl->bench.workers : plan.spec.workers_min;
         if (from_file && plan.workers > plan.workers_max) plan.workers_max = plan.workers;

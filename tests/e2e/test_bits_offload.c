@@ -15,9 +15,9 @@ enum { SHARDS = 2, HALFWAY = 20 };
 static struct cluster cluster;
 static struct cluster_said said;
 
-static json_int_t memory_of(const char *kind)
+/* Of what was said. */
+static json_int_t memory_said(const char *kind)
 {
-    cluster_cli(&cluster, &said, "job", "show", BITS_JOB, "-o", "json", NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     json_t *object = json_loads(said.out, 0, NULL);
     const json_int_t bytes = json_integer_value(
@@ -26,14 +26,26 @@ static json_int_t memory_of(const char *kind)
     return bytes;
 }
 
+static json_int_t memory_of(const char *kind)
+{
+    cluster_cli(&cluster, &said, "job", "show", BITS_JOB, "-o", "json", NULL);
+    return memory_said(kind);
+}
+
 /* What heartbeats tell by and by is awaited: both of a split job, one of the others. */
 static void check_place(double fraction)
 {
     const bool has_device = strcmp(cairn_test_backend(), "cuda") == 0;
     const bool on_device = has_device && fraction < 1, on_host = !has_device || fraction > 0;
-    for (int tries = 0; tries < 1000; tries++)
-        if ((memory_of("device") > 0) == on_device && (memory_of("state") > 0) == on_host) return;
-    ck_abort_msg("at %g: %s", fraction, said.out);
+    bool is_so = false;
+    for (int tries = 0; tries < 1000 && !is_so; tries++)
+        is_so = (memory_of("device") > 0) == on_device && (memory_of("state") > 0) == on_host;
+    ck_assert_msg(is_so, "at %g: %s", fraction, said.out);
+    const json_int_t device = memory_said("device"), state = memory_said("state");
+    cluster_cli(&cluster, &said, "job", "plan", BITS_JOB, "--backend", cairn_test_backend(), "-o",
+                "json", NULL);
+    ck_assert_int_eq(memory_said("device"), device); // as was planned
+    ck_assert_int_eq(memory_said("state"), state);
 }
 
 static void train(double fraction, uint64_t until_step, uint32_t skipped)

@@ -185,6 +185,43 @@ TEST(what_cannot_be_planned_is_said)
     cluster_stop(&cluster);
 }
 
+/* Of the file, with these options, ended by NULL. */
+static json_t *planned_as(const char *path, const char *stage, const char *wire,
+                          const char *offload)
+{
+    cluster_cli(&cluster, &said, "job", "plan", path, "--shards", "3", "--stage", stage, "--wire",
+                wire, "--backend", "cuda", "--offload", offload, "-o", "json", NULL);
+    return memory_said();
+}
+
+TEST(a_plan_of_gpus_has_the_memory_of_both_for_any_stage_wire_and_fraction)
+{
+    char path[CAIRN_SCRATCH_BYTES + 16];
+    cluster_start(&cluster, 1, NULL);
+    write_spec(path);
+    json_t *none = planned_as(path, "2", "bf16", "0"), *half = planned_as(path, "2", "bf16", "0.5"),
+           *all = planned_as(path, "2", "bf16", "1"), *wide = planned_as(path, "2", "f32", "0"),
+           *one = planned_as(path, "0", "bf16", "0");
+    ck_assert_int_eq(kind_of(none, "state"), 0);
+    ck_assert_int_gt(kind_of(none, "device"), 0);
+    ck_assert_int_gt(kind_of(half, "state"), 0);
+    ck_assert_int_gt(kind_of(half, "device"), 0);
+    ck_assert_int_lt(kind_of(half, "state"), kind_of(all, "state"));
+    ck_assert_int_eq(kind_of(all, "device"), 0);
+    ck_assert_int_gt(kind_of(wide, "published"), kind_of(none, "published"));
+    ck_assert_uint_eq(json_array_size(json_object_get(none, "shards")), 3);
+    ck_assert_uint_eq(json_array_size(json_object_get(one, "shards")), 1); // all of it on one
+    json_t *list[] = { none, half, all, wide, one };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) json_decref(list[i]);
+    cluster_cli(&cluster, &said, "job", "plan", path, "--offload", "0.5", NULL);
+    ck_assert_msg(strstr(said.err, "--backend cuda") != NULL, "%s", said.err);
+    cluster_cli(&cluster, &said, "job", "plan", path, "--backend", "cuda", "--offload", "2", NULL);
+    ck_assert_msg(strstr(said.err, "--offload 2: 0 to 1 is allowed") != NULL, "%s", said.err);
+    cluster_cli(&cluster, &said, "job", "plan", path, "--backend", "cuda", NULL);
+    ck_assert_msg(strstr(said.out, "ON DEVICE") != NULL, "%s", said.out);
+    cluster_stop(&cluster);
+}
+
 static void write_weights(const char *name, const char *header, uint64_t data_bytes)
 {
     static const uint8_t data[64];
