@@ -77,7 +77,9 @@ void cairn_mapped_on_mapping(void *session, struct cairn_fabric_mapping *mapping
     const void *given = cairn_fabric_mapping_note(mapping, &note_bytes);
     if (note_bytes != sizeof note) return;
     memcpy(&note, given, sizeof note);
-    if (note.magic != CAIRN_PUBLISHED_MAGIC || note.segment > note.segment_count) return;
+    if (note.magic != CAIRN_PUBLISHED_MAGIC || note.segment > note.segment_count ||
+        note.side != CAIRN_PUBLISHED_HOST)
+        return;
     pthread_mutex_lock(&s->lock);
     add_shown(s, &note, mapping);
     pthread_mutex_unlock(&s->lock);
@@ -229,8 +231,9 @@ struct published *cairn_mapped_find(struct shard_link *link, struct cairn_versio
 {
     struct published *copy = link->job->session->published;
     if (copy == NULL || !know_places(link)) return NULL;
-    while (copy != NULL && !(!copy->gone && is_of(copy, link) &&
-                             cairn_published_read_begin(copy->head, version, sequence_out)))
+    while (copy != NULL &&
+           !(!copy->gone && is_of(copy, link) &&
+             cairn_published_read_begin(copy->head, version, CAIRN_PUBLISHED_HOST, sequence_out)))
         copy = copy->next;
     return copy;
 }

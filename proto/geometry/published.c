@@ -20,7 +20,7 @@
 
 static_assert(sizeof(struct cairn_published_head) <= CAIRN_PUBLISHED_PAGE_BYTES, "one page");
 static_assert(offsetof(struct cairn_published_head, sequence) == 32, "shared between processes");
-static_assert(offsetof(struct cairn_published_head, step) == 48, "shared between processes");
+static_assert(offsetof(struct cairn_published_head, sides) == 56, "shared between processes");
 static_assert(sizeof(struct cairn_published_note) == 48, "shared between processes");
 static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "an atomic in shared memory has no lock of a process");
 
@@ -56,22 +56,26 @@ void cairn_published_write_begin(struct cairn_published_head *head)
     FENCE(memory_order_release); // the mark is seen before anything of the new version
 }
 
-void cairn_published_write_end(struct cairn_published_head *head, struct cairn_version version)
+void cairn_published_write_end(struct cairn_published_head *head, struct cairn_version version,
+                               uint32_t sides)
 {
     const uint64_t sequence = atomic_load_explicit(&head->sequence, memory_order_relaxed);
     assert(sequence % 2 == 1);
     atomic_store_explicit(&head->generation, version.generation, memory_order_relaxed);
     atomic_store_explicit(&head->step, version.step, memory_order_relaxed);
+    atomic_store_explicit(&head->sides, sides, memory_order_relaxed);
     atomic_store_explicit(&head->sequence, sequence + 1, memory_order_release);
 }
 
 bool cairn_published_read_begin(const struct cairn_published_head *head,
-                                struct cairn_version version, uint64_t *sequence_out)
+                                struct cairn_version version, enum cairn_published_side side,
+                                uint64_t *sequence_out)
 {
     const uint64_t sequence = atomic_load_explicit(&head->sequence, memory_order_acquire);
     if (sequence % 2 == 1) return false;
     if (atomic_load_explicit(&head->generation, memory_order_relaxed) != version.generation ||
-        atomic_load_explicit(&head->step, memory_order_relaxed) != version.step)
+        atomic_load_explicit(&head->step, memory_order_relaxed) != version.step ||
+        (atomic_load_explicit(&head->sides, memory_order_relaxed) & (uint32_t)side) == 0)
         return false;
     *sequence_out = sequence;
     return true;

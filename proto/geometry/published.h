@@ -6,7 +6,8 @@
  *                    there were one array: it is cut every CAIRN_SEGMENT_BYTES
  *
  * Head and segments are shown as regions, each with a note, in any order; a reader that has all of a copy
- * maps its segments side by side.
+ * maps its segments side by side. A copy of state on a card has its segments there, too, for processes that
+ * use that card: its other side. The head, in host memory, says which sides have the version.
  *
  * An extent that is a whole tensor begins at a multiple of 64 bytes. One that is a part of its tensor
  * begins where (its place in the copy) and (its first byte's place in the tensor) agree modulo the page:
@@ -40,6 +41,12 @@ struct cairn_published_head {
     uint64_t bytes;            /* of all its segments */
     _Atomic uint64_t sequence; /* odd: being written, or never written */
     _Atomic uint64_t generation, step;
+    _Atomic uint32_t sides; /* of enum cairn_published_side */
+};
+
+enum cairn_published_side {
+    CAIRN_PUBLISHED_HOST = 1,
+    CAIRN_PUBLISHED_DEVICE = 2, /* its memory has no seals: see gpu/home.h */
 };
 
 /* The note of each region (proto/fabric/fabric.h) that such a copy is. */
@@ -52,7 +59,7 @@ struct cairn_published_note {
     uint32_t copy;        /* no other of this incarnation has the number */
     uint32_t segment;     /* which it is; segment_count: the head */
     uint32_t segment_count;
-    uint32_t reserved; /* 0 */
+    uint32_t side; /* of enum cairn_published_side; the head's: HOST */
 };
 
 /* How many segments so many bytes are. */
@@ -70,10 +77,12 @@ void cairn_published_head_init(struct cairn_published_head *head, const struct c
                                uint64_t job, uint64_t bytes);
 /* The writer, around a new version. One at a time. */
 void cairn_published_write_begin(struct cairn_published_head *head);
-void cairn_published_write_end(struct cairn_published_head *head, struct cairn_version version);
-/* The reader. False: it is another version, or being written. */
+void cairn_published_write_end(struct cairn_published_head *head, struct cairn_version version,
+                               uint32_t sides);
+/* The reader. False: it is another version, or being written, or that side has it not. */
 bool cairn_published_read_begin(const struct cairn_published_head *head,
-                                struct cairn_version version, uint64_t *sequence_out);
+                                struct cairn_version version, enum cairn_published_side side,
+                                uint64_t *sequence_out);
 /* What was read since read_begin is whole. */
 bool cairn_published_read_end(const struct cairn_published_head *head, uint64_t sequence);
 

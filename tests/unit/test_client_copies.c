@@ -105,9 +105,12 @@ static uint64_t published_bytes(uint32_t shard)
 
 static struct cairn_published_note note_of(uint32_t shard, uint32_t copy)
 {
-    struct cairn_published_note note = {
-        .magic = CAIRN_PUBLISHED_MAGIC, .shard = shard, .job = JOB, .incarnation = 99, .copy = copy
-    };
+    struct cairn_published_note note = { .magic = CAIRN_PUBLISHED_MAGIC,
+                                         .shard = shard,
+                                         .job = JOB,
+                                         .incarnation = 99,
+                                         .side = CAIRN_PUBLISHED_HOST,
+                                         .copy = copy };
     memcpy(&note.layout_hash, job.body.layout->hash, sizeof note.layout_hash);
     note.segment_count = (uint32_t)cairn_published_segments(published_bytes(shard));
     return note;
@@ -147,7 +150,7 @@ static void write_version(uint32_t shard)
     for (size_t i = 0; i < links[shard].map.extent_count; i++)
         write_some(shard, &links[shard].map.extents[i],
                    cairn_published_place(&links[shard].map, i, sizeof(float), &end));
-    cairn_published_write_end(head_of(shard), version);
+    cairn_published_write_end(head_of(shard), version, CAIRN_PUBLISHED_HOST);
 }
 
 static void open_copy(uint32_t shard)
@@ -230,7 +233,7 @@ static void check_all(uint32_t shard_count, unsigned segments)
     }
     struct lent *lent = lend();
     cairn_published_write_begin(head_of(shard_count - 1));
-    cairn_published_write_end(head_of(shard_count - 1), later);
+    cairn_published_write_end(head_of(shard_count - 1), later, CAIRN_PUBLISHED_HOST);
     ck_assert(!cairn_lent_whole(lent));
     give_back(lent);
     ck_assert_ptr_null(lend());
@@ -279,7 +282,7 @@ static void show_region(const struct cairn_published_note *note, uint64_t bytes,
     if (is_head) {
         struct cairn_published_head *head = base;
         cairn_published_head_init(head, &links[0].map, JOB, published_bytes(0));
-        cairn_published_write_end(head, version);
+        cairn_published_write_end(head, version, CAIRN_PUBLISHED_HOST);
     }
     ck_assert_int_eq(fcntl(fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS), 0);
     ck_assert_int_eq(

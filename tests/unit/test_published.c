@@ -83,19 +83,24 @@ TEST(a_copy_is_read_at_its_version_only)
     const struct cairn_version none = { 0, 0 }, first = { 1, 41 }, second = { 1, 42 };
     uint64_t sequence = 99;
     ck_assert_uint_eq(head->job, 7);
-    ck_assert(!cairn_published_read_begin(head, none, &sequence)); // it was never written
+    ck_assert(!cairn_published_read_begin(head, none, CAIRN_PUBLISHED_HOST,
+                                          &sequence)); // it was never written
     cairn_published_write_begin(head);
-    cairn_published_write_end(head, first);
-    ck_assert(!cairn_published_read_begin(head, second, &sequence));
+    cairn_published_write_end(head, first, CAIRN_PUBLISHED_HOST);
+    ck_assert(!cairn_published_read_begin(head, second, CAIRN_PUBLISHED_HOST, &sequence));
     ck_assert_uint_eq(sequence, 99);
-    ck_assert(cairn_published_read_begin(head, first, &sequence));
+    ck_assert(cairn_published_read_begin(head, first, CAIRN_PUBLISHED_HOST, &sequence));
     ck_assert(cairn_published_read_end(head, sequence));
     cairn_published_write_begin(head);
     ck_assert(!cairn_published_read_end(head, sequence));
-    ck_assert(!cairn_published_read_begin(head, first, &sequence));
-    cairn_published_write_end(head, second);
+    ck_assert(!cairn_published_read_begin(head, first, CAIRN_PUBLISHED_HOST, &sequence));
+    cairn_published_write_end(head, second, CAIRN_PUBLISHED_HOST);
     ck_assert(!cairn_published_read_end(head, sequence));
-    ck_assert(cairn_published_read_begin(head, second, &sequence));
+    ck_assert(cairn_published_read_begin(head, second, CAIRN_PUBLISHED_HOST, &sequence));
+    cairn_published_write_begin(head);
+    cairn_published_write_end(head, second, CAIRN_PUBLISHED_DEVICE);
+    ck_assert(!cairn_published_read_begin(head, second, CAIRN_PUBLISHED_HOST, &sequence));
+    ck_assert(cairn_published_read_begin(head, second, CAIRN_PUBLISHED_DEVICE, &sequence));
     free(head);
     cairn_layout_close(layout);
 }
@@ -113,7 +118,8 @@ static void *write_versions(void *arg)
         cairn_published_write_begin(race->head);
         for (size_t i = 0; i < 64; i++)
             atomic_store_explicit(&race->words[i], step, memory_order_relaxed);
-        cairn_published_write_end(race->head, (struct cairn_version) { 1, step });
+        cairn_published_write_end(race->head, (struct cairn_version) { 1, step },
+                                  CAIRN_PUBLISHED_HOST);
     }
     race->over = true;
     return NULL;
@@ -130,7 +136,8 @@ TEST(a_version_that_is_overwritten_while_it_is_read_is_never_taken_for_whole)
         last = race.over;
         uint64_t sequence, seen[64];
         const struct cairn_version version = { 1, atomic_load(&race.head->step) };
-        if (!cairn_published_read_begin(race.head, version, &sequence)) continue;
+        if (!cairn_published_read_begin(race.head, version, CAIRN_PUBLISHED_HOST, &sequence))
+            continue;
         for (size_t i = 0; i < 64; i++)
             seen[i] = atomic_load_explicit(&race.words[i], memory_order_relaxed);
         if (!cairn_published_read_end(race.head, sequence)) continue;

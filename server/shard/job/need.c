@@ -119,6 +119,8 @@ cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
     }
     for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++)
         need.memory.device += ALIGN_UP(device_bytes[p], CAIRN_PLANE_UNIT_BYTES);
+    if (has_device && need.host_from == map->elem_count)
+        need.memory.device += 2 * ALIGN_UP(need.wire_bytes, CAIRN_PLANE_UNIT_BYTES);
     size(&need, map, chunk_elems_max);
     *need_out = need;
     return CAIRN_OK;

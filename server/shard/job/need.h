@@ -16,8 +16,9 @@ struct cairn_memory {
     uint64_t landing;   /* of the workers that are there: their chunks in flight */
     uint64_t staging;   /* puts, writes, replies, snapshots, and what a relay keeps */
     uint64_t tables;    /* what is known of chunks, slots and tiles */
-    /* of a device's memory, what of the state lies there: as much as the planes take of it, with what no
-     * element uses (memory/plane.h); all others are the host's */
+    /* of a device's memory: what of the state lies there, as much as the planes take of it, with what no
+     * element uses (memory/plane.h); and if that is all, the published copies once more, for processes that
+     * use the device. All others are the host's */
     uint64_t device;
 };
 

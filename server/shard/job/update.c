@@ -153,14 +153,36 @@ static void publish_chunk(struct cairn_works *works, const struct cairn_shard_jo
                  place);
 }
 
+/* A copy with a device's side has that written first; then the host's gets what is wanted there: of frozen
+ * tensors always, since updates pass them by. */
+static bool host_follows(const struct cairn_shard_job *job, const struct cairn_published *published,
+                         uint32_t chunk)
+{
+    return published->device.base != NULL &&
+           (published->on_host || !job->forms[job->pass.table->extent_of[chunk]].trained);
+}
+
+static void fill_host(struct cairn_works *works, const struct cairn_shard_job *job,
+                      const struct cairn_published *published, uint32_t chunk)
+{
+    const struct cairn_chunk_place place = place_of(job, chunk);
+    const cairn_dtype wire = job->forms[job->pass.table->extent_of[chunk]].wire;
+    cairn_works_copy(
+        works,
+        cairn_published_host_at(published, job->pass.table, job->forms, chunk, place.local_elem),
+        wire_of(job, published, chunk, &place),
+        (size_t)place.elem_count * cairn_dtype_bytes((int)wire));
+}
+
 /* Updates pass frozen tensors by; after a write the older copies have to take them over once, and so has
  * one that a lease made. */
-static void refresh_frozen(struct cairn_works *works, const struct cairn_shard_job *job,
+static bool refresh_frozen(struct cairn_works *works, const struct cairn_shard_job *job,
                            struct cairn_published *next, uint32_t chunk)
 {
-    if (job->forms[job->pass.table->extent_of[chunk]].trained) return;
+    if (job->forms[job->pass.table->extent_of[chunk]].trained) return false;
     const struct cairn_chunk_place place = place_of(job, chunk);
     publish_chunk(works, job, next, chunk, &place);
+    return host_follows(job, next, chunk);
 }
 
 static bool describe_write(struct cairn_run *run, uint32_t item, uint32_t stage,
@@ -168,12 +190,16 @@ static bool describe_write(struct cairn_run *run, uint32_t item, uint32_t stage,
 {
     struct cairn_shard_job *job = cairn_pass_job(run);
     const uint32_t chunk = cairn_pass_chunk(run, item);
+    struct cairn_published *next = &job->versions.copies[job->versions.writing];
     const struct cairn_chunk_place place = place_of(job, chunk);
-    (void)stage;
+    if (stage > 0) {
+        fill_host(works, job, next, chunk);
+        return false;
+    }
     const void *param = cairn_write_apply(works, job, chunk, &place);
     if (param == NULL) param = plane_at(job, CAIRN_PLANE_PARAM, chunk, &place);
-    publish_from(works, param, job, &job->versions.copies[job->versions.writing], chunk, &place);
-    return false;
+    publish_from(works, param, job, next, chunk, &place);
+    return host_follows(job, next, chunk);
 }
 
 static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage,
@@ -181,12 +207,12 @@ static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage
 {
     struct cairn_shard_job *job = cairn_pass_job(run);
     struct cairn_published *next = &job->versions.copies[job->versions.writing];
-    (void)stage;
     const uint32_t trained = cairn_pass_trained(run, item), chunk = cairn_pass_chunk(run, item);
-    if (trained == CAIRN_PASS_NOT_TRAINED) {
-        refresh_frozen(works, job, next, chunk);
+    if (stage > 0) {
+        fill_host(works, job, next, chunk);
         return false;
     }
+    if (trained == CAIRN_PASS_NOT_TRAINED) return refresh_frozen(works, job, next, chunk);
     const struct cairn_chunk_place place = place_of(job, chunk);
     const struct cairn_form *form = &job->forms[job->pass.table->extent_of[chunk]];
     const struct cairn_group_scalars *scalars = &job->pass.scalars[form->group];
@@ -194,7 +220,7 @@ static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage
     // A prepared shard has seen the opening of the round that is decided: job->frozen is that round's.
     if ((scalars->flags & CAIRN_SCALAR_FROZEN) != 0 || job->frozen.tensors[place.tensor]) {
         publish_chunk(works, job, next, chunk, &place);
-        return false;
+        return host_follows(job, next, chunk);
     }
     struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_UPDATE);
     work->update.planes = (struct cairn_update) {
@@ -210,7 +236,7 @@ static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage
     work->update.scalars = scalars;
     work->update.nonfinite = &job->pass.chunk_sums[trained].nonfinite;
     next->checksums[chunk] = 0;
-    return false;
+    return host_follows(job, next, chunk);
 }
 
 static void conclude_update(struct cairn_run *run, uint32_t item, uint32_t thread)
@@ -278,7 +304,7 @@ void cairn_pass_update(struct cairn_shard_job *job, const struct cairn_decision 
     job->bytes.steps += !job->pass.update_writes;
     job->pass.updating = true;
     // The version that was there is gone from here on: without leases, the one before the newest.
-    (void)cairn_published_begin(job);
+    (void)cairn_published_begin(job, job->pass.update_writes);
     job->pass.update_waits = true;
     cairn_pass_copies_ended(job);
 }
@@ -299,12 +325,16 @@ static bool describe_seal(struct cairn_run *run, uint32_t item, uint32_t stage,
     struct cairn_shard_job *job = cairn_pass_job(run);
     const uint32_t chunk = cairn_pass_chunk(run, item);
     const struct cairn_chunk_place place = place_of(job, chunk);
-    (void)stage;
-    publish_chunk(works, job, &job->versions.copies[0], chunk, &place);
     // Updates pass frozen tensors by, so both copies have them from the start.
-    if (!job->forms[job->pass.table->extent_of[chunk]].trained)
-        publish_chunk(works, job, &job->versions.copies[1], chunk, &place);
-    return false;
+    const bool is_frozen = !job->forms[job->pass.table->extent_of[chunk]].trained;
+    for (int i = 0; i < (is_frozen ? 2 : 1); i++) {
+        struct cairn_published *copy = &job->versions.copies[i];
+        if (stage == 0)
+            publish_chunk(works, job, copy, chunk, &place);
+        else
+            fill_host(works, job, copy, chunk);
+    }
+    return stage == 0 && job->versions.copies[0].device.base != NULL;
 }
 
 static void seal_done(struct cairn_shard_job *job)

@@ -13,7 +13,7 @@
 /* A segment that members of this host may map. */
 struct cairn_arena_shown {
     struct cairn_fabric_region *region; /* owned */
-    int fd;                             /* owned: the region's */
+    int fd;                             /* owned: the region's; -1: of a card */
 };
 
 cairn_status cairn_arena_open_state(const char *label, uint64_t bytes,
@@ -108,6 +108,24 @@ void cairn_arena_give(const struct cairn_arena *arena, uint64_t from, uint64_t b
 
 /* ---- what others map ---- */
 
+/* A region of a card takes a descriptor of its own: an open one keeps the memory taken. */
+static cairn_status add_region(struct cairn_fabric *fabric, const struct cairn_home *home,
+                               const void *base, uint64_t bytes, struct cairn_arena_shown *shown,
+                               const void *note, size_t note_bytes)
+{
+    const struct cairn_home_info *info = cairn_home_info(home);
+    if (info->is_host)
+        return fcntl(shown->fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS) != 0
+                   ? CAIRN_ERR_IO
+                   : cairn_fabric_region_add(fabric, base, (size_t)bytes, shown->fd, note,
+                                             note_bytes, &shown->region);
+    const cairn_status status = cairn_fabric_region_add_device(
+        fabric, base, (size_t)bytes, shown->fd, info->uuid, note, note_bytes, &shown->region);
+    close(shown->fd);
+    shown->fd = -1;
+    return status;
+}
+
 static bool share_segment(struct cairn_arena *arena, uint64_t segment, struct cairn_fabric *fabric,
                           const struct cairn_published_note *note)
 {
@@ -121,10 +139,8 @@ static bool share_segment(struct cairn_arena *arena, uint64_t segment, struct ca
         own = *note;
         own.segment += (uint32_t)segment;
     }
-    return fcntl(shown->fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS) == 0 &&
-           cairn_fabric_region_add(fabric, arena->base + segment * CAIRN_SEGMENT_BYTES,
-                                   (size_t)bytes, shown->fd, &own, note != NULL ? sizeof own : 0,
-                                   &shown->region) == CAIRN_OK;
+    return add_region(fabric, arena->memory.home, arena->base + segment * CAIRN_SEGMENT_BYTES,
+                      bytes, shown, &own, note != NULL ? sizeof own : 0) == CAIRN_OK;
 }
 
 bool cairn_arena_share(struct cairn_arena *arena, struct cairn_fabric *fabric,

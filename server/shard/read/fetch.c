@@ -18,12 +18,14 @@
 
 /* What a fetch reads. */
 struct source {
-    const uint8_t *bytes; /* the chunk: in a published copy, or in the home of the planes */
+    const uint8_t
+        *bytes; /* the chunk: in host memory of a published copy, or in the home of the planes */
     size_t byte_count;
     cairn_dtype dtype;
     /* borrowed: the whole chunk's, 0 = nobody has asked for it yet; NULL: not kept */
     uint64_t *checksum;
-    const struct cairn_published *published; /* the copy that the chunk is in; NULL: in none */
+    const struct cairn_published
+        *published; /* the copy, if the chunk is in its host memory; or NULL */
 };
 
 static cairn_status judge_wire(const struct cairn_shard_job *job,
@@ -35,11 +37,12 @@ static cairn_status judge_wire(const struct cairn_shard_job *job,
     if (published == NULL) return cairn_published_missing(job, version);
     const cairn_dtype dtype = job->forms[job->table.extent_of[chunk]].wire;
     *source_out = (struct source) {
-        .bytes = cairn_published_at(published, &job->table, job->forms, chunk, place->local_elem),
+        .bytes = (published->on_host ? cairn_published_host_at : cairn_published_at)(
+            published, &job->table, job->forms, chunk, place->local_elem),
         .byte_count = (size_t)place->elem_count * cairn_dtype_bytes((int)dtype),
         .dtype = dtype,
         .checksum = &published->checksums[chunk],
-        .published = published,
+        .published = published->on_host ? published : NULL,
     };
     return CAIRN_OK;
 }

@@ -9,12 +9,20 @@
 #include "proto/geometry/published.h"
 #include "server/shard/shard.h"
 
+static const struct cairn_published NO_COPY = { .head = { .base = NULL } };
+
 static bool is_there(const struct cairn_published *copy)
 {
     return copy->checksums != NULL;
 }
 
 /* ---- copies ---- */
+
+static uint64_t device_bytes(const struct cairn_published *copy)
+{
+    const uint64_t unit = CAIRN_PLANE_UNIT_BYTES;
+    return (copy->device.bytes + unit - 1) / unit * unit;
+}
 
 /* Of the budget, for a copy more. */
 static uint64_t copy_bytes(const struct cairn_shard_job *job)
@@ -33,6 +41,7 @@ static void show(const struct cairn_published *copy, struct cairn_member *member
     if (!is_there(copy) || member->peer == NULL) return;
     cairn_arena_show(&copy->head, member->peer);
     cairn_arena_show(&copy->wire, member->peer);
+    cairn_arena_show(&copy->device, member->peer);
 }
 
 /* Members of this host may map it, and nobody but this process writes to it. */
@@ -44,12 +53,17 @@ static void share_copy(struct cairn_shard_job *job, struct cairn_published *copy
                                          .job = job->number,
                                          .incarnation = job->shard->incarnation,
                                          .copy = ++job->shard->copies_made,
-                                         .segment_count = count };
+                                         .segment_count = count,
+                                         .side = CAIRN_PUBLISHED_HOST };
     memcpy(&note.layout_hash, job->layout->hash, sizeof note.layout_hash);
     bool all = cairn_arena_share(&copy->wire, job->shard->fabric, &note);
     note.segment = count;
     all = all && cairn_arena_share(&copy->head, job->shard->fabric, &note);
+    note.segment = 0;
+    note.side = CAIRN_PUBLISHED_DEVICE;
+    all = all && cairn_arena_share(&copy->device, job->shard->fabric, &note);
     if (!all) {
+        cairn_arena_unshare(&copy->head, false);
         cairn_arena_unshare(&copy->wire, false);
         cairn_log_warn("job %s: a published copy cannot be shared with this host: it is sent",
                        job->spec.name);
@@ -65,8 +79,8 @@ void cairn_published_show(struct cairn_member *member)
         show(&member->job->versions.copies[i], member);
 }
 
-static cairn_status open_memory(struct cairn_published *copy, uint32_t index, uint64_t wire_bytes,
-                                struct cairn_sentence *why)
+static cairn_status open_host(struct cairn_published *copy, uint32_t index, uint64_t wire_bytes,
+                              struct cairn_sentence *why)
 {
     char label[32];
     struct cairn_home *host = cairn_home_host();
@@ -81,15 +95,29 @@ static cairn_status open_memory(struct cairn_published *copy, uint32_t index, ui
     return status;
 }
 
+/* On the job's device, if all of it lies there: processes that use the card read it there. */
+static cairn_status open_device(struct cairn_shard_job *job, struct cairn_published *copy,
+                                uint64_t wire_bytes, struct cairn_sentence *why)
+{
+    struct cairn_home *home = job->shard->device.home;
+    if (home == NULL || !cairn_home_info(home)->exports ||
+        job->planes.host_from < job->table.map.elem_count)
+        return CAIRN_OK;
+    return cairn_arena_open_shared(home, "published", wire_bytes, &copy->device, why);
+}
+
+/* Of those for leases: without the device's side, if there is no room. */
 static cairn_status open_copy(struct cairn_shard_job *job, uint32_t index, uint64_t wire_bytes,
                               struct cairn_sentence *why)
 {
     struct cairn_published *copy = &job->versions.copies[index];
-    *copy = (struct cairn_published) { .head = CAIRN_ARENA_NONE, .wire = CAIRN_ARENA_NONE };
+    *copy = NO_COPY;
     copy->checksums = calloc((size_t)job->table.map.chunk_count + 1, sizeof *copy->checksums);
     if (copy->checksums == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the checksums of a version");
-    const cairn_status status = open_memory(copy, index, wire_bytes, why);
+    cairn_status status = open_host(copy, index, wire_bytes, why);
+    if (status == CAIRN_OK) status = open_device(job, copy, wire_bytes, why);
+    if (status == CAIRN_ERR_NO_MEMORY && index > 1 && copy->wire.base != NULL) status = CAIRN_OK;
     if (status == CAIRN_OK) {
         cairn_published_head_init(head_of(copy), &job->table.map, job->number, wire_bytes);
         share_copy(job, copy);
@@ -98,7 +126,7 @@ static cairn_status open_copy(struct cairn_shard_job *job, uint32_t index, uint6
     cairn_arena_close(&copy->head);
     cairn_arena_close(&copy->wire);
     free(copy->checksums);
-    copy->checksums = NULL;
+    *copy = NO_COPY;
     return status;
 }
 
@@ -109,8 +137,9 @@ static void close_copy(const struct cairn_shard_job *job, struct cairn_published
     cairn_published_write_begin(head_of(copy));
     cairn_release(job->shard, &copy->head);
     cairn_release(job->shard, &copy->wire);
+    cairn_release(job->shard, &copy->device);
     free(copy->checksums);
-    *copy = (struct cairn_published) { .head = CAIRN_ARENA_NONE, .wire = CAIRN_ARENA_NONE };
+    *copy = NO_COPY;
 }
 
 cairn_status cairn_published_open(struct cairn_shard_job *job, uint64_t wire_bytes,
@@ -145,14 +174,28 @@ cairn_status cairn_published_missing(const struct cairn_shard_job *job,
                : CAIRN_ERR_VERSION_GONE;
 }
 
+static uint64_t offset_of(const struct cairn_chunk_table *table, const struct cairn_form *forms,
+                          uint64_t chunk, uint64_t local_elem)
+{
+    const uint32_t extent = table->extent_of[chunk];
+    const uint64_t elems = local_elem - table->map.extents[extent].local_elem;
+    return forms[extent].wire_byte + elems * cairn_dtype_bytes((int)forms[extent].wire);
+}
+
 uint8_t *cairn_published_at(const struct cairn_published *copy,
                             const struct cairn_chunk_table *table, const struct cairn_form *forms,
                             uint64_t chunk, uint64_t local_elem)
 {
-    const uint32_t extent = table->extent_of[chunk];
-    const uint64_t elems = local_elem - table->map.extents[extent].local_elem;
-    return copy->wire.base + forms[extent].wire_byte +
-           elems * cairn_dtype_bytes((int)forms[extent].wire);
+    uint8_t *base = copy->device.base != NULL ? copy->device.base : copy->wire.base;
+    return base + offset_of(table, forms, chunk, local_elem);
+}
+
+uint8_t *cairn_published_host_at(const struct cairn_published *copy,
+                                 const struct cairn_chunk_table *table,
+                                 const struct cairn_form *forms, uint64_t chunk,
+                                 uint64_t local_elem)
+{
+    return copy->wire.base + offset_of(table, forms, chunk, local_elem);
 }
 
 /* Nobody would miss it: not the newest, not leased, not being written. */
@@ -179,14 +222,43 @@ static uint32_t oldest_spare(const struct cairn_shard_job *job)
     return best;
 }
 
-struct cairn_published *cairn_published_begin(struct cairn_shard_job *job)
+/* Somebody reads published copies in host memory, or may: who is of another host, or uses no card or another
+ * one. */
+static bool host_is_read(const struct cairn_shard_job *job)
+{
+    const uint8_t *uuid = cairn_home_info(job->compute->home)->uuid;
+    for (size_t i = 0; i < job->members.capacity; i++) {
+        const struct cairn_member *member = job->members.list[i];
+        if (member != NULL &&
+            (member->peer == NULL || !cairn_fabric_peer_imports(member->peer, uuid)))
+            return true;
+    }
+    return false;
+}
+
+static uint32_t sides_of(const struct cairn_published *copy)
+{
+    return (copy->on_host ? CAIRN_PUBLISHED_HOST : 0u) |
+           (copy->device.base != NULL ? CAIRN_PUBLISHED_DEVICE : 0u);
+}
+
+struct cairn_published *cairn_published_begin(struct cairn_shard_job *job, bool on_host)
 {
     const uint32_t index = oldest_spare(job);
     assert(job->versions.writing == CAIRN_PUBLISHED_NONE && index < CAIRN_SHARD_PUBLISHED_MAX);
+    struct cairn_published *copy = &job->versions.copies[index];
     job->versions.writing = index;
-    job->versions.copies[index].readable = false;
-    cairn_published_write_begin(head_of(&job->versions.copies[index]));
-    return &job->versions.copies[index];
+    copy->readable = false;
+    copy->on_host = on_host || copy->device.base == NULL || host_is_read(job);
+    cairn_published_write_begin(head_of(copy));
+    return copy;
+}
+
+static void is_written(struct cairn_published *copy, struct cairn_version version)
+{
+    cairn_published_write_end(head_of(copy), version, sides_of(copy));
+    copy->version = version;
+    copy->readable = true;
 }
 
 void cairn_published_end(struct cairn_shard_job *job, struct cairn_version version,
@@ -197,18 +269,15 @@ void cairn_published_end(struct cairn_shard_job *job, struct cairn_version versi
         job->versions.copies[i].stale = true;
     job->versions.newest = job->versions.writing;
     job->versions.writing = CAIRN_PUBLISHED_NONE;
-    cairn_published_write_end(head_of(&job->versions.copies[job->versions.newest]), version);
-    job->versions.copies[job->versions.newest].version = version;
-    job->versions.copies[job->versions.newest].readable = true;
+    is_written(&job->versions.copies[job->versions.newest], version);
     job->versions.copies[job->versions.newest].stale = false;
 }
 
 void cairn_published_seal(struct cairn_shard_job *job, struct cairn_version version)
 {
     job->versions.newest = 0;
-    cairn_published_write_end(head_of(&job->versions.copies[0]), version);
-    job->versions.copies[0].version = version;
-    job->versions.copies[0].readable = true;
+    job->versions.copies[0].on_host = true;
+    is_written(&job->versions.copies[0], version);
 }
 
 /* ---- copies for leases ---- */
@@ -250,6 +319,7 @@ cairn_status cairn_published_add(struct cairn_shard_job *job, const char *what,
         cairn_shard_job_give(job, &job->memory.published, bytes);
         return status;
     }
+    job->memory.device += device_bytes(&job->versions.copies[index]);
     job->versions.copies[index].stale = true; // it has no frozen tensors yet
     return CAIRN_OK;
 }
@@ -261,6 +331,7 @@ void cairn_published_trim(struct cairn_shard_job *job)
         const uint32_t index = oldest_spare(job);
         assert(index < CAIRN_SHARD_PUBLISHED_MAX); // of three that nobody leased, two are in use
         if (job->versions.copies[index].sends > 0) return; // when they end
+        job->memory.device -= device_bytes(&job->versions.copies[index]);
         close_copy(job, &job->versions.copies[index]);
         // At once: the next lease takes them.
         cairn_shard_job_give(job, &job->memory.published, bytes);

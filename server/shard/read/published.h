@@ -28,6 +28,11 @@ struct cairn_published {
     /* proto/geometry/published.h: its head, and the extents, each in its wire dtype; members of this host map
      * both, or nobody does */
     struct cairn_arena head, wire;
+    /* the same as `wire` where the planes lie, which is written first; of a job that is wholly on a device */
+    struct cairn_arena device;
+    /* `wire` has the version, too. If all members read the card it is left out, and what is asked for by
+     * others comes from the card; of frozen tensors it has it always */
+    bool on_host;
     /* owned: [map.chunk_count] 0 = not asked for yet; NULL: there is no copy here */
     uint64_t *checksums;
     struct cairn_version version;
@@ -59,13 +64,17 @@ const struct cairn_published *cairn_published_find(const struct cairn_shard_job 
 /* Why cairn_published_find gave NULL: CAIRN_ERR_NOT_READY (it is yet to come), CAIRN_ERR_VERSION_GONE. */
 cairn_status cairn_published_missing(const struct cairn_shard_job *job,
                                      struct cairn_version version);
-/* Where a local element, of that chunk, stands in a copy. */
+/* Where a local element, of that chunk, stands in a copy: where it is written first, and in host memory. */
 uint8_t *cairn_published_at(const struct cairn_published *copy,
                             const struct cairn_chunk_table *table, const struct cairn_form *forms,
                             uint64_t chunk, uint64_t local_elem);
+uint8_t *cairn_published_host_at(const struct cairn_published *copy,
+                                 const struct cairn_chunk_table *table,
+                                 const struct cairn_form *forms, uint64_t chunk,
+                                 uint64_t local_elem);
 /* The copy to write: what it had cannot be read any more from here on. It may be written when nothing of it
- * is being sent any more. */
-struct cairn_published *cairn_published_begin(struct cairn_shard_job *job);
+ * is being sent any more. `on_host`: in host memory in any case. */
+struct cairn_published *cairn_published_begin(struct cairn_shard_job *job, bool on_host);
 /* A send right out of it began, or ended: then it may be closed. */
 void cairn_published_lend(struct cairn_shard_job *job, const struct cairn_published *copy);
 void cairn_published_return(struct cairn_shard_job *job, const struct cairn_published *copy);
