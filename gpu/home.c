@@ -19,6 +19,11 @@ uint64_t cairn_home_free_bytes(struct cairn_home *home)
     return home->kind->free_bytes(home);
 }
 
+struct cairn_home_use cairn_home_use(struct cairn_home *home)
+{
+    return home->kind->use(home);
+}
+
 bool cairn_home_has(const struct cairn_home *home, const void *address)
 {
     return home->kind->has(home, address);
@@ -101,9 +106,9 @@ cairn_status cairn_home_pin(struct cairn_home *home, void *host, uint64_t bytes,
     return home->kind->pin(home, host, bytes, why);
 }
 
-void cairn_home_unpin(struct cairn_home *home, void *host)
+void cairn_home_unpin(struct cairn_home *home, void *host, uint64_t bytes)
 {
-    home->kind->unpin(home, host);
+    home->kind->unpin(home, host, bytes);
 }
 
 cairn_status cairn_home_stream_open(struct cairn_home *home, struct cairn_home_stream **stream_out,

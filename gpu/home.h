@@ -38,8 +38,12 @@ struct cairn_home_info {
     /* How many works a run should be given, if there are as many; 1 for `host`: each thread runs one. */
     uint32_t works_best;
     uint64_t total_bytes; /* of the device; 0 for `host` */
-    uint8_t uuid[16];     /* of the device, or of the slice of one; all 0 for `host` */
-    bool exports;         /* it has memory that other processes may map */
+    /* What whoever runs the machine should know of the device, that harms nothing now; "": nothing */
+    char warning[320];
+    uint64_t
+        taken_bytes;  /* of the device when it was opened: by the context, its kernels, others */
+    uint8_t uuid[16]; /* of the device, or of the slice of one; all 0 for `host` */
+    bool exports;     /* it has memory that other processes may map */
     /* That a stream takes at its first run, of the device, and as many of host memory, pinned; 0: none. */
     uint64_t stream_bytes;
 };
@@ -57,6 +61,14 @@ void cairn_home_close(struct cairn_home *home);
 const struct cairn_home_info *cairn_home_info(const struct cairn_home *home);
 /* Bytes of the device that nobody has taken now, other processes included; UINT64_MAX for `host`. */
 uint64_t cairn_home_free_bytes(struct cairn_home *home);
+/* What a home has done since it was opened; of `host`: nothing. Any thread. */
+struct cairn_home_use {
+    uint64_t runs, launches;      /* lists of work; kernels that were launched for them */
+    uint64_t bytes_in, bytes_out; /* copied to the device, and from it */
+    uint64_t pinned_bytes;        /* of the host, now; those of streams not counted */
+    uint64_t refused_bytes; /* were to be pinned, and could not be: copies of them are slower */
+};
+struct cairn_home_use cairn_home_use(struct cairn_home *home);
 /* True if the address lies in memory that this home gave; of `host`: always. */
 bool cairn_home_has(const struct cairn_home *home, const void *address);
 
@@ -110,10 +122,13 @@ CAIRN_MUST_CHECK cairn_status cairn_home_import(struct cairn_home *home, int fd,
 void cairn_home_import_release(struct cairn_home *home, const void *address, uint64_t bytes);
 
 /* Host memory that is copied from or to again and again: its copies become faster, and go on beside kernels.
- * A failure is no error to the caller, who may log it: copies stay right. Nothing for `host`. */
+ * Whole pages; some of them may be pinned already. A failure is no error to the caller, who may log it:
+ * copies stay right. Nothing for `host`. Any thread; it takes a while, as pages are looked up one by one. */
 CAIRN_MUST_CHECK cairn_status cairn_home_pin(struct cairn_home *home, void *host, uint64_t bytes,
                                              struct cairn_sentence *why);
-void cairn_home_unpin(struct cairn_home *home, void *host);
+/* Before the memory, or its pages, go back to the system: no page of these bytes is pinned any more. Nothing
+ * copies them, or what was pinned together with them. */
+void cairn_home_unpin(struct cairn_home *home, void *host, uint64_t bytes);
 
 /* ---- work ---- */
 

@@ -7,6 +7,7 @@
 struct cairn_home_kind {
     void (*close)(struct cairn_home *home);
     uint64_t (*free_bytes)(struct cairn_home *home);
+    struct cairn_home_use (*use)(struct cairn_home *home);
     bool (*has)(const struct cairn_home *home, const void *address);
     /* home, bytes and is_exportable of *memory_out are set; bytes is not 0. */
     cairn_status (*memory_open)(struct cairn_home *home, const char *label,
@@ -22,7 +23,7 @@ struct cairn_home_kind {
     void (*memory_give)(struct cairn_home_memory *memory, uint64_t segment);
     cairn_status (*pin)(struct cairn_home *home, void *host, uint64_t bytes,
                         struct cairn_sentence *why);
-    void (*unpin)(struct cairn_home *home, void *host);
+    void (*unpin)(struct cairn_home *home, void *host, uint64_t bytes);
     cairn_status (*stream_open)(struct cairn_home *home, struct cairn_home_stream **stream_out,
                                 struct cairn_sentence *why);
     void (*stream_close)(struct cairn_home_stream *stream);

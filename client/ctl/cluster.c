@@ -32,21 +32,53 @@ static void print_without(const Cairn__ClusterStatus *status)
     }
 }
 
-static json_t *home_json(const Cairn__Home *home)
+static bool is_of_device(const Cairn__Home *home)
 {
+    return home != NULL && strcmp(home->backend, "host") != 0;
+}
+
+static json_t *home_json(const Cairn__MemberStatus *m)
+{
+    const Cairn__Home *home = m->home;
+    const Cairn__ShardStats *stats = m->stats;
     if (home == NULL) return json_null();
-    return json_pack("{s:s, s:s, s:s, s:s, s:I}", "backend", home->backend, "device", home->device,
-                     "driver", home->driver, "why", home->why, "total_bytes",
-                     (json_int_t)home->total_bytes);
+    json_t *json = json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:s}", "backend", home->backend,
+                             "device", home->device, "driver", home->driver, "why", home->why,
+                             "total_bytes", (json_int_t)home->total_bytes, "taken_bytes",
+                             (json_int_t)home->taken_bytes, "warning", home->warning);
+    if (stats == NULL || !is_of_device(home)) return json;
+    json_object_set_new(
+        json, "use",
+        json_pack("{s:I, s:I, s:I, s:I, s:I}", "launches", (json_int_t)stats->launches, "in_bytes",
+                  (json_int_t)stats->in_bytes, "out_bytes", (json_int_t)stats->out_bytes,
+                  "pinned_bytes", (json_int_t)stats->pinned_bytes, "unpinned_bytes",
+                  (json_int_t)stats->unpinned_bytes));
+    return json;
+}
+
+static void print_use(const Cairn__MemberStatus *m)
+{
+    const Cairn__ShardStats *stats = m->stats;
+    if (stats == NULL) return;
+    printf("%s: %llu launches, %s copied in, %s out; %s of host memory pinned\n", m->name,
+           (unsigned long long)stats->launches, cairn_ctl_bytes(stats->in_bytes),
+           cairn_ctl_bytes(stats->out_bytes), cairn_ctl_bytes(stats->pinned_bytes));
+    if (stats->unpinned_bytes > 0)
+        printf("%s: %s of host memory could not be pinned: copies of it are slower\n", m->name,
+               cairn_ctl_bytes(stats->unpinned_bytes));
 }
 
 static void print_home(const Cairn__MemberStatus *m)
 {
-    if (strcmp(m->home->backend, "host") == 0)
+    if (!is_of_device(m->home)) {
         printf("%s: state lies in host memory (%s): %s\n", m->name, m->home->device, m->home->why);
-    else
-        printf("%s: state lies on %s (%s, %s), %s\n", m->name, m->home->device, m->home->backend,
-               m->home->driver, cairn_ctl_bytes(m->home->total_bytes));
+        return;
+    }
+    printf("%s: state lies on %s (%s, %s), %s, of which its context and others took %s\n", m->name,
+           m->home->device, m->home->backend, m->home->driver,
+           cairn_ctl_bytes(m->home->total_bytes), cairn_ctl_bytes(m->home->taken_bytes));
+    if (m->home->warning[0] != '\0') printf("%s: warning: %s\n", m->name, m->home->warning);
+    print_use(m);
 }
 
 static void print_homes(const Cairn__ClusterStatus *status)
@@ -121,7 +153,7 @@ static int print_json(const Cairn__ClusterStatus *status)
                       "role", cairn_role_name(m->role), "state", m->state, "address", m->address,
                       "path", m->path, "place", m->place, "storage", m->storage, "since_ms",
                       (json_int_t)m->since_ms, "state_bytes", (json_int_t)m->state_bytes, "without",
-                      without_json(m->without), "home", home_json(m->home)));
+                      without_json(m->without), "home", home_json(m)));
     }
     return cairn_ctl_print_json(
         json_pack("{s:s, s:s, s:s, s:I, s:I, s:i, s:i, s:s, s:o, s:o}", "cluster", status->cluster,

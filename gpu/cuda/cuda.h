@@ -49,6 +49,10 @@ struct cairn_cuda {
     uint64_t granularity; /* of memory */
     struct cairn_cuda_span space;
 
+    struct {
+        atomic_uint_fast64_t runs, launches, bytes_in, bytes_out, pinned_bytes, refused_bytes;
+    } use; /* as of struct cairn_home_use */
+
     atomic_bool has_failed; /* set once, after `failure` */
     pthread_mutex_t lock;   /* guards what follows */
     struct cairn_sentence failure;
@@ -92,6 +96,11 @@ CAIRN_MUST_CHECK cairn_status cairn_cuda_spans_add(struct cairn_cuda_spans *span
                                                    struct cairn_cuda_span span);
 /* The one that begins there, taken out; 0 bytes: none does. */
 struct cairn_cuda_span cairn_cuda_spans_take(struct cairn_cuda_spans *spans, uint64_t at);
+/* The first one that has some of those bytes; 0 bytes: none has. */
+struct cairn_cuda_span cairn_cuda_spans_overlapping(const struct cairn_cuda_spans *spans,
+                                                    struct cairn_cuda_span with);
+/* Takes off what spans have at both ends of it; 0 bytes: they have all. */
+void cairn_cuda_spans_trim(const struct cairn_cuda_spans *spans, struct cairn_cuda_span *span);
 /* True if one span has all of it. */
 bool cairn_cuda_spans_have(const struct cairn_cuda_spans *spans, uint64_t at, uint64_t bytes);
 /* The first place among `within` that has so many free bytes; 0: none. */
@@ -118,7 +127,7 @@ void cairn_cuda_import_release(struct cairn_home *home, const void *address, uin
 
 cairn_status cairn_cuda_pin(struct cairn_home *home, void *host, uint64_t bytes,
                             struct cairn_sentence *why);
-void cairn_cuda_unpin(struct cairn_home *home, void *host);
+void cairn_cuda_unpin(struct cairn_home *home, void *host, uint64_t bytes);
 /* True if the card copies from and to all of these bytes of the host by itself. */
 bool cairn_cuda_is_pinned(struct cairn_cuda *cuda, const void *host, uint64_t bytes);
 

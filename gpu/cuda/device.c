@@ -1,9 +1,11 @@
 /* Which card: a number, a UUID, or the first; and what it is. */
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 #include "gpu/cuda/cuda.h"
 #include "gpu/cuda/image.h"
@@ -88,6 +90,33 @@ static int attribute(const struct cairn_cuda *cuda, int which)
     return value;
 }
 
+/* Before a driver can say it: whether a control daemon of MPS has its pipes there. */
+static bool has_control_daemon(void)
+{
+    const char *folder = getenv("CUDA_MPS_PIPE_DIRECTORY");
+    char path[PATH_MAX];
+    const int length = snprintf(path, sizeof path, "%s/control",
+                                folder != NULL ? folder : "/tmp/nvidia-mps");
+    return length > 0 && (size_t)length < sizeof path && access(path, F_OK) == 0;
+}
+
+static void warn(struct cairn_cuda *cuda)
+{
+    struct cairn_home_info *info = &cuda->home.info;
+    int shared = 0;
+    const bool is_told = cuda->driver.cuDeviceGetAttribute(&shared, CAIRN_CU_IS_UNDER_MPS,
+                                                           cuda->device) == CAIRN_CU_OK;
+    if (is_told ? shared != 0 : has_control_daemon())
+        snprintf(info->warning, sizeof info->warning,
+                 "this card is shared by MPS: a fault of one of its processes ends all of them, so "
+                 "that a trainer's bug takes the state here with it; keep snapshots, or stop the "
+                 "control daemon (echo quit | nvidia-cuda-mps-control)");
+    else if (attribute(cuda, CAIRN_CU_COMPUTE_MODE) == CAIRN_CU_MODE_EXCLUSIVE_PROCESS)
+        snprintf(info->warning, sizeof info->warning,
+                 "this card is for one process alone: no trainer can use it beside the shard; "
+                 "nvidia-smi -c 0 lets them");
+}
+
 static cairn_status look(struct cairn_cuda *cuda, struct cairn_sentence *why)
 {
     struct cairn_home_info *info = &cuda->home.info;
@@ -108,6 +137,7 @@ static cairn_status look(struct cairn_cuda *cuda, struct cairn_sentence *why)
     cuda->granularity = granularity;
     cuda->multiprocessors = (unsigned)attribute(cuda, CAIRN_CU_MULTIPROCESSOR_COUNT);
     if (cuda->multiprocessors == 0) cuda->multiprocessors = 1;
+    warn(cuda);
     return CAIRN_OK;
 }
 

@@ -43,10 +43,12 @@ enum {
 /* CUdevice_attribute */
 enum {
     CAIRN_CU_MULTIPROCESSOR_COUNT = 16,
+    CAIRN_CU_COMPUTE_MODE = 20,
     CAIRN_CU_CAPABILITY_MAJOR = 75,
     CAIRN_CU_CAPABILITY_MINOR = 76,
     CAIRN_CU_HAS_VIRTUAL_MEMORY = 102,
     CAIRN_CU_HAS_POSIX_HANDLES = 103,
+    CAIRN_CU_IS_UNDER_MPS = 133, /* older drivers do not know it */
 };
 
 enum {
@@ -60,6 +62,7 @@ enum {
     CAIRN_CU_ACCESS_READ = 1,
     CAIRN_CU_ACCESS_READWRITE = 3,
     CAIRN_CU_GRANULARITY_MINIMUM = 0,
+    CAIRN_CU_MODE_EXCLUSIVE_PROCESS = 3,
 };
 
 struct cairn_cu_location {

@@ -94,6 +94,19 @@ static uint64_t free_bytes(struct cairn_home *home)
     return cuda->driver.cuMemGetInfo(&free_now, &total) == CAIRN_CU_OK ? free_now : 0;
 }
 
+static struct cairn_home_use use(struct cairn_home *home)
+{
+    struct cairn_cuda *cuda = cairn_cuda_of(home);
+    return (struct cairn_home_use) {
+        .runs = atomic_load(&cuda->use.runs),
+        .launches = atomic_load(&cuda->use.launches),
+        .bytes_in = atomic_load(&cuda->use.bytes_in),
+        .bytes_out = atomic_load(&cuda->use.bytes_out),
+        .pinned_bytes = atomic_load(&cuda->use.pinned_bytes),
+        .refused_bytes = atomic_load(&cuda->use.refused_bytes),
+    };
+}
+
 static bool has(const struct cairn_home *home, const void *address)
 {
     const struct cairn_cuda *cuda = (const struct cairn_cuda *)home;
@@ -122,6 +135,7 @@ static void close_home(struct cairn_home *home)
 static const struct cairn_home_kind kind = {
     .close = close_home,
     .free_bytes = free_bytes,
+    .use = use,
     .has = has,
     .memory_open = cairn_cuda_memory_open,
     .memory_close = cairn_cuda_memory_close,
@@ -208,7 +222,10 @@ static cairn_status open_all(struct cairn_cuda *cuda, const char *device,
     if (status == CAIRN_OK) status = open_context(cuda, why);
     if (status == CAIRN_OK) status = load_kernels(cuda, why);
     if (status == CAIRN_OK) status = open_zeroing(cuda, why);
-    return status == CAIRN_OK ? reserve(cuda, why) : status;
+    if (status == CAIRN_OK) status = reserve(cuda, why);
+    if (status == CAIRN_OK)
+        cuda->home.info.taken_bytes = cuda->home.info.total_bytes - free_bytes(&cuda->home);
+    return status;
 }
 
 cairn_status cairn_home_open_cuda(const char *device, struct cairn_home **home_out,

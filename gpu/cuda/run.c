@@ -37,6 +37,7 @@ cairn_status cairn_cuda_run(struct cairn_home_stream *of, struct cairn_work *wor
     struct cairn_cuda_stream *stream = (struct cairn_cuda_stream *)of;
     cairn_status status = cairn_cuda_stream_begin(stream, why);
     if (status != CAIRN_OK) return status;
+    atomic_fetch_add(&cairn_cuda_of(of->home)->use.runs, 1);
     for (size_t i = 0; i < count && status == CAIRN_OK; i++)
         status = add_work(stream, &works[i], why);
     if (status == CAIRN_OK) status = finish_all(stream, why);

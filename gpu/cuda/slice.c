@@ -59,11 +59,12 @@ static int load(const struct cairn_cuda_stream *stream, const struct cairn_cuda_
 static int launch(const struct cairn_cuda_stream *stream, int kernel,
                   struct cairn_kernel_list *list)
 {
-    const struct cairn_cuda *cuda = cuda_of(stream);
+    struct cairn_cuda *cuda = cuda_of(stream);
     void *parameters[] = { list };
     const uint32_t blocks = cairn_kernel_blocks(list->pieces,
                                                 BLOCKS_PER_PROCESSOR * cuda->multiprocessors);
     if (blocks == 0) return CAIRN_CU_OK;
+    atomic_fetch_add(&cuda->use.launches, 1);
     return cuda->driver.cuLaunchKernel(cuda->kernels[kernel], blocks, 1, 1,
                                        CAIRN_KERNEL_BLOCK_THREADS, 1, 1, 0, stream->compute,
                                        parameters, NULL);
@@ -115,6 +116,21 @@ static int unload(const struct cairn_cuda_stream *stream, const struct cairn_cud
 
 /* ---- all of it ---- */
 
+static uint64_t bytes_of(const struct cairn_cuda_plan_copy *copies, size_t count)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < count; i++) bytes += copies[i].bytes;
+    return bytes;
+}
+
+static void count_copies(struct cairn_cuda *cuda, const struct cairn_cuda_plan *plan)
+{
+    atomic_fetch_add(&cuda->use.bytes_in,
+                     plan->in.used + bytes_of(plan->copies_in, plan->in_count));
+    atomic_fetch_add(&cuda->use.bytes_out,
+                     plan->out.used + bytes_of(plan->copies_out, plan->out_count));
+}
+
 cairn_status cairn_cuda_slice_begin(struct cairn_cuda_stream *stream,
                                     struct cairn_cuda_slice *slice, struct cairn_sentence *why)
 {
@@ -122,6 +138,7 @@ cairn_status cairn_cuda_slice_begin(struct cairn_cuda_stream *stream,
     struct cairn_kernel_list lists[CAIRN_KERNEL_COUNT];
     if (cairn_cuda_plan_is_empty(&slice->plan)) return CAIRN_OK;
     cairn_cuda_plan_place(&slice->plan, lists);
+    count_copies(cuda, &slice->plan);
     slice->is_under_way = true;
     cairn_status status = cairn_cuda_check(cuda, load(stream, slice), "a copy to the device", why);
     if (status == CAIRN_OK) status = launch_all(stream, &slice->plan, lists, why);

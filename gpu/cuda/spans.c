@@ -54,6 +54,33 @@ struct cairn_cuda_span cairn_cuda_spans_take(struct cairn_cuda_spans *spans, uin
     return span;
 }
 
+struct cairn_cuda_span cairn_cuda_spans_overlapping(const struct cairn_cuda_spans *spans,
+                                                    struct cairn_cuda_span with)
+{
+    const size_t index = first_behind(spans, with.at);
+    if (index == spans->count || spans->list[index].at >= with.at + with.bytes)
+        return (struct cairn_cuda_span) { 0 };
+    return spans->list[index];
+}
+
+void cairn_cuda_spans_trim(const struct cairn_cuda_spans *spans, struct cairn_cuda_span *span)
+{
+    uint64_t at = span->at, end = span->at + span->bytes;
+    while (at < end) {
+        const struct cairn_cuda_span first = cairn_cuda_spans_overlapping(
+            spans, (struct cairn_cuda_span) { at, 1 });
+        if (first.bytes == 0) break;
+        at = first.at + first.bytes;
+    }
+    while (at < end) {
+        const struct cairn_cuda_span last = cairn_cuda_spans_overlapping(
+            spans, (struct cairn_cuda_span) { end - 1, 1 });
+        if (last.bytes == 0) break;
+        end = last.at;
+    }
+    *span = (struct cairn_cuda_span) { at, at < end ? end - at : 0 };
+}
+
 bool cairn_cuda_spans_have(const struct cairn_cuda_spans *spans, uint64_t at, uint64_t bytes)
 {
     const size_t index = first_behind(spans, at);

@@ -17,6 +17,12 @@ static uint64_t free_bytes(struct cairn_home *home)
     return UINT64_MAX;
 }
 
+static struct cairn_home_use use(struct cairn_home *home)
+{
+    (void)home;
+    return (struct cairn_home_use) { 0 };
+}
+
 static bool has(const struct cairn_home *home, const void *address)
 {
     (void)home;
@@ -34,10 +40,11 @@ static cairn_status pin(struct cairn_home *home, void *host, uint64_t bytes,
     return CAIRN_OK;
 }
 
-static void unpin(struct cairn_home *home, void *host)
+static void unpin(struct cairn_home *home, void *host, uint64_t bytes)
 {
     (void)home;
     (void)host;
+    (void)bytes;
 }
 
 /* ---- streams ---- */
@@ -116,6 +123,7 @@ static cairn_status run(struct cairn_home_stream *of, struct cairn_work *works, 
 static const struct cairn_home_kind kind = {
     .close = close_home,
     .free_bytes = free_bytes,
+    .use = use,
     .has = has,
     .memory_open = cairn_host_memory_open,
     .memory_close = cairn_host_memory_close,

@@ -22,7 +22,7 @@ static char *place_of(const uint8_t *address, size_t bytes, char text[CAIRN_PLAC
     return text;
 }
 
-static void fill_shard(Cairn__MemberStatus *out, const struct cairn_cluster_seat *seat,
+static void fill_shard(Cairn__MemberStatus *out, struct cairn_cluster_seat *seat,
                        char place[CAIRN_PLACE_BYTES], uint64_t now_ms)
 {
     cairn__member_status__init(out);
@@ -37,6 +37,7 @@ static void fill_shard(Cairn__MemberStatus *out, const struct cairn_cluster_seat
         out->place = place_of(seat->fabric_address, seat->fabric_address_bytes, place);
         out->without = seat->session->without;
         out->home = seat->session->home;
+        out->stats = seat->has_stats ? &seat->stats : NULL;
         out->storage = (char *)(uintptr_t)seat->storage.text;
     }
     out->since_ms = now_ms - seat->since_ms;
@@ -63,8 +64,7 @@ static size_t fill_members(const struct cairn_cluster *cluster, Cairn__MemberSta
 {
     const uint64_t now_ms = uv_now(cluster->loop);
     size_t n = 0;
-    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL && n < MEMBERS_MAX;
-         s = s->next) {
+    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL && n < MEMBERS_MAX; s = s->next) {
         fill_shard(&out[n], s, places[n], now_ms);
         n++;
     }

@@ -66,6 +66,7 @@ void cairn_connection_beat(struct cairn_shard *shard)
         shard->stats.state_bytes += cairn_memory_sum(&job->memory);
         shard->stats.landing_bytes += job->memory.landing;
     }
+    cairn_device_count(shard, &shard->stats);
     heartbeat.stats = &shard->stats;
     heartbeat.storage = shard->storage.said.text;
     struct cairn_bytes_list list;

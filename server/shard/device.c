@@ -70,12 +70,13 @@ static void say(struct cairn_shard *shard)
 {
     const struct cairn_home_info *info = cairn_home_info(shard->device.home);
     cairn_log_info(
-        "state lies on %s (%s), which has %llu bytes, %llu of them free; %u streams stage "
-        "in up to %llu of these, and in as many of host memory, pinned",
+        "state lies on %s (%s), which has %llu bytes, %llu of them taken by this process's context "
+        "and by others; %u streams stage in up to %llu of what is free, and in as many of host "
+        "memory, pinned",
         info->device, info->driver, (unsigned long long)info->total_bytes,
-        (unsigned long long)cairn_home_free_bytes(shard->device.home),
-        cairn_compute_lanes(&shard->device),
+        (unsigned long long)info->taken_bytes, cairn_compute_lanes(&shard->device),
         (unsigned long long)cairn_compute_staging_left(&shard->device));
+    if (info->warning[0] != '\0') cairn_log_warn("%s: %s", info->device, info->warning);
 }
 
 cairn_status cairn_device_open(struct cairn_shard *shard, const struct cairn_shard_options *options,
@@ -107,5 +108,18 @@ void cairn_device_tell(struct cairn_shard *shard, Cairn__Home *out)
     out->device = info->device;
     out->driver = info->driver;
     out->total_bytes = info->total_bytes;
+    out->taken_bytes = info->taken_bytes;
+    out->warning = info->warning;
     out->why = shard->no_device.text;
+}
+
+void cairn_device_count(const struct cairn_shard *shard, Cairn__ShardStats *stats)
+{
+    if (shard->device.home == NULL) return;
+    const struct cairn_home_use use = cairn_home_use(shard->device.home);
+    stats->launches = use.launches;
+    stats->in_bytes = use.bytes_in;
+    stats->out_bytes = use.bytes_out;
+    stats->pinned_bytes = use.pinned_bytes;
+    stats->unpinned_bytes = use.refused_bytes;
 }

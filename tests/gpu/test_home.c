@@ -92,7 +92,7 @@ static struct world *open_world(uint64_t seed)
 
 static void close_world(struct world *w)
 {
-    cairn_home_unpin(w->home, w->at[PINNED]);
+    cairn_home_unpin(w->home, w->at[PINNED], HOST_BYTES);
     cairn_home_stream_close(w->stream);
     cairn_home_stream_close(w->host_stream);
     cairn_home_memory_close(&w->plane);

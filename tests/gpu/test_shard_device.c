@@ -5,6 +5,8 @@
 #include <string.h>
 #include <sys/wait.h>
 
+#include "server/shard/device.h"
+#include "server/shard/job/members.h"
 #include "tests/support/emulated.h"
 #include "tests/support/shard_model.h"
 #include "tests/support/suite.h"
@@ -111,6 +113,51 @@ TEST(a_job_that_leaves_no_room_for_the_staging_of_streams_is_refused)
     const Cairn__Error *error = (const Cairn__Error *)told.message;
     ck_assert_int_eq(error->status, CAIRN_ERR_NO_MEMORY);
     ck_assert_msg(strstr(error->text, " for staging") != NULL, "%s", error->text);
+    scene_close(&scene);
+}
+
+static struct cairn_home_use use_now(void)
+{
+    return cairn_home_use(scene.shard->device.home);
+}
+
+TEST(what_a_device_copies_is_pinned_while_it_is_there_and_no_longer)
+{
+    (void)open_scene("cuda");
+    scene_create(&scene, 5, 1, 0, "");
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 5);
+    struct cairn_shard_job *job = scene.shard->jobs;
+    const uint64_t puts = job->puts.arena.bytes, empty = use_now().pinned_bytes;
+    ck_assert_uint_ge(empty, puts + 2 * job->versions.copies[0].wire.bytes);
+    scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
+    const uint64_t one = use_now().pinned_bytes;
+    ck_assert_uint_ge(one - empty, job->landing.taken * job->landing.slot_bytes);
+    scene_put_all(&scene, 1);
+    scene_seal(&scene); // which closes the buffers of puts
+    while (scene.shard->memory.releases != NULL) scene_settle(&scene);
+    const uint64_t served = use_now().pinned_bytes;
+    ck_assert_uint_lt(served, one);
+    scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
+    ck_assert_uint_gt(use_now().pinned_bytes, served);
+    cairn_member_leave(job, 2);
+    cairn_admit_left(job);
+    ck_assert_uint_le(use_now().pinned_bytes, served + 4096); // the next slot's first page
+    ck_assert_uint_eq(use_now().refused_bytes, 0);
+    scene_close(&scene);
+}
+
+TEST(a_job_whose_memory_cannot_be_pinned_trains_and_it_is_told)
+{
+    const struct emulated card = open_scene("cuda");
+    emulated_set(&card, "no_pinning=2");
+    scene_serve(&scene, 2, 1);
+    scene_round_open(&scene, 1, 0, 2);
+    for (int i = 0; i < 2; i++) scene_note(&scene, CAIRN_CHUNK_GRANT);
+    Cairn__ShardStats stats = CAIRN__SHARD_STATS__INIT;
+    cairn_device_count(scene.shard, &stats);
+    ck_assert_uint_eq(stats.pinned_bytes, 0);
+    ck_assert_uint_gt(stats.unpinned_bytes, scene.shard->jobs->landing.slot_bytes);
+    ck_assert_uint_gt(stats.launches, 0);
     scene_close(&scene);
 }
 

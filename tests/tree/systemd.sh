@@ -13,7 +13,11 @@ for unit in cairn-coordinator.service cairn-shard@.service; do
     grep -q '@CMAKE' "$tmp/$unit" && fail "$unit: a variable was left"
 done
 ln -s cairn-shard@.service "$tmp/cairn-shard@0.service"
-for unit in cairn-coordinator.service cairn-shard@0.service; do
+ln -s cairn-shard@.service "$tmp/cairn-shard@gpu.service" # with what a node with GPUs adds
+mkdir "$tmp/cairn-shard@gpu.service.d"
+sed 's|/usr/bin/nvidia-modprobe|/bin/true|' "$1/deploy/systemd/cairn-shard-gpu.conf" \
+    >"$tmp/cairn-shard@gpu.service.d/gpu.conf"
+for unit in cairn-coordinator.service cairn-shard@0.service cairn-shard@gpu.service; do
     # It exits with 0 after a key that it does not know, but not without a word.
     said=$(SYSTEMD_LOG_LEVEL=warning systemd-analyze verify --man=no "$tmp/$unit" 2>&1) || fail "$unit: $said"
     said=$(grep -F cairn <<<"$said" || true) # of other units on this machine it may say anything

@@ -28,6 +28,7 @@
 struct update_bench {
     struct cairn_update_arrays arrays;
     double best[PASSES_MAX]; /* seconds of each pass */
+    uint64_t launches;       /* of a device, for all of them once */
     /* processor time of all runs: their ratio stands on a machine whose cores others use, too */
     double subject_cpu, reference_cpu;
     struct cairn_sentence why;
@@ -86,12 +87,14 @@ static double run_subject(void *context)
     struct cairn_update_arrays *arrays = &bench->arrays;
     const struct subject *subject = &subjects[arrays->only];
     double all = 0;
+    const uint64_t launches = cairn_home_use(arrays->home).launches;
     for (int p = 0; p < PASSES_MAX && subject->passes[p].run != NULL; p++) {
         const double seconds = subject->passes[p].run(arrays, &bench->subject_cpu, &bench->why);
         if (!(seconds > 0)) return fail_run(bench);
         if (bench->best[p] == 0 || seconds < bench->best[p]) bench->best[p] = seconds;
         all += seconds;
     }
+    bench->launches = cairn_home_use(arrays->home).launches - launches;
     return rate(arrays, counted_bytes(arrays), all);
 }
 
@@ -182,7 +185,10 @@ static void describe(const struct update_bench *bench, struct cairn_bench_result
     for (int p = 0; p < PASSES_MAX && subjects[arrays->only].passes[p].run != NULL; p++)
         json_object_set_new(result->parts, subjects[arrays->only].passes[p].part,
                             json_real(bench->best[p]));
-    if (!home->is_host) return;
+    if (!home->is_host) {
+        json_object_set_new(result->parts, "launches", json_integer((json_int_t)bench->launches));
+        return;
+    }
     const double cpu_ratio = (double)counted_bytes(arrays) / bench->subject_cpu /
                              ((double)(2 * arrays->streams_bytes) / bench->reference_cpu);
     json_object_set_new(result->parts, "cpu_ratio", json_real(cpu_ratio));

@@ -128,7 +128,8 @@ void cairn_update_arrays_close(struct cairn_update_arrays *arrays)
         free(arrays->thread[i].works);
         free(arrays->thread[i].values);
     }
-    if (arrays->is_pinned) cairn_home_unpin(arrays->home, arrays->host);
+    if (arrays->is_pinned)
+        cairn_home_unpin(arrays->home, arrays->host, arrays->elems * sizeof *arrays->host);
     for (size_t m = 0; m < arrays->map_count; m++) {
         cairn_home_memory_close(&arrays->maps[m].memory);
         if (arrays->maps[m].map != NULL) munmap(arrays->maps[m].map, arrays->maps[m].bytes);

@@ -5,13 +5,15 @@
 #include <string.h>
 
 #include "server/base/guard.h"
+#include "server/base/log.h"
 
 #define WORKS_OF_AN_ITEM 4 /* rarely more: then the list is run in parts */
 
 cairn_status cairn_works_open(struct cairn_works *works, struct cairn_home *home, uint32_t items,
                               struct cairn_sentence *why)
 {
-    *works = (struct cairn_works) { .in_place = cairn_home_info(home)->is_host,
+    *works = (struct cairn_works) { .home = home,
+                                    .in_place = cairn_home_info(home)->is_host,
                                     .capacity = WORKS_OF_AN_ITEM * items };
     works->list = calloc(works->capacity, sizeof *works->list);
     works->sources = calloc(works->capacity, sizeof *works->sources);
@@ -25,6 +27,7 @@ cairn_status cairn_works_open(struct cairn_works *works, struct cairn_home *home
 void cairn_works_close(struct cairn_works *works)
 {
     cairn_home_stream_close(works->stream);
+    if (works->is_pinned) cairn_home_unpin(works->home, works->scratch, CAIRN_WORKS_SCRATCH_BYTES);
     free(works->list);
     free(works->sources);
     free(works->scratch);
@@ -96,8 +99,18 @@ void cairn_works_fold(struct cairn_works *works, float *acc, const struct cairn_
 
 /* ---- by the host ---- */
 
+/* Of most threads it is never used. */
+static void pin_scratch(struct cairn_works *works)
+{
+    struct cairn_sentence why;
+    works->is_pinned = true;
+    if (cairn_home_pin(works->home, works->scratch, CAIRN_WORKS_SCRATCH_BYTES, &why) != CAIRN_OK)
+        cairn_log_warn("%s", why.text);
+}
+
 static uint8_t *take_scratch(struct cairn_works *works, size_t bytes)
 {
+    if (!works->is_pinned) pin_scratch(works);
     assert(bytes <= CAIRN_WORKS_SCRATCH_BYTES);
     if (bytes > CAIRN_WORKS_SCRATCH_BYTES - works->scratch_used) cairn_works_flush(works);
     uint8_t *scratch = works->scratch + works->scratch_used;

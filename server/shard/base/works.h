@@ -17,6 +17,7 @@
 
 struct cairn_works {
     struct cairn_home_stream *stream; /* owned */
+    struct cairn_home *home;          /* borrowed */
     bool in_place;                    /* the host may follow addresses of the home */
     /* Works read memory that other processes may have taken pages of; of a home that is the host only. */
     bool is_guarded;
@@ -24,6 +25,7 @@ struct cairn_works {
     struct cairn_work *list;                             /* [capacity] */
     struct cairn_source (*sources)[CAIRN_STEP_FOLD_MAX]; /* [capacity] */
     uint8_t *scratch; /* [CAIRN_WORKS_SCRATCH_BYTES]; NULL if in_place */
+    bool is_pinned;   /* once it is used, if it can be */
     uint32_t count, capacity;
     size_t scratch_used;
     atomic_bool has_run; /* some list: the stream has its staging */

@@ -239,6 +239,15 @@ static cairn_status open_arenas(struct cairn_shard_job *job, const struct cairn_
                                     &job->landing.arena, why);
 }
 
+/* What a device copies in every round, or every chunk of once. Planes in host memory it does not touch. */
+static void pin_arenas(struct cairn_shard_job *job)
+{
+    struct cairn_arena *arenas[] = { &job->landing.arena, &job->puts.arena,
+                                     &job->versions.copies[0].wire, &job->versions.copies[1].wire };
+    for (size_t i = 0; i < sizeof arenas / sizeof *arenas; i++)
+        cairn_arena_pins_for(arenas[i], job->compute->home);
+}
+
 /* The small arrays of a round. */
 static cairn_status make_round(struct cairn_shard_job *job, struct cairn_sentence *why)
 {
@@ -260,6 +269,7 @@ static cairn_status reserve(struct cairn_shard_job *job, const struct cairn_need
     if (status == CAIRN_OK) status = take_budget(job, need, why);
     if (status == CAIRN_OK) status = make_tables(job, why); // as large as a worker's shapes say
     if (status == CAIRN_OK) status = open_arenas(job, need, why);
+    if (status == CAIRN_OK) pin_arenas(job);
     if (status == CAIRN_OK) status = cairn_own_open(job, &need->step, message, why);
     if (status == CAIRN_OK) status = make_round(job, why);
     return status;

@@ -98,12 +98,31 @@ cairn_status cairn_arena_take(const struct cairn_arena *arena, uint64_t from, ui
     return CAIRN_OK;
 }
 
+void cairn_arena_pins_for(struct cairn_arena *arena, struct cairn_home *home)
+{
+    if (arena->base != NULL && !cairn_home_info(home)->is_host) arena->pins_for = home;
+}
+
+cairn_status cairn_arena_pin(const struct cairn_arena *arena, uint64_t from, uint64_t bytes,
+                             struct cairn_sentence *why)
+{
+    if (arena->pins_for == NULL) return CAIRN_OK;
+    assert(from <= arena->bytes && bytes <= arena->bytes - from);
+    return cairn_home_pin(arena->pins_for, arena->base + from, bytes, why);
+}
+
+static void unpin(const struct cairn_arena *arena, uint64_t from, uint64_t bytes)
+{
+    if (arena->pins_for != NULL) cairn_home_unpin(arena->pins_for, arena->base + from, bytes);
+}
+
 void cairn_arena_give(const struct cairn_arena *arena, uint64_t from, uint64_t bytes)
 {
     const uint64_t page = 4096, first = (from + page - 1) / page * page; // in use before `from`
     assert(arena->memory.base == NULL && from <= arena->bytes && bytes <= arena->bytes - from);
-    if (first < from + bytes)
-        madvise(arena->base + first, (size_t)(from + bytes - first), MADV_DONTNEED);
+    if (first >= from + bytes) return;
+    unpin(arena, first, from + bytes - first); // or the device would go on with the old pages
+    madvise(arena->base + first, (size_t)(from + bytes - first), MADV_DONTNEED);
 }
 
 /* ---- what others map ---- */
@@ -188,13 +207,16 @@ void cairn_arena_unshare(struct cairn_arena *arena, bool fabric_is_closed)
 
 void cairn_arena_give_segment(struct cairn_arena *arena, uint64_t segment)
 {
+    const uint64_t from = segment * CAIRN_SEGMENT_BYTES, left = arena->bytes - from;
     if (arena->shown != NULL) unshare_segment(arena, segment, false);
+    unpin(arena, from, left < CAIRN_SEGMENT_BYTES ? left : CAIRN_SEGMENT_BYTES);
     cairn_home_memory_give(&arena->memory, segment);
 }
 
 void cairn_arena_close(struct cairn_arena *arena)
 {
     assert(arena->shown == NULL);
+    unpin(arena, 0, arena->bytes);
     if (arena->base != NULL && arena->memory.base == NULL) munmap(arena->base, arena->bytes);
     cairn_home_memory_close(&arena->memory);
     *arena = CAIRN_ARENA_NONE;

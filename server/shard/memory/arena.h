@@ -22,6 +22,7 @@ struct cairn_arena {
     /* owned; all 0: anonymous. Of a device's home, base is an address there */
     struct cairn_home_memory memory;
     struct cairn_arena_shown *shown; /* owned: [segments]; NULL: nobody maps it */
+    struct cairn_home *pins_for;     /* borrowed: whose device copies it by itself; NULL: none */
 };
 
 /* An arena of nothing: may be closed. */
@@ -50,6 +51,12 @@ CAIRN_MUST_CHECK cairn_status cairn_arena_open_home(struct cairn_home *home, con
  * see that there is room (server/base/headroom.h). Any thread, several at a time. */
 CAIRN_MUST_CHECK cairn_status cairn_arena_take(const struct cairn_arena *arena, uint64_t from,
                                                uint64_t bytes);
+/* A device's home copies from and to it: what cairn_arena_pin is told of is pinned, until it goes back. */
+void cairn_arena_pins_for(struct cairn_arena *arena, struct cairn_home *home);
+/* Of bytes that were taken; nothing to do if no device copies them. Not CAIRN_OK: copies of them are slower,
+ * as `why` says, and right. Any thread, several at a time. */
+CAIRN_MUST_CHECK cairn_status cairn_arena_pin(const struct cairn_arena *arena, uint64_t from,
+                                              uint64_t bytes, struct cairn_sentence *why);
 /* Of a scratch arena: its pages from the first that begins within these bytes to the last that they touch go
  * back to the system; 0.2 ms a MiB. Nobody uses them, or what is behind them. */
 void cairn_arena_give(const struct cairn_arena *arena, uint64_t from, uint64_t bytes);

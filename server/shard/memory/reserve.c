@@ -26,8 +26,10 @@ struct cairn_reserve {
     struct piece *pieces;       /* owned */
     size_t piece_count, piece_capacity;
     atomic_bool canceled;
-    atomic_bool failed; /* a page was not to be had */
-    int lock_fd;        /* owned; -1: not held */
+    atomic_bool failed;      /* a page was not to be had */
+    atomic_bool is_unpinned; /* some could not be pinned: `unpinned` says why, of the first */
+    struct cairn_sentence unpinned;
+    int lock_fd; /* owned; -1: not held */
     cairn_status status;
     struct cairn_sentence why;
 };
@@ -83,6 +85,13 @@ static uint64_t all_bytes(const struct cairn_reserve *reserve)
 
 /* ---- on the threads ---- */
 
+static void pin(struct cairn_reserve *reserve, const struct piece *piece)
+{
+    struct cairn_sentence why;
+    if (cairn_arena_pin(piece->arena, piece->from, piece->bytes, &why) == CAIRN_OK) return;
+    if (!atomic_exchange(&reserve->is_unpinned, true)) reserve->unpinned = why;
+}
+
 static void run_pages(struct cairn_task *task, uint32_t item, uint32_t thread)
 {
     (void)thread;
@@ -91,6 +100,8 @@ static void run_pages(struct cairn_task *task, uint32_t item, uint32_t thread)
     if (atomic_load(&reserve->canceled) || atomic_load(&reserve->failed)) return;
     if (cairn_arena_take(piece->arena, piece->from, piece->bytes) != CAIRN_OK)
         atomic_store(&reserve->failed, true);
+    else
+        pin(reserve, piece);
 }
 
 /* A host without such a lock: what others are about to take is not seen. */
@@ -149,6 +160,9 @@ static void end_first(struct cairn_reserve *reserve)
 static void pages_done(struct cairn_task *task)
 {
     struct cairn_reserve *reserve = (struct cairn_reserve *)task;
+    if (atomic_load(&reserve->is_unpinned))
+        cairn_log_warn("%s of job %s: %s", reserve->request.what, reserve->request.job->spec.name,
+                       reserve->unpinned.text);
     if (atomic_load(&reserve->failed))
         reserve->status = cairn_fail(
             &reserve->why, CAIRN_ERR_NO_MEMORY,

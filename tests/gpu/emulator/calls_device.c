@@ -156,6 +156,10 @@ static enum emulator_result tell_attribute(int *value_out, int attribute, int de
     if (known(device) != EMULATOR_OK) return EMULATOR_INVALID_DEVICE;
     switch (attribute) {
     case CAIRN_CU_MULTIPROCESSOR_COUNT: *value_out = 4; return EMULATOR_OK;
+    case CAIRN_CU_COMPUTE_MODE: *value_out = (int)emulator_options.mode; return EMULATOR_OK;
+    case CAIRN_CU_IS_UNDER_MPS:
+        *value_out = (int)emulator_options.mps;
+        return emulator_options.mps > 1 ? EMULATOR_INVALID_VALUE : EMULATOR_OK;
     case CAIRN_CU_CAPABILITY_MAJOR: *value_out = 8; return EMULATOR_OK;
     case CAIRN_CU_CAPABILITY_MINOR: *value_out = 0; return EMULATOR_OK;
     case CAIRN_CU_HAS_VIRTUAL_MEMORY: *value_out = 1; return EMULATOR_OK;

@@ -15,8 +15,10 @@
  *   ecc_at=N        the n-th copy, fill or launch to run meets an ECC error; then all calls of that card fail
  *   lost_at=N       that one loses the card: a new context does not bring it back
  *   copy_rate=N     bytes a second; 0: as fast as it goes
- *   no_pinning=1    no host memory is pinned
+ *   no_pinning=1    no host memory is pinned; 2: none but what the driver gives
  *   no_export=1     the cards have no descriptors for memory
+ *   mps=1           contexts are shared by MPS; 2: the driver cannot say
+ *   mode=N          the compute mode; 3: for one process alone
  *   count=1         misuse is counted, where else the process aborts
  *   quiet=1         nothing is said on stderr */
 #ifndef CAIRN_TESTS_GPU_EMULATOR_CONTROL_H

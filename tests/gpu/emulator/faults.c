@@ -42,6 +42,8 @@ static uint64_t *option(const char *name, size_t length)
         { "driver", &o->driver },
         { "devices", &o->devices },
         { "no_pinning", &o->no_pinning },
+        { "mps", &o->mps },
+        { "mode", &o->mode },
         { "no_export", &o->no_export },
         { "count", &o->count },
         { "quiet", &o->quiet },

@@ -55,7 +55,7 @@ static void unpin(struct pinned *p, const char *what)
 enum emulator_result emulator_host_alloc(uint64_t bytes, void **memory_out)
 {
     if (bytes == 0 || bytes > (uint64_t)1 << 40) return EMULATOR_INVALID_VALUE;
-    if (emulator_options.no_pinning) return EMULATOR_OUT_OF_MEMORY;
+    if (emulator_options.no_pinning == 1) return EMULATOR_OUT_OF_MEMORY;
     const uint64_t whole = (bytes + HOST_PAGE - 1) / HOST_PAGE * HOST_PAGE;
     char *at = mmap(NULL, whole + 2 * HOST_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) return EMULATOR_OUT_OF_MEMORY;
@@ -82,7 +82,9 @@ enum emulator_result emulator_host_free(uint64_t address)
 enum emulator_result emulator_host_register(uint64_t address, uint64_t bytes)
 {
     if (bytes == 0 || address == 0 || emulator_memory_has(address)) return EMULATOR_INVALID_VALUE;
-    if (emulator_host_pinned(address, bytes) != EMULATOR_PAGEABLE)
+    const uint64_t first = address / HOST_PAGE * HOST_PAGE;
+    const uint64_t end = (address + bytes + HOST_PAGE - 1) / HOST_PAGE * HOST_PAGE;
+    if (emulator_host_pinned(first, end - first) != EMULATOR_PAGEABLE) // a page is pinned once
         return EMULATOR_ALREADY_REGISTERED;
     if (emulator_options.no_pinning) return EMULATOR_OUT_OF_MEMORY;
     return pin(address, bytes, false);

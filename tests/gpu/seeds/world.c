@@ -317,7 +317,7 @@ static const char *with_memory(uint8_t *host, uint8_t *buffers)
         return complain("pinning");
     for (size_t i = 0; i < TENSORS; i++) set_up_tensor(&tensors[i], i, memory.base, host, buffers);
     const char *wrong = with_streams();
-    cairn_home_unpin(homes[CARD], buffers);
+    cairn_home_unpin(homes[CARD], buffers, TENSORS * 3 * PLANE_BYTES);
     cairn_home_memory_close(&memory);
     return wrong;
 }

@@ -1,0 +1,177 @@
+/* What a home on a card counts, has pinned of the host's memory, and warns of. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "gpu/home.h"
+#include "tests/support/emulated.h"
+#include "tests/support/suite.h"
+
+#define PAGE  ((size_t)4096)
+#define BYTES (64 * PAGE)
+
+#define must(call) ck_assert_msg((call) == CAIRN_OK, "%s: %s", #call, why.text)
+
+static struct cairn_sentence why;
+
+static struct cairn_home *open_home(const char *options)
+{
+    struct cairn_home *home;
+    emulated_choose(options);
+    must(cairn_home_open_cuda("0", &home, &why));
+    return home;
+}
+
+/* Of the emulated card: what is at `from` comes to `to`, one of both in the home. */
+static void copy(struct cairn_home_stream *stream, void *to, const void *from, size_t bytes)
+{
+    struct cairn_work work = { .kind = CAIRN_WORK_COPY };
+    work.copy.to = to;
+    work.copy.from = from;
+    work.copy.bytes = bytes;
+    must(cairn_home_run(stream, &work, 1, &why));
+}
+
+/* ---- pinning ---- */
+
+static uint64_t pinned(struct cairn_home *home)
+{
+    return cairn_home_use(home).pinned_bytes;
+}
+
+TEST(whole_pages_are_pinned_each_once)
+{
+    struct cairn_home *home = open_home("quiet=1");
+    uint8_t *host = aligned_alloc(PAGE, BYTES);
+    ck_assert_ptr_nonnull(host);
+    must(cairn_home_pin(home, host + 10, PAGE, &why));
+    ck_assert_uint_eq(pinned(home), 2 * PAGE);
+    must(cairn_home_pin(home, host + PAGE + 100, 3 * PAGE, &why)); // its first page has been
+    ck_assert_uint_eq(pinned(home), 5 * PAGE);
+    must(cairn_home_pin(home, host + PAGE, PAGE, &why));
+    must(cairn_home_pin(home, host + 8 * PAGE, PAGE, &why));
+    must(cairn_home_pin(home, host + 4 * PAGE, 5 * PAGE, &why)); // between both
+    ck_assert_uint_eq(pinned(home), 9 * PAGE);
+    cairn_home_unpin(home, host, BYTES);
+    ck_assert_uint_eq(pinned(home), 0);
+    cairn_home_unpin(home, host, BYTES);
+    cairn_home_close(home);
+    free(host);
+}
+
+TEST(what_goes_back_to_the_system_is_unpinned_and_the_rest_stays)
+{
+    struct cairn_home *home = open_home("quiet=1");
+    struct cairn_home_memory plane;
+    struct cairn_home_stream *stream;
+    uint8_t *host = aligned_alloc(PAGE, BYTES), *back = malloc(BYTES);
+    ck_assert(host != NULL && back != NULL);
+    must(cairn_home_memory_open(home, "a plane", BYTES, &plane, &why));
+    must(cairn_home_stream_open(home, &stream, &why));
+    must(cairn_home_pin(home, host, BYTES, &why));
+    cairn_home_unpin(home, host + 16 * PAGE, 8 * PAGE); // in the middle
+    ck_assert_uint_eq(pinned(home), BYTES - 8 * PAGE);
+    cairn_home_unpin(home, host + 60 * PAGE, 4 * PAGE); // the end
+    ck_assert_uint_eq(pinned(home), BYTES - 12 * PAGE);
+    for (size_t i = 0; i < BYTES; i++) host[i] = (uint8_t)(i / 7);
+    copy(stream, plane.base, host, BYTES); // partly pinned
+    copy(stream, (uint8_t *)plane.base + PAGE, host + PAGE, 2 * PAGE);
+    copy(stream, back, plane.base, BYTES);
+    ck_assert_int_eq(memcmp(host, back, BYTES), 0);
+    cairn_home_unpin(home, host, BYTES);
+    ck_assert_uint_eq(pinned(home), 0);
+    cairn_home_stream_close(stream);
+    cairn_home_memory_close(&plane);
+    cairn_home_close(home);
+    free(host);
+    free(back);
+}
+
+TEST(what_cannot_be_pinned_is_said_and_counted)
+{
+    struct cairn_home *home = open_home("no_pinning=1,quiet=1");
+    uint8_t *host = aligned_alloc(PAGE, BYTES);
+    ck_assert_ptr_nonnull(host);
+    ck_assert_int_eq(cairn_home_pin(home, host, BYTES, &why), CAIRN_ERR_NO_MEMORY);
+    ck_assert_msg(strstr(why.text, "cannot pin 262144 bytes of host memory") != NULL, "%s",
+                  why.text);
+    ck_assert_msg(strstr(why.text, "too little that may be pinned") != NULL, "%s", why.text);
+    ck_assert_uint_eq(pinned(home), 0);
+    ck_assert_uint_eq(cairn_home_use(home).refused_bytes, BYTES);
+    cairn_home_unpin(home, host, BYTES);
+    cairn_home_close(home);
+    free(host);
+}
+
+/* ---- counts ---- */
+
+TEST(runs_launches_and_bytes_are_counted)
+{
+    struct cairn_home *home = open_home("quiet=1");
+    struct cairn_home_memory plane;
+    struct cairn_home_stream *stream;
+    uint8_t host[1000] = { 0 };
+    must(cairn_home_memory_open(home, "a plane", BYTES, &plane, &why));
+    must(cairn_home_stream_open(home, &stream, &why));
+    struct cairn_work works[8] = { { 0 } };
+    for (size_t i = 0; i < 8; i++) {
+        works[i].kind = CAIRN_WORK_ZERO;
+        works[i].zero.at = (uint8_t *)plane.base + i * PAGE;
+        works[i].zero.bytes = PAGE;
+    }
+    must(cairn_home_run(stream, works, 8, &why));
+    ck_assert_uint_eq(cairn_home_use(home).launches, 1); // for all of them
+    const uint64_t in = cairn_home_use(home).bytes_in, out = cairn_home_use(home).bytes_out;
+    copy(stream, plane.base, host, sizeof host);
+    copy(stream, host, plane.base, sizeof host);
+    const struct cairn_home_use use = cairn_home_use(home);
+    ck_assert_uint_eq(use.runs, 3);
+    ck_assert_uint_eq(use.bytes_in - in, sizeof host);
+    ck_assert_uint_eq(use.bytes_out - out, sizeof host);
+    ck_assert_uint_gt(cairn_home_info(home)->total_bytes, cairn_home_info(home)->taken_bytes);
+    cairn_home_stream_close(stream);
+    cairn_home_memory_close(&plane);
+    cairn_home_close(home);
+}
+
+/* ---- two tenants ---- */
+
+static const struct {
+    const char *options, *folder, *warns;
+} rows[] = {
+    { "quiet=1", "/no/such/folder", "" },
+    { "mps=1,quiet=1", "/no/such/folder", "a fault of one of its processes ends all of them" },
+    { "mode=3,quiet=1", "/no/such/folder", "for one process alone" },
+    { "mps=2,quiet=1", "/no/such/folder", "" }, /* a driver that cannot say: is its daemon there? */
+    { "mps=2,quiet=1", NULL, "shared by MPS" },
+};
+
+static char pipe_path[64];
+
+/* Of a control daemon. */
+static const char *make_pipes(void)
+{
+    static char folder[] = "/tmp/cairn-mps-XXXXXX";
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    snprintf(pipe_path, sizeof pipe_path, "%s/control", folder);
+    ck_assert_int_eq(mkfifo(pipe_path, 0600), 0);
+    return folder;
+}
+
+TEST_EACH(whoever_shares_the_card_is_warned_of, 0, sizeof rows / sizeof *rows)
+{
+    const char *folder = rows[_i].folder != NULL ? rows[_i].folder : make_pipes();
+    ck_assert_int_eq(setenv("CUDA_MPS_PIPE_DIRECTORY", folder, 1), 0);
+    struct cairn_home *home = open_home(rows[_i].options);
+    const char *warning = cairn_home_info(home)->warning;
+    if (rows[_i].warns[0] == '\0')
+        ck_assert_str_eq(warning, "");
+    else
+        ck_assert_msg(strstr(warning, rows[_i].warns) != NULL, "%s", warning);
+    cairn_home_close(home);
+    if (rows[_i].folder == NULL) ck_assert(unlink(pipe_path) == 0 && rmdir(folder) == 0);
+}
+
+SUITE(30);
