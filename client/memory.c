@@ -1,5 +1,6 @@
-/* Memory of the library for the caller: shared memory, so that shards of this host can map it. A region is
- * on loan while an operation reads or writes it, and is not freed meanwhile. */
+/* Memory of the library for the caller: shared memory, so that shards of this host can map it, or a card's,
+ * which those that have the card import. A region is on loan while an operation reads or writes it, and is
+ * not freed meanwhile. */
 #include "client/memory.h"
 
 #include <errno.h>
@@ -9,6 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "client/device/card.h"
 #include "client/session.h"
 #include "proto/base/pages.h"
 
@@ -16,9 +18,10 @@
 #define TAKE_BYTES ((size_t)32 << 20)
 
 struct region {
-    uint8_t *base;
+    uint8_t *base; /* of a card: not to be followed */
     size_t bytes;
-    int fd; /* sealed: its size never changes, and none of its pages goes */
+    int fd; /* sealed: its size never changes, and none of its pages goes; -1 of a card */
+    struct card_memory card;
     uint32_t loans;
     struct cairn_fabric_region *shown; /* the loop thread's; NULL: the fabric does not know it */
     bool asked;                        /* the fabric was told, or would not take it */
@@ -51,6 +54,10 @@ static struct region *find(struct session *s, const uint8_t *address, size_t *at
 
 static void unmap(struct region region)
 {
+    if (region.card.card != NULL) {
+        cairn_card_memory_close(&region.card);
+        return;
+    }
     munmap(region.base, region.bytes);
     close(region.fd);
 }
@@ -64,8 +71,20 @@ static struct region take_out(struct session *s, size_t at)
     return region;
 }
 
+/* Of host memory whose caller says a card, or of a card's whose caller says another or none. */
+static cairn_status refuse_place(const struct region *region, const void *ptr)
+{
+    const struct card *card = region->card.card;
+    if (card == NULL)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "mem.ptr %p is host memory of cairn_alloc: mem.device is 0", ptr);
+    return cairn_client_fail(CAIRN_ERR_INVALID,
+                             "mem.ptr %p is memory of GPU %d: mem.device is CAIRN_GPU(%d)", ptr,
+                             cairn_card_number(card), cairn_card_number(card));
+}
+
 cairn_status cairn_memory_lend(struct session *s, const void *ptr, size_t bytes,
-                               const void **lent_out)
+                               const struct card *card, const void **lent_out)
 {
     size_t at;
     cairn_status status = CAIRN_OK;
@@ -75,7 +94,9 @@ cairn_status cairn_memory_lend(struct session *s, const void *ptr, size_t bytes,
     const size_t left = region != NULL
                             ? region->bytes - (size_t)((const uint8_t *)ptr - region->base)
                             : bytes;
-    if (region != NULL && left < bytes)
+    if (region != NULL && region->card.card != card)
+        status = refuse_place(region, ptr);
+    else if (region != NULL && left < bytes)
         status = cairn_client_fail(
             CAIRN_ERR_INVALID,
             "mem.ptr has %zu bytes to the end of its cairn_alloc memory, %zu are needed", left,
@@ -103,8 +124,23 @@ void cairn_memory_return(struct session *s, const void *lent)
 size_t cairn_memory_bytes(const struct session *s)
 {
     size_t bytes = 0;
-    for (size_t i = 0; i < s->memory.count; i++) bytes += s->memory.regions[i].bytes;
+    for (size_t i = 0; i < s->memory.count; i++)
+        if (s->memory.regions[i].card.card == NULL) bytes += s->memory.regions[i].bytes;
     return bytes;
+}
+
+static cairn_status show(struct cairn_fabric *fabric, struct region *region)
+{
+    if (region->card.card == NULL)
+        return cairn_fabric_region_add(fabric, region->base, region->bytes, region->fd, NULL, 0,
+                                       &region->shown);
+    const int fd = cairn_card_memory_export(&region->card);
+    if (fd < 0) return CAIRN_ERR_UNSUPPORTED;
+    const cairn_status status = cairn_fabric_region_add_device(
+        fabric, region->base, region->bytes, fd, cairn_card_uuid(region->card.card), NULL, 0,
+        &region->shown);
+    close(fd);
+    return status;
 }
 
 void cairn_memory_show(struct session *s)
@@ -118,8 +154,7 @@ void cairn_memory_show(struct session *s)
         struct region *region = &s->memory.regions[i];
         if (region->asked) continue;
         region->asked = true;
-        if (cairn_fabric_region_add(s->path.fabric, region->base, region->bytes, region->fd, NULL,
-                                    0, &region->shown) != CAIRN_OK)
+        if (show(s->path.fabric, region) != CAIRN_OK)
             region->shown = NULL; // copied on its way, as other memory is
     }
     pthread_mutex_unlock(&s->lock);
@@ -180,6 +215,17 @@ static bool take(int fd, void *base, size_t bytes)
     return true;
 }
 
+static cairn_status map_card(struct card *card, size_t bytes, struct region *out)
+{
+    struct card_memory memory;
+    const cairn_status status = cairn_card_memory_open(card, bytes, &memory);
+    if (status == CAIRN_OK)
+        *out = (struct region) {
+            .base = (uint8_t *)(uintptr_t)memory.at, .bytes = memory.bytes, .fd = -1, .card = memory
+        };
+    return status;
+}
+
 static cairn_status map(size_t bytes, struct region *out)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = (bytes + page - 1) / page * page;
@@ -228,10 +274,10 @@ static cairn_status add(struct session *s, struct region region)
     return status;
 }
 
-cairn_status cairn_memory_take(struct session *s, size_t bytes, void **out)
+cairn_status cairn_memory_take(struct session *s, size_t bytes, struct card *card, void **out)
 {
     struct region region;
-    cairn_status status = map(bytes, &region);
+    cairn_status status = card != NULL ? map_card(card, bytes, &region) : map(bytes, &region);
     if (status == CAIRN_OK && (status = add(s, region)) != CAIRN_OK) unmap(region);
     if (status != CAIRN_OK) return status;
     cairn_session_kick(s);

@@ -7,6 +7,7 @@
 
 #include "proto/base/status.h"
 
+struct card;
 struct gone;
 struct region;
 struct session;
@@ -20,17 +21,19 @@ struct session_memory {
     bool closed;
 };
 
-/* A new region. */
-cairn_status cairn_memory_take(struct session *s, size_t bytes, void **out) CAIRN_MUST_CHECK;
+/* A new region, of host memory or of a card's. */
+cairn_status cairn_memory_take(struct session *s, size_t bytes, struct card *card,
+                               void **out) CAIRN_MUST_CHECK;
 /* CAIRN_ERR_INVALID: ptr is none; CAIRN_ERR_BUSY: it is on loan. */
 cairn_status cairn_memory_free(struct session *s, const void *ptr) CAIRN_MUST_CHECK;
 
 /* If the `bytes` at ptr are in a region, it is on loan until cairn_memory_return(*lent_out); if they are
- * not, *lent_out is NULL. CAIRN_ERR_INVALID: they reach beyond the region's end. */
+ * not, *lent_out is NULL. CAIRN_ERR_INVALID: they reach beyond the region's end, or the region is not of
+ * that card (NULL: the host). */
 cairn_status cairn_memory_lend(struct session *s, const void *ptr, size_t bytes,
-                               const void **lent_out) CAIRN_MUST_CHECK;
+                               const struct card *card, const void **lent_out) CAIRN_MUST_CHECK;
 void cairn_memory_return(struct session *s, const void *lent); /* NULL is fine */
-/* Under the lock: bytes of all regions. */
+/* Under the lock: bytes of all regions of host memory. */
 size_t cairn_memory_bytes(const struct session *s);
 /* Loop thread: tells the fabric of new regions, so that what is pushed from them is read where it lies,
  * and of those that are freed. */

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "client/base/handle.h"
+#include "client/device/card.h"
 #include "client/job.h"
 
 static void unref(struct op *op)
@@ -62,14 +63,87 @@ static void tell(const struct session *s)
     (void)written; // a full counter is readable already
 }
 
+/* Under the lock: whose stream was let go has read what was not there yet, or written what was still read. */
+static void judge_late(struct op *op)
+{
+    if (!op->is_late || op->status != CAIRN_OK) return;
+    op->status = CAIRN_ERR_CANCELED;
+    cairn_sentence_set(&op->why,
+                       "a stream that waited for this operation was let go after %d s, before it "
+                       "was complete: what that stream did since is of no use",
+                       CAIRN_OP_STREAM_WAIT_MS / 1000);
+}
+
+static void let_streams_go(struct card_word *words)
+{
+    while (words != NULL) {
+        struct card_word *next = words->next;
+        cairn_card_word_set(words);
+        words = next;
+    }
+}
+
+/* Under the lock. */
+static struct card_word *take_words(struct op *op)
+{
+    struct card_word *words = op->words;
+    struct op **link = &op->session->stream_waits;
+    if (words == NULL) return NULL;
+    while (*link != op) link = &(*link)->next_words;
+    *link = op->next_words;
+    op->words = NULL;
+    return words;
+}
+
+void cairn_op_await_by(struct op *op, struct card_word *word)
+{
+    struct session *s = op->session;
+    pthread_mutex_lock(&s->lock);
+    const bool waits = !op->done;
+    if (waits && op->words == NULL) {
+        op->words_until_ms = cairn_client_now_ms() + CAIRN_OP_STREAM_WAIT_MS;
+        op->next_words = s->stream_waits;
+        s->stream_waits = op;
+    }
+    if (waits) {
+        word->next = op->words;
+        op->words = word;
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (!waits) cairn_card_word_set(word);
+}
+
+void cairn_op_let_late_go(struct session *s)
+{
+    const uint64_t now_ms = cairn_client_now_ms();
+    struct card_word *late = NULL;
+    pthread_mutex_lock(&s->lock);
+    for (struct op *op = s->stream_waits, *next; op != NULL; op = next) {
+        next = op->next_words;
+        if (now_ms < op->words_until_ms) continue;
+        op->is_late = true;
+        for (struct card_word *word = take_words(op), *after; word != NULL; word = after) {
+            after = word->next;
+            word->next = late;
+            late = word;
+        }
+    }
+    pthread_mutex_unlock(&s->lock);
+    let_streams_go(late);
+}
+
 static void complete(struct op *op)
 {
     struct session *s = op->session;
     cairn_memory_return(s, op->lent);
+    free(op->owned);
+    op->owned = NULL;
     // Before who waits for the op may go on: what it holds is given back, and not counted, by then.
     if (op->on_done != NULL) op->on_done(op->context, op->status, op->why.text);
     pthread_mutex_lock(&s->lock);
     op->done = true;
+    judge_late(op);
+    struct card_word *words = take_words(op);
     if (open_count(op) != NULL) (*open_count(op))--;
     if (op->kind == CAIRN_CHUNK_PUSH && op->job->filling.pushes_open == 0)
         cairn_step_times_pushed(&op->job->times);
@@ -81,6 +155,7 @@ static void complete(struct op *op)
     }
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
+    let_streams_go(words);
     if (op->on_done == NULL) tell(s);
     unref(op);
 }
@@ -95,6 +170,12 @@ void cairn_op_let_go(struct op *op, cairn_status status, const char *why)
 }
 
 /* ---- commands ---- */
+
+void cairn_command_free(struct command *command)
+{
+    cairn_card_event_free(command->event);
+    free(command);
+}
 
 struct command *cairn_op_command(struct job *job, bool (*run)(struct command *))
 {
@@ -126,7 +207,8 @@ cairn_status cairn_op_begin(struct job *job, uint8_t kind, bool (*run)(struct co
     const size_t bytes = cairn_strides_span(&pattern->piece.strides,
                                             cairn_box_elems(&pattern->piece.box),
                                             cairn_dtype_bytes(pattern->dtype));
-    cairn_status status = cairn_memory_lend(job->session, pattern->ptr, bytes, &lent);
+    cairn_status status = cairn_memory_lend(job->session, pattern->ptr, bytes, pattern->card,
+                                            &lent);
     if (status != CAIRN_OK) return status;
     struct command *command = cairn_op_command(job, run);
     struct op *op = command != NULL ? cairn_op_new(job, kind, op_out != NULL) : NULL;
@@ -143,6 +225,8 @@ cairn_status cairn_op_begin(struct job *job, uint8_t kind, bool (*run)(struct co
     op->tensor = pattern->tensor;
     op->lent = lent;
     op->ptr = pattern->ptr;
+    op->card = pattern->card;
+    op->owned = pattern->owned;
     op->strides = pattern->piece.strides;
     op->on_done = pattern->on_done;
     op->context = pattern->context;

@@ -8,6 +8,9 @@
 #include "client/base/piece.h"
 #include "proto/base/sentence.h"
 
+struct card;
+struct card_event;
+struct card_word;
 struct job;
 struct session;
 
@@ -25,6 +28,8 @@ struct op {
     const void *lent; /* memory of cairn_alloc; NULL: another's */
     uint8_t *ptr;     /* on loan */
     struct strides strides;
+    struct card *card;        /* whose memory ptr is; NULL: the host's */
+    void *owned;              /* freed with the loan: what was brought to the host; or NULL */
     cairn_op_done_fn on_done; /* NULL: the caller's, who hears by the event descriptor */
     void *context;
     struct op *next_awaiting; /* lock: the next that awaits the same block (read/cache.h) */
@@ -33,10 +38,21 @@ struct op {
     uint8_t box[CAIRN_BOX_BYTES_MAX];
     /* lock */
     bool done;
+    bool is_late;            /* a stream that waited for it was let go before it was done */
+    struct card_word *words; /* owned: streams wait for them; until then */
+    uint64_t words_until_ms;
+    struct op *next_words; /* the next whose words are waited for */
     cairn_status status;
     struct cairn_sentence why;
     uint32_t refs;
 };
+
+/* A stream waits for an operation for at most so long. */
+#define CAIRN_OP_STREAM_WAIT_MS 60000
+/* The word is set when the operation is over, or then. Takes it over. Any thread; not under the lock. */
+void cairn_op_await_by(struct op *op, struct card_word *word);
+/* Loop thread: streams that have waited for so long. */
+void cairn_op_let_late_go(struct session *s);
 
 struct command {
     struct command *next;
@@ -48,6 +64,9 @@ struct command {
     uint8_t plane, dtype;
     uint8_t *ptr; /* on loan: the piece */
     struct piece piece;
+    struct card *card;        /* as of the op, as `owned` */
+    struct card_event *event; /* owned: what is to be done before ptr is read; NULL: nothing */
+    void *owned;
     uint64_t round, weight;
     struct cairn_version version;
     cairn_op_done_fn on_done; /* of its op */
@@ -62,11 +81,13 @@ struct op *cairn_op_new(struct job *job, uint8_t kind, bool with_handle);
 void cairn_op_hold(struct op *op);
 void cairn_op_let_go(struct op *op, cairn_status status, const char *why);
 
+void cairn_command_free(struct command *command); /* not its op */
 /* A command with a reference to the job; NULL: out of memory. */
 struct command *cairn_op_command(struct job *job, bool (*run)(struct command *));
 /* An operation that is over already: nothing of the caller's is on loan. op_out may be NULL. */
 cairn_status cairn_op_finished(struct job *job, uint8_t kind, cairn_op **op_out) CAIRN_MUST_CHECK;
-/* Begins a put, push or fetch. `pattern` says what; job, op and run are filled in. */
+/* Begins a put, push or fetch. `pattern` says what; job, op and run are filled in. Failed: event and what is
+ * owned stay the caller's. */
 cairn_status cairn_op_begin(struct job *job, uint8_t kind, bool (*run)(struct command *),
                             const struct command *pattern, cairn_op **op_out) CAIRN_MUST_CHECK;
 

@@ -135,7 +135,7 @@ cairn_status cairn_puts_hash(struct job *job, size_t tensor, const struct piece 
                                             cairn_dtype_bytes((int)mem->dtype));
     uint8_t digest[DIGEST_BYTES];
     const void *lent;
-    const cairn_status status = cairn_memory_lend(job->session, mem->ptr, bytes, &lent);
+    const cairn_status status = cairn_memory_lend(job->session, mem->ptr, bytes, NULL, &lent);
     if (status != CAIRN_OK) return status;
     hash_tensor(spec, &piece->strides, mem, elems, digest);
     cairn_memory_return(job->session, lent);

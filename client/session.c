@@ -37,7 +37,7 @@ void cairn_session_command(struct session *s, struct command *command)
         if (command->op != NULL)
             cairn_op_let_go(command->op, CAIRN_ERR_CLOSED, "the session is closed");
         cairn_job_unref(command->job);
-        free(command);
+        cairn_command_free(command);
     }
     cairn_session_kick(s);
 }

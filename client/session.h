@@ -16,6 +16,7 @@
  * The rooms, each of which calls only those before it:
  *
  *   base/     without a session: handles, errors, structs that grow, strides, the spec, the environment
+ *   device/   GPUs of the process: memory of theirs, copies, what streams have queued, what they wait for
  *   (here)    where the threads meet: session, job, asks, ops, waiting, memory, what the worker holds and put
  *   read/     published memory of this host's shards, and the units that are gathered or lent
  *   push/     chunks under way: of puts, pushes and fetches
@@ -43,6 +44,7 @@
 struct ask;
 struct command;
 struct job;
+struct op;
 struct published;
 
 struct session {
@@ -70,6 +72,7 @@ struct session {
     struct {
         struct command *first, *last;
     } commands;
+    struct op *stream_waits;     /* operations that streams of cards wait for */
     struct job *jobs;            /* changed by the loop thread only */
     struct published *published; /* copies of shards of this host (read/mapped.h), likewise */
     struct reach reach;
@@ -78,6 +81,7 @@ struct session {
     /* loop thread */
     struct control control;
     struct datapath path;
+    struct pieces_area *pieces; /* owned: pieces.h */
 };
 
 /* Wakes the loop thread to look at asks and commands. Any thread. */

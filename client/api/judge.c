@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "client/base/struct.h"
+#include "client/device/card.h"
 #include "client/push/assemble.h"
 #include "proto/spec/optimizer.h"
 
@@ -16,13 +17,21 @@ static cairn_status take_mem(const struct cairn_mem *given, struct cairn_mem *ou
     if (mem.device < -1)
         return cairn_client_fail(CAIRN_ERR_INVALID, "mem.device is %d; allowed: 0 (or -1) = host",
                                  mem.device);
-    if (mem.device > 0 || mem.stream != NULL)
-        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                                 "this build of the library has no CUDA: mem.device is %d, "
-                                 "mem.stream %p; give 0 and NULL, for host memory",
-                                 mem.device, mem.stream);
-    *out = mem;
-    return CAIRN_OK;
+    if (mem.device <= 0 && mem.stream != NULL)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "mem.stream is %p, and mem.device %d, the host: only what a GPU "
+                                 "writes is ordered by a stream; give NULL",
+                                 mem.stream, mem.device);
+    struct card *card;
+    const cairn_status status = cairn_api_card(&mem, &card);
+    if (status == CAIRN_OK) *out = mem;
+    return status;
+}
+
+cairn_status cairn_api_card(const struct cairn_mem *mem, struct card **card_out)
+{
+    *card_out = NULL;
+    return mem->device <= 0 ? CAIRN_OK : cairn_card_get(mem->device - 1, card_out);
 }
 
 cairn_status cairn_api_judge_data(const struct job *job, const char *name,
@@ -83,10 +92,16 @@ static cairn_status judge_place(const struct job *job, size_t tensor, const stru
     struct cairn_sentence why;
     if (mem->ptr == NULL && cairn_box_elems(&piece->box) != 0)
         return cairn_client_fail(CAIRN_ERR_INVALID, "tensor %s: mem.ptr is NULL", name);
-    const cairn_status status = cairn_strides_judge(
-        mem->stride, &piece->box, cairn_dtype_bytes((int)mem->dtype), &piece->strides, &why);
-    if (status == CAIRN_OK) return status;
-    return cairn_client_fail(status, "tensor %s: %s", name, why.text);
+    struct card *card;
+    const size_t elem_bytes = cairn_dtype_bytes((int)mem->dtype);
+    cairn_status status = cairn_strides_judge(mem->stride, &piece->box, elem_bytes, &piece->strides,
+                                              &why);
+    if (status != CAIRN_OK) return cairn_client_fail(status, "tensor %s: %s", name, why.text);
+    status = cairn_api_card(mem, &card);
+    if (status != CAIRN_OK || card == NULL) return status;
+    return cairn_card_judge(
+        card, mem->ptr,
+        cairn_strides_span(&piece->strides, cairn_box_elems(&piece->box), elem_bytes));
 }
 
 static cairn_status judge_within(const struct cairn_tensor_spec *tensor,

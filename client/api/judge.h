@@ -5,6 +5,7 @@
 
 #include "client/api/api.h"
 
+struct card;
 struct portion;
 
 /* Finds the tensor and judges what of the caller's memory does not depend on the box; *mem_out is that. An
@@ -41,5 +42,16 @@ cairn_status cairn_api_judge_dtype(const struct job *job, size_t tensor, int pla
 cairn_status cairn_api_judge_portion(struct job *job, const struct cairn_box *part,
                                      const struct cairn_box *box,
                                      struct portion *portion) CAIRN_MUST_CHECK;
+
+/* ---- memory of a GPU (bring.c) ---- */
+
+/* The card of mem.device; *card_out NULL: the host. */
+cairn_status cairn_api_card(const struct cairn_mem *mem, struct card **card_out) CAIRN_MUST_CHECK;
+/* Of memory that was judged with its piece: waits until what is queued on its stream is done, and copies it
+ * to the host. *mem is that then; *copy_out is to be freed, NULL if it is on the host already. */
+cairn_status cairn_api_bring(struct cairn_mem *mem, const struct piece *piece,
+                             void **copy_out) CAIRN_MUST_CHECK;
+/* CAIRN_ERR_UNSUPPORTED of memory of a GPU. */
+cairn_status cairn_api_judge_host(const struct cairn_mem *mem, const char *call) CAIRN_MUST_CHECK;
 
 #endif

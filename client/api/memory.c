@@ -3,18 +3,17 @@
 #include <unistd.h>
 
 #include "client/base/handle.h"
+#include "client/device/card.h"
 #include "client/session.h"
 
-static cairn_status judge_device(int device)
+/* *card_out NULL: the host. */
+static cairn_status judge_device(int device, struct card **card_out)
 {
+    *card_out = NULL;
     if (device < -1)
         return cairn_client_fail(CAIRN_ERR_INVALID,
                                  "device is %d; allowed: -1 = host, else a GPU's number", device);
-    return device == -1 ? CAIRN_OK
-                        : cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                                            "device is %d, a GPU, and this build of the library "
-                                            "has no CUDA; give -1 for host memory",
-                                            device);
+    return device == -1 ? CAIRN_OK : cairn_card_get(device, card_out);
 }
 
 /* More than the machine has is refused now: it is not reserved, and would end the process later. */
@@ -22,7 +21,6 @@ static cairn_status judge_bytes(size_t bytes)
 {
     const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     struct rlimit file;
-    if (bytes == 0) return cairn_client_fail(CAIRN_ERR_INVALID, "bytes is 0");
     // The kernel would answer with a signal.
     if (getrlimit(RLIMIT_FSIZE, &file) == 0 && bytes > file.rlim_cur)
         return cairn_client_fail(CAIRN_ERR_NO_MEMORY,
@@ -39,9 +37,12 @@ cairn_status cairn_alloc(cairn *handle, size_t bytes, int device, void **out)
     if (out == NULL) return cairn_client_fail(CAIRN_ERR_INVALID, "out is NULL");
     struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
     if (s == NULL) return cairn_handle_fail(handle, "session");
-    cairn_status status = judge_device(device);
-    if (status == CAIRN_OK) status = judge_bytes(bytes);
-    if (status == CAIRN_OK) status = cairn_memory_take(s, bytes, out);
+    struct card *card;
+    cairn_status status = judge_device(device, &card);
+    if (status == CAIRN_OK && bytes == 0)
+        status = cairn_client_fail(CAIRN_ERR_INVALID, "bytes is 0");
+    if (status == CAIRN_OK && card == NULL) status = judge_bytes(bytes);
+    if (status == CAIRN_OK) status = cairn_memory_take(s, bytes, card, out);
     cairn_handle_put(handle);
     return status;
 }
@@ -59,7 +60,8 @@ cairn_status cairn_register(cairn *handle, void *ptr, size_t bytes, int device)
 {
     struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
     if (s == NULL) return cairn_handle_fail(handle, "session");
-    cairn_status status = judge_device(device);
+    struct card *card;
+    cairn_status status = judge_device(device, &card);
     if (status == CAIRN_OK && (ptr == NULL || bytes == 0))
         status = cairn_client_fail(CAIRN_ERR_INVALID, "ptr is NULL or bytes is 0");
     if (status == CAIRN_OK)

@@ -1,8 +1,10 @@
 /* Pushes: which round and micro-batch they are of, and where they go. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "client/api/judge.h"
 #include "client/base/struct.h"
+#include "client/device/card.h"
 #include "client/op.h"
 #include "client/push/assemble.h"
 
@@ -189,15 +191,12 @@ static void end_part(struct job *job, const struct portion *portion, bool whole)
     pthread_mutex_unlock(&job->session->lock);
 }
 
-static cairn_status push_part(struct job *job, const struct cairn_round *round,
-                              struct portion *portion, const struct cairn_box *part,
-                              const struct cairn_box *box, cairn_op **op_out)
+static cairn_status push_brought(struct job *job, const struct cairn_round *round,
+                                 struct portion *portion, cairn_op **op_out)
 {
     struct assembly *assembly;
     bool whole = false;
-    cairn_status status = cairn_api_judge_portion(job, part, box, portion);
-    if (status == CAIRN_OK) status = judge_frozen(job, portion->tensor);
-    if (status == CAIRN_OK) status = fill_part(job, round, portion, &assembly);
+    cairn_status status = fill_part(job, round, portion, &assembly);
     if (status != CAIRN_OK) return status;
     status = cairn_assemble_copy(assembly, portion, &whole);
     if (status == CAIRN_OK && whole) {
@@ -206,6 +205,20 @@ static cairn_status push_part(struct job *job, const struct cairn_round *round,
     }
     end_part(job, portion, status == CAIRN_OK && whole);
     return status == CAIRN_OK ? cairn_op_finished(job, CAIRN_CHUNK_PUSH, op_out) : status;
+}
+
+static cairn_status push_part(struct job *job, const struct cairn_round *round,
+                              struct portion *portion, const struct cairn_box *part,
+                              const struct cairn_box *box, cairn_op **op_out)
+{
+    void *copy;
+    cairn_status status = cairn_api_judge_portion(job, part, box, portion);
+    if (status == CAIRN_OK) status = judge_frozen(job, portion->tensor);
+    if (status == CAIRN_OK) status = cairn_api_bring(&portion->mem, &portion->piece, &copy);
+    if (status != CAIRN_OK) return status;
+    status = push_brought(job, round, portion, op_out);
+    free(copy);
+    return status;
 }
 
 cairn_status cairn_api_push_incomplete(struct job *job, const struct cairn_round *round,
@@ -222,6 +235,66 @@ cairn_status cairn_api_push_incomplete(struct job *job, const struct cairn_round
 }
 
 /* ---- push ---- */
+
+/* A push of what this worker holds of a tensor. */
+struct push {
+    const struct cairn_round *round;
+    uint32_t micro;
+    size_t tensor;
+    struct piece piece;
+    struct cairn_mem mem;
+};
+
+/* Added up here: what is on a card comes to the host. */
+static cairn_status push_sum(struct job *job, struct push *push, cairn_op **op_out)
+{
+    void *copy;
+    cairn_status status = cairn_api_bring(&push->mem, &push->piece, &copy);
+    if (status == CAIRN_OK) {
+        status = cairn_api_judge_fill(job, push->round, push->micro, push->tensor);
+        if (status == CAIRN_OK)
+            status = cairn_accumulate_add(job, push->round, push->micro, push->tensor, &push->piece,
+                                          &push->mem);
+        free(copy);
+    }
+    return status == CAIRN_OK ? cairn_op_finished(job, CAIRN_CHUNK_PUSH, op_out) : status;
+}
+
+static cairn_status send_piece(struct job *job, const struct push *push, struct command *pattern,
+                               cairn_op **op_out)
+{
+    cairn_status status = cairn_api_judge_fill(job, push->round, push->micro, push->tensor);
+    if (status != CAIRN_OK) return status;
+    pattern->round = push->round->round;
+    status = cairn_op_begin(job, CAIRN_CHUNK_PUSH, cairn_pushes_run, pattern, op_out);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    pthread_mutex_lock(&job->session->lock); // it may be tried again
+    job->filling.tensors[push->tensor] = NOT_PUSHED;
+    pthread_mutex_unlock(&job->session->lock);
+    return status;
+}
+
+/* From where it lies: what is on a card and dense, when its stream is so far; if it is not dense, it comes to
+ * the host. */
+static cairn_status push_piece(struct job *job, struct push *push, cairn_op **op_out)
+{
+    struct command pattern = { .tensor = (uint32_t)push->tensor,
+                               .micro = push->micro,
+                               .dtype = (uint8_t)push->mem.dtype,
+                               .piece = push->piece };
+    cairn_status status = CAIRN_OK;
+    if (push->piece.strides.given)
+        status = cairn_api_bring(&push->mem, &push->piece, &pattern.owned);
+    if (status == CAIRN_OK) status = cairn_api_card(&push->mem, &pattern.card);
+    if (status == CAIRN_OK && pattern.card != NULL)
+        status = cairn_card_mark(pattern.card, push->mem.stream, &pattern.event);
+    pattern.ptr = push->mem.ptr;
+    if (status == CAIRN_OK) status = send_piece(job, push, &pattern, op_out);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    cairn_card_event_free(pattern.event);
+    free(pattern.owned);
+    return status;
+}
 
 static cairn_status push_inside(struct job *job, const struct cairn_round *round, uint32_t micro,
                                 const char *tensor, const struct cairn_box *box,
@@ -252,27 +325,11 @@ static cairn_status push_inside(struct job *job, const struct cairn_round *round
     struct piece piece;
     status = cairn_api_judge_own(job, index, box, &mem, &piece);
     if (status == CAIRN_OK) status = judge_frozen(job, index);
-    if (status == CAIRN_OK) status = cairn_api_judge_fill(job, round, micro, index);
     if (status != CAIRN_OK) return status;
-    if (cairn_accumulate_wanted(job)) {
-        status = cairn_accumulate_add(job, round, micro, index, &piece, &mem);
-        return status == CAIRN_OK ? cairn_op_finished(job, CAIRN_CHUNK_PUSH, op_out) : status;
-    }
-    const struct command pattern = { .tensor = (uint32_t)index,
-                                     .micro = micro,
-                                     .dtype = (uint8_t)mem.dtype,
-                                     .ptr = mem.ptr,
-                                     .piece = piece,
-                                     .round = round->round };
-    status = cairn_op_begin(job, CAIRN_CHUNK_PUSH, cairn_pushes_run, &pattern, op_out);
-    if (status != CAIRN_OK) { // it may be tried again
-        pthread_mutex_lock(&job->session->lock);
-        job->filling.tensors[index] = NOT_PUSHED;
-        pthread_mutex_unlock(&job->session->lock);
-    }
-    return status;
+    struct push push = { round, micro, index, piece, mem };
+    return cairn_accumulate_wanted(job) ? push_sum(job, &push, op_out)
+                                        : push_piece(job, &push, op_out);
 }
-
 cairn_status cairn_push(cairn_job *handle, const struct cairn_round *round, uint32_t micro,
                         const char *tensor, const struct cairn_box *box,
                         const struct cairn_mem *mem, cairn_op **op_out)

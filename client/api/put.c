@@ -85,13 +85,11 @@ static cairn_status put_assembled(struct job *job, struct assembly *assembly)
     return status;
 }
 
-static cairn_status put_part(struct job *job, struct portion *portion, const struct cairn_box *part,
-                             const struct cairn_box *box, cairn_op **op_out)
+static cairn_status put_brought(struct job *job, struct portion *portion, cairn_op **op_out)
 {
     struct assembly *assembly;
     bool whole = false;
-    cairn_status status = cairn_api_judge_portion(job, part, box, portion);
-    if (status != CAIRN_OK) return status;
+    cairn_status status;
     pthread_mutex_lock(&job->session->lock);
     status = claim_part(job, portion, &assembly);
     pthread_mutex_unlock(&job->session->lock);
@@ -106,16 +104,32 @@ static cairn_status put_part(struct job *job, struct portion *portion, const str
     return status == CAIRN_OK ? cairn_op_finished(job, CAIRN_CHUNK_PUT, op_out) : status;
 }
 
-static cairn_status put_whole(struct job *job, struct command *pattern, const struct cairn_box *box,
-                              const struct cairn_mem *mem, cairn_op **op_out)
+static cairn_status put_part(struct job *job, struct portion *portion, const struct cairn_box *part,
+                             const struct cairn_box *box, cairn_op **op_out)
 {
-    bool sent;
-    cairn_status status = judge_put_box(job, pattern->tensor, box, mem, &pattern->piece);
+    void *copy;
+    cairn_status status = cairn_api_judge_portion(job, part, box, portion);
+    if (status == CAIRN_OK) status = cairn_api_bring(&portion->mem, &portion->piece, &copy);
     if (status != CAIRN_OK) return status;
+    status = put_brought(job, portion, op_out);
+    free(copy);
+    return status;
+}
+
+static cairn_status put_whole(struct job *job, struct command *pattern, const struct cairn_box *box,
+                              struct cairn_mem *mem, cairn_op **op_out)
+{
+    bool sent = false;
+    cairn_status status = judge_put_box(job, pattern->tensor, box, mem, &pattern->piece);
+    if (status == CAIRN_OK) status = cairn_api_bring(mem, &pattern->piece, &pattern->owned);
+    if (status != CAIRN_OK) return status;
+    pattern->ptr = mem->ptr;
     pthread_mutex_lock(&job->session->lock);
     status = cairn_puts_claim(job, pattern->tensor);
     pthread_mutex_unlock(&job->session->lock);
-    return status == CAIRN_OK ? put_claimed(job, pattern, mem, op_out, &sent) : status;
+    if (status == CAIRN_OK) status = put_claimed(job, pattern, mem, op_out, &sent);
+    if (!sent) free(pattern->owned);
+    return status;
 }
 
 static cairn_status put_inside(struct job *job, const char *tensor, const char *plane,

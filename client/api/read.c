@@ -15,6 +15,8 @@ static cairn_status fetch_inside(struct job *job, struct cairn_version version, 
     struct cairn_box of_target;
     cairn_status status = cairn_api_judge_boxed(job, tensor, given, &mem, &index, &box, &of_target);
     if (status != CAIRN_OK) return status;
+    status = cairn_api_judge_host(&mem, "cairn_fetch");
+    if (status != CAIRN_OK) return status;
     const int number = cairn_plane_number(plane != NULL ? plane : "wire");
     if (number == 0)
         return cairn_client_fail(CAIRN_ERR_NOT_FOUND,

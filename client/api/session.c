@@ -11,6 +11,7 @@
 #include "client/api/api.h"
 #include "client/base/handle.h"
 #include "client/base/struct.h"
+#include "client/pieces.h"
 #include "proto/base/text.h"
 
 #define PREFETCH_UNITS 2
@@ -181,6 +182,7 @@ void cairn_close(cairn *handle)
         for (cairn_job *job; (job = next_job(s)) != NULL;)
             (void)cairn_handle_close(CAIRN_HANDLE_JOB, job);
         cairn_loop_stop(s);
+        cairn_pieces_close(s);
         cairn_memory_close(s);
     }
     cairn_handle_put(handle);

@@ -2,6 +2,7 @@
 #include "client/api/api.h"
 #include "client/ask.h"
 #include "client/base/handle.h"
+#include "client/device/card.h"
 #include "client/op.h"
 
 #define AWAITED_MS 200 /* that the loop thread has to say for whom a call waits */
@@ -95,11 +96,13 @@ cairn_status cairn_wait(cairn_op *handle, int timeout_ms)
 
 cairn_status cairn_stream_wait(cairn_op *handle, void *stream)
 {
-    (void)stream;
-    if (cairn_handle_get(CAIRN_HANDLE_OP, handle) == NULL)
-        return cairn_handle_fail(handle, "operation");
+    struct op *op = cairn_handle_get(CAIRN_HANDLE_OP, handle);
+    if (op == NULL) return cairn_handle_fail(handle, "operation");
+    struct card *card;
+    struct card_word *word;
+    cairn_status status = cairn_card_of_thread(op->card, &card);
+    if (status == CAIRN_OK) status = cairn_card_wait_for_word(card, stream, &word);
+    if (status == CAIRN_OK) cairn_op_await_by(op, word);
     cairn_handle_put(handle);
-    return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                             "this build of the library has no CUDA: no stream can wait for an "
-                             "operation; cairn_wait does");
+    return status;
 }

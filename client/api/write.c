@@ -218,10 +218,15 @@ cairn_status cairn_api_write_put(struct job *job, uint64_t round, const char *te
             CAIRN_ERR_INVALID,
             "tensor %s: a blob is written whole; give NULL for the box, or [0, %llu)", tensor,
             (unsigned long long)job->spec.tensors[index].shape.dim[0]);
-    status = claim(job, &pattern);
+    status = cairn_api_bring(&mem, &pattern.piece, &pattern.owned);
     if (status != CAIRN_OK) return status;
-    status = cairn_op_begin(job, CAIRN_CHUNK_PUT, cairn_transfer_run, &pattern, op_out);
-    if (status != CAIRN_OK) unclaim(job, &pattern);
+    pattern.ptr = mem.ptr;
+    status = claim(job, &pattern);
+    if (status == CAIRN_OK) {
+        status = cairn_op_begin(job, CAIRN_CHUNK_PUT, cairn_transfer_run, &pattern, op_out);
+        if (status != CAIRN_OK) unclaim(job, &pattern);
+    }
+    if (status != CAIRN_OK) free(pattern.owned);
     return status;
 }
 

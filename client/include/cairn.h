@@ -27,8 +27,10 @@
  * with CAIRN_GROUP_INIT and change what is to be different. With lr 0 nothing is learnt; an eps of 0 is
  * refused for "adamw" and "adam", which divide by it.
  *
- * Not in this version: streams and GPU memory; memory of the caller is staged (cairn_register). The host is
- * 0 in cairn_mem.device, and -1 for cairn_alloc and cairn_register, where 0 is a GPU. */
+ * GPUs, as CUDA_VISIBLE_DEVICES numbers them (client/README.md, "Memory of a GPU"): the host is 0 in
+ * cairn_mem.device, and -1 for cairn_alloc and cairn_register, where 0 is a GPU. No driver:
+ * CAIRN_ERR_UNSUPPORTED; no such GPU, or memory or a stream that is not of it: CAIRN_ERR_INVALID; its context
+ * is gone: CAIRN_ERR_IO. Not in this version: fetches and maps to a GPU. */
 #ifndef CAIRN_H
 #define CAIRN_H
 
@@ -233,10 +235,10 @@ typedef bool (*cairn_wait_fn)(void *context, const char *job, const char *text, 
 /* Everything not set is taken from the environment, then from the default; NULL for all of it. */
 struct cairn_opts {
     size_t struct_size;
-    const char
-        *endpoint;    /* of the coordinator: "host:port" or its socket's "/path"; CAIRN_ENDPOINT;
-                                * cairn/coordinator.sock in $XDG_RUNTIME_DIR, else in /run */
-    const char *name; /* for logs and error texts; "pid N on HOST" */
+    /* Of the coordinator: "host:port" or its socket's "/path"; CAIRN_ENDPOINT; cairn/coordinator.sock in
+     * $XDG_RUNTIME_DIR, else in /run */
+    const char *endpoint;
+    const char *name;       /* for logs and error texts; "pid N on HOST" */
     int connect_timeout_ms; /* 0 = 10,000: how long cairn_open tries */
     const char *fabric;     /* "auto", "mapped", "ucx"; CAIRN_FABRIC */
     /* Network devices of the data path between hosts; CAIRN_FABRIC_DEVICE; those of the routes to the shards
@@ -406,8 +408,8 @@ struct cairn_mem {
      * in the box. Not negative; of a fetch no two elements may share memory (CAIRN_ERR_INVALID). Memory that
      * is not dense is copied chunk by chunk on its way (cairn_stats.packed_bytes). */
     int64_t stride[8];
-    int device;   /* 0 (or -1) = host. CAIRN_GPU(n): CAIRN_ERR_UNSUPPORTED without CUDA */
-    void *stream; /* cudaStream_t; NULL, else CAIRN_ERR_UNSUPPORTED */
+    int device;   /* 0 (or -1) = host; CAIRN_GPU(n) for put and push: cairn_alloc's or anybody's */
+    void *stream; /* cudaStream_t that writes it, NULL: the default one. Of the host: NULL */
 };
 #define CAIRN_GPU(n) ((n) + 1) /* so that 0 is the host */
 
@@ -431,8 +433,7 @@ struct cairn_result {
     size_t struct_size;
     uint64_t step;
     struct cairn_version version; /* after the round */
-    double
-        grad_norm; /* L2, of the mean gradient of all trained tensors before the clip; NaN: not finite */
+    double grad_norm;  /* L2, of the mean gradient of all trained tensors before the clip; or NaN */
     double clip_scale; /* what the mean was multiplied by; 1: not clipped */
     double lr;         /* of the group whose name is first in bytewise order, in this round */
     bool applied;      /* false: skipped */
@@ -461,6 +462,7 @@ struct cairn_stats {
     /* Of pushed_bytes and fetched_bytes: through memory that this process shares with shards. A unit that is
      * lent counts when it is lent. */
     uint64_t shared_pushed_bytes, shared_fetched_bytes;
+    uint64_t device_pushed_bytes, device_fetched_bytes; /* of these: on a card, past the host */
 };
 
 /* A tensor of a unit that cairn_map gathered: dense, row-major, aligned to 64 bytes, read only. */
@@ -491,18 +493,17 @@ CAIRN_EXPORT const char *cairn_error(void);
 /* Memory of the library, whole pages of zeros, until cairn_free or the end of cairn_close: shared memory,
  * which shards of this host may map. It is taken at once, not when it is touched, in large pages if the
  * kernel has them. Whoever gives it to put, push or fetch lends it like any other; a piece that reaches
- * beyond its end is CAIRN_ERR_INVALID. device: -1 = host; n = GPU n, CAIRN_ERR_UNSUPPORTED without CUDA;
- * CAIRN_ERR_NO_MEMORY: there is not as much, or the process may not have it. The limit of a container is
- * the kernel's, who may end a process of it instead. */
+ * beyond its end is CAIRN_ERR_INVALID. CAIRN_ERR_NO_MEMORY: there is not as much, or the process may not have
+ * it. The limit of a container is the kernel's, who may end a process of it instead.
+ * device: -1 = host; n = GPU n: memory that shards on that GPU read where it lies, in units of 2 MiB. */
 CAIRN_EXPORT cairn_status cairn_alloc(cairn *session, size_t bytes, int device,
                                       void **out) CAIRN_CHECKED;
 /* CAIRN_ERR_BUSY: an operation has it on loan, and it stays. CAIRN_ERR_INVALID: not what cairn_alloc gave. */
 CAIRN_EXPORT cairn_status cairn_free(cairn *session, void *ptr) CAIRN_CHECKED;
-/* Tells of the caller's memory that it will be pushed from and fetched to again and again.
- * CAIRN_ERR_UNSUPPORTED, always in this version: it is staged, and right as it is. device: cairn_alloc's */
+/* Tells of memory that it will be pushed and fetched to again and again. CAIRN_ERR_UNSUPPORTED, always in
+ * this version: it is staged, and right as it is. */
 CAIRN_EXPORT cairn_status cairn_register(cairn *session, void *ptr, size_t bytes,
                                          int device) CAIRN_CHECKED;
-/* CAIRN_ERR_INVALID, always in this version: nothing is registered. */
 CAIRN_EXPORT cairn_status cairn_unregister(cairn *session, void *ptr) CAIRN_CHECKED;
 
 /* Borrowed; readable when an operation completed (read 8 bytes to clear it). -1: wrong handle. */
@@ -567,8 +568,8 @@ struct cairn_tie {
 /* What changes about a job while it trains, by any of its workers, for all of them. */
 struct cairn_amend {
     size_t struct_size;
-    uint64_t
-        revision; /* that the job has (struct cairn_round), else CAIRN_ERR_STALE; 0 = whatever it is */
+    /* That the job has (struct cairn_round), else CAIRN_ERR_STALE; 0 = whatever it is */
+    uint64_t revision;
     /* Replace hyper-parameters and schedule of the groups of these names; the optimizer must be the
      * same, and keep the same state: SGD cannot get or lose its momentum */
     const struct cairn_group *groups;
@@ -629,7 +630,7 @@ CAIRN_EXPORT cairn_status cairn_job_amend(cairn_job *job, const struct cairn_ame
  * tiles a worker of another rank may put the same tensors before the first update: nothing of them is
  * sent, cairn_init_done compares them with those of rank 0. What is put is not looked at: with a NaN in it
  * the gradients are not finite, and rounds are skipped, or fail, by on_nonfinite. Waits for no shard; hashes
- * the tensor. */
+ * the tensor; waits for mem.stream of a GPU's memory, which it copies. */
 CAIRN_EXPORT cairn_status cairn_put(cairn_job *job, const char *tensor, const char *plane,
                                     const struct cairn_box *box, const struct cairn_mem *mem,
                                     cairn_op **op_out) CAIRN_CHECKED;
@@ -675,7 +676,11 @@ CAIRN_EXPORT cairn_status cairn_round_begin(cairn_job *job, int timeout_ms,
  * round is void. CAIRN_ERR_INVALID: no round is begun. CAIRN_ERR_STALE: the round is committed, or is
  * not the open one; call cairn_round_begin. Stages 0 and 1 with several micro-batches copy: the operation is
  * over at once; a micro-batch beyond the job's micro_batches is CAIRN_ERR_INVALID. Does not wait for a
- * shard. */
+ * shard.
+ *   Memory of a GPU: what was queued on mem.stream before the call, which does not wait for it, unless the
+ * host has to read it: stages 0 and 1 with several micro-batches, strides, aliases of boxes. What of the
+ * round is given later goes behind it. If what is queued fails, so does the job's handle, with
+ * CAIRN_ERR_IO. */
 CAIRN_EXPORT cairn_status cairn_push(cairn_job *job, const struct cairn_round *round,
                                      uint32_t micro, const char *tensor,
                                      const struct cairn_box *box, const struct cairn_mem *mem,
@@ -760,7 +765,7 @@ CAIRN_EXPORT cairn_status cairn_version_wait(cairn_job *job, struct cairn_versio
  * it. */
 CAIRN_EXPORT cairn_status cairn_lease(cairn_job *job, struct cairn_version version, int ttl_ms,
                                       int timeout_ms, struct cairn_version *out) CAIRN_CHECKED;
-/* Ends the lease of a version; CAIRN_OK if there is none. CAIRN_ERR_TIMEOUT: it ends with its time. */
+/* CAIRN_OK, too, if there is none. CAIRN_ERR_TIMEOUT: it ends with its time. */
 CAIRN_EXPORT cairn_status cairn_lease_end(cairn_job *job, struct cairn_version version,
                                           int timeout_ms) CAIRN_CHECKED;
 
@@ -788,8 +793,10 @@ CAIRN_EXPORT cairn_status cairn_unmap(cairn_job *job, const struct cairn_view *v
 /* Waits for an operation, gives its result, and frees it unless that is CAIRN_ERR_TIMEOUT. Two threads may
  * wait for one: both have its result if both wait when it ends, who comes later has CAIRN_ERR_HANDLE. */
 CAIRN_EXPORT cairn_status cairn_wait(cairn_op *op, int timeout_ms) CAIRN_CHECKED;
-/* Has a cudaStream_t wait for the operation, which stays to be waited for. CAIRN_ERR_UNSUPPORTED without
- * CUDA. */
+/* What is queued on a cudaStream_t of the thread's current GPU (else of the operation's) after this call runs
+ * when the operation is over, well or not: cairn_wait, which is still to be called, says it. A stream goes on
+ * after 60 s at the latest, whoever is dead; then the operation is CAIRN_ERR_CANCELED, if not worse. Not for
+ * the stream that the operation itself waits for. CAIRN_ERR_UNSUPPORTED without CUDA. */
 CAIRN_EXPORT cairn_status cairn_stream_wait(cairn_op *op, void *stream) CAIRN_CHECKED;
 
 /* The client state of the newest version (from round_begin to commit: of the round's), to readers, too.

@@ -4,8 +4,10 @@
 #include <string.h>
 
 #include "client/job.h"
+#include "client/op.h"
 
 #define TICK_MS    50
+#define SOON_MS    1   /* an event of a stream tells nobody */
 #define STOP_MS    300 /* what is under way may end by itself for so long */
 #define GOODBYE_MS 300
 
@@ -38,6 +40,7 @@ static void stop_loop(struct session *s)
 {
     cairn_datapath_close(s);
     uv_close((uv_handle_t *)&s->loop.kick, NULL);
+    uv_close((uv_handle_t *)&s->loop.soon, NULL);
     uv_timer_start(&s->loop.tick, on_goodbye_late, GOODBYE_MS, 0);
     if (s->control.stream != NULL)
         cairn_stream_finish(s->control.stream, CAIRN_OK, "the session is closed");
@@ -68,7 +71,22 @@ static void on_tick(uv_timer_t *tick)
 {
     struct session *s = tick->data;
     cairn_control_tick(s);
+    cairn_op_let_late_go(s);
     on_kick(&s->loop.kick);
+}
+
+static void on_soon(uv_timer_t *soon)
+{
+    on_kick(&((struct session *)soon->data)->loop.kick);
+}
+
+void cairn_loop_look_soon(struct session *s, bool looks)
+{
+    if (looks == (uv_is_active((uv_handle_t *)&s->loop.soon) != 0)) return;
+    if (looks)
+        uv_timer_start(&s->loop.soon, on_soon, SOON_MS, SOON_MS);
+    else
+        uv_timer_stop(&s->loop.soon);
 }
 
 static void *session_thread(void *arg)
@@ -98,8 +116,9 @@ static cairn_status init_loop(struct session *s)
         return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no event loop: %s", uv_strerror(error));
     error = uv_async_init(&s->loop.uv, &s->loop.kick, on_kick);
     if (error == 0) error = uv_timer_init(&s->loop.uv, &s->loop.tick);
+    if (error == 0) error = uv_timer_init(&s->loop.uv, &s->loop.soon);
     if (error == 0) error = uv_timer_start(&s->loop.tick, on_tick, TICK_MS, TICK_MS);
-    s->loop.kick.data = s->loop.tick.data = s;
+    s->loop.kick.data = s->loop.tick.data = s->loop.soon.data = s;
     if (error == 0 &&
         (s->path.fabric == NULL ||
          cairn_fabric_poll_init(&s->path.poll, &s->loop.uv, s->path.fabric, 0) == CAIRN_OK))

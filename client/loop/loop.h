@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <uv.h>
 
 #include "proto/base/status.h"
@@ -15,6 +16,7 @@ struct session_loop {
     uv_loop_t uv;
     uv_async_t kick;
     uv_timer_t tick;
+    uv_timer_t soon;     /* looks again while a push waits for its stream */
     uint64_t stop_by_ms; /* set before `stopping`: then the fabric is closed, whoever holds loans */
     atomic_bool stopping;
 };
@@ -23,6 +25,9 @@ struct session_loop {
 cairn_status cairn_loop_start(struct session *s) CAIRN_MUST_CHECK;
 /* What is under way may end by itself for a moment; waits for the thread's end. */
 void cairn_loop_stop(struct session *s);
+
+/* Loop thread: looks at what waits for streams every millisecond, or not any more. */
+void cairn_loop_look_soon(struct session *s, bool looks);
 
 /* turn.c: a turn of the loop thread, whenever it is woken: commands are done, asks are sent, jobs are
  * attached and closed. */

@@ -6,6 +6,7 @@
 #include "client/job.h"
 #include "client/loop/attach.h"
 #include "client/op.h"
+#include "client/push/fail.h"
 
 /* The next ask that can be sent now; one whose job has failed is answered here. */
 static struct ask *next_ask(struct session *s)
@@ -72,28 +73,43 @@ static void free_command(struct session *s, struct command *before, struct comma
     if (s->commands.last == command) s->commands.last = before;
     pthread_mutex_unlock(&s->lock);
     cairn_job_unref(command->job);
-    free(command);
+    cairn_command_free(command);
 }
 
-/* In the order given, job by job: where one waits for its shards, others go on. */
+static bool is_of_round(const struct command *command)
+{
+    return command->op == NULL || command->op->kind == CAIRN_CHUNK_PUSH;
+}
+
+/* In the order given, job by job: where one waits for its shards, others go on; and where a push waits for
+ * the stream that writes it, what is not of the round goes on. */
 static void run_commands(struct session *s)
 {
     struct command *before = NULL;
-    for (struct job *job = s->jobs; job != NULL; job = job->next) job->stalled = false;
+    bool any_awaits = false;
+    for (struct job *job = s->jobs; job != NULL; job = job->next)
+        job->stalled = job->awaits_stream = false;
     for (struct command *command; (command = next_command(s, before)) != NULL;) {
         struct job *job = command->job;
-        if (!job->stalled && command->run(command)) {
+        const bool awaited = job->awaits_stream;
+        const bool waits = job->stalled || (awaited && is_of_round(command));
+        if (!waits && command->run(command)) {
             free_command(s, before, command);
-        } else {
-            job->stalled = true;
-            before = command;
+            continue;
         }
+        if (!waits && job->awaits_stream == awaited) job->stalled = true;
+        any_awaits = any_awaits || job->awaits_stream;
+        before = command;
     }
+    cairn_loop_look_soon(s, any_awaits);
 }
 
 void cairn_turn_run(struct session *s)
 {
     const uint64_t now_ms = cairn_client_now_ms();
+    for (struct job *job = s->jobs; job != NULL; job = job->next)
+        if (job->broken.status != CAIRN_OK)
+            cairn_job_fail(job, job->broken.status, job->broken.why.text);
     run_commands(s);
     for (struct job *job = s->jobs; job != NULL; job = job->next)
         if (s->control.ready && job->attachment.state == JOB_DETACHED && !job->closing &&

@@ -141,7 +141,7 @@ static cairn_status add_inside(struct job *job, const struct cairn_round *round,
                                  job->spec.tensors[tensor].name, (unsigned)job->spec.stage);
     const size_t bytes = cairn_strides_span(&piece->strides, elems,
                                             cairn_dtype_bytes((int)mem->dtype));
-    cairn_status status = cairn_memory_lend(job->session, mem->ptr, bytes, &lent);
+    cairn_status status = cairn_memory_lend(job->session, mem->ptr, bytes, NULL, &lent);
     if (status != CAIRN_OK) return status;
     add_piece(sum, piece, mem);
     cairn_memory_return(job->session, lent);

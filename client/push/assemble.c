@@ -209,7 +209,8 @@ cairn_status cairn_assemble_copy(struct assembly *assembly, const struct portion
     bool whole = false;
     cairn_status status = cairn_memory_lend(
         job->session, p->mem.ptr,
-        cairn_strides_span(&p->piece.strides, elems, cairn_dtype_bytes((int)p->mem.dtype)), &lent);
+        cairn_strides_span(&p->piece.strides, elems, cairn_dtype_bytes((int)p->mem.dtype)), NULL,
+        &lent);
     if (status == CAIRN_OK) copy(assembly, p, p->mem.ptr);
     if (status == CAIRN_OK) cairn_memory_return(job->session, lent);
     pthread_mutex_lock(&job->session->lock);

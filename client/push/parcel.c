@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/device/card.h"
 #include "client/job.h"
 #include "client/op.h"
 
@@ -106,11 +107,53 @@ cairn_status cairn_parcel_open(struct parcel *parcel)
     return CAIRN_OK;
 }
 
+static void unstage(struct parcel *parcel)
+{
+    if (parcel->staged.at == NULL) return;
+    cairn_pieces_give(&parcel->staged);
+    count_packed(parcel->job, 0, parcel->byte_count);
+}
+
+/* Memory of a card goes from where it lies if the shard knows it and takes it so; else as a copy on the
+ * card, if the shard has that card, or in host memory. */
+static cairn_status place_on_card(struct parcel *parcel, const struct cairn_fabric_peer *peer)
+{
+    const struct op *op = parcel->op;
+    uint8_t *own = op->ptr + parcel->first * cairn_dtype_bytes(parcel->dtype);
+    struct cairn_sentence why;
+    if (parcel->on_loan > 0) return CAIRN_OK; // as it went before
+    if (peer == NULL) return CAIRN_ERR_CLOSED;
+    const char *path = cairn_fabric_payload_path(peer, own, parcel->byte_count);
+    if (op->lent != NULL && strcmp(path, "device") == 0) {
+        unstage(parcel);
+        parcel->bytes = own;
+        parcel->on_card = true;
+        return CAIRN_OK;
+    }
+    const bool on_card = cairn_fabric_peer_imports(peer, cairn_card_uuid(op->card));
+    if (parcel->staged.at != NULL && parcel->on_card == on_card) return CAIRN_OK;
+    unstage(parcel);
+    cairn_status status = cairn_pieces_take(parcel->job->session, op->card, on_card,
+                                            parcel->byte_count, &parcel->staged);
+    if (status != CAIRN_OK) return status;
+    count_packed(parcel->job, parcel->byte_count, 0);
+    parcel->bytes = parcel->staged.at;
+    parcel->on_card = parcel->staged.on_card;
+    status = cairn_card_copy(op->card, parcel->bytes, own, parcel->byte_count, !parcel->on_card,
+                             &why);
+    if (status != CAIRN_OK) { // told at the next turn: this is in the middle of others' work
+        parcel->job->broken = (struct failure) { status, why };
+        cairn_session_kick(parcel->job->session);
+    }
+    return status;
+}
+
 /* What is to be sent; once, however often it is sent. */
-static cairn_status pack(struct parcel *parcel)
+static cairn_status pack(struct parcel *parcel, const struct cairn_fabric_peer *peer)
 {
     const struct op *op = parcel->op;
     const size_t elem_bytes = cairn_dtype_bytes(parcel->dtype);
+    if (op->card != NULL && parcel->byte_count > 0) return place_on_card(parcel, peer);
     if (parcel->bytes != NULL) return CAIRN_OK;
     const cairn_status status = cairn_parcel_open(parcel);
     if (status != CAIRN_OK || parcel->packed == NULL) return status;
@@ -144,6 +187,7 @@ static void unpack(struct parcel *parcel)
 static void give_back(struct parcel *parcel)
 {
     unpack(parcel);
+    unstage(parcel);
     parcel->op = NULL;
     parcel->next = parcel->job->parcels.first_free;
     parcel->job->parcels.first_free = parcel;
@@ -214,6 +258,8 @@ static void count(const struct parcel *parcel, bool shared)
     if (parcel->kind == CAIRN_CHUNK_FETCH) stats->fetched_bytes += parcel->byte_count;
     if (shared && parcel->kind == CAIRN_CHUNK_PUSH)
         stats->shared_pushed_bytes += parcel->byte_count;
+    if (parcel->on_card && parcel->kind == CAIRN_CHUNK_PUSH)
+        stats->device_pushed_bytes += parcel->byte_count;
     if (shared && parcel->kind == CAIRN_CHUNK_FETCH)
         stats->shared_fetched_bytes += parcel->byte_count;
     pthread_mutex_unlock(&s->lock);
@@ -224,10 +270,10 @@ cairn_status cairn_parcel_send(struct parcel *parcel, uint32_t via,
 {
     struct shard_link *link = &parcel->job->body.shards[via];
     const bool is_fetch = parcel->kind == CAIRN_CHUNK_FETCH;
-    const cairn_status opened = is_fetch ? CAIRN_OK : pack(parcel);
-    if (opened != CAIRN_OK) return opened;
     // What is on loan is counted where it went: no other way before all of it is back.
     if (parcel->on_loan > 0 && via != parcel->via) return CAIRN_ERR_BUSY;
+    const cairn_status opened = is_fetch ? CAIRN_OK : pack(parcel, link->conn.peer);
+    if (opened != CAIRN_OK) return opened;
     parcel->via = via;
     const void *data = parcel->head_bytes > 0 ? parcel->packed : parcel->bytes;
     const void *payload = is_fetch ? parcel->op->box : data;

@@ -7,6 +7,7 @@
 #include "proto/base/sentence.h"
 #include "proto/geometry/layout.h"
 #include "proto/link/asker.h"
+#include "client/pieces.h"
 #include "proto/wire/chunk.h"
 
 struct command;
@@ -34,7 +35,10 @@ struct parcel {
      * it is sent; NULL until then */
     uint8_t *bytes;
     uint8_t *packed; /* owned; of memory with strides, or behind a box */
-    uint64_t first;  /* element of the piece */
+    struct staged
+        staged; /* of a card's memory: its copy, for shards that do not take it from where it lies */
+    bool on_card;   /* `bytes` is memory of a card, and goes by reference */
+    uint64_t first; /* element of the piece */
     size_t byte_count;
     size_t head_bytes; /* before it in `packed`: the box of a put; 0: none */
     uint64_t checksum; /* of what a fetch is receiving, as the shard says */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/device/card.h"
 #include "client/job.h"
 #include "client/op.h"
 #include "client/push/fail.h"
@@ -262,6 +263,21 @@ static bool end_push(struct command *command, cairn_status status, const char *w
     return true;
 }
 
+/* Whether the card has written what is pushed. What failed there is no gradient, and its tensor is neither
+ * pushed nor absent: so the job has failed for this worker, as its context has. */
+static enum card_state state_of(struct command *command)
+{
+    struct cairn_sentence why;
+    if (command->event == NULL) return CARD_DONE;
+    const enum card_state state = cairn_card_event_state(command->event, &why);
+    if (state == CARD_FAILED) cairn_job_fail(command->job, CAIRN_ERR_IO, why.text);
+    if (state == CARD_WAITS) command->job->awaits_stream = true;
+    if (state != CARD_DONE) return state;
+    cairn_card_event_free(command->event);
+    command->event = NULL;
+    return CARD_DONE;
+}
+
 bool cairn_pushes_run(struct command *command)
 {
     struct job *job = command->job;
@@ -269,6 +285,9 @@ bool cairn_pushes_run(struct command *command)
     uint64_t chunk;
     if (cairn_command_refused(command)) return true;
     if (round_is_over(command)) return end_push(command, CAIRN_ERR_EPOCH_CHANGED, NULL);
+    const enum card_state state = state_of(command);
+    if (state == CARD_WAITS) return false;
+    if (state == CARD_FAILED) return end_push(command, CAIRN_ERR_IO, job->failure.why.text);
     uint8_t *pushed = pushed_in(job, command->micro);
     if (pushed == NULL) return end_push(command, CAIRN_ERR_NO_MEMORY, NULL);
     pushed[command->tensor] = 1;

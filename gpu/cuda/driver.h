@@ -38,6 +38,7 @@ enum {
     CAIRN_CU_NOT_FOUND = 500,
     CAIRN_CU_NOT_READY = 600,
     CAIRN_CU_ALREADY_REGISTERED = 712,
+    CAIRN_CU_NOT_SUPPORTED = 801,
 };
 
 /* CUdevice_attribute */
@@ -63,6 +64,10 @@ enum {
     CAIRN_CU_ACCESS_READWRITE = 3,
     CAIRN_CU_GRANULARITY_MINIMUM = 0,
     CAIRN_CU_MODE_EXCLUSIVE_PROCESS = 3,
+    CAIRN_CU_POINTER_MEMORY_TYPE = 2, /* CUpointer_attribute: an unsigned */
+    CAIRN_CU_POINTER_DEVICE = 9,      /* likewise: an int, the device's number */
+    CAIRN_CU_MEMORY_DEVICE = 2,       /* CUmemorytype */
+    CAIRN_CU_STREAM_WAIT_GEQ = 0,     /* (int32_t)(*at - value) >= 0 */
 };
 
 struct cairn_cu_location {
@@ -108,6 +113,10 @@ struct cairn_cu_uuid {
     call(cuDevicePrimaryCtxRetain, , (struct CUctx_st **context_out, int device))                           \
     call(cuDevicePrimaryCtxRelease, _v2, (int device))                                                      \
     call(cuCtxSetCurrent, , (struct CUctx_st *context))                                                     \
+    call(cuCtxPushCurrent, _v2, (struct CUctx_st *context))                                                 \
+    call(cuCtxPopCurrent, _v2, (struct CUctx_st **context_out))                                             \
+    call(cuCtxGetDevice, , (int *device_out))                                                               \
+    call(cuPointerGetAttribute, , (void *value_out, int attribute, uint64_t at))                            \
     call(cuMemGetInfo, _v2, (size_t *free_out, size_t *total_out))                                          \
     call(cuMemGetAllocationGranularity, ,                                                                   \
          (size_t *bytes_out, const struct cairn_cu_allocation *how, int option))                            \
@@ -134,6 +143,8 @@ struct cairn_cu_uuid {
     call(cuStreamCreate, , (struct CUstream_st **stream_out, unsigned flags))                               \
     call(cuStreamDestroy, _v2, (struct CUstream_st *stream))                                                \
     call(cuStreamSynchronize, , (struct CUstream_st *stream))                                               \
+    call(cuStreamWaitValue32, _v2,                                                                          \
+         (struct CUstream_st *stream, uint64_t at, uint32_t value, unsigned flags))                         \
     call(cuStreamWaitEvent, , (struct CUstream_st *stream, struct CUevent_st *event, unsigned flags))       \
     call(cuEventCreate, , (struct CUevent_st **event_out, unsigned flags))                                  \
     call(cuEventDestroy, _v2, (struct CUevent_st *event))                                                   \

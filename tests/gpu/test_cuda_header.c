@@ -43,6 +43,12 @@ static const struct pair values[] = {
     SAME(CAIRN_CU_INVALID_PTX, CUDA_ERROR_INVALID_PTX),
     SAME(CAIRN_CU_NOT_FOUND, CUDA_ERROR_NOT_FOUND),
     SAME(CAIRN_CU_NOT_READY, CUDA_ERROR_NOT_READY),
+    SAME(CAIRN_CU_NOT_SUPPORTED, CUDA_ERROR_NOT_SUPPORTED),
+    SAME(CAIRN_CU_ACCESS_READ, CU_MEM_ACCESS_FLAGS_PROT_READ),
+    SAME(CAIRN_CU_POINTER_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_MEMORY_TYPE),
+    SAME(CAIRN_CU_POINTER_DEVICE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL),
+    SAME(CAIRN_CU_MEMORY_DEVICE, CU_MEMORYTYPE_DEVICE),
+    SAME(CAIRN_CU_STREAM_WAIT_GEQ, CU_STREAM_WAIT_VALUE_GEQ),
     SAME(CAIRN_CU_ALREADY_REGISTERED, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED),
 #define CAIRN_MEANING(name, number, breaks, advice) SAME(number, CUDA_ERROR_##name),
     CAIRN_MEANINGS(CAIRN_MEANING)
@@ -116,6 +122,7 @@ static const struct symbol symbols[] = { CAIRN_DRIVER_CALLS(CAIRN_CALL) };
 #define CUresult                          int
 #define CUdevice                          int
 #define CUdevice_attribute                int
+#define CUpointer_attribute               int
 #define CUdeviceptr                       uint64_t
 #define CUuuid                            struct cairn_cu_uuid
 #define CUcontext                         struct CUctx_st *

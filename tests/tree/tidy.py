@@ -38,7 +38,7 @@ COORDINATOR = [f"server/coordinator/{room}/" for room in "base store round membe
 CLUSTER = "server/coordinator/cluster.h"
 SHARD = [f"server/shard/{room}/" for room in "base memory collect read state relay job".split()]
 CLIENT = ["client/" + room
-          for room in ("include/", "base/", "session.h", "job.h", "", "read/", "push/", "loop/", "api/")]
+          for room in ("include/", "base/", "device/", "session.h", "job.h", "", "read/", "push/", "loop/", "api/")]
 ROOMS = {
     "proto/base/": [],
     "proto/geometry/": ["proto/base/"],
@@ -66,6 +66,7 @@ ROOMS = {
        for above, room in enumerate(COORDINATOR)},
     **{room: ["proto/", *CLIENT[:above]] for above, room in enumerate(CLIENT)},
     **{room: ["proto/", *CLIENT] for room in ("client/session.h", "client/job.h")},
+    "client/device/": ["proto/", "client/include/", "client/base/", "gpu/cuda/driver.h"],
     "client/ctl/": ["proto/", "client/include/", "client/base/env.h", "client/ctl/bench/bench.h",
                     "server/shard/job/need.h"],
     "client/ctl/bench/": ["proto/", "client/include/", "gpu/gpu.h", "gpu/home.h", "client/ctl/ctl.h",

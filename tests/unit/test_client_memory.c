@@ -129,7 +129,7 @@ TEST(memory_on_loan_is_not_freed)
     void *ptr = NULL;
     const void *lent = NULL;
     toy_good(cairn_alloc(session, 64, -1, &ptr));
-    toy_good(cairn_memory_lend(s, (uint8_t *)ptr + 16, 32, &lent));
+    toy_good(cairn_memory_lend(s, (uint8_t *)ptr + 16, 32, NULL, &lent));
     toy_fails(cairn_free(session, ptr), CAIRN_ERR_BUSY, "1 operations");
     cairn_memory_return(s, lent);
     toy_good(cairn_free(session, ptr));
@@ -143,7 +143,7 @@ TEST(a_loan_outlives_the_session_and_the_memory_goes_with_it)
     const void *lent = NULL;
     toy_good(cairn_alloc(session, 64, -1, &ptr));
     toy_good(cairn_alloc(session, 64, -1, &other));
-    toy_good(cairn_memory_lend(s, ptr, 64, &lent));
+    toy_good(cairn_memory_lend(s, ptr, 64, NULL, &lent));
     cairn_close(session);
     ck_assert_int_eq(mapped(), 1);
     memset(ptr, 1, 64);

@@ -102,7 +102,9 @@ TEST(an_argument_that_is_wrong_is_named_with_its_value)
                   "name is \"a b\"; allowed: 1 to 255 bytes of [A-Za-z0-9._-]");
     check_refused(cairn_job_open(session, "a", NULL, CAIRN_READER, -1, &job), CAIRN_ERR_INVALID,
                   "timeout_ms is -1");
-    check_refused(cairn_alloc(session, 8, 0, &memory), CAIRN_ERR_UNSUPPORTED, "device is 0, a GPU");
+    ck_assert_int_eq(setenv("CAIRN_CUDA_DRIVER", "/nonexistent/libcuda.so.1", 1), 0);
+    check_refused(cairn_alloc(session, 8, 0, &memory), CAIRN_ERR_UNSUPPORTED,
+                  "no GPU can be used: no CUDA driver: /nonexistent");
     check_refused(cairn_fetch(actor, version, "wieght", NULL, NULL, &mem, &op), CAIRN_ERR_NOT_FOUND,
                   "job actor has no tensor wieght; cairn_job_tensor lists its 2");
     check_refused(cairn_fetch(actor, version, "w", "momentum", NULL, &mem, &op),

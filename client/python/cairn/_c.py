@@ -146,7 +146,8 @@ class Stats(Sized):
                 ("maps_over_window", c_uint64), ("prefetches_dropped", c_uint64),
                 ("packed_bytes", c_uint64), ("packed_bytes_peak", c_uint64), ("assembled_bytes", c_uint64),
                 ("assembled_bytes_peak", c_uint64), ("maps_lent", c_uint64),
-                ("shared_pushed_bytes", c_uint64), ("shared_fetched_bytes", c_uint64)]
+                ("shared_pushed_bytes", c_uint64), ("shared_fetched_bytes", c_uint64),
+                ("device_pushed_bytes", c_uint64), ("device_fetched_bytes", c_uint64)]
 
 
 class View(Sized):

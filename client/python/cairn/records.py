@@ -73,6 +73,8 @@ class Stats(NamedTuple):
     maps_lent: int
     shared_pushed_bytes: int
     shared_fetched_bytes: int
+    device_pushed_bytes: int
+    device_fetched_bytes: int
 
 
 class JobInfo(NamedTuple):

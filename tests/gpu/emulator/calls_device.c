@@ -21,6 +21,12 @@ uint32_t emulator_device(void)
     return current.device;
 }
 
+/* Contexts that this thread pushed others upon. */
+static __thread struct {
+    uint32_t device, generation;
+} pushed[16];
+static __thread uint32_t pushed_count;
+
 static bool in_context(void)
 {
     const struct context *context = &contexts[current.device];
@@ -238,4 +244,48 @@ static enum emulator_result set_current(const struct CUctx_st *context)
 int cuCtxSetCurrent(struct CUctx_st *context)
 {
     EMULATOR_CALL(EMULATOR_NEEDS_INIT, set_current(context));
+}
+
+static enum emulator_result push(const struct CUctx_st *context)
+{
+    const uint32_t device = current.device, generation = current.generation;
+    if (context == NULL || pushed_count == sizeof pushed / sizeof *pushed)
+        return EMULATOR_INVALID_VALUE;
+    const enum emulator_result result = set_current(context);
+    if (result != EMULATOR_OK) return result;
+    pushed[pushed_count].device = device;
+    pushed[pushed_count++].generation = generation;
+    return EMULATOR_OK;
+}
+
+int cuCtxPushCurrent_v2(struct CUctx_st *context)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, push(context));
+}
+
+static enum emulator_result pop(struct CUctx_st **context_out)
+{
+    if (pushed_count == 0) return EMULATOR_INVALID_CONTEXT;
+    *context_out = (struct CUctx_st *)(uintptr_t)emulator_handle(
+        EMULATOR_CONTEXT, current.generation, current.device);
+    current.device = pushed[--pushed_count].device;
+    current.generation = pushed[pushed_count].generation;
+    return EMULATOR_OK;
+}
+
+int cuCtxPopCurrent_v2(struct CUctx_st **context_out)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, pop(context_out));
+}
+
+static enum emulator_result tell_device(int *device_out)
+{
+    if (!in_context()) return EMULATOR_INVALID_CONTEXT;
+    *device_out = (int)current.device;
+    return EMULATOR_OK;
+}
+
+int cuCtxGetDevice(int *device_out)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, tell_device(device_out));
 }

@@ -148,6 +148,27 @@ int cuMemGetAllocationPropertiesFromHandle(struct cairn_cu_allocation *how_out,
     EMULATOR_CALL(EMULATOR_NEEDS_INIT, describe(how_out, handle));
 }
 
+static enum emulator_result tell_pointer(void *value_out, int attribute, uint64_t at)
+{
+    uint32_t device;
+    const bool is_mapped = emulator_memory_at(at, &device);
+    const unsigned memory_device = CAIRN_CU_MEMORY_DEVICE;
+    const int number = (int)device;
+    if (!is_mapped) return EMULATOR_INVALID_VALUE; // host memory that nobody has pinned, too
+    if (attribute == CAIRN_CU_POINTER_MEMORY_TYPE)
+        memcpy(value_out, &memory_device, sizeof memory_device);
+    else if (attribute == CAIRN_CU_POINTER_DEVICE)
+        memcpy(value_out, &number, sizeof number);
+    else
+        return EMULATOR_INVALID_VALUE;
+    return EMULATOR_OK;
+}
+
+int cuPointerGetAttribute(void *value_out, int attribute, uint64_t at)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT, tell_pointer(value_out, attribute, at));
+}
+
 int cuMemAllocHost_v2(void **host_out, size_t bytes)
 {
     EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT, emulator_host_alloc(bytes, host_out));

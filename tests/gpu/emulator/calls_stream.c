@@ -51,6 +51,22 @@ int cuStreamWaitEvent(struct CUstream_st *stream, struct CUevent_st *event, unsi
                           : emulator_event_await(emulator_number(event), slot, emulator_device()));
 }
 
+/* Of host memory that is pinned: a wait for other memory is nothing that anybody here asks for. */
+static enum emulator_result wait_for_word(uint32_t slot, uint64_t at, uint32_t value,
+                                          unsigned flags)
+{
+    if (flags != CAIRN_CU_STREAM_WAIT_GEQ || at % sizeof value != 0 ||
+        emulator_host_pinned(at, sizeof value) != EMULATOR_PINNED)
+        return EMULATOR_INVALID_VALUE;
+    emulator_stream_await_word(slot, emulator_device(), (const uint32_t *)(uintptr_t)at, value);
+    return EMULATOR_OK;
+}
+
+int cuStreamWaitValue32_v2(struct CUstream_st *stream, uint64_t at, uint32_t value, unsigned flags)
+{
+    IN_STREAM(stream, wait_for_word(slot, at, value, flags));
+}
+
 static enum emulator_result open_event(struct CUevent_st **event_out, unsigned flags)
 {
     uint64_t event;

@@ -157,6 +157,8 @@ void emulator_order_host(const struct emulator_touch *touch, const char *what);
 /* Where kernels and copies find what lies at an address in the device: at the address + this. */
 extern uint64_t emulator_distance;
 bool emulator_memory_has(uint64_t address); /* it lies among the addresses that are given out */
+bool emulator_memory_at(uint64_t address,
+                        uint32_t *device_out); /* memory is mapped there: of which */
 
 struct emulator_memory_info {
     uint64_t total, free;
@@ -213,6 +215,9 @@ struct emulator_op {
     uint32_t device;
     uint32_t awaited_slot;
     uint64_t awaited_number; /* of that slot; 0: it waits for nothing */
+    const uint32_t
+        *word; /* it waits until the host has made this `value` or more; NULL: for none */
+    uint32_t value;
     struct emulator_clock clock;
 };
 
@@ -232,6 +237,9 @@ struct emulator_mark {
 struct emulator_mark emulator_stream_mark(uint32_t slot, uint32_t device);
 /* What comes next waits for the mark. */
 void emulator_stream_await(uint32_t slot, uint32_t device, const struct emulator_mark *mark);
+/* What comes next waits for the word. */
+void emulator_stream_await_word(uint32_t slot, uint32_t device, const uint32_t *word,
+                                uint32_t value);
 /* Runs what may run until the mark is over; the host learns of it. */
 enum emulator_result emulator_stream_wait(const struct emulator_mark *mark);
 enum emulator_result emulator_stream_query(const struct emulator_mark *mark);

@@ -68,6 +68,16 @@ bool emulator_memory_has(uint64_t address)
     return arena != 0 && address - arena < SPAN_BYTES;
 }
 
+bool emulator_memory_at(uint64_t address, uint32_t *device_out)
+{
+    const struct page *page = emulator_memory_has(address)
+                                  ? &pages[(address - arena) / EMULATOR_PAGE]
+                                  : NULL;
+    if (page == NULL || page->allocation == 0) return false;
+    *device_out = allocations[page->allocation - 1].device;
+    return true;
+}
+
 /* ---- handles ---- */
 
 static uint64_t handle_of(const struct allocation *a)

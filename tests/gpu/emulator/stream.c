@@ -9,6 +9,7 @@
 
 #include <assert.h>
 #include <stdlib.h>
+#include <time.h>
 
 #define QUEUED_MAX 4096 /* operations that may wait, of all streams; who puts more runs some */
 
@@ -25,10 +26,17 @@ static uint64_t queued;
 
 /* ---- who runs ---- */
 
+/* The host writes it without the lock, and tells nobody. */
+static bool has_word(const struct emulator_op *op)
+{
+    if (op->word == NULL) return true;
+    return (int32_t)(__atomic_load_n(op->word, __ATOMIC_ACQUIRE) - op->value) >= 0;
+}
+
 static bool may_run(const struct slot *slot)
 {
     const struct emulator_op *op = slot->head;
-    if (op == NULL || slot->busy) return false;
+    if (op == NULL || slot->busy || !has_word(op)) return false;
     return op->awaited_number <= slots[op->awaited_slot].done;
 }
 
@@ -85,12 +93,31 @@ static bool any_busy(void)
     return busy;
 }
 
+static bool any_word(void)
+{
+    bool waits = false;
+    for (uint32_t i = 0; i < EMULATOR_SLOTS; i++)
+        waits |= slots[i].head != NULL && slots[i].head->word != NULL;
+    return waits;
+}
+
+/* Until an operation has ended, or for a moment: nobody says that a word was written. */
+static void sleep_some(void)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 1000000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    pthread_cond_timedwait(&emulator_progress, &emulator_lock, &until);
+}
+
 enum emulator_result emulator_stream_wait(const struct emulator_mark *mark)
 {
     while (slots[mark->slot].done < mark->number) {
         if (run_one()) continue;
-        assert(any_busy()); // what is awaited was there before
-        pthread_cond_wait(&emulator_progress, &emulator_lock);
+        assert(any_busy() || any_word()); // what is awaited was there before
+        sleep_some();
     }
     if (emulator_sticky(mark->device) == EMULATOR_OK) emulator_host_learns(&mark->clock);
     return emulator_sticky(mark->device);
@@ -184,6 +211,18 @@ void emulator_stream_await(uint32_t slot, uint32_t device, const struct emulator
     op->close = close_wait;
     op->awaited_slot = mark->slot;
     op->awaited_number = mark->number;
+    append(slot, device, op);
+}
+
+void emulator_stream_await_word(uint32_t slot, uint32_t device, const uint32_t *word,
+                                uint32_t value)
+{
+    struct emulator_op *op = calloc(1, sizeof *op);
+    assert(op != NULL);
+    op->name = "a wait for a word";
+    op->close = close_wait;
+    op->word = word;
+    op->value = value;
     append(slot, device, op);
 }
 

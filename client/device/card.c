@@ -1,0 +1,159 @@
+#include "client/device/card.h"
+
+#include <pthread.h>
+#include <string.h>
+#include <stdlib.h>
+
+#include "client/base/error.h"
+#include "client/device/door.h"
+
+#define CARDS_MAX 64
+
+static struct {
+    pthread_mutex_t lock; /* guards what follows */
+    bool is_open;
+    struct cairn_driver driver; /* constant once is_open */
+    struct card *cards[CARDS_MAX];
+} door = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+cairn_status cairn_card_fail(int result, cairn_status status, const char *doing,
+                             struct cairn_sentence *why)
+{
+    char text[32];
+    return cairn_fail(why, result == CAIRN_CU_OUT_OF_MEMORY ? CAIRN_ERR_NO_MEMORY : status,
+                      "%s: %s", doing, cairn_driver_error(&door.driver, result, text));
+}
+
+/* ---- opening ---- */
+
+static cairn_status open_context(struct card *card, struct cairn_sentence *why)
+{
+    const struct cairn_driver *driver = card->driver;
+    struct cairn_cu_uuid uuid;
+    int has_memory = 0, has_handles = 0;
+    size_t granularity = 0;
+    int result = driver->cuDeviceGet(&card->device, card->number);
+    if (result == CAIRN_CU_OK) result = driver->cuDeviceGetUuid(&uuid, card->device);
+    if (result == CAIRN_CU_OK)
+        result = driver->cuDeviceGetAttribute(&has_memory, CAIRN_CU_HAS_VIRTUAL_MEMORY,
+                                              card->device);
+    if (result == CAIRN_CU_OK)
+        result = driver->cuDeviceGetAttribute(&has_handles, CAIRN_CU_HAS_POSIX_HANDLES,
+                                              card->device);
+    if (result != CAIRN_CU_OK)
+        return cairn_card_fail(result, CAIRN_ERR_IO, "the driver does not describe it", why);
+    memcpy(card->uuid, uuid.bytes, sizeof card->uuid);
+    card->exports = has_memory != 0 && has_handles != 0;
+    result = driver->cuDevicePrimaryCtxRetain(&card->context, card->device);
+    if (result != CAIRN_CU_OK)
+        return cairn_card_fail(result, CAIRN_ERR_IO, "its context does not open", why);
+    const struct cairn_cu_allocation how = cairn_card_allocation(card);
+    cairn_status status = cairn_card_enter(card, why);
+    if (status != CAIRN_OK) return status;
+    if (card->exports)
+        result = driver->cuMemGetAllocationGranularity(&granularity, &how,
+                                                       CAIRN_CU_GRANULARITY_MINIMUM);
+    if (result == CAIRN_CU_OK)
+        result = driver->cuStreamCreate(&card->side, CAIRN_CU_STREAM_NON_BLOCKING);
+    cairn_card_leave(card);
+    card->granularity = granularity;
+    return result == CAIRN_CU_OK ? CAIRN_OK
+                                 : cairn_card_fail(result, CAIRN_ERR_IO, "no stream of it", why);
+}
+
+/* Under the lock. */
+static cairn_status open_driver(void)
+{
+    struct cairn_sentence why;
+    if (door.is_open) return CAIRN_OK;
+    const cairn_status status = cairn_driver_open(&door.driver, &why);
+    if (status != CAIRN_OK)
+        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED, "no GPU can be used: %s; give host memory",
+                                 why.text);
+    door.is_open = true;
+    return CAIRN_OK;
+}
+
+static cairn_status open_card(int number, struct card **card_out)
+{
+    int count = 0;
+    struct cairn_sentence why;
+    if (door.driver.cuDeviceGetCount(&count) != CAIRN_CU_OK) count = 0;
+    if (number < 0 || number >= count || number >= CARDS_MAX)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "there is no GPU %d: this process sees %d, and they count from 0 "
+                                 "(nvidia-smi -L, and the environment's CUDA_VISIBLE_DEVICES)",
+                                 number, count);
+    struct card *card = calloc(1, sizeof *card);
+    if (card == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    card->driver = &door.driver;
+    card->number = number;
+    const cairn_status status = open_context(card, &why);
+    if (status == CAIRN_OK) {
+        *card_out = card;
+        return CAIRN_OK;
+    }
+    if (card->context != NULL) (void)door.driver.cuDevicePrimaryCtxRelease(card->device);
+    free(card);
+    return cairn_client_fail(status, "GPU %d: %s", number, why.text);
+}
+
+cairn_status cairn_card_get(int number, struct card **card_out)
+{
+    pthread_mutex_lock(&door.lock);
+    cairn_status status = open_driver();
+    struct card *card = number >= 0 && number < CARDS_MAX ? door.cards[number] : NULL;
+    if (status == CAIRN_OK && card == NULL) status = open_card(number, &card);
+    if (status == CAIRN_OK) door.cards[number] = card;
+    pthread_mutex_unlock(&door.lock);
+    if (status == CAIRN_OK) *card_out = card;
+    return status;
+}
+
+cairn_status cairn_card_of_thread(struct card *other, struct card **card_out)
+{
+    pthread_mutex_lock(&door.lock);
+    const cairn_status status = open_driver();
+    pthread_mutex_unlock(&door.lock);
+    int device = 0;
+    if (status != CAIRN_OK) return status;
+    if (door.driver.cuCtxGetDevice(&device) == CAIRN_CU_OK) return cairn_card_get(device, card_out);
+    if (other == NULL) return cairn_card_get(0, card_out);
+    *card_out = other;
+    return CAIRN_OK;
+}
+
+int cairn_card_number(const struct card *card)
+{
+    return card->number;
+}
+
+const uint8_t *cairn_card_uuid(const struct card *card)
+{
+    return card->uuid;
+}
+
+/* ---- the context ---- */
+
+cairn_status cairn_card_enter(const struct card *card, struct cairn_sentence *why)
+{
+    const int result = card->driver->cuCtxPushCurrent(card->context);
+    return result == CAIRN_CU_OK
+               ? CAIRN_OK
+               : cairn_card_fail(result, CAIRN_ERR_IO, "its context is not to be had", why);
+}
+
+void cairn_card_leave(const struct card *card)
+{
+    struct CUctx_st *own;
+    (void)card->driver->cuCtxPopCurrent(&own);
+}
+
+struct cairn_cu_allocation cairn_card_allocation(const struct card *card)
+{
+    return (struct cairn_cu_allocation) {
+        .type = CAIRN_CU_ALLOCATION_PINNED,
+        .handle_types = CAIRN_CU_HANDLE_POSIX,
+        .location = { .type = CAIRN_CU_LOCATION_DEVICE, .id = card->device },
+    };
+}

@@ -1,0 +1,82 @@
+/* GPUs of this process, by the number that CUDA_VISIBLE_DEVICES gives them, through the driver's interface
+ * (gpu/cuda/driver.h): no CUDA runtime is linked, and where there is no driver all else works.
+ *
+ * A card is opened when it is first named, in its primary context, which torch and the CUDA runtime use, and
+ * stays open as long as the process. Each call works in that context and leaves the thread's as it was. Any
+ * thread; none waits for a stream unless it says so. Where a sentence is not asked for, it is the calling
+ * thread's (cairn_error). */
+#ifndef CAIRN_CLIENT_DEVICE_CARD_H
+#define CAIRN_CLIENT_DEVICE_CARD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/base/sentence.h"
+
+struct card;
+struct card_event;
+
+/* CAIRN_ERR_UNSUPPORTED: no driver, one that is too old, or a card that cannot do what is needed;
+ * CAIRN_ERR_INVALID: no such number; CAIRN_ERR_IO, CAIRN_ERR_NO_MEMORY: it does not open. */
+cairn_status cairn_card_get(int number, struct card **card_out) CAIRN_MUST_CHECK;
+/* That of the thread's current context (cudaSetDevice); without one `other`, or GPU 0 if that is NULL. */
+cairn_status cairn_card_of_thread(struct card *other, struct card **card_out) CAIRN_MUST_CHECK;
+int cairn_card_number(const struct card *card);
+const uint8_t *cairn_card_uuid(const struct card *card); /* [16] */
+
+/* ---- memory ---- */
+
+/* One handle, mapped for this card. */
+struct card_memory {
+    struct card *card; /* NULL: none */
+    uint64_t at;
+    size_t bytes; /* whole units of the card's */
+    unsigned long long handle;
+};
+
+cairn_status cairn_card_memory_open(struct card *card, size_t bytes,
+                                    struct card_memory *memory_out) CAIRN_MUST_CHECK;
+/* Nothing of this process uses it any more; whoever imported it keeps it. */
+void cairn_card_memory_close(struct card_memory *memory);
+/* A descriptor of it, the caller's, to be closed soon: an open one keeps the memory taken. -1: none. */
+int cairn_card_memory_export(const struct card_memory *memory);
+/* CAIRN_ERR_INVALID: the first or the last byte is not memory of this card. What a card's memory is, the
+ * driver knows to whole allocations only: a gap in the middle is not seen. */
+cairn_status cairn_card_judge(struct card *card, const void *ptr, size_t bytes) CAIRN_MUST_CHECK;
+
+/* Returns when it is copied: in the card, or from it to host memory. What the memory is waited for by the
+ * caller. CAIRN_ERR_IO: the context is gone, most likely. */
+cairn_status cairn_card_copy(struct card *card, void *to, const void *from, size_t bytes,
+                             bool to_host, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Host memory that is copied to often. False: it stays as it was, and copies are slower. */
+bool cairn_card_pin(struct card *card, void *host, size_t bytes);
+void cairn_card_unpin(struct card *card, void *host);
+
+/* ---- what a stream has queued ---- */
+
+/* What is on the stream (a cudaStream_t of that card's primary context; NULL: the default stream) now.
+ * CAIRN_ERR_INVALID: it is no stream of it, or destroyed. */
+cairn_status cairn_card_mark(struct card *card, void *stream,
+                             struct card_event **event_out) CAIRN_MUST_CHECK;
+enum card_state { CARD_WAITS, CARD_DONE, CARD_FAILED };
+enum card_state cairn_card_event_state(const struct card_event *event, struct cairn_sentence *why);
+/* Sleeps until it is done. */
+cairn_status cairn_card_event_wait(const struct card_event *event) CAIRN_MUST_CHECK;
+void cairn_card_event_free(struct card_event *event); /* NULL is fine */
+
+/* ---- a stream that waits for the host ---- */
+
+/* A word that only grows: of this process for good, since a stream may wait for it however late. */
+struct card_word {
+    struct card_word *next;
+    uint32_t *value; /* pinned */
+    uint32_t target; /* of the last wait */
+};
+/* What is queued on the stream behind this waits until cairn_card_word_set. */
+cairn_status cairn_card_wait_for_word(struct card *card, void *stream,
+                                      struct card_word **word_out) CAIRN_MUST_CHECK;
+/* Lets the stream go on; the word is not the caller's any more. Needs no card that works. */
+void cairn_card_word_set(struct card_word *word);
+
+#endif

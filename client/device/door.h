@@ -1,0 +1,26 @@
+/* Between the files of client/device; private to them. */
+#ifndef CAIRN_CLIENT_DEVICE_DOOR_H
+#define CAIRN_CLIENT_DEVICE_DOOR_H
+
+#include "client/device/card.h"
+#include "gpu/cuda/driver.h"
+
+struct card {
+    const struct cairn_driver *driver;
+    int number, device;
+    uint8_t uuid[16];
+    bool exports; /* it has memory that goes between processes as descriptors */
+    struct CUctx_st *context;
+    struct CUstream_st *side; /* of the library: its copies */
+    size_t granularity;       /* of memory */
+};
+
+/* Makes the card's context the thread's; leave: the one before is that again. */
+cairn_status cairn_card_enter(const struct card *card, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+void cairn_card_leave(const struct card *card);
+/* Out of memory is CAIRN_ERR_NO_MEMORY, all else `status`. */
+cairn_status cairn_card_fail(int result, cairn_status status, const char *doing,
+                             struct cairn_sentence *why);
+struct cairn_cu_allocation cairn_card_allocation(const struct card *card);
+
+#endif

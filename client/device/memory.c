@@ -1,0 +1,181 @@
+/* Memory of a card that shards may import, and copies of a card's memory. */
+#include "client/base/error.h"
+#include "client/device/door.h"
+
+static int map(struct card_memory *memory, int device)
+{
+    const struct cairn_driver *driver = memory->card->driver;
+    const struct cairn_cu_access access = {
+        .location = { .type = CAIRN_CU_LOCATION_DEVICE, .id = device },
+        .flags = CAIRN_CU_ACCESS_READWRITE,
+    };
+    int result = driver->cuMemAddressReserve(&memory->at, memory->bytes, 0, 0, 0);
+    if (result != CAIRN_CU_OK) return result;
+    result = driver->cuMemMap(memory->at, memory->bytes, 0, memory->handle, 0);
+    if (result == CAIRN_CU_OK) {
+        result = driver->cuMemSetAccess(memory->at, memory->bytes, &access, 1);
+        if (result == CAIRN_CU_OK) return result;
+        (void)driver->cuMemUnmap(memory->at, memory->bytes);
+    }
+    (void)driver->cuMemAddressFree(memory->at, memory->bytes);
+    return result;
+}
+
+/* As cairn_alloc says: zeros. */
+static int zero(const struct card_memory *memory)
+{
+    const struct cairn_driver *driver = memory->card->driver;
+    struct CUstream_st *stream;
+    int result = driver->cuStreamCreate(&stream, CAIRN_CU_STREAM_NON_BLOCKING);
+    if (result != CAIRN_CU_OK) return result;
+    result = driver->cuMemsetD8Async(memory->at, 0, memory->bytes, stream);
+    if (result == CAIRN_CU_OK) result = driver->cuStreamSynchronize(stream);
+    (void)driver->cuStreamDestroy(stream);
+    return result;
+}
+
+static void unmap(const struct card_memory *memory)
+{
+    (void)memory->card->driver->cuMemUnmap(memory->at, memory->bytes);
+    (void)memory->card->driver->cuMemAddressFree(memory->at, memory->bytes);
+}
+
+static int take(struct card_memory *memory)
+{
+    const struct cairn_driver *driver = memory->card->driver;
+    const struct cairn_cu_allocation how = cairn_card_allocation(memory->card);
+    int result = driver->cuMemCreate(&memory->handle, memory->bytes, &how, 0);
+    if (result != CAIRN_CU_OK) return result;
+    result = map(memory, memory->card->device);
+    if (result == CAIRN_CU_OK) {
+        result = zero(memory);
+        if (result == CAIRN_CU_OK) return result;
+        unmap(memory);
+    }
+    (void)driver->cuMemRelease(memory->handle);
+    return result;
+}
+
+cairn_status cairn_card_memory_open(struct card *card, size_t bytes, struct card_memory *memory_out)
+{
+    struct card_memory memory = { .card = card };
+    struct cairn_sentence why;
+    if (!card->exports)
+        return cairn_client_fail(
+            CAIRN_ERR_UNSUPPORTED,
+            "GPU %d has no memory that other processes may map (cuMemCreate with POSIX handles): "
+            "give memory of torch or cudaMalloc, which is copied on its way",
+            card->number);
+    cairn_status status = CAIRN_ERR_NO_MEMORY;
+    if (bytes > SIZE_MAX - card->granularity)
+        return cairn_client_fail(status, "%zu bytes are more than GPU %d has", bytes, card->number);
+    memory.bytes = (bytes + card->granularity - 1) / card->granularity * card->granularity;
+    status = cairn_card_enter(card, &why);
+    if (status == CAIRN_OK) {
+        const int result = take(&memory);
+        cairn_card_leave(card);
+        if (result != CAIRN_CU_OK)
+            status = cairn_card_fail(result, CAIRN_ERR_IO, "no memory", &why);
+    }
+    if (status != CAIRN_OK)
+        return cairn_client_fail(status, "%zu bytes of GPU %d: %s", bytes, card->number, why.text);
+    *memory_out = memory;
+    return CAIRN_OK;
+}
+
+int cairn_card_memory_export(const struct card_memory *memory)
+{
+    int fd = -1;
+    if (cairn_card_enter(memory->card, NULL) != CAIRN_OK) return -1;
+    if (memory->card->driver->cuMemExportToShareableHandle(&fd, memory->handle,
+                                                           CAIRN_CU_HANDLE_POSIX, 0) != CAIRN_CU_OK)
+        fd = -1;
+    cairn_card_leave(memory->card);
+    return fd;
+}
+
+void cairn_card_memory_close(struct card_memory *memory)
+{
+    if (memory->card == NULL) return;
+    if (cairn_card_enter(memory->card, NULL) == CAIRN_OK) { // else it is gone with the context
+        unmap(memory);
+        (void)memory->card->driver->cuMemRelease(memory->handle);
+        cairn_card_leave(memory->card);
+    }
+    memory->card = NULL;
+}
+
+static bool is_of(const struct card *card, uint64_t at)
+{
+    unsigned type = 0;
+    int device = -1;
+    const struct cairn_driver *driver = card->driver;
+    return driver->cuPointerGetAttribute(&type, CAIRN_CU_POINTER_MEMORY_TYPE, at) == CAIRN_CU_OK &&
+           type == CAIRN_CU_MEMORY_DEVICE &&
+           driver->cuPointerGetAttribute(&device, CAIRN_CU_POINTER_DEVICE, at) == CAIRN_CU_OK &&
+           device == card->number;
+}
+
+cairn_status cairn_card_judge(struct card *card, const void *ptr, size_t bytes)
+{
+    const uint64_t at = (uint64_t)(uintptr_t)ptr;
+    struct cairn_sentence why;
+    if (bytes == 0) return CAIRN_OK;
+    const cairn_status status = cairn_card_enter(card, &why);
+    if (status != CAIRN_OK) return cairn_client_fail(status, "GPU %d: %s", card->number, why.text);
+    const bool begins = is_of(card, at);
+    const bool ends = begins && bytes <= UINT64_MAX - at && is_of(card, at + bytes - 1);
+    cairn_card_leave(card);
+    if (begins && ends) return CAIRN_OK;
+    return cairn_client_fail(
+        CAIRN_ERR_INVALID,
+        begins ? "mem.ptr %p is memory of GPU %d, but not %zu bytes of it"
+               : "mem.ptr %p is no memory of GPU %d, as mem.device says (0: host memory), of which "
+                 "%zu bytes are needed",
+        ptr, card->number, bytes);
+}
+
+static int copy(const struct card *card, void *to, const void *from, size_t bytes, bool to_host)
+{
+    const struct cairn_driver *driver = card->driver;
+    const uint64_t source = (uint64_t)(uintptr_t)from;
+    struct CUevent_st *event;
+    int result = driver->cuEventCreate(&event, CAIRN_CU_EVENT_BLOCKING_SYNC |
+                                                   CAIRN_CU_EVENT_DISABLE_TIMING);
+    if (result != CAIRN_CU_OK) return result;
+    result = to_host
+                 ? driver->cuMemcpyDtoHAsync(to, source, bytes, card->side)
+                 : driver->cuMemcpyDtoDAsync((uint64_t)(uintptr_t)to, source, bytes, card->side);
+    if (result == CAIRN_CU_OK) result = driver->cuEventRecord(event, card->side);
+    if (result == CAIRN_CU_OK) result = driver->cuEventSynchronize(event);
+    (void)driver->cuEventDestroy(event);
+    return result;
+}
+
+cairn_status cairn_card_copy(struct card *card, void *to, const void *from, size_t bytes,
+                             bool to_host, struct cairn_sentence *why)
+{
+    if (bytes == 0) return CAIRN_OK;
+    const cairn_status status = cairn_card_enter(card, why);
+    if (status != CAIRN_OK) return status;
+    const int result = copy(card, to, from, bytes, to_host);
+    cairn_card_leave(card);
+    return result == CAIRN_CU_OK ? CAIRN_OK
+                                 : cairn_card_fail(result, CAIRN_ERR_IO, "a copy from it", why);
+}
+
+bool cairn_card_pin(struct card *card, void *host, size_t bytes)
+{
+    if (cairn_card_enter(card, NULL) != CAIRN_OK) return false;
+    const int result = card->driver->cuMemHostRegister(host, bytes,
+                                                       CAIRN_CU_HOST_REGISTER_PORTABLE);
+    cairn_card_leave(card);
+    return result == CAIRN_CU_OK;
+}
+
+void cairn_card_unpin(struct card *card, void *host)
+{
+    if (cairn_card_enter(card, NULL) != CAIRN_OK) return;
+    (void)card->driver->cuMemHostUnregister(host);
+    cairn_card_leave(card);
+}

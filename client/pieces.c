@@ -1,0 +1,104 @@
+#include "client/pieces.h"
+
+#include <stdlib.h>
+
+#include "client/device/card.h"
+#include "client/session.h"
+
+#define PIECE_LEAST ((size_t)64 << 10)
+#define AREA_BYTES  ((size_t)16 << 20) /* taken at a time, or four pieces */
+#define PIECES_MAX  32                 /* of an area */
+
+struct pieces_area {
+    struct pieces_area *next;
+    struct card *card;
+    bool on_card, is_pinned;
+    uint8_t *base; /* memory of the session */
+    size_t piece_bytes;
+    uint32_t count, taken; /* taken: bits */
+};
+
+static size_t piece_size(size_t bytes)
+{
+    size_t size = PIECE_LEAST;
+    while (size < bytes) size *= 2;
+    return size;
+}
+
+static uint32_t piece_count(size_t piece_bytes)
+{
+    if (piece_bytes >= AREA_BYTES / 4) return 4;
+    return AREA_BYTES / piece_bytes < PIECES_MAX ? (uint32_t)(AREA_BYTES / piece_bytes)
+                                                 : PIECES_MAX;
+}
+
+static bool has_free(const struct pieces_area *area)
+{
+    return area->taken != (uint32_t)((UINT64_C(1) << area->count) - 1);
+}
+
+static struct pieces_area *find(struct session *s, const struct card *card, bool on_card,
+                                size_t piece_bytes)
+{
+    struct pieces_area *area = s->pieces;
+    while (area != NULL && (area->card != card || area->on_card != on_card ||
+                            area->piece_bytes != piece_bytes || !has_free(area)))
+        area = area->next;
+    return area;
+}
+
+static struct pieces_area *open_area(struct session *s, struct card *card, bool on_card,
+                                     size_t piece_bytes)
+{
+    struct pieces_area *area = calloc(1, sizeof *area);
+    void *base;
+    if (area == NULL) return NULL;
+    *area = (struct pieces_area) { .card = card,
+                                   .on_card = on_card,
+                                   .piece_bytes = piece_bytes,
+                                   .count = piece_count(piece_bytes) };
+    const size_t bytes = area->count * piece_bytes;
+    if (cairn_memory_take(s, bytes, on_card ? card : NULL, &base) != CAIRN_OK) {
+        free(area);
+        return NULL;
+    }
+    cairn_memory_show(s); // so that it goes by reference from the first piece on
+    area->base = base;
+    area->is_pinned = !on_card && cairn_card_pin(card, base, bytes);
+    area->next = s->pieces;
+    s->pieces = area;
+    return area;
+}
+
+cairn_status cairn_pieces_take(struct session *s, struct card *card, bool on_card, size_t bytes,
+                               struct staged *out)
+{
+    const size_t piece_bytes = piece_size(bytes);
+    struct pieces_area *area = find(s, card, on_card, piece_bytes);
+    if (area == NULL) area = open_area(s, card, on_card, piece_bytes);
+    if (area == NULL && on_card) return cairn_pieces_take(s, card, false, bytes, out);
+    if (area == NULL) return CAIRN_ERR_NO_MEMORY;
+    uint32_t piece = 0;
+    while ((area->taken >> piece & 1) != 0) piece++;
+    area->taken |= UINT32_C(1) << piece;
+    *out = (struct staged) { area, area->base + piece * piece_bytes, area->on_card };
+    return CAIRN_OK;
+}
+
+void cairn_pieces_give(struct staged *staged)
+{
+    struct pieces_area *area = staged->area;
+    const size_t piece = (size_t)(staged->at - area->base) / area->piece_bytes;
+    area->taken &= ~(UINT32_C(1) << piece);
+    *staged = (struct staged) { 0 };
+}
+
+void cairn_pieces_close(struct session *s)
+{
+    while (s->pieces != NULL) {
+        struct pieces_area *area = s->pieces;
+        s->pieces = area->next;
+        if (area->is_pinned) cairn_card_unpin(area->card, area->base);
+        free(area);
+    }
+}

@@ -1,0 +1,382 @@
+/* Gradients on a card reach shards of that card without passing the host: real daemons on the emulated card,
+ * and a worker whose gradients lie in memory of cairn_alloc, of others on the card, and of the host. */
+#include <check.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "client/base/handle.h"
+#include "client/op.h"
+#include "client/session.h"
+#include "tests/support/emulated.h"
+#include "tests/support/suite.h"
+#include "tests/support/trainer.h"
+
+enum { WAIT_MS = 20000, SHARDS = 2, TENSORS = 3, ROOM = 2 << 20 };
+
+/* Cut in the middle of pages; whole rows of a leaf; small. */
+static const struct cairn_tensor model[TENSORS] = {
+    TRAINER_MATRIX("big", "u", 700, 311, 1),
+    TRAINER_MATRIX("half", "u", 311, 500, 2, .wire = CAIRN_BF16),
+    TRAINER_ONES("small", "v", 77),
+};
+
+enum where { HOST, ALLOCATED, FOREIGN, WHERES };
+
+static struct cluster cluster;
+static struct emulated card;
+static cairn *session;
+static cairn_job *job;
+static uint32_t micro_batches, stage; /* 0: the defaults */
+
+static void start(const char *backend)
+{
+    static const char *settings[2] = { NULL };
+    static char chosen[32];
+    static struct cluster_options options = { .shard_set = settings };
+    snprintf(chosen, sizeof chosen, "compute.backend=%s", backend);
+    settings[0] = chosen;
+    micro_batches = stage = 0;
+    emulated_choose(NULL);
+    cluster_start(&cluster, SHARDS, &options);
+}
+
+static void open_card(void)
+{
+    card = emulated_open(NULL);
+}
+
+static void open_job(const char *name)
+{
+    struct cairn_group adamw = CAIRN_GROUP_INIT;
+    adamw.weight_decay = 0.1;
+    struct cairn_job_spec spec = trainer_spec(model, TENSORS);
+    spec.chunk_leaves = 4;
+    spec.groups = &adamw;
+    if (micro_batches > 0) spec.micro_batches = micro_batches;
+    if (stage > 0) spec.stage = stage;
+    session = trainer_session(cluster.address, NULL);
+    job = trainer_open(session, name, &spec);
+    good(cairn_init_done(job, NULL, WAIT_MS));
+}
+
+/* ---- a gradient, wherever it lies ---- */
+
+struct gradient {
+    enum where where;
+    float *host; /* [elems], what it is */
+    void *at;    /* what is pushed */
+    struct emulated_memory foreign;
+    struct CUstream_st *stream;
+};
+
+static struct gradient make_gradient(enum where where, int t)
+{
+    struct gradient g = { .where = where, .host = malloc(ROOM) };
+    g.at = g.host;
+    if (where == ALLOCATED) good(cairn_alloc(session, trainer_elems(&model[t]) * 4, 0, &g.at));
+    if (where == FOREIGN) {
+        g.foreign = emulated_alloc(&card, ROOM);
+        g.at = (void *)(uintptr_t)g.foreign.at;
+    }
+    if (where != HOST)
+        ck_assert_int_eq(card.driver.cuStreamCreate(&g.stream, CAIRN_CU_STREAM_NON_BLOCKING), 0);
+    return g;
+}
+
+static void free_gradient(struct gradient *g)
+{
+    if (g->where == ALLOCATED) good(cairn_free(session, g->at));
+    if (g->where == FOREIGN) emulated_free(&card, &g->foreign);
+    if (g->where != HOST) ck_assert_int_eq(card.driver.cuStreamDestroy(g->stream), 0);
+    free(g->host);
+}
+
+/* The card writes it when its stream comes to that. */
+static void fill(struct gradient *g, int t, unsigned seed)
+{
+    const size_t elems = trainer_elems(&model[t]);
+    for (size_t i = 0; i < elems; i++)
+        g->host[i] = (float)((i * 2654435761u + seed * 97u + (unsigned)t) % 2001) / 1000 - 1;
+    if (g->where == HOST) return;
+    const uint64_t at = (uint64_t)(uintptr_t)g->at;
+    ck_assert_int_eq(card.driver.cuMemsetD8Async(at, 0x55, elems * 4, g->stream), 0);
+    ck_assert_int_eq(card.driver.cuMemcpyHtoDAsync(at, g->host, elems * 4, g->stream), 0);
+}
+
+static struct cairn_mem mem_of(const struct gradient *g)
+{
+    struct cairn_mem mem = trainer_mem(g->at, CAIRN_F32);
+    if (g->where == HOST) return mem;
+    mem.device = CAIRN_GPU(0);
+    mem.stream = g->stream;
+    return mem;
+}
+
+static void train(enum where where, int steps)
+{
+    struct gradient gradients[TENSORS];
+    for (int t = 0; t < TENSORS; t++) gradients[t] = make_gradient(where, t);
+    for (int step = 0; step < steps; step++) {
+        const struct cairn_round round = trainer_begin(job);
+        for (uint32_t micro = 0; micro < round.micro_batches; micro++) {
+            for (int t = 0; t < TENSORS; t++) {
+                cairn_op *op;
+                fill(&gradients[t], t, (unsigned)round.step * 7 + micro);
+                const struct cairn_mem mem = mem_of(&gradients[t]);
+                good(cairn_push(job, &round, micro, model[t].name, NULL, &mem, &op));
+                if (micro + 1 < round.micro_batches) good(cairn_wait(op, WAIT_MS));
+            }
+            if (micro + 1 < round.micro_batches) good(cairn_micro_end(job, &round, micro));
+        }
+        struct cairn_result result = { .struct_size = sizeof result };
+        good(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result));
+        ck_assert(result.applied);
+    }
+    for (int t = 0; t < TENSORS; t++) free_gradient(&gradients[t]);
+}
+
+static struct cairn_stats stats(void)
+{
+    struct cairn_stats out = { .struct_size = sizeof out };
+    good(cairn_job_stats(job, &out));
+    return out;
+}
+
+/* Once the shards' next heartbeats have come. */
+static void expect_shown(const char *name, const char *words)
+{
+    static struct cluster_said said;
+    for (int i = 0; i < WAIT_MS / 20; i++) {
+        cluster_cli(&cluster, &said, "job", "show", name, NULL);
+        if (strstr(said.out, words) != NULL) return;
+        usleep(20000);
+    }
+    ck_abort_msg("not shown of job %s: %s", name, words);
+}
+
+/* Roots of all places are one; what was pushed from a card passed no host, if the shards have it. */
+static void compare_places(bool is_on_card)
+{
+    static const char *const names[WHERES] = { "host", "allocated", "foreign" };
+    char roots[WHERES][65];
+    for (int where = HOST; where < WHERES; where++) {
+        open_job(names[where]);
+        train((enum where)where, 3);
+        trainer_digest(&cluster, names[where], roots[where]);
+        const struct cairn_stats s = stats();
+        ck_assert_uint_gt(s.pushed_bytes, 0);
+        ck_assert_uint_eq(s.device_pushed_bytes, is_on_card && where != HOST ? s.pushed_bytes : 0);
+        ck_assert_uint_eq(s.shared_pushed_bytes, s.pushed_bytes);
+        ck_assert_uint_eq(s.packed_bytes, 0); // no copy of a step stays
+        ck_assert_str_eq(roots[where], roots[HOST]);
+        if (s.device_pushed_bytes > 0) expect_shown(names[where], "from and to a card");
+        cairn_close(session);
+    }
+}
+
+TEST(gradients_of_the_host_and_of_both_kinds_of_a_card_make_the_same_bits_and_pass_no_host)
+{
+    start("cuda");
+    open_card();
+    compare_places(true);
+    cluster_says(&cluster, 0, ", device", "cluster", "status", NULL);
+    cluster_stop(&cluster);
+}
+
+TEST(shards_whose_state_is_in_host_memory_get_them_through_it)
+{
+    start("host");
+    open_card();
+    compare_places(false);
+    cluster_stop(&cluster);
+}
+
+/* Stage 0 adds up here, stage 2 pushes each. */
+TEST_EACH(micro_batches_on_a_card_are_those_of_the_host, 0, 2)
+{
+    char roots[2][65];
+    start("cuda");
+    micro_batches = 3;
+    stage = _i == 0 ? CAIRN_STAGE(0) : CAIRN_STAGE(2);
+    open_card();
+    for (int where = HOST; where <= ALLOCATED; where++) {
+        const char *name = where == HOST ? "host" : "card";
+        open_job(name);
+        train((enum where)where, 2);
+        trainer_digest(&cluster, name, roots[where]);
+        ck_assert_str_eq(roots[where], roots[HOST]);
+        cairn_close(session);
+    }
+    cluster_stop(&cluster);
+}
+
+/* Memory that is not dense comes to the host first; and so does the initial state. */
+TEST(strided_gradients_and_initial_values_on_a_card_are_those_of_the_host)
+{
+    static const struct cairn_tensor put = {
+        .struct_size = sizeof put, .name = "w", .rank = 2, .shape = { 40, 30 }
+    };
+    char roots[2][65];
+    start("cuda");
+    open_card();
+    for (int on_card = 0; on_card < 2; on_card++) {
+        struct cairn_job_spec spec = trainer_spec(&put, 1);
+        float *host = calloc(1, ROOM);
+        struct emulated_memory memory = emulated_alloc(&card, ROOM);
+        for (int i = 0; i < 40 * 32; i++) host[i] = (float)(i % 97) / 97;
+        ck_assert_int_eq(card.driver.cuMemcpyHtoDAsync(memory.at, host, ROOM, NULL), 0);
+        session = trainer_session(cluster.address, NULL);
+        job = trainer_open(session, on_card ? "card" : "host", &spec);
+        struct cairn_mem mem = trainer_mem(on_card ? (void *)(uintptr_t)memory.at : host,
+                                           CAIRN_F32);
+        mem.stride[0] = 32;
+        mem.stride[1] = 1;
+        if (on_card) mem.device = CAIRN_GPU(0);
+        good(cairn_put(job, "w", "param", NULL, &mem, NULL));
+        good(cairn_init_done(job, NULL, WAIT_MS));
+        const struct cairn_round round = trainer_begin(job);
+        good(cairn_push(job, &round, 0, "w", NULL, &mem, NULL));
+        trainer_commit(job, &round, 1);
+        trainer_digest(&cluster, on_card ? "card" : "host", roots[on_card]);
+        cairn_close(session);
+        ck_assert_int_eq(card.driver.cuStreamSynchronize(NULL), 0);
+        emulated_free(&card, &memory);
+        free(host);
+    }
+    ck_assert_str_eq(roots[1], roots[0]);
+    cluster_stop(&cluster);
+}
+
+/* ---- a worker that dies ---- */
+
+static void push_and_die(void)
+{
+    open_card();
+    open_job("lives");
+    struct gradient g = make_gradient(ALLOCATED, 0);
+    fill(&g, 0, 1);
+    const struct cairn_round round = trainer_begin(job);
+    const struct cairn_mem mem = mem_of(&g);
+    good(cairn_push(job, &round, 0, model[0].name, NULL, &mem, NULL));
+    while (stats().pushed_bytes == 0) usleep(1000);
+    kill(getpid(), SIGKILL);
+}
+
+TEST(a_worker_that_dies_while_its_memory_is_read_harms_nobody)
+{
+    int status;
+    start("cuda");
+    const pid_t child = fork();
+    if (child == 0) {
+        push_and_die();
+        _exit(1);
+    }
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    open_card();
+    open_job("lives");
+    train(ALLOCATED, 2);
+    ck_assert_uint_eq(stats().device_pushed_bytes, stats().pushed_bytes);
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+
+/* ---- streams that wait ---- */
+
+/* The operation's minute for streams is over. */
+static void let_time_pass(cairn_op *handle)
+{
+    struct op *op = cairn_handle_get(CAIRN_HANDLE_OP, handle);
+    pthread_mutex_lock(&op->session->lock);
+    ck_assert_ptr_nonnull(op->words);
+    op->words_until_ms = 0;
+    pthread_mutex_unlock(&op->session->lock);
+    cairn_handle_put(handle);
+}
+
+TEST(a_stream_waits_until_an_operation_is_over_and_not_longer_than_the_session)
+{
+    struct CUstream_st *stream;
+    struct cairn_version version;
+    cairn_op *op;
+    static float values[700 * 311];
+    start("cuda");
+    open_card();
+    open_job("waits");
+    ck_assert_int_eq(card.driver.cuStreamCreate(&stream, CAIRN_CU_STREAM_NON_BLOCKING), 0);
+    good(cairn_version_wait(job, (struct cairn_version) { 0 }, WAIT_MS, &version));
+    const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
+    good(cairn_fetch(job, version, "big", NULL, NULL, &mem, &op));
+    good(cairn_stream_wait(op, stream));
+    ck_assert_int_eq(card.driver.cuStreamSynchronize(stream), 0);
+    good(cairn_wait(op, 0));
+    // A shard that is dead answers nothing: a stream waits for a while, or until the session ends.
+    cluster_kill_shard(&cluster, 0);
+    cluster_kill_shard(&cluster, 1);
+    good(cairn_fetch(job, version, "big", "param", NULL, &mem, &op));
+    good(cairn_stream_wait(op, stream));
+    ck_assert_int_eq(cairn_wait(op, 100), CAIRN_ERR_TIMEOUT);
+    let_time_pass(op);
+    ck_assert_int_eq(card.driver.cuStreamSynchronize(stream), 0);
+    good(cairn_stream_wait(op, stream));
+    cairn_close(session);
+    ck_assert_int_eq(card.driver.cuStreamSynchronize(stream), 0);
+    ck_assert_int_eq(cairn_wait(op, 0), CAIRN_ERR_CANCELED);
+    ck_assert_int_eq(card.driver.cuStreamDestroy(stream), 0);
+    cluster_stop(&cluster);
+}
+
+/* ---- what bad input gets ---- */
+
+#define refuses(call, expected, word)                                              \
+    do {                                                                           \
+        ck_assert_int_eq((call), (expected));                                      \
+        ck_assert_msg(strstr(cairn_error(), (word)) != NULL, "%s", cairn_error()); \
+    } while (0)
+
+TEST(what_is_wrong_with_memory_of_a_card_is_said)
+{
+    void *memory;
+    struct CUstream_st *stream;
+    start("cuda");
+    card = emulated_open("devices=2,quiet=1");
+    open_job("bad");
+    refuses(cairn_alloc(session, 4096, 3, &memory), CAIRN_ERR_INVALID, "there is no GPU 3");
+    refuses(cairn_alloc(session, (size_t)1 << 45, 0, &memory), CAIRN_ERR_NO_MEMORY, "of GPU 0");
+    good(cairn_alloc(session, 4096, 0, &memory));
+    const struct cairn_round round = trainer_begin(job);
+    struct cairn_mem mem = trainer_mem(memory, CAIRN_F32);
+    refuses(cairn_push(job, &round, 0, "small", NULL, &mem, NULL), CAIRN_ERR_INVALID,
+            "mem.device is CAIRN_GPU(0)");
+    mem.device = CAIRN_GPU(1);
+    refuses(cairn_push(job, &round, 0, "small", NULL, &mem, NULL), CAIRN_ERR_INVALID,
+            "is no memory of GPU 1");
+    mem.device = CAIRN_GPU(0);
+    mem.ptr = (uint8_t *)memory + (2 << 20) - 100;
+    refuses(cairn_push(job, &round, 0, "small", NULL, &mem, NULL), CAIRN_ERR_INVALID, "308");
+    mem.ptr = &mem;
+    refuses(cairn_push(job, &round, 0, "small", NULL, &mem, NULL), CAIRN_ERR_INVALID,
+            "is no memory of GPU 0");
+    mem.ptr = memory;
+    ck_assert_int_eq(card.driver.cuStreamCreate(&stream, CAIRN_CU_STREAM_NON_BLOCKING), 0);
+    ck_assert_int_eq(card.driver.cuStreamDestroy(stream), 0);
+    mem.stream = stream;
+    refuses(cairn_push(job, &round, 0, "small", NULL, &mem, NULL), CAIRN_ERR_INVALID,
+            "or was destroyed");
+    mem.device = 0;
+    refuses(cairn_push(job, &round, 0, "small", NULL, &mem, NULL), CAIRN_ERR_INVALID,
+            "mem.stream is");
+    mem.device = CAIRN_GPU(0);
+    mem.stream = NULL;
+    good(cairn_push(job, &round, 0, "small", NULL, &mem, NULL)); // nothing of it was taken before
+    trainer_commit(job, &round, 1);
+    good(cairn_free(session, memory));
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+
+SUITE(120);
