@@ -3,6 +3,7 @@
 
 #include "gpu/cuda/cuda.h"
 #include "gpu/cuda/image.h"
+#include "gpu/cuda/mutant.h"
 #include "gpu/cuda/stream.h"
 
 /* Addresses cost nothing: so many that planes which come and go leave gaps that are large enough. */
@@ -80,7 +81,7 @@ void cairn_cuda_enter_anyway(struct cairn_cuda *cuda)
 int cairn_cuda_wait(const struct cairn_cuda *cuda, struct CUstream_st *stream,
                     struct CUevent_st *event)
 {
-    const int result = cuda->driver.cuEventRecord(event, stream);
+    const int result = cuda->driver.cuEventRecord(event, MUTANT(17) ? NULL : stream);
     return result == CAIRN_CU_OK ? cuda->driver.cuEventSynchronize(event) : result;
 }
 

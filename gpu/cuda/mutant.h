@@ -22,7 +22,10 @@
  * 11  counts are zeroed beside the kernels that count
  * 12  memory is given out while it is being zeroed
  * 13  a run returns while its last slice but one is under way
- * 14  the event of another slice stands for that of what was loaded */
-#define CAIRN_GPU_MUTANT_COUNT 14
+ * 14  the event of another slice stands for that of what was loaded
+ * 15  a run that fails returns while its works are under way
+ * 16  a run that fails waits for its kernels alone, not for its copies out
+ * 17  the event behind zeroed memory is recorded in another stream */
+#define CAIRN_GPU_MUTANT_COUNT 17
 
 #endif

@@ -153,15 +153,22 @@ static void make_convert(struct tensor *t, struct cairn_work works[SIDES])
     }
 }
 
-static void make_copy(struct tensor *t, struct cairn_work works[SIDES])
+enum { OUT_OF_HOME, IN_HOME, INTO_HOME, COPY_WAYS };
+
+static void make_copy_of(struct tensor *t, struct cairn_work works[SIDES], uint64_t way)
 {
-    const uint64_t way = random_below(3), in = random_below(SOURCES);
+    const uint64_t in = random_below(SOURCES);
     for (int side = 0; side < SIDES; side++) {
         works[side].kind = CAIRN_WORK_COPY;
-        works[side].copy.to = way == 0 ? (void *)t->out[side] : plane(t, side, SOURCE);
-        works[side].copy.from = way == 2 ? (void *)t->in[in] : plane(t, side, PARAM);
+        works[side].copy.to = way == OUT_OF_HOME ? (void *)t->out[side] : plane(t, side, SOURCE);
+        works[side].copy.from = way == INTO_HOME ? (void *)t->in[in] : plane(t, side, PARAM);
         works[side].copy.bytes = t->elems * sizeof(float);
     }
+}
+
+static void make_copy(struct tensor *t, struct cairn_work works[SIDES])
+{
+    make_copy_of(t, works, random_below(COPY_WAYS));
 }
 
 static void make_zero(struct tensor *t, struct cairn_work works[SIDES])
@@ -221,6 +228,53 @@ static const char *compare(const struct tensor *t)
     return t->nonfinite[CARD] == t->nonfinite[HOST] ? NULL : "counts of what is not finite differ";
 }
 
+/* Copies all planes from the host's home to the card's, or back to `out` one by one and compares. */
+static const char *move_planes(bool back)
+{
+    for (size_t i = 0; i < TENSORS; i++) {
+        for (int p = 0; p < PLANES; p++) {
+            struct tensor *t = &tensors[i];
+            struct cairn_work work = { .kind = CAIRN_WORK_COPY };
+            work.copy.to = back ? (void *)t->out[CARD] : plane(t, CARD, p);
+            work.copy.from = plane(t, back ? CARD : HOST, p);
+            work.copy.bytes = PLANE_BYTES;
+            if (cairn_home_run(streams[CARD][0], &work, 1, &why) != CAIRN_OK)
+                return complain("a copy");
+            if (back && memcmp(t->out[CARD], plane(t, HOST, p), PLANE_BYTES) != 0)
+                return "a plane differs at the end";
+        }
+    }
+    return NULL;
+}
+
+/* A run in which a launch is refused, if it has so many, and whose results nobody uses: what was under way is
+ * over when it returns, and all of it is made anew. */
+static const char *run_refused(int (*emulator_set)(const char *options))
+{
+    struct cairn_work works[TENSORS] = { 0 };
+    char options[64];
+    snprintf(options, sizeof options, "result=1,call_fails=%d", (int)(1 + random_below(4)));
+    for (size_t i = 0; i < TENSORS; i++) {
+        struct cairn_work work[SIDES] = { 0 };
+        if (i == 0) // a copy is under way when a later slice is refused
+            make_copy_of(&tensors[i], work, OUT_OF_HOME);
+        else
+            make_work(&tensors[i], work);
+        works[i] = work[CARD];
+    }
+    emulator_set(options);
+    const cairn_status status = cairn_home_run(streams[CARD][1], works, TENSORS, &why);
+    emulator_set("call_fails=0");
+    if (status != CAIRN_OK && strstr(why.text, "INVALID_VALUE") == NULL) return complain("refused");
+    for (size_t i = 0; i < TENSORS; i++) {
+        memcpy(tensors[i].out[CARD], tensors[i].out[HOST], PLANE_BYTES);
+        memcpy(tensors[i].hashes[CARD], tensors[i].hashes[HOST], sizeof tensors[i].hashes[HOST]);
+        tensors[i].sums[CARD] = tensors[i].sums[HOST];
+        tensors[i].nonfinite[CARD] = tensors[i].nonfinite[HOST];
+    }
+    return move_planes(false);
+}
+
 static const char *run(void)
 {
     struct cairn_work works[SIDES][TENSORS] = { 0 };
@@ -243,25 +297,6 @@ static const char *run(void)
 }
 
 /* ---- the world ---- */
-
-/* Copies all planes from the host's home to the card's, or back to `out` one by one and compares. */
-static const char *move_planes(bool back)
-{
-    for (size_t i = 0; i < TENSORS; i++) {
-        for (int p = 0; p < PLANES; p++) {
-            struct tensor *t = &tensors[i];
-            struct cairn_work work = { .kind = CAIRN_WORK_COPY };
-            work.copy.to = back ? (void *)t->out[CARD] : plane(t, CARD, p);
-            work.copy.from = plane(t, back ? CARD : HOST, p);
-            work.copy.bytes = PLANE_BYTES;
-            if (cairn_home_run(streams[CARD][0], &work, 1, &why) != CAIRN_OK)
-                return complain("a copy");
-            if (back && memcmp(t->out[CARD], plane(t, HOST, p), PLANE_BYTES) != 0)
-                return "a plane differs at the end";
-        }
-    }
-    return NULL;
-}
 
 static void set_up_tensor(struct tensor *t, size_t number, uint8_t *card, uint8_t *host,
                           uint8_t *buffers)
@@ -288,26 +323,30 @@ static void set_up_tensor(struct tensor *t, size_t number, uint8_t *card, uint8_
     memset(t->out[HOST], 0, PLANE_BYTES);
 }
 
-static const char *work_through(void)
+static const char *work_through(int (*emulator_set)(const char *options))
 {
     const char *wrong = move_planes(false);
-    for (size_t i = 0; i < RUNS && wrong == NULL; i++) wrong = run();
+    for (size_t i = 0; i < RUNS && wrong == NULL; i++) {
+        if (random_below(4) == 0) wrong = run_refused(emulator_set);
+        if (wrong == NULL) wrong = run();
+    }
     return wrong == NULL ? move_planes(true) : wrong;
 }
 
-static const char *with_streams(void)
+static const char *with_streams(int (*emulator_set)(const char *options))
 {
     for (int side = 0; side < SIDES; side++)
         for (size_t i = 0; i < 2; i++)
             if (cairn_home_stream_open(homes[side], &streams[side][i], &why) != CAIRN_OK)
                 return complain("a stream");
-    const char *wrong = work_through();
+    const char *wrong = work_through(emulator_set);
     for (int side = 0; side < SIDES; side++)
         for (size_t i = 0; i < 2; i++) cairn_home_stream_close(streams[side][i]);
     return wrong;
 }
 
-static const char *with_memory(uint8_t *host, uint8_t *buffers)
+static const char *with_memory(uint8_t *host, uint8_t *buffers,
+                               int (*emulator_set)(const char *options))
 {
     struct cairn_home_memory memory;
     if (cairn_home_memory_open(homes[CARD], "planes", TENSORS * PLANES * PLANE_BYTES, &memory,
@@ -316,13 +355,13 @@ static const char *with_memory(uint8_t *host, uint8_t *buffers)
     if (cairn_home_pin(homes[CARD], buffers, TENSORS * 3 * PLANE_BYTES, &why) != CAIRN_OK)
         return complain("pinning");
     for (size_t i = 0; i < TENSORS; i++) set_up_tensor(&tensors[i], i, memory.base, host, buffers);
-    const char *wrong = with_streams();
+    const char *wrong = with_streams(emulator_set);
     cairn_home_unpin(homes[CARD], buffers, TENSORS * 3 * PLANE_BYTES);
     cairn_home_memory_close(&memory);
     return wrong;
 }
 
-const char *world_run(uint64_t seed)
+const char *world_run(uint64_t seed, int (*emulator_set)(const char *options))
 {
     uint8_t *host = aligned_alloc(4096, TENSORS * PLANES * PLANE_BYTES);
     uint8_t *buffers = aligned_alloc(4096, TENSORS * 6 * PLANE_BYTES);
@@ -330,7 +369,7 @@ const char *world_run(uint64_t seed)
     random_state = seed;
     homes[HOST] = cairn_home_host();
     const char *wrong = cairn_home_open_cuda(NULL, &homes[CARD], &why) == CAIRN_OK
-                            ? with_memory(host, buffers)
+                            ? with_memory(host, buffers, emulator_set)
                             : complain("opening");
     if (homes[CARD] != NULL) cairn_home_close(homes[CARD]);
     homes[CARD] = NULL;

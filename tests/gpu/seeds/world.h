@@ -8,6 +8,6 @@
 #include "gpu/home.h"
 
 /* NULL, or what went wrong. Static. */
-const char *world_run(uint64_t seed);
+const char *world_run(uint64_t seed, int (*emulator_set)(const char *options));
 
 #endif
