@@ -2,6 +2,7 @@
 #include "gpu/home_kind.h"
 
 #include <assert.h>
+#include <string.h>
 #include <unistd.h>
 
 void cairn_home_close(struct cairn_home *home)
@@ -126,4 +127,13 @@ cairn_status cairn_home_run(struct cairn_home_stream *stream, struct cairn_work 
                             size_t count, struct cairn_sentence *why)
 {
     return count == 0 ? CAIRN_OK : stream->home->kind->run(stream, works, count, why);
+}
+
+void cairn_copy_runs(const struct cairn_work *work)
+{
+    uint8_t *to = work->runs.to;
+    const uint8_t *from = work->runs.from;
+    for (uint64_t i = 0; i < work->runs.run_count; i++)
+        memcpy(to + i * work->runs.to_stride, from + i * work->runs.from_stride,
+               work->runs.run_bytes);
 }

@@ -141,6 +141,7 @@ enum cairn_work_kind {
     CAIRN_WORK_ZERO,
     CAIRN_WORK_HASH, /* the leaf hashes of .hash_leaves */
     CAIRN_WORK_INIT, /* cairn_init_elems */
+    CAIRN_WORK_RUNS, /* bytes in runs at even distances: a box of a plane, packed or unpacked */
     CAIRN_WORK_KINDS
 };
 
@@ -189,6 +190,13 @@ struct cairn_work {
             uint64_t first_elem; /* of the tensor */
             size_t elems;
         } init;
+        struct {
+            void *
+                to; /* any memory; if the other one lies in a device, what is not there is packed */
+            const void *from;
+            size_t run_bytes;
+            uint64_t run_count, to_stride, from_stride; /* bytes; packed: run_bytes */
+        } runs;
     };
 };
 

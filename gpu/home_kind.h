@@ -41,4 +41,7 @@ struct cairn_home_stream {
     struct cairn_home *home; /* borrowed */
 };
 
+/* Runs of bytes that all lie in host memory: home.c. */
+void cairn_copy_runs(const struct cairn_work *work);
+
 #endif

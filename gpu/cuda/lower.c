@@ -142,17 +142,62 @@ static uint64_t copy_out(struct cairn_cuda_plan *plan, void *to, const void *fro
     return bytes;
 }
 
-static uint64_t add_copy(struct cairn_cuda_plan *plan, const struct cairn_work *work, uint64_t done)
+static uint64_t copy_some(struct cairn_cuda_plan *plan, uint8_t *to, const uint8_t *from,
+                          uint64_t left)
 {
-    uint8_t *to = (uint8_t *)work->copy.to + done;
-    const uint8_t *from = (const uint8_t *)work->copy.from + done;
-    const uint64_t left = work->copy.bytes - done;
     if (cairn_cuda_plan_has(plan, to))
         return cairn_cuda_plan_has(plan, from) ? copy_in_home(plan, to, from, left)
                                                : copy_in(plan, to, from, left);
     if (cairn_cuda_plan_has(plan, from)) return copy_out(plan, to, from, left);
     memcpy(to, from, (size_t)left);
     return left;
+}
+
+static uint64_t add_copy(struct cairn_cuda_plan *plan, const struct cairn_work *work, uint64_t done)
+{
+    return copy_some(plan, (uint8_t *)work->copy.to + done, (const uint8_t *)work->copy.from + done,
+                     work->copy.bytes - done);
+}
+
+/* Runs of which some fit a plan; what lies in host memory is brought, or taken out, as it is packed. */
+static uint64_t add_whole_runs(struct cairn_cuda_plan *plan, uint8_t *to, const uint8_t *from,
+                               struct cairn_copy_item item)
+{
+    const bool brings = !cairn_cuda_plan_has(plan, from), gives = !cairn_cuda_plan_has(plan, to);
+    if (!cairn_cuda_plan_has_parts(plan, CAIRN_KERNEL_copy) ||
+        cairn_cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
+        return 0;
+    item.run_count = cairn_cuda_plan_fit(plan, item.run_count, cairn_cuda_plan_in_room(plan),
+                                         CAIRN_CUDA_PLAN_ITEM_ROOM, brings ? item.run_bytes : 0, 1);
+    item.run_count = cairn_cuda_plan_fit(plan, item.run_count, cairn_cuda_plan_out_room(plan),
+                                         CAIRN_CUDA_PLAN_ITEM_ROOM, gives ? item.run_bytes : 0, 1);
+    if (item.run_count == 0) return 0;
+    const size_t bytes = (size_t)(item.run_count * item.run_bytes);
+    assert(!brings || item.from_stride == item.run_bytes);
+    assert(!gives || item.to_stride == item.run_bytes);
+    item.from = brings ? cairn_cuda_plan_bring(plan, from, bytes) : cairn_cuda_plan_address(from);
+    item.to = gives ? cairn_cuda_plan_give(plan, to, bytes) : cairn_cuda_plan_address(to);
+    cairn_cuda_plan_item(plan, CAIRN_KERNEL_copy, &item, cairn_copy_pieces(&item));
+    return bytes;
+}
+
+/* done: bytes of the runs, without what is between them. */
+static uint64_t add_runs(struct cairn_cuda_plan *plan, const struct cairn_work *work, uint64_t done)
+{
+    const uint64_t run = done / work->runs.run_bytes, within = done % work->runs.run_bytes;
+    uint8_t *to = (uint8_t *)work->runs.to + run * work->runs.to_stride + within;
+    const uint8_t *from = (const uint8_t *)work->runs.from + run * work->runs.from_stride + within;
+    if (!cairn_cuda_plan_has(plan, to) && !cairn_cuda_plan_has(plan, from)) {
+        cairn_copy_runs(work);
+        return work->runs.run_count * work->runs.run_bytes;
+    }
+    if (work->runs.run_bytes > CAIRN_CUDA_PLAN_BYTES / 4) // a part of one, as bytes
+        return copy_some(plan, to, from, work->runs.run_bytes - within);
+    const struct cairn_copy_item item = { .run_bytes = work->runs.run_bytes,
+                                          .run_count = work->runs.run_count - run,
+                                          .to_stride = work->runs.to_stride,
+                                          .from_stride = work->runs.from_stride };
+    return add_whole_runs(plan, to, from, item);
 }
 
 static uint64_t add_zero(struct cairn_cuda_plan *plan, const struct cairn_work *work)
@@ -223,6 +268,7 @@ static uint64_t size_of(const struct cairn_work *work)
     case CAIRN_WORK_ZERO: return work->zero.bytes;
     case CAIRN_WORK_HASH: return work->hash.leaf_count;
     case CAIRN_WORK_INIT: return work->init.elems;
+    case CAIRN_WORK_RUNS: return work->runs.run_count * work->runs.run_bytes;
     case CAIRN_WORK_KINDS: break;
     }
     return 0;
@@ -243,6 +289,7 @@ static uint64_t add_some(struct cairn_cuda_plan *plan, struct cairn_work *work, 
     case CAIRN_WORK_ZERO: return add_zero(plan, work);
     case CAIRN_WORK_HASH: return add_hash(plan, work, done);
     case CAIRN_WORK_INIT: return add_init(plan, work);
+    case CAIRN_WORK_RUNS: return add_runs(plan, work, done);
     case CAIRN_WORK_FOLD_SUMS:
     case CAIRN_WORK_KINDS: break;
     }

@@ -104,6 +104,7 @@ static void run_one(const struct cairn_backend *host, struct cairn_work *work)
         cairn_init_elems(&work->init.source, work->init.first_elem, work->init.elems,
                          work->init.out);
         break;
+    case CAIRN_WORK_RUNS: cairn_copy_runs(work); break;
     case CAIRN_WORK_KINDS: break;
     }
 }

@@ -392,11 +392,37 @@ static bool make_init(struct world *w, struct cairn_work *work[2])
     return true;
 }
 
+/* A box of a plane: packed where one side is not in the home; now and then of runs that no plan holds. */
+static bool make_runs(struct world *w, struct cairn_work *work[2])
+{
+    void *to[2], *from[2];
+    const size_t bytes = below(w, 30) == 0 ? ((size_t)1 << 20) + below(w, 99) : 1 + below(w, 900);
+    const uint64_t count = bytes > 9999 ? 1 + below(w, 3) : below(w, 400);
+    const enum place places[2] = { some_place(w), some_place(w) };
+    const bool packs = (places[0] == PLANE) != (places[1] == PLANE);
+    uint64_t strides[2];
+    for (int i = 0; i < 2; i++)
+        strides[i] = packs && places[i] != PLANE ? bytes : bytes + below(w, 700);
+    if (!take(w, places[0], count * strides[0], 1, to) ||
+        !take(w, places[1], count * strides[1], 1, from))
+        return false;
+    for (int t = 0; t < 2; t++) {
+        work[t]->runs.to = to[t];
+        work[t]->runs.from = from[t];
+        work[t]->runs.run_bytes = bytes;
+        work[t]->runs.run_count = count;
+        work[t]->runs.to_stride = strides[0];
+        work[t]->runs.from_stride = strides[1];
+    }
+    return true;
+}
+
 static bool (*const makers[CAIRN_WORK_KINDS])(struct world *w, struct cairn_work *work[2]) = {
     [CAIRN_WORK_FOLD] = make_fold,     [CAIRN_WORK_FOLD_SUMS] = make_fold_sums,
     [CAIRN_WORK_UPDATE] = make_update, [CAIRN_WORK_CONVERT] = make_convert,
     [CAIRN_WORK_COPY] = make_copy,     [CAIRN_WORK_ZERO] = make_zero,
     [CAIRN_WORK_HASH] = make_hash,     [CAIRN_WORK_INIT] = make_init,
+    [CAIRN_WORK_RUNS] = make_runs,
 };
 
 /* False: a place is full. */

@@ -83,6 +83,90 @@ void cairn_works_copy(struct cairn_works *works, void *to, const void *from, siz
     work->copy.bytes = bytes;
 }
 
+/* Runs of one length at one distance in the range; packed they follow each other. Offsets in bytes. */
+struct runs {
+    size_t range, packed, bytes;
+    uint64_t count, stride; /* stride: 0 while there is one */
+};
+
+/* Adds the run if it goes on with them. */
+static bool take_run(struct runs *runs, size_t range, size_t bytes)
+{
+    const size_t last = runs->range + (size_t)((runs->count - 1) * runs->stride);
+    if (runs->count == 0 || bytes != runs->bytes) return false;
+    if (runs->count > 1 && range - last != runs->stride) return false;
+    runs->stride = range - last;
+    runs->count++;
+    return true;
+}
+
+/* The next of them; count 0: none is left. *at is where they begin in `packed`, and then where they end. */
+static struct runs next_runs(struct cairn_box_runs *walk, const struct cairn_works_box *of,
+                             struct runs *ahead, size_t *at)
+{
+    struct runs runs = *ahead;
+    uint64_t elem, box_elem, count;
+    *ahead = (struct runs) { 0 };
+    while (cairn_box_runs_next(walk, &elem, &box_elem, &count)) {
+        const size_t range = (size_t)(elem - of->first_elem) * of->elem_bytes,
+                     bytes = (size_t)count * of->elem_bytes;
+        if (take_run(&runs, range, bytes)) continue;
+        *ahead = (struct runs) { .range = range, .bytes = bytes, .count = 1 };
+        if (runs.count > 0) break;
+        runs = *ahead;
+        *ahead = (struct runs) { 0 };
+    }
+    runs.packed = *at;
+    *at += (size_t)runs.count * runs.bytes;
+    return runs;
+}
+
+static struct cairn_work *add_runs(struct cairn_works *works, const struct runs *runs)
+{
+    struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_RUNS);
+    work->runs.run_bytes = runs->bytes;
+    work->runs.run_count = runs->count;
+    work->runs.to_stride = work->runs.from_stride = runs->bytes;
+    return work;
+}
+
+static struct cairn_box_runs begin_box(const struct cairn_works_box *of)
+{
+    struct cairn_box_runs walk;
+    cairn_box_runs_begin(&walk, of->box, of->shape, of->first_elem, of->elem_count);
+    return walk;
+}
+
+size_t cairn_works_pack(struct cairn_works *works, const struct cairn_works_box *of, void *packed,
+                        const void *range)
+{
+    struct cairn_box_runs walk = begin_box(of);
+    struct runs ahead = { 0 }, runs;
+    size_t at = 0;
+    while ((runs = next_runs(&walk, of, &ahead, &at)).count > 0) {
+        struct cairn_work *work = add_runs(works, &runs);
+        work->runs.to = (uint8_t *)packed + runs.packed;
+        work->runs.from = (const uint8_t *)range + runs.range;
+        work->runs.from_stride = runs.stride;
+    }
+    return at;
+}
+
+size_t cairn_works_unpack(struct cairn_works *works, const struct cairn_works_box *of, void *range,
+                          const void *packed)
+{
+    struct cairn_box_runs walk = begin_box(of);
+    struct runs ahead = { 0 }, runs;
+    size_t at = 0;
+    while ((runs = next_runs(&walk, of, &ahead, &at)).count > 0) {
+        struct cairn_work *work = add_runs(works, &runs);
+        work->runs.to = (uint8_t *)range + runs.range;
+        work->runs.from = (const uint8_t *)packed + runs.packed;
+        work->runs.to_stride = runs.stride;
+    }
+    return at;
+}
+
 void cairn_works_fold(struct cairn_works *works, float *acc, const struct cairn_source *sources,
                       uint32_t count, bool first, size_t elems)
 {

@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 
 #include "gpu/home.h"
+#include "proto/geometry/box.h"
 #include "server/core/step.h"
 
 /* What get, put and edit take at most: more than the largest chunk has. */
@@ -44,6 +45,19 @@ void cairn_works_close(struct cairn_works *works);
 /* One more, all else 0. */
 struct cairn_work *cairn_works_add(struct cairn_works *works, enum cairn_work_kind kind);
 void cairn_works_copy(struct cairn_works *works, void *to, const void *from, size_t bytes);
+/* What a box has of the elements [first_elem, first_elem + elem_count) of a tensor: `range` begins with
+ * first_elem, `packed` with the first of them that the box has, and the box's others follow it. One of both
+ * lies in the home, or neither. Returns the bytes of `packed`. */
+struct cairn_works_box {
+    const struct cairn_box *box;
+    const struct cairn_shape *shape;
+    uint64_t first_elem, elem_count;
+    size_t elem_bytes;
+};
+size_t cairn_works_pack(struct cairn_works *works, const struct cairn_works_box *of, void *packed,
+                        const void *range);
+size_t cairn_works_unpack(struct cairn_works *works, const struct cairn_works_box *of, void *range,
+                          const void *packed);
 /* A fold of sources [count] that the list keeps. */
 void cairn_works_fold(struct cairn_works *works, float *acc, const struct cairn_source *sources,
                       uint32_t count, bool first, size_t elems);

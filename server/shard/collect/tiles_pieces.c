@@ -115,18 +115,13 @@ void cairn_tiles_fold(struct cairn_works *works, const struct cairn_fold *fold, 
 void cairn_tiles_put(struct cairn_shard_job *job, uint64_t chunk, const struct cairn_piece *piece,
                      const struct cairn_chunk_place *place, const float *values)
 {
-    float *param = cairn_works_edit(cairn_compute_loop(job->compute),
-                                    cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM,
-                                                    job->tiling.table->extent_of[chunk],
-                                                    place->local_elem),
-                                    (size_t)place->elem_count * sizeof *param);
-    struct cairn_box_runs runs;
-    cairn_box_runs_begin(&runs, &piece->held->box, &job->spec.tensors[place->tensor].shape,
-                         place->first_elem, place->elem_count);
-    uint64_t elem, box_elem, run;
-    while (cairn_box_runs_next(&runs, &elem, &box_elem, &run))
-        memcpy(param + (elem - place->first_elem), values + (box_elem - piece->first),
-               (size_t)run * sizeof *param);
+    const struct cairn_works_box of = { &piece->held->box, &job->spec.tensors[place->tensor].shape,
+                                        place->first_elem, place->elem_count, sizeof *values };
+    (void)cairn_works_unpack(cairn_compute_loop(job->compute), &of,
+                             cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM,
+                                             job->tiling.table->extent_of[chunk],
+                                             place->local_elem),
+                             values);
     *mark_of(piece->held, chunk) = 1;
 }
 

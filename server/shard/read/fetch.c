@@ -118,24 +118,21 @@ static cairn_status find_box(const struct cairn_member *member, struct cairn_rep
 }
 
 /* Packs the elements of the box out of the chunk; returns how many bytes they are. */
-static size_t pack(struct cairn_reply *reply, const struct source *source, const uint8_t *bytes)
+static size_t pack(struct cairn_reply *reply, struct cairn_works *works,
+                   const struct source *source)
 {
     const struct cairn_chunk_header *header = &reply->header;
     const struct cairn_shard_job *job = reply->job;
     const size_t elem_bytes = cairn_dtype_bytes((int)source->dtype);
     const struct cairn_geometry *geometry = &job->layout->geometry[header->tensor];
-    const uint64_t first = cairn_leaf_first_elem(geometry, header->first_leaf);
-    struct cairn_box_runs runs;
-    cairn_box_runs_begin(&runs, &reply->box, &job->spec.tensors[header->tensor].shape, first,
-                         source->byte_count / elem_bytes);
-    size_t packed = 0;
-    uint64_t elem, box_elem, count;
-    while (cairn_box_runs_next(&runs, &elem, &box_elem, &count)) {
-        memcpy(reply->bytes + packed, bytes + (size_t)(elem - first) * elem_bytes,
-               (size_t)count * elem_bytes);
-        packed += (size_t)count * elem_bytes;
-    }
-    return packed;
+    const struct cairn_works_box of = {
+        .box = &reply->box,
+        .shape = &job->spec.tensors[header->tensor].shape,
+        .first_elem = cairn_leaf_first_elem(geometry, header->first_leaf),
+        .elem_count = source->byte_count / elem_bytes,
+        .elem_bytes = elem_bytes,
+    };
+    return cairn_works_pack(works, &of, reply->bytes, source->bytes);
 }
 
 /* ---- replies ---- */
@@ -171,11 +168,8 @@ static cairn_status copy_data(struct cairn_reply *reply, const struct source *so
     struct cairn_works *works = cairn_compute_loop(job->compute);
     struct cairn_sentence why;
     *byte_count_out = source->byte_count;
-    if (reply->boxed && source->published != NULL)
-        *byte_count_out = pack(reply, source, source->bytes);
-    else if (reply->boxed)
-        *byte_count_out = pack(reply, source,
-                               cairn_works_get(works, source->bytes, source->byte_count));
+    if (reply->boxed)
+        *byte_count_out = pack(reply, works, source);
     else
         cairn_works_copy(works, reply->bytes, source->bytes, source->byte_count);
     const cairn_status status = cairn_works_run(works, &why);

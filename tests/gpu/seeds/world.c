@@ -207,11 +207,26 @@ static void make_init(struct tensor *t, struct cairn_work works[SIDES])
     }
 }
 
+/* Every other 64 bytes of a plane, to or from packed memory. */
+static void make_runs(struct tensor *t, struct cairn_work works[SIDES])
+{
+    const bool packs = random_below(2) == 0;
+    for (int side = 0; side < SIDES; side++) {
+        works[side].kind = CAIRN_WORK_RUNS;
+        works[side].runs.to = packs ? (void *)t->out[side] : plane(t, side, SOURCE);
+        works[side].runs.from = packs ? plane(t, side, PARAM) : (void *)t->in[0];
+        works[side].runs.run_bytes = 64;
+        works[side].runs.run_count = t->elems / 32;
+        works[side].runs.to_stride = packs ? 64 : 128;
+        works[side].runs.from_stride = packs ? 128 : 64;
+    }
+}
+
 static void make_work(struct tensor *t, struct cairn_work works[SIDES])
 {
     static void (*const makes[])(struct tensor *, struct cairn_work[SIDES]) = {
-        make_fold, make_fold_sums, make_update, make_convert,
-        make_copy, make_zero,      make_hash,   make_init
+        make_fold, make_fold_sums, make_update, make_convert, make_copy,
+        make_zero, make_hash,      make_init,   make_runs
     };
     makes[random_below(sizeof makes / sizeof makes[0])](t, works);
 }
