@@ -79,9 +79,8 @@ static void choose_sources(struct tensor *t, size_t count)
     }
 }
 
-static void make_fold(struct tensor *t, struct cairn_work works[SIDES])
+static void make_fold_of(struct tensor *t, struct cairn_work works[SIDES], size_t count)
 {
-    const size_t count = random_below(SOURCES + 1);
     const bool first = random_below(2) == 0;
     choose_sources(t, count);
     for (int side = 0; side < SIDES; side++) {
@@ -92,6 +91,11 @@ static void make_fold(struct tensor *t, struct cairn_work works[SIDES])
         works[side].fold.first = first;
         works[side].fold.elems = t->elems;
     }
+}
+
+static void make_fold(struct tensor *t, struct cairn_work works[SIDES])
+{
+    make_fold_of(t, works, random_below(SOURCES + 1));
 }
 
 static void make_fold_sums(struct tensor *t, struct cairn_work works[SIDES])
@@ -262,22 +266,20 @@ static const char *move_planes(bool back)
     return NULL;
 }
 
-/* A run in which a launch is refused, if it has so many, and whose results nobody uses: what was under way is
- * over when it returns, and all of it is made anew. */
+/* A run in which the second launch is refused, if it has so many: mostly that of a second slice, while a copy
+ * out of the first is under way. That is over when it returns; all that was written is made anew. */
 static const char *run_refused(int (*emulator_set)(const char *options))
 {
     struct cairn_work works[TENSORS] = { 0 };
-    char options[64];
-    snprintf(options, sizeof options, "result=1,call_fails=%d", (int)(1 + random_below(4)));
     for (size_t i = 0; i < TENSORS; i++) {
         struct cairn_work work[SIDES] = { 0 };
-        if (i == 0) // a copy is under way when a later slice is refused
+        if (i == 0)
             make_copy_of(&tensors[i], work, OUT_OF_HOME);
         else
-            make_work(&tensors[i], work);
+            make_fold_of(&tensors[i], work, SOURCES);
         works[i] = work[CARD];
     }
-    emulator_set(options);
+    emulator_set("result=1,call_fails=2");
     const cairn_status status = cairn_home_run(streams[CARD][1], works, TENSORS, &why);
     emulator_set("call_fails=0");
     if (status != CAIRN_OK && strstr(why.text, "INVALID_VALUE") == NULL) return complain("refused");
