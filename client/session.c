@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "client/device/import.h"
 #include "client/job.h"
 #include "client/op.h"
 
@@ -49,6 +50,7 @@ void cairn_session_unref(struct session *s)
     pthread_mutex_unlock(&s->lock);
     if (left > 0) return;
     cairn_memory_release(s);
+    cairn_card_imports_close(s->imports);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->changed);
     close(s->event_fd);

@@ -42,6 +42,7 @@
 #include "proto/loop/address.h"
 
 struct ask;
+struct card_imports;
 struct command;
 struct job;
 struct op;
@@ -81,7 +82,8 @@ struct session {
     /* loop thread */
     struct control control;
     struct datapath path;
-    struct pieces_area *pieces; /* owned: pieces.h */
+    struct pieces_area *pieces;   /* owned: pieces.h */
+    struct card_imports *imports; /* owned: of cairn_opts.device; NULL: of none */
 };
 
 /* Wakes the loop thread to look at asks and commands. Any thread. */

@@ -42,12 +42,3 @@ cairn_status cairn_api_bring(struct cairn_mem *mem, const struct piece *piece, v
     mem->stream = NULL;
     return CAIRN_OK;
 }
-
-cairn_status cairn_api_judge_host(const struct cairn_mem *mem, const char *call)
-{
-    if (mem->device <= 0) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                             "%s does not write to memory of a GPU in this version: fetch to host "
-                             "memory, and copy it there",
-                             call);
-}

@@ -51,7 +51,5 @@ cairn_status cairn_api_card(const struct cairn_mem *mem, struct card **card_out)
  * to the host. *mem is that then; *copy_out is to be freed, NULL if it is on the host already. */
 cairn_status cairn_api_bring(struct cairn_mem *mem, const struct piece *piece,
                              void **copy_out) CAIRN_MUST_CHECK;
-/* CAIRN_ERR_UNSUPPORTED of memory of a GPU. */
-cairn_status cairn_api_judge_host(const struct cairn_mem *mem, const char *call) CAIRN_MUST_CHECK;
 
 #endif

@@ -3,6 +3,7 @@
 
 #include "client/api/judge.h"
 #include "client/ask.h"
+#include "client/device/card.h"
 #include "client/op.h"
 #include "client/push/transfer.h"
 
@@ -14,8 +15,6 @@ static cairn_status fetch_inside(struct job *job, struct cairn_version version, 
     struct cairn_mem mem;
     struct cairn_box of_target;
     cairn_status status = cairn_api_judge_boxed(job, tensor, given, &mem, &index, &box, &of_target);
-    if (status != CAIRN_OK) return status;
-    status = cairn_api_judge_host(&mem, "cairn_fetch");
     if (status != CAIRN_OK) return status;
     const int number = cairn_plane_number(plane != NULL ? plane : "wire");
     if (number == 0)
@@ -38,7 +37,18 @@ static cairn_status fetch_inside(struct job *job, struct cairn_version version, 
                                  "tensor %s: with these mem.stride elements may share memory; "
                                  "nothing can be fetched there",
                                  tensor);
-    return cairn_op_begin(job, CAIRN_CHUNK_FETCH, cairn_transfer_run, &pattern, op_out);
+    status = cairn_api_card(&mem, &pattern.card);
+    if (status == CAIRN_OK && pattern.card != NULL && pattern.piece.strides.given)
+        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
+                                 "tensor %s: memory of GPU %d with mem.stride is not written to: "
+                                 "fetch into dense memory, and copy it from there",
+                                 tensor, mem.device - 1);
+    if (status == CAIRN_OK && pattern.card != NULL)
+        status = cairn_card_mark(pattern.card, mem.stream, &pattern.event);
+    if (status == CAIRN_OK)
+        status = cairn_op_begin(job, CAIRN_CHUNK_FETCH, cairn_transfer_run, &pattern, op_out);
+    if (status != CAIRN_OK) cairn_card_event_free(pattern.event);
+    return status;
 }
 
 cairn_status cairn_fetch(cairn_job *handle, struct cairn_version version, const char *tensor,

@@ -11,6 +11,8 @@
 #include "client/api/api.h"
 #include "client/base/handle.h"
 #include "client/base/struct.h"
+#include "client/device/card.h"
+#include "client/device/import.h"
 #include "client/pieces.h"
 #include "proto/base/text.h"
 
@@ -94,6 +96,19 @@ static cairn_status await_welcome(struct session *s)
         s->endpoint_text, s->connect_ms, why.text[0] != 0 ? why.text : "no answer");
 }
 
+/* Before the fabric: its address names the card. */
+static cairn_status open_device(struct session *s, int device)
+{
+    struct card *card;
+    if (device == 0 || device == -1) return CAIRN_OK;
+    if (device < -1)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "opts.device is %d; allowed: 0 (or -1) = none, CAIRN_GPU(n)",
+                                 device);
+    const cairn_status status = cairn_card_get(device - 1, &card);
+    return status == CAIRN_OK ? cairn_card_imports_open(card, &s->imports) : status;
+}
+
 cairn_status cairn_open(const struct cairn_opts *opts, cairn **out)
 {
     return cairn_client_open(opts, NULL, out);
@@ -138,7 +153,8 @@ cairn_status cairn_client_open(const struct cairn_opts *opts, struct cairn_fabri
         free(s);
         return status;
     }
-    status = cairn_loop_start(s);
+    status = open_device(s, opts->device);
+    if (status == CAIRN_OK) status = cairn_loop_start(s);
     if (status == CAIRN_OK) {
         status = await_welcome(s);
         if (status == CAIRN_OK) {

@@ -49,6 +49,9 @@ cairn_status cairn_card_judge(struct card *card, const void *ptr, size_t bytes) 
  * caller. CAIRN_ERR_IO: the context is gone, most likely. */
 cairn_status cairn_card_copy(struct card *card, void *to, const void *from, size_t bytes,
                              bool to_host, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Host memory to the card; likewise. */
+cairn_status cairn_card_fill(struct card *card, void *to, const void *from_host, size_t bytes,
+                             struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Host memory that is copied to often. False: it stays as it was, and copies are slower. */
 bool cairn_card_pin(struct card *card, void *host, size_t bytes);
 void cairn_card_unpin(struct card *card, void *host);

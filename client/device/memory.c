@@ -135,33 +135,57 @@ cairn_status cairn_card_judge(struct card *card, const void *ptr, size_t bytes)
         ptr, card->number, bytes);
 }
 
-static int copy(const struct card *card, void *to, const void *from, size_t bytes, bool to_host)
+enum direction { ON_CARD, TO_HOST, TO_CARD };
+
+static int begin_copy(const struct card *card, void *to, const void *from, size_t bytes,
+                      enum direction direction)
 {
     const struct cairn_driver *driver = card->driver;
-    const uint64_t source = (uint64_t)(uintptr_t)from;
+    const uint64_t target = (uint64_t)(uintptr_t)to, source = (uint64_t)(uintptr_t)from;
+    if (direction == TO_HOST) return driver->cuMemcpyDtoHAsync(to, source, bytes, card->side);
+    if (direction == TO_CARD) return driver->cuMemcpyHtoDAsync(target, from, bytes, card->side);
+    return driver->cuMemcpyDtoDAsync(target, source, bytes, card->side);
+}
+
+static int copy(const struct card *card, void *to, const void *from, size_t bytes,
+                enum direction direction)
+{
+    const struct cairn_driver *driver = card->driver;
     struct CUevent_st *event;
     int result = driver->cuEventCreate(&event, CAIRN_CU_EVENT_BLOCKING_SYNC |
                                                    CAIRN_CU_EVENT_DISABLE_TIMING);
     if (result != CAIRN_CU_OK) return result;
-    result = to_host
-                 ? driver->cuMemcpyDtoHAsync(to, source, bytes, card->side)
-                 : driver->cuMemcpyDtoDAsync((uint64_t)(uintptr_t)to, source, bytes, card->side);
+    result = begin_copy(card, to, from, bytes, direction);
     if (result == CAIRN_CU_OK) result = driver->cuEventRecord(event, card->side);
     if (result == CAIRN_CU_OK) result = driver->cuEventSynchronize(event);
     (void)driver->cuEventDestroy(event);
     return result;
 }
 
-cairn_status cairn_card_copy(struct card *card, void *to, const void *from, size_t bytes,
-                             bool to_host, struct cairn_sentence *why)
+static cairn_status copy_inside(const struct card *card, void *to, const void *from, size_t bytes,
+                                enum direction direction, struct cairn_sentence *why)
 {
     if (bytes == 0) return CAIRN_OK;
     const cairn_status status = cairn_card_enter(card, why);
     if (status != CAIRN_OK) return status;
-    const int result = copy(card, to, from, bytes, to_host);
+    const int result = copy(card, to, from, bytes, direction);
     cairn_card_leave(card);
-    return result == CAIRN_CU_OK ? CAIRN_OK
-                                 : cairn_card_fail(result, CAIRN_ERR_IO, "a copy from it", why);
+    return result == CAIRN_CU_OK
+               ? CAIRN_OK
+               : cairn_card_fail(result, CAIRN_ERR_IO,
+                                 direction == TO_CARD ? "a copy to it" : "a copy from it", why);
+}
+
+cairn_status cairn_card_copy(struct card *card, void *to, const void *from, size_t bytes,
+                             bool to_host, struct cairn_sentence *why)
+{
+    return copy_inside(card, to, from, bytes, to_host ? TO_HOST : ON_CARD, why);
+}
+
+cairn_status cairn_card_fill(struct card *card, void *to, const void *from_host, size_t bytes,
+                             struct cairn_sentence *why)
+{
+    return copy_inside(card, to, from_host, bytes, TO_CARD, why);
 }
 
 bool cairn_card_pin(struct card *card, void *host, size_t bytes)

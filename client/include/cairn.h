@@ -30,7 +30,7 @@
  * GPUs, as CUDA_VISIBLE_DEVICES numbers them (client/README.md, "Memory of a GPU"): the host is 0 in
  * cairn_mem.device, and -1 for cairn_alloc and cairn_register, where 0 is a GPU. No driver:
  * CAIRN_ERR_UNSUPPORTED; no such GPU, or memory or a stream that is not of it: CAIRN_ERR_INVALID; its context
- * is gone: CAIRN_ERR_IO. Not in this version: fetches and maps to a GPU. */
+ * is gone: CAIRN_ERR_IO. Not in this version: cairn_map to a GPU. */
 #ifndef CAIRN_H
 #define CAIRN_H
 
@@ -247,6 +247,10 @@ struct cairn_opts {
     uint32_t prefetch_units; /* 0 = 2: the window of cairn_prefetch, of each job */
     cairn_wait_fn on_wait;   /* NULL: a line a minute on standard error, and the call waits on */
     void *on_wait_context;
+    /* CAIRN_GPU(n): this process computes on that GPU. Shards of this host whose state is on it show it what
+     * they publish there, and do not copy that to host memory if all members of a job read it so.
+     * CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_INVALID: as of cairn_alloc. 0: on none */
+    int device;
 };
 
 /* What the launcher says of this process. Rank is not identity: a restarted process has its
@@ -408,8 +412,9 @@ struct cairn_mem {
      * in the box. Not negative; of a fetch no two elements may share memory (CAIRN_ERR_INVALID). Memory that
      * is not dense is copied chunk by chunk on its way (cairn_stats.packed_bytes). */
     int64_t stride[8];
-    int device;   /* 0 (or -1) = host; CAIRN_GPU(n) for put and push: cairn_alloc's or anybody's */
-    void *stream; /* cudaStream_t that writes it, NULL: the default one. Of the host: NULL */
+    int device; /* 0 (or -1) = host; CAIRN_GPU(n): cairn_alloc's or anybody's */
+    void *
+        stream; /* cudaStream_t that writes or reads it, NULL: the default one. Of the host: NULL */
 };
 #define CAIRN_GPU(n) ((n) + 1) /* so that 0 is the host */
 
@@ -742,6 +747,10 @@ CAIRN_EXPORT cairn_status cairn_round_abandon(cairn_job *job, const struct cairn
  * "param", "exp_avg", "exp_avg_sq" (these only at the newest version). The operation fails with
  * CAIRN_ERR_VERSION_GONE if the version is no longer kept, CAIRN_ERR_NOT_READY if it is not published yet.
  * op_out must be given: nothing else says when the memory is filled.
+ *   Of a GPU, dense memory (else CAIRN_ERR_UNSUPPORTED), written when all that is queued on mem.stream at the
+ * call is done. What the shards publish on that GPU (cairn_opts.device) is copied on it, past the host
+ * (cairn_stats.device_fetched_bytes), whole tensors of the wire plane; all else lands in pinned host memory,
+ * chunk by chunk, and is copied from there.
  *
  * The newest version and the one before are kept, so a round's own version stays until the round after it
  * ends, and training never waits for readers; others are kept while they are leased. */

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "client/device/import.h"
 #include "client/job.h"
 #include "client/loop/link.h"
 #include "client/push/fail.h"
@@ -58,6 +59,7 @@ static cairn_status open_on(struct session *s, const char *devices, const char *
         .transports = transports,
         .one_sided = one_sided,
         .hub = s->path.hub,
+        .device = cairn_card_imports_table(s->imports),
     };
     const char *kind = s->path.hub != NULL ? "mem" : text_of(s, CAIRN_ENV_FABRIC);
     return cairn_fabric_open(kind, &options, &s->path.fabric, why);

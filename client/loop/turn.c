@@ -97,8 +97,9 @@ static void run_commands(struct session *s)
             free_command(s, before, command);
             continue;
         }
-        if (!waits && job->awaits_stream == awaited) job->stalled = true;
-        any_awaits = any_awaits || job->awaits_stream;
+        // A fetch that waits for its stream keeps nobody from going on.
+        if (!waits && command->event == NULL && job->awaits_stream == awaited) job->stalled = true;
+        any_awaits = any_awaits || command->event != NULL;
         before = command;
     }
     cairn_loop_look_soon(s, any_awaits);

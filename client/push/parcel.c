@@ -57,6 +57,8 @@ struct parcel *cairn_parcel_new(struct job *job, const struct command *command, 
     const size_t elem_bytes = cairn_dtype_bytes(command->dtype);
     const uint64_t first = before(command, place.first_elem);
     const uint64_t end = before(command, place.first_elem + place.elem_count);
+    // What is fetched for a card lands in host memory, and is copied there.
+    const bool lands = command->card != NULL && command->op->kind == CAIRN_CHUNK_FETCH;
     // What is put of a box goes behind it, unless the box has all of the chunk.
     const bool puts_box = command->op->kind == CAIRN_CHUNK_PUT &&
                           command->piece.tile == CAIRN_TILE_BOX;
@@ -73,7 +75,8 @@ struct parcel *cairn_parcel_new(struct job *job, const struct command *command, 
         .via = shard,
         .place = place,
         .table_hash = command->piece.table_hash,
-        .bytes = command->piece.strides.given || boxed ? NULL : command->ptr + first * elem_bytes,
+        .bytes = command->piece.strides.given || boxed || lands ? NULL
+                                                                : command->ptr + first * elem_bytes,
         .head_bytes = boxed ? command->op->box_bytes : 0,
         .first = first,
         .byte_count = (end - first) * elem_bytes,
@@ -97,9 +100,20 @@ static void count_packed(struct job *job, size_t more, size_t less)
     pthread_mutex_unlock(&job->session->lock);
 }
 
+static cairn_status open_landing(struct parcel *parcel)
+{
+    const cairn_status status = cairn_pieces_take(parcel->job->session, parcel->op->card, false,
+                                                  parcel->byte_count, &parcel->staged);
+    if (status != CAIRN_OK) return status;
+    count_packed(parcel->job, parcel->byte_count, 0);
+    parcel->bytes = parcel->staged.at;
+    return CAIRN_OK;
+}
+
 cairn_status cairn_parcel_open(struct parcel *parcel)
 {
     if (parcel->bytes != NULL || parcel->byte_count == 0) return CAIRN_OK;
+    if (parcel->op->card != NULL && parcel->kind == CAIRN_CHUNK_FETCH) return open_landing(parcel);
     parcel->packed = malloc(parcel->head_bytes + parcel->byte_count);
     if (parcel->packed == NULL) return CAIRN_ERR_NO_MEMORY;
     parcel->bytes = parcel->packed + parcel->head_bytes;
@@ -166,12 +180,17 @@ static cairn_status pack(struct parcel *parcel, const struct cairn_fabric_peer *
     return CAIRN_OK;
 }
 
-void cairn_parcel_arrived(struct parcel *parcel)
+cairn_status cairn_parcel_arrived(struct parcel *parcel)
 {
+    const struct op *op = parcel->op;
     const size_t elem_bytes = cairn_dtype_bytes(parcel->dtype);
+    struct cairn_sentence why;
     if (parcel->packed != NULL)
-        cairn_strides_scatter(&parcel->op->strides, parcel->op->ptr, elem_bytes, parcel->first,
+        cairn_strides_scatter(&op->strides, op->ptr, elem_bytes, parcel->first,
                               parcel->byte_count / elem_bytes, parcel->packed);
+    if (parcel->staged.at == NULL) return CAIRN_OK;
+    return cairn_card_fill(op->card, op->ptr + parcel->first * elem_bytes, parcel->staged.at,
+                           parcel->byte_count, &why);
 }
 
 static void unpack(struct parcel *parcel)

@@ -66,9 +66,10 @@ void cairn_parcel_end(struct parcel *parcel, cairn_status status);
 /* Sends its chunk over the connection of shard `via`, and fills in of `header` what the parcel knows. */
 cairn_status cairn_parcel_send(struct parcel *parcel, uint32_t via,
                                struct cairn_chunk_header *header) CAIRN_MUST_CHECK;
-/* Before and behind what a fetch receives: memory of its own where the caller's has strides. */
+/* Before and behind what a fetch receives: memory of its own where the caller's has strides, or is of a
+ * card. */
 cairn_status cairn_parcel_open(struct parcel *parcel) CAIRN_MUST_CHECK;
-void cairn_parcel_arrived(struct parcel *parcel);
+cairn_status cairn_parcel_arrived(struct parcel *parcel) CAIRN_MUST_CHECK;
 void cairn_parcel_loan(struct parcel *parcel);
 void cairn_parcel_loan_back(struct parcel *parcel);
 void cairn_parcels_release(struct parcel_table *parcels); /* with the job: none is under way */

@@ -3,8 +3,10 @@
  * to the owner what it has not. Loop thread. */
 #include "client/push/transfer.h"
 
+#include "client/device/card.h"
 #include "client/job.h"
 #include "client/op.h"
+#include "client/read/lent.h"
 
 #define COPIED_MAX ((size_t)8 << 20) /* bytes out of mapped memory, before others have their turn */
 
@@ -61,12 +63,46 @@ cairn_status cairn_transfer_send(struct cairn_chunk_request *request)
 /* A fetch whose data this host has. */
 static bool copy_here(struct parcel *parcel, const struct piece *piece)
 {
-    if (parcel->kind != CAIRN_CHUNK_FETCH || !cairn_mapped_read(parcel, piece)) return false;
+    if (parcel->kind != CAIRN_CHUNK_FETCH) return false;
+    if (parcel->op->card != NULL && cairn_parcel_open(parcel) != CAIRN_OK) return false;
+    if (!cairn_mapped_read(parcel, piece)) return false;
     pthread_mutex_lock(&parcel->job->session->lock);
     cairn_mapped_count(parcel->job, parcel->byte_count);
     pthread_mutex_unlock(&parcel->job->session->lock);
-    cairn_parcel_end(parcel, CAIRN_OK);
+    const cairn_status status = parcel->op->card != NULL ? cairn_parcel_arrived(parcel) : CAIRN_OK;
+    cairn_parcel_end(parcel, status);
     return true;
+}
+
+/* All of a tensor, from where shards publish it on the card that it is to come to. */
+static bool copy_on_card(struct command *command)
+{
+    struct job *job = command->job;
+    const struct op *op = command->op;
+    if (op->kind != CAIRN_CHUNK_FETCH || command->card == NULL || command->next_chunk > 0 ||
+        command->plane != CAIRN_PLANE_WIRE || !command->piece.whole ||
+        !cairn_lent_copy(job, command->version, command->tensor, command->card, command->ptr))
+        return false;
+    const uint64_t bytes = cairn_box_elems(&command->piece.box) * cairn_dtype_bytes(command->dtype);
+    pthread_mutex_lock(&job->session->lock);
+    cairn_mapped_count(job, bytes);
+    job->stats.device_fetched_bytes += bytes;
+    pthread_mutex_unlock(&job->session->lock);
+    cairn_op_let_go(command->op, CAIRN_OK, NULL);
+    return true;
+}
+
+/* What is queued on the stream of a fetch comes before it. */
+static enum card_state state_of(struct command *command)
+{
+    struct cairn_sentence why;
+    if (command->event == NULL) return CARD_DONE;
+    const enum card_state state = cairn_card_event_state(command->event, &why);
+    if (state == CARD_WAITS) return state;
+    cairn_card_event_free(command->event);
+    command->event = NULL;
+    if (state == CARD_FAILED) cairn_op_let_go(command->op, CAIRN_ERR_IO, why.text);
+    return state;
 }
 
 bool cairn_transfer_run(struct command *command)
@@ -75,6 +111,9 @@ bool cairn_transfer_run(struct command *command)
     uint32_t shard;
     uint64_t chunk;
     if (cairn_command_refused(command)) return true;
+    const enum card_state state = state_of(command);
+    if (state != CARD_DONE) return state == CARD_FAILED;
+    if (copy_on_card(command)) return true;
     cairn_status status = CAIRN_OK;
     size_t copied = 0;
     for (; status == CAIRN_OK && cairn_command_chunk(command, &shard, &chunk);
@@ -152,8 +191,7 @@ static void on_received(void *arg, cairn_status status)
     if (parcel->answered) {
         // all of the job has failed
     } else if (whole) {
-        cairn_parcel_arrived(parcel);
-        cairn_parcel_end(parcel, CAIRN_OK);
+        cairn_parcel_end(parcel, cairn_parcel_arrived(parcel));
     } else if (lost) {
         cairn_asker_ask(&link->asker, &parcel->request);
     } else if (!cairn_asker_again(&link->asker, &parcel->request, CAIRN_ERR_CHECKSUM)) {

@@ -128,7 +128,8 @@ static struct lent *lend_whole(struct job *job, struct cairn_version version,
         whole = shape->tensors[i].piece.whole;
         tensors[i] = shape->tensors[i].fetched;
     }
-    struct lent *lent = whole ? cairn_lent_open(job, version, tensors, shape->count) : NULL;
+    struct lent *lent =
+        whole ? cairn_lent_open(job, version, CAIRN_PUBLISHED_HOST, tensors, shape->count) : NULL;
     free(tensors);
     return lent;
 }

@@ -2,7 +2,10 @@
 
 #include <assert.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "client/device/card.h"
+#include "client/device/import.h"
 #include "client/job.h"
 #include "proto/geometry/published.h"
 
@@ -15,6 +18,7 @@ struct source {
 struct lent {
     struct job *job; /* borrowed */
     struct cairn_version version;
+    enum cairn_published_side side;
     struct source *sources; /* owned: [shard_count]; copy NULL: nothing is of that shard */
     uint32_t shard_count;
     const uint8_t **at;       /* owned: [count] */
@@ -56,7 +60,7 @@ static struct published *copy_of(struct lent *lent, uint32_t shard)
 {
     struct source *source = &lent->sources[shard];
     if (source->copy == NULL) {
-        source->copy = cairn_mapped_find(&lent->job->body.shards[shard], lent->version,
+        source->copy = cairn_mapped_find(&lent->job->body.shards[shard], lent->version, lent->side,
                                          &source->sequence);
         if (source->copy != NULL) source->copy->uses++;
     }
@@ -79,17 +83,19 @@ static struct published *locate(struct lent *lent, const struct cairn_extent *ex
     return copy;
 }
 
-static bool stitch(struct lent *lent, size_t i, const struct cairn_extent *extents,
-                   size_t extent_count, size_t elem_bytes)
+/* Where each part of a tensor lies, to be freed; NULL: some of it is not here. */
+static struct stitch_run *find_runs(struct lent *lent, const struct cairn_extent *extents,
+                                    size_t extent_count, size_t elem_bytes)
 {
     struct stitch_run *runs = calloc(extent_count, sizeof *runs);
-    bool whole = runs != NULL;
-    for (size_t e = 0; whole && e < extent_count; e++) {
+    for (size_t e = 0; runs != NULL && e < extent_count; e++) {
         const struct cairn_local_extent *local;
         uint64_t at;
         struct published *copy = locate(lent, &extents[e], &at, &local);
-        whole = copy != NULL;
-        if (!whole) break;
+        if (copy == NULL) {
+            free(runs);
+            return NULL;
+        }
         runs[e] = (struct stitch_run) { .copy = copy,
                                         .sequence = lent->sources[extents[e].shard].sequence,
                                         .at = at,
@@ -97,7 +103,14 @@ static bool stitch(struct lent *lent, size_t i, const struct cairn_extent *exten
                                         .end = (local->first_elem + local->elem_count) *
                                                elem_bytes };
     }
-    if (whole)
+    return runs;
+}
+
+static bool stitch(struct lent *lent, size_t i, const struct cairn_extent *extents,
+                   size_t extent_count, size_t elem_bytes)
+{
+    struct stitch_run *runs = find_runs(lent, extents, extent_count, elem_bytes);
+    if (runs != NULL)
         lent->stitches[i] = cairn_stitch_get(lent->job, extents[0].tensor, runs, extent_count);
     free(runs);
     if (lent->stitches[i] == NULL) return false;
@@ -116,22 +129,26 @@ static bool lend(struct lent *lent, size_t i, uint32_t tensor)
         lent->at[i] = nothing;
         return true;
     }
-    if (extent_count > 1) return stitch(lent, i, extents, extent_count, elem_bytes);
+    if (extent_count > 1)
+        return lent->side == CAIRN_PUBLISHED_HOST &&
+               stitch(lent, i, extents, extent_count, elem_bytes);
     const struct cairn_local_extent *local;
     uint64_t at;
     const struct published *copy = locate(lent, &extents[0], &at, &local);
-    if (copy != NULL) lent->at[i] = copy->base + at;
-    return copy != NULL;
+    if (copy == NULL) return false;
+    lent->at[i] = (lent->side == CAIRN_PUBLISHED_HOST ? copy->base : copy->on_card) + at;
+    return true;
 }
 
-struct lent *cairn_lent_open(struct job *job, struct cairn_version version, const uint32_t *tensors,
-                             size_t count)
+struct lent *cairn_lent_open(struct job *job, struct cairn_version version,
+                             enum cairn_published_side side, const uint32_t *tensors, size_t count)
 {
     if (job->session->published == NULL || job->body.layout == NULL) return NULL;
     struct lent *lent = calloc(1, sizeof *lent);
     if (lent == NULL) return NULL;
     lent->job = job;
     lent->version = version;
+    lent->side = side;
     lent->sources = calloc(job->body.shard_count, sizeof *lent->sources);
     lent->at = calloc(count + 1, sizeof *lent->at);
     lent->stitches = calloc(count + 1, sizeof(struct stitch *));
@@ -142,4 +159,46 @@ struct lent *cairn_lent_open(struct job *job, struct cairn_version version, cons
     if (all && cairn_lent_whole(lent)) return lent;
     cairn_lent_close(lent);
     return NULL;
+}
+
+/* ---- copies on the card ---- */
+
+static bool is_session_card(const struct session *s, const struct card *card)
+{
+    const struct cairn_fabric_device *table = cairn_card_imports_table(s->imports);
+    return table != NULL && memcmp(table->uuids[0], cairn_card_uuid(card), 16) == 0;
+}
+
+static bool copy_runs(const struct stitch_run *runs, size_t count, struct card *card, uint8_t *to)
+{
+    struct cairn_sentence why;
+    bool whole = true;
+    for (size_t i = 0; whole && i < count; i++)
+        whole = cairn_card_copy(card, to + runs[i].from, runs[i].copy->on_card + runs[i].at,
+                                (size_t)(runs[i].end - runs[i].from), false, &why) == CAIRN_OK;
+    return whole;
+}
+
+bool cairn_lent_copy(struct job *job, struct cairn_version version, uint32_t tensor,
+                     struct card *card, void *to)
+{
+    struct session *s = job->session;
+    size_t count;
+    struct stitch_run *runs = NULL;
+    if (!is_session_card(s, card)) return false;
+    pthread_mutex_lock(&s->lock);
+    struct lent *lent = cairn_lent_open(job, version, CAIRN_PUBLISHED_DEVICE, NULL, 0);
+    const struct cairn_extent *extents = cairn_layout_tensor_extents(job->body.layout, tensor,
+                                                                     &count);
+    if (lent != NULL && count > 0)
+        runs = find_runs(lent, extents, count,
+                         cairn_dtype_bytes((int)job->spec.tensors[tensor].wire));
+    pthread_mutex_unlock(&s->lock);
+    bool whole = runs != NULL && copy_runs(runs, count, card, to);
+    pthread_mutex_lock(&s->lock);
+    whole = whole && cairn_lent_whole(lent);
+    cairn_lent_close(lent);
+    pthread_mutex_unlock(&s->lock);
+    free(runs);
+    return whole;
 }

@@ -29,6 +29,7 @@ static bool is_same_copy(const struct published *copy, const struct cairn_publis
 {
     struct cairn_published_note of_copy = copy->note;
     of_copy.segment = note->segment;
+    of_copy.side = note->side;
     return !copy->gone && memcmp(&of_copy, note, sizeof of_copy) == 0;
 }
 
@@ -44,10 +45,12 @@ static struct published *copy_of(struct session *s, const struct cairn_published
     return copy;
 }
 
-static bool has_segment(const struct published *copy, uint32_t segment)
+static bool has_segment(const struct published *copy, const struct cairn_published_note *note)
 {
     const struct shown *shown = copy->shown;
-    while (shown != NULL && shown->segment != segment) shown = shown->next;
+    while (shown != NULL &&
+           (shown->segment != note->segment || (uint32_t)shown->side != note->side))
+        shown = shown->next;
     return shown != NULL;
 }
 
@@ -60,12 +63,15 @@ static void add_shown(struct session *s, const struct cairn_published_note *note
     struct shown *shown = copy != NULL ? calloc(1, sizeof *shown) : NULL;
     if (shown == NULL) return; // the shard is asked
     const bool is_head = note->segment == note->segment_count;
-    if (has_segment(copy, note->segment) || (is_head && bytes < CAIRN_PUBLISHED_PAGE_BYTES))
+    if (has_segment(copy, note) || (is_head && bytes < CAIRN_PUBLISHED_PAGE_BYTES))
         copy->gone = true; // nobody knows which is right
     else if (is_head)
         copy->head = memory;
     cairn_fabric_mapping_hold(mapping);
-    *shown = (struct shown) { .next = copy->shown, .mapping = mapping, .segment = note->segment };
+    *shown = (struct shown) { .next = copy->shown,
+                              .mapping = mapping,
+                              .segment = note->segment,
+                              .side = (enum cairn_published_side)note->side };
     copy->shown = shown;
 }
 
@@ -77,8 +83,10 @@ void cairn_mapped_on_mapping(void *session, struct cairn_fabric_mapping *mapping
     const void *given = cairn_fabric_mapping_note(mapping, &note_bytes);
     if (note_bytes != sizeof note) return;
     memcpy(&note, given, sizeof note);
+    const bool on_card = cairn_fabric_mapping_uuid(mapping) != NULL;
     if (note.magic != CAIRN_PUBLISHED_MAGIC || note.segment > note.segment_count ||
-        note.side != CAIRN_PUBLISHED_HOST)
+        note.side != (on_card ? CAIRN_PUBLISHED_DEVICE : CAIRN_PUBLISHED_HOST) ||
+        (on_card && note.segment == note.segment_count))
         return;
     pthread_mutex_lock(&s->lock);
     add_shown(s, &note, mapping);
@@ -101,7 +109,7 @@ static struct shown *take_out(struct published **link)
     *link = copy->next;
     copy->gone = true;
     if (copy->base != NULL) munmap((void *)copy->base, copy->bytes);
-    copy->base = NULL;
+    copy->base = copy->on_card = NULL;
     copy->head = NULL;
     copy->shown = NULL;
     if (copy->uses == 0) free(copy);
@@ -156,6 +164,15 @@ void cairn_mapped_release(struct session *s)
 
 /* ---- a copy as a whole ---- */
 
+/* How many of its segments are here: each has a number of its own, below the note's count. */
+static uint64_t count_shown(const struct published *copy, enum cairn_published_side side)
+{
+    uint64_t count = 0;
+    for (const struct shown *shown = copy->shown; shown != NULL; shown = shown->next)
+        count += shown->side == side && shown->segment < copy->note.segment_count;
+    return count;
+}
+
 /* Maps a segment once more, where it belongs. */
 static bool put_in_place(const struct published *copy, const struct shown *shown, uint8_t *base)
 {
@@ -166,34 +183,48 @@ static bool put_in_place(const struct published *copy, const struct shown *shown
            cairn_pages_double(base + at, memory, bytes);
 }
 
-/* All of its segments are here: each has a number of its own, below the note's count. */
-static bool is_complete(const struct published *copy)
-{
-    uint64_t count = 0;
-    for (const struct shown *shown = copy->shown; shown != NULL; shown = shown->next) count++;
-    return copy->head != NULL && count == (uint64_t)copy->note.segment_count + 1;
-}
-
 /* Maps all of it, if all is there; a copy that is not what its head says is gone. */
-static bool make_whole(struct published *copy, uint64_t bytes)
+static bool make_whole(struct published *copy)
 {
-    if (copy->is_whole || !is_complete(copy)) return copy->is_whole;
-    copy->bytes = (size_t)bytes;
-    uint8_t *base = bytes > 0 ? cairn_pages_reserve((size_t)bytes) : NULL;
+    const struct shown *shown = copy->shown;
+    if (copy->is_whole || count_shown(copy, CAIRN_PUBLISHED_HOST) < copy->note.segment_count)
+        return copy->is_whole;
+    uint8_t *base = copy->bytes > 0 ? cairn_pages_reserve(copy->bytes) : NULL;
     if (base == MAP_FAILED) return false; // the shard is asked
-    for (const struct shown *shown = copy->shown; shown != NULL && !copy->gone; shown = shown->next)
-        if (shown->segment < copy->note.segment_count)
+    for (; shown != NULL && !copy->gone; shown = shown->next)
+        if (shown->side == CAIRN_PUBLISHED_HOST && shown->segment < copy->note.segment_count)
             copy->gone = !put_in_place(copy, shown, base);
     copy->is_whole = !copy->gone;
     if (copy->is_whole)
         copy->base = base;
     else if (base != NULL)
-        munmap(base, (size_t)bytes);
+        munmap(base, copy->bytes);
     return copy->is_whole;
 }
 
+/* Its segments on the card lie side by side already (client/device/import.h). */
+static bool is_on_card(struct published *copy)
+{
+    const uint8_t *base = NULL;
+    if (copy->on_card != NULL) return true;
+    if (copy->bytes == 0 || count_shown(copy, CAIRN_PUBLISHED_DEVICE) < copy->note.segment_count)
+        return false;
+    for (const struct shown *shown = copy->shown; shown != NULL; shown = shown->next) {
+        if (shown->side != CAIRN_PUBLISHED_DEVICE) continue;
+        const uint64_t at = shown->segment * CAIRN_SEGMENT_BYTES, left = copy->bytes - at;
+        size_t bytes;
+        const uint8_t *memory = cairn_fabric_mapping_memory(shown->mapping, &bytes);
+        if (base == NULL) base = memory - at;
+        if (memory != base + at ||
+            bytes < (left < CAIRN_SEGMENT_BYTES ? left : CAIRN_SEGMENT_BYTES))
+            copy->gone = true;
+    }
+    if (!copy->gone) copy->on_card = base;
+    return !copy->gone;
+}
+
 /* It is of this shard's part of the job, and all that it has to be. */
-static bool is_of(struct published *copy, const struct shard_link *link)
+static bool is_of(const struct published *copy, const struct shard_link *link)
 {
     const struct job *job = link->job;
     const struct cairn_published_note *note = &copy->note;
@@ -207,7 +238,16 @@ static bool is_of(struct published *copy, const struct shard_link *link)
     const struct cairn_published_head *head = copy->head;
     return head->magic == CAIRN_PUBLISHED_MAGIC && head->job == job->attachment.job &&
            head->shard == link->index && head->layout_hash == layout_hash &&
-           head->bytes == link->published_bytes && make_whole(copy, link->published_bytes);
+           head->bytes == link->published_bytes;
+}
+
+/* It is all here, on that side. */
+static bool has_side(struct published *copy, const struct shard_link *link,
+                     enum cairn_published_side side)
+{
+    if (copy->gone || !is_of(copy, link)) return false;
+    copy->bytes = (size_t)link->published_bytes;
+    return side == CAIRN_PUBLISHED_HOST ? make_whole(copy) : is_on_card(copy);
 }
 
 /* Where the shard's extents stand in its copies; made when they are first used. */
@@ -227,13 +267,12 @@ static bool know_places(struct shard_link *link)
 }
 
 struct published *cairn_mapped_find(struct shard_link *link, struct cairn_version version,
-                                    uint64_t *sequence_out)
+                                    enum cairn_published_side side, uint64_t *sequence_out)
 {
     struct published *copy = link->job->session->published;
     if (copy == NULL || !know_places(link)) return NULL;
-    while (copy != NULL &&
-           !(!copy->gone && is_of(copy, link) &&
-             cairn_published_read_begin(copy->head, version, CAIRN_PUBLISHED_HOST, sequence_out)))
+    while (copy != NULL && !(has_side(copy, link, side) &&
+                             cairn_published_read_begin(copy->head, version, side, sequence_out)))
         copy = copy->next;
     return copy;
 }
@@ -268,7 +307,8 @@ bool cairn_mapped_read(struct parcel *parcel, const struct piece *piece)
     uint64_t sequence;
     if (parcel->plane != CAIRN_PLANE_WIRE || parcel->bytes == NULL) return false;
     pthread_mutex_lock(&parcel->job->session->lock);
-    const struct published *copy = cairn_mapped_find(link, parcel->version, &sequence);
+    const struct published *copy = cairn_mapped_find(link, parcel->version, CAIRN_PUBLISHED_HOST,
+                                                     &sequence);
     pthread_mutex_unlock(&parcel->job->session->lock); // this thread alone would take it away
     if (copy == NULL) return false;
     const struct cairn_local_extent *extent = cairn_shard_map_find(&link->map, parcel->place.tensor,

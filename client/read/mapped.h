@@ -18,6 +18,7 @@ struct shown {
     struct shown *next;
     struct cairn_fabric_mapping *mapping; /* held */
     uint32_t segment;                     /* as of the note */
+    enum cairn_published_side side;
 };
 
 /* A copy that a shard showed us, or what it showed of it until now. Changed under the lock. */
@@ -28,8 +29,10 @@ struct published {
     const struct cairn_published_head *head; /* NULL: not here; or the session is closed */
     const uint8_t
         *base; /* owned: [bytes] its segments side by side, read only; NULL: not is_whole */
+    const uint8_t
+        *on_card; /* the same on the session's card, no host address; NULL: not all is there */
     size_t bytes;
-    uint32_t uses; /* of lent.c and stitch.c, each ended by cairn_mapped_unuse */
+    uint32_t uses; /* of lent.c, stitch.c, card.c, each ended by cairn_mapped_unuse */
     bool is_whole; /* all of it is here, as it has to be */
     bool gone;     /* the shard took some of it back, or is gone; or it is not what it says */
 };
@@ -52,10 +55,10 @@ void cairn_mapped_sweep(struct session *s);
 void cairn_mapped_release(struct session *s);
 /* Any thread, under the lock: a use of the copy ends. */
 void cairn_mapped_unuse(struct published *copy);
-/* Any thread, under the lock: the shard's copy that has the version now, and its sequence; NULL: none. The
- * places of the link are known then. */
+/* Any thread, under the lock: the shard's copy that has the version now on that side, and its sequence; NULL:
+ * none. The places of the link are known then. */
 struct published *cairn_mapped_find(struct shard_link *link, struct cairn_version version,
-                                    uint64_t *sequence_out);
+                                    enum cairn_published_side side, uint64_t *sequence_out);
 /* Copies what a fetch wants of a chunk, if memory that is mapped here has it. False: it has to be asked
  * for. */
 bool cairn_mapped_read(struct parcel *parcel, const struct piece *piece);

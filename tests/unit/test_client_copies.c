@@ -173,7 +173,7 @@ static struct lent *lend(void)
 {
     static const uint32_t first = 0;
     pthread_mutex_lock(&session.lock);
-    struct lent *lent = cairn_lent_open(&job, version, &first, 1);
+    struct lent *lent = cairn_lent_open(&job, version, CAIRN_PUBLISHED_HOST, &first, 1);
     pthread_mutex_unlock(&session.lock);
     return lent;
 }

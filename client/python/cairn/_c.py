@@ -57,7 +57,8 @@ ON_WAIT = ctypes.CFUNCTYPE(c_bool, c_void_p, c_char_p, c_char_p, c_int)
 class Opts(Sized):
     _fields_ = [("struct_size", c_size_t), ("endpoint", c_char_p), ("name", c_char_p),
                 ("connect_timeout_ms", c_int), ("fabric", c_char_p), ("fabric_device", c_char_p),
-                ("prefetch_units", c_uint32), ("on_wait", ON_WAIT), ("on_wait_context", c_void_p)]
+                ("prefetch_units", c_uint32), ("on_wait", ON_WAIT), ("on_wait_context", c_void_p),
+                ("device", c_int)]
 
 
 class Init(ctypes.Structure):

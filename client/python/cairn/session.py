@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import ctypes
 import os
+import sys
 import threading
 from typing import Any, Callable, Dict, Iterator, Optional, Set
 
@@ -21,6 +22,14 @@ from .job import Job
 from .spec import JobSpec, text, to_c
 
 _PASS_S = 0.05  # between two looks whether a pass of a model is over
+
+
+def _card_in_use() -> int:
+    """The card that torch computes on by now, as cairn_mem.device has it; 0: none."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0
+    return _c.gpu(torch.cuda.current_device())
 
 
 class Session:
@@ -36,7 +45,12 @@ class Session:
         opts = _c.Opts(endpoint=text(endpoint), name=text(name), connect_timeout_ms=milliseconds(connect_timeout),
                        fabric=text(fabric), fabric_device=text(fabric_device), prefetch_units=prefetch_units,
                        on_wait=on_wait)
-        check(_c.lib().cairn_open(ctypes.byref(opts), ctypes.byref(handle)))
+        opts.device = _card_in_use()
+        status = _c.lib().cairn_open(ctypes.byref(opts), ctypes.byref(handle))
+        if opts.device and status == Unsupported.status:  # it shows nothing to other processes: all goes as before
+            opts.device = 0
+            status = _c.lib().cairn_open(ctypes.byref(opts), ctypes.byref(handle))
+        check(status)
         self._handle: Optional[ctypes.c_void_p] = handle
         self._memory_lock = threading.RLock()  # held while memory of cairn_alloc is written to
         self._is_written_to = self._is_to_close = False  # the latter by a signal handler meanwhile

@@ -218,6 +218,8 @@ struct emulator_op {
     const uint32_t
         *word; /* it waits until the host has made this `value` or more; NULL: for none */
     uint32_t value;
+    bool is_late; /* behind a word: what it touches is noted as it runs */
+    struct emulator_touch late_touch;
     struct emulator_clock clock;
 };
 

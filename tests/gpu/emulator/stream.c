@@ -49,11 +49,21 @@ static enum emulator_result run_counted(uint32_t slot, struct emulator_op *op)
         emulator_touch_sort(&touch);
         emulator_order_add(slot, op->number, &op->clock, op->name, &touch);
     }
+    if (result == EMULATOR_OK && op->is_late)
+        emulator_order_add(slot, op->number, &op->clock, op->name, &op->late_touch);
     if (result != EMULATOR_OK || op->run == NULL) return result;
     pthread_mutex_unlock(&emulator_lock);
     result = op->run(op);
     pthread_mutex_lock(&emulator_lock);
     return result;
+}
+
+/* The host wrote a word that the stream waited for: what is behind knows what the host does. */
+static void learn_of_host(struct slot *slot)
+{
+    emulator_clock_join(&slot->clock, &emulator_host);
+    for (struct emulator_op *op = slot->head; op != NULL; op = op->next)
+        emulator_clock_join(&op->clock, &emulator_host);
 }
 
 static void run(struct slot *slot)
@@ -69,6 +79,7 @@ static void run(struct slot *slot)
     slot->head = op->next;
     slot->done = op->number;
     queued--;
+    if (op->word != NULL) learn_of_host(slot);
     emulator_order_ran(number, op->number);
     op->close(op);
     pthread_cond_broadcast(&emulator_progress);
@@ -243,13 +254,24 @@ static void order_with_null(uint32_t slot, uint32_t device)
     }
 }
 
+/* What is behind a word is ordered by whatever the host knows when it writes it. */
+static bool is_behind_word(uint32_t slot)
+{
+    const struct emulator_op *op = slots[slot].head;
+    while (op != NULL && op->word == NULL) op = op->next;
+    return op != NULL;
+}
+
 /* Some of what is put there runs early. */
 void emulator_stream_put(uint32_t slot, uint32_t device, struct emulator_op *op,
                          struct emulator_touch *touch)
 {
     order_with_null(slot, device);
+    op->is_late = touch != NULL && is_behind_word(slot);
+    if (op->is_late) op->late_touch = *touch;
     append(slot, device, op);
-    if (touch != NULL) emulator_order_add(slot, op->number, &op->clock, op->name, touch);
+    if (touch != NULL && !op->is_late)
+        emulator_order_add(slot, op->number, &op->clock, op->name, touch);
     if (emulator_chance(8) == 0) run_one();
     while (queued > QUEUED_MAX && run_one()) continue;
 }
@@ -261,6 +283,7 @@ void emulator_stream_forget(uint32_t device)
         if (s->device != device) continue;
         for (struct emulator_op *op = s->head, *next; op != NULL; op = next) {
             next = op->next;
+            if (op->is_late) emulator_touch_release(&op->late_touch);
             op->close(op);
             queued--;
         }

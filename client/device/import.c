@@ -1,0 +1,197 @@
+#include "client/device/import.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/base/error.h"
+#include "client/device/door.h"
+#include "proto/geometry/published.h"
+
+/* Of one copy: no shard publishes more on a card. */
+#define SEGMENTS_MAX 4092
+
+/* Addresses for the segments of a copy. */
+struct span {
+    struct span *next;
+    struct cairn_published_note note; /* of the copy: its segment is 0 */
+    uint64_t at, bytes;
+    uint32_t mapped_count;
+    bool is_mapped[]; /* [note.segment_count] */
+};
+
+struct card_imports {
+    struct cairn_fabric_device table;
+    const struct card *card;
+    struct span *spans;
+};
+
+/* ---- addresses ---- */
+
+static cairn_status find_span(struct card_imports *imports, struct cairn_published_note note,
+                              struct span **span_out, struct cairn_sentence *why)
+{
+    struct span *span = imports->spans;
+    note.segment = 0;
+    while (span != NULL && memcmp(&span->note, &note, sizeof note) != 0) span = span->next;
+    *span_out = span;
+    if (span != NULL) return CAIRN_OK;
+    span = calloc(1, sizeof *span + note.segment_count * sizeof *span->is_mapped);
+    if (span == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+    span->note = note;
+    span->bytes = note.segment_count * CAIRN_SEGMENT_BYTES;
+    const int result = imports->card->driver->cuMemAddressReserve(&span->at, (size_t)span->bytes, 0,
+                                                                  0, 0);
+    if (result != CAIRN_CU_OK) {
+        free(span);
+        return cairn_card_fail(result, CAIRN_ERR_IO, "no addresses for a published copy", why);
+    }
+    span->next = imports->spans;
+    imports->spans = *span_out = span;
+    return CAIRN_OK;
+}
+
+static void drop_if_empty(struct card_imports *imports, struct span *span)
+{
+    struct span **link = &imports->spans;
+    if (span->mapped_count > 0) return;
+    while (*link != span) link = &(*link)->next;
+    *link = span->next;
+    (void)imports->card->driver->cuMemAddressFree(span->at, (size_t)span->bytes);
+    free(span);
+}
+
+/* ---- one segment ---- */
+
+static int open_to_read(const struct card *card, uint64_t at, uint64_t bytes)
+{
+    struct cairn_cu_access access = {
+        .location = { .type = CAIRN_CU_LOCATION_DEVICE, .id = card->device },
+        .flags = CAIRN_CU_ACCESS_READ,
+    };
+    const int result = card->driver->cuMemSetAccess(at, (size_t)bytes, &access, 1);
+    if (result == CAIRN_CU_OK) return result;
+    access.flags = CAIRN_CU_ACCESS_READWRITE; // of a driver that knows no other
+    return card->driver->cuMemSetAccess(at, (size_t)bytes, &access, 1);
+}
+
+static cairn_status map(const struct card *card, uint64_t at, uint64_t bytes, int fd,
+                        struct cairn_sentence *why)
+{
+    const struct cairn_driver *driver = card->driver;
+    unsigned long long handle;
+    int result = driver->cuMemImportFromShareableHandle(&handle, (void *)(uintptr_t)(unsigned)fd,
+                                                        CAIRN_CU_HANDLE_POSIX);
+    if (result != CAIRN_CU_OK)
+        return cairn_card_fail(result, CAIRN_ERR_REFUSED, "a descriptor is of no memory of a card",
+                               why);
+    result = driver->cuMemMap(at, (size_t)bytes, 0, handle, 0);
+    if (result == CAIRN_CU_OK) {
+        result = open_to_read(card, at, bytes);
+        if (result != CAIRN_CU_OK) (void)driver->cuMemUnmap(at, (size_t)bytes);
+    }
+    (void)driver->cuMemRelease(handle); // the map keeps the memory
+    return result == CAIRN_CU_OK
+               ? CAIRN_OK
+               : cairn_card_fail(result, CAIRN_ERR_REFUSED, "what a shard publishes", why);
+}
+
+static cairn_status import_segment(struct card_imports *imports, uint64_t bytes,
+                                   const struct cairn_published_note *note, int fd,
+                                   void **address_out, struct cairn_sentence *why)
+{
+    struct span *span;
+    cairn_status status = find_span(imports, *note, &span, why);
+    if (status != CAIRN_OK) return status;
+    const uint64_t at = span->at + note->segment * CAIRN_SEGMENT_BYTES;
+    status = span->is_mapped[note->segment]
+                 ? cairn_fail(why, CAIRN_ERR_REFUSED, "a segment is published twice")
+                 : map(imports->card, at, bytes, fd, why);
+    if (status == CAIRN_OK) {
+        span->is_mapped[note->segment] = true;
+        span->mapped_count++;
+        *address_out = (void *)(uintptr_t)at;
+    }
+    drop_if_empty(imports, span);
+    return status;
+}
+
+/* ---- the fabric's ---- */
+
+static cairn_status import(void *context, const struct cairn_fabric_offer *offer, int fd,
+                           void **address_out, struct cairn_sentence *why)
+{
+    struct card_imports *imports = context;
+    struct cairn_published_note note;
+    cairn_status status = CAIRN_ERR_REFUSED;
+    cairn_sentence_set(why, "memory of a card is shown that is no published copy");
+    if (offer->note_bytes == sizeof note) {
+        memcpy(&note, offer->note, sizeof note);
+        if (note.magic == CAIRN_PUBLISHED_MAGIC && note.side == CAIRN_PUBLISHED_DEVICE &&
+            note.segment_count <= SEGMENTS_MAX && note.segment < note.segment_count &&
+            offer->bytes <= CAIRN_SEGMENT_BYTES)
+            status = cairn_card_enter(imports->card, why);
+    }
+    if (status == CAIRN_OK) {
+        status = import_segment(imports, offer->bytes, &note, fd, address_out, why);
+        cairn_card_leave(imports->card);
+    }
+    close(fd); // an open one keeps the memory taken
+    return status;
+}
+
+static void release(void *context, void *address, uint64_t bytes)
+{
+    struct card_imports *imports = context;
+    const uint64_t at = (uint64_t)(uintptr_t)address;
+    struct span *span = imports->spans;
+    while (at - span->at >= span->bytes) span = span->next;        // it is in one
+    if (cairn_card_enter(imports->card, NULL) != CAIRN_OK) return; // it is gone with the context
+    (void)imports->card->driver->cuMemUnmap(at, (size_t)bytes);
+    span->is_mapped[(at - span->at) / CAIRN_SEGMENT_BYTES] = false;
+    span->mapped_count--;
+    drop_if_empty(imports, span);
+    cairn_card_leave(imports->card);
+}
+
+static cairn_status copy(void *context, void *to_host, const void *from_device, size_t bytes)
+{
+    const struct card_imports *imports = context;
+    struct cairn_sentence why;
+    return cairn_card_copy((struct card *)(uintptr_t)imports->card, to_host, from_device, bytes,
+                           true, &why);
+}
+
+cairn_status cairn_card_imports_open(struct card *card, struct card_imports **imports_out)
+{
+    if (!card->exports)
+        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
+                                 "GPU %d maps no memory of other processes (cuMemCreate with POSIX "
+                                 "handles): leave cairn_opts.device out",
+                                 card->number);
+    struct card_imports *imports = calloc(1, sizeof *imports);
+    if (imports == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    imports->card = card;
+    imports->table = (struct cairn_fabric_device) {
+        .uuid_count = 1, .context = imports, .import = import, .release = release, .copy = copy
+    };
+    memcpy(imports->table.uuids[0], card->uuid, sizeof card->uuid);
+    *imports_out = imports;
+    return CAIRN_OK;
+}
+
+void cairn_card_imports_close(struct card_imports *imports)
+{
+    if (imports == NULL) return;
+    while (imports->spans != NULL) { // those of a context that is gone
+        struct span *span = imports->spans;
+        imports->spans = span->next;
+        free(span);
+    }
+    free(imports);
+}
+
+const struct cairn_fabric_device *cairn_card_imports_table(const struct card_imports *imports)
+{
+    return imports != NULL ? &imports->table : NULL;
+}

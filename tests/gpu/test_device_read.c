@@ -1,0 +1,322 @@
+/* Parameters come to a card from where shards publish them on it: real daemons on the emulated card, a worker
+ * that computes on it and others that do not. */
+#include <check.h>
+#include <dirent.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "client/base/handle.h"
+#include "client/job.h"
+#include "tests/support/emulated.h"
+#include "tests/support/suite.h"
+#include "tests/support/trainer.h"
+
+enum { WAIT_MS = 20000, SHARDS = 2, TENSORS = 4, ROOM = 2 << 20 };
+
+/* Cut over the shards, in the middle of pages; bf16; small; not trained. */
+static const struct cairn_tensor model[TENSORS] = {
+    TRAINER_MATRIX("big", "u", 700, 311, 1),
+    TRAINER_MATRIX("half", "u", 311, 500, 2, .wire = CAIRN_BF16),
+    TRAINER_ONES("small", "v", 77),
+    TRAINER_ONES("still", "v", 5000, .kind = CAIRN_FROZEN),
+};
+
+static struct cluster cluster;
+static struct emulated card;
+
+static void start(const char *backend)
+{
+    static const char *settings[2] = { NULL };
+    static char chosen[32];
+    static struct cluster_options options = { .shard_set = settings };
+    snprintf(chosen, sizeof chosen, "compute.backend=%s", backend);
+    settings[0] = chosen;
+    emulated_choose(NULL);
+    cluster_start(&cluster, SHARDS, &options);
+}
+
+/* A worker. */
+struct trainer {
+    cairn *session;
+    cairn_job *job;
+    void *gradients[TENSORS]; /* on the card, or of the host */
+    struct emulated_memory values[TENSORS];
+    bool on_card;
+};
+
+static struct trainer open_trainer(const char *name, bool on_card)
+{
+    struct trainer t = { .on_card = on_card };
+    struct cairn_group adamw = CAIRN_GROUP_INIT;
+    adamw.weight_decay = 0.1;
+    struct cairn_job_spec spec = trainer_spec(model, TENSORS);
+    spec.chunk_leaves = 4;
+    spec.groups = &adamw;
+    const struct cairn_opts opts = { .struct_size = sizeof opts,
+                                     .endpoint = cluster.address,
+                                     .device = on_card ? CAIRN_GPU(0) : 0 };
+    good(cairn_open(&opts, &t.session));
+    t.job = trainer_open(t.session, name, &spec);
+    good(cairn_init_done(t.job, NULL, WAIT_MS));
+    for (int i = 0; i < TENSORS; i++) {
+        if (on_card) {
+            good(cairn_alloc(t.session, ROOM, 0, &t.gradients[i]));
+            t.values[i] = emulated_alloc(&card, ROOM);
+        } else {
+            t.gradients[i] = malloc(ROOM);
+        }
+    }
+    return t;
+}
+
+static void close_trainer(struct trainer *t)
+{
+    cairn_close(t->session);
+    for (int i = 0; i < TENSORS; i++) {
+        if (t->on_card)
+            emulated_free(&card, &t->values[i]);
+        else
+            free(t->gradients[i]);
+    }
+}
+
+static struct cairn_mem mem_of(const struct trainer *t, void *ptr, cairn_dtype dtype)
+{
+    struct cairn_mem mem = trainer_mem(ptr, dtype);
+    if (t->on_card) mem.device = CAIRN_GPU(0);
+    return mem;
+}
+
+static void push(const struct trainer *t, const struct cairn_round *round, int i)
+{
+    static float values[ROOM / 4];
+    const size_t elems = trainer_elems(&model[i]);
+    for (size_t k = 0; k < elems; k++)
+        values[k] = (float)((k * 2654435761u + (unsigned)round->step * 97u + (unsigned)i) % 2001) /
+                        1000 -
+                    1;
+    if (t->on_card)
+        ck_assert_int_eq(card.driver.cuMemcpyHtoDAsync((uint64_t)(uintptr_t)t->gradients[i], values,
+                                                       elems * 4, NULL),
+                         0);
+    else
+        memcpy(t->gradients[i], values, elems * 4);
+    const struct cairn_mem mem = mem_of(t, t->gradients[i], CAIRN_F32);
+    good(cairn_push(t->job, round, 0, model[i].name, NULL, &mem, NULL));
+}
+
+static struct cairn_version train(const struct trainer *t, int steps)
+{
+    struct cairn_version version = { 0 };
+    for (int step = 0; step < steps; step++) {
+        const struct cairn_round round = trainer_begin(t->job);
+        for (int i = 0; i < 3; i++) push(t, &round, i);
+        version = trainer_commit(t->job, &round, 1).version;
+    }
+    return version;
+}
+
+static size_t bytes_of(int i)
+{
+    return trainer_elems(&model[i]) * (model[i].wire == CAIRN_BF16 ? 2 : 4);
+}
+
+/* The i-th tensor's wire plane, as bytes of the host. */
+static void fetch(const struct trainer *t, struct cairn_version version, int i, uint8_t *out)
+{
+    cairn_op *op;
+    const cairn_dtype dtype = model[i].wire == CAIRN_BF16 ? CAIRN_BF16 : CAIRN_F32;
+    void *to = t->on_card ? (void *)(uintptr_t)t->values[i].at : out;
+    if (t->on_card) // before the fetch, on the same stream
+        ck_assert_int_eq(card.driver.cuMemsetD8Async(t->values[i].at, 0x55, ROOM, NULL), 0);
+    const struct cairn_mem mem = mem_of(t, to, dtype);
+    good(cairn_fetch(t->job, version, model[i].name, NULL, NULL, &mem, &op));
+    if (t->on_card) good(cairn_stream_wait(op, NULL));
+    if (t->on_card)
+        ck_assert_int_eq(card.driver.cuMemcpyDtoHAsync(out, t->values[i].at, bytes_of(i), NULL), 0);
+    good(cairn_wait(op, WAIT_MS));
+    if (t->on_card) ck_assert_int_eq(card.driver.cuStreamSynchronize(NULL), 0);
+}
+
+static struct cairn_stats stats(const struct trainer *t)
+{
+    struct cairn_stats out = { .struct_size = sizeof out };
+    good(cairn_job_stats(t->job, &out));
+    return out;
+}
+
+static void check_same(const struct trainer *a, const struct trainer *b,
+                       struct cairn_version version)
+{
+    static uint8_t of_a[ROOM], of_b[ROOM];
+    for (int i = 0; i < TENSORS; i++) {
+        fetch(a, version, i, of_a);
+        fetch(b, version, i, of_b);
+        ck_assert_msg(memcmp(of_a, of_b, bytes_of(i)) == 0, "%s", model[i].name);
+    }
+}
+
+/* Shards show their copies when they have connected. */
+static void await_card(const struct trainer *t, struct cairn_version version)
+{
+    static uint8_t out[ROOM];
+    for (int i = 0; i < WAIT_MS / 10; i++) {
+        const uint64_t before = stats(t).device_fetched_bytes;
+        fetch(t, version, 0, out);
+        if (stats(t).device_fetched_bytes > before) return;
+        usleep(10000);
+    }
+    ck_abort_msg("nothing came on the card");
+}
+
+TEST(parameters_come_to_a_card_past_the_host_and_others_beside_it_get_the_same_bits)
+{
+    static uint8_t out[ROOM];
+    char roots[2][65];
+    start("cuda");
+    card = emulated_open(NULL);
+    struct trainer host = open_trainer("host", false);
+    train(&host, 3);
+    trainer_digest(&cluster, "host", roots[0]);
+    close_trainer(&host);
+
+    struct trainer on_card = open_trainer("card", true);
+    struct cairn_version version = train(&on_card, 3);
+    trainer_digest(&cluster, "card", roots[1]);
+    ck_assert_str_eq(roots[1], roots[0]);
+    await_card(&on_card, version);
+    const struct cairn_stats before = stats(&on_card);
+    for (int i = 0; i < TENSORS; i++) fetch(&on_card, version, i, out);
+    const struct cairn_stats after = stats(&on_card);
+    ck_assert_uint_gt(after.fetched_bytes, before.fetched_bytes);
+    ck_assert_uint_eq(after.device_fetched_bytes - before.device_fetched_bytes,
+                      after.fetched_bytes - before.fetched_bytes);
+
+    // This version was left on the card, as nobody else reads: a reader of the host gets it from there.
+    struct trainer reader = { 0 };
+    reader.session = trainer_session(cluster.address, NULL);
+    good(cairn_job_open(reader.session, "card", NULL, CAIRN_READER, WAIT_MS, &reader.job));
+    check_same(&on_card, &reader, version);
+    version = train(&on_card, 1);
+    check_same(&on_card, &reader, version); // and this one from host memory
+    cairn_close(reader.session);
+    version = train(&on_card, 2);
+    check_same(&on_card, &on_card, version);
+    close_trainer(&on_card);
+    cluster_stop(&cluster);
+}
+
+TEST(without_a_copy_on_the_card_they_come_by_the_host)
+{
+    start("host");
+    card = emulated_open(NULL);
+    struct trainer on_card = open_trainer("card", true), host = { 0 };
+    const struct cairn_version version = train(&on_card, 2);
+    host.session = trainer_session(cluster.address, NULL);
+    good(cairn_job_open(host.session, "card", NULL, CAIRN_READER, WAIT_MS, &host.job));
+    check_same(&on_card, &host, version);
+    ck_assert_uint_eq(stats(&on_card).device_fetched_bytes, 0);
+    ck_assert_uint_eq(stats(&on_card).packed_bytes, 0); // no copy of a fetch stays
+    cairn_close(host.session);
+    close_trainer(&on_card);
+    cluster_stop(&cluster);
+}
+
+/* ---- whoever does what it should not ---- */
+
+/* Writes over all that shards published on the card: memory of cards has no seals. */
+static void scribble(const struct trainer *t)
+{
+    unsigned scribbled = 0;
+    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, t->session);
+    const struct cairn_cu_access access = { .location = { .type = CAIRN_CU_LOCATION_DEVICE },
+                                            .flags = CAIRN_CU_ACCESS_READWRITE };
+    pthread_mutex_lock(&s->lock);
+    for (const struct published *copy = s->published; copy != NULL; copy = copy->next)
+        for (const struct shown *shown = copy->shown; shown != NULL; shown = shown->next) {
+            size_t bytes;
+            const uint64_t at = (uint64_t)(uintptr_t)cairn_fabric_mapping_memory(shown->mapping,
+                                                                                 &bytes);
+            if (shown->side != CAIRN_PUBLISHED_DEVICE) continue;
+            ck_assert_int_eq(card.driver.cuMemSetAccess(at, bytes, &access, 1), 0);
+            ck_assert_int_eq(card.driver.cuMemsetD8Async(at, 0xff, bytes, NULL), 0);
+            scribbled++;
+        }
+    pthread_mutex_unlock(&s->lock);
+    cairn_handle_put(t->session);
+    ck_assert_int_eq(card.driver.cuStreamSynchronize(NULL), 0);
+    ck_assert_uint_ge(scribbled, 2 * SHARDS);
+}
+
+TEST(a_worker_that_writes_over_what_is_published_changes_no_state_and_no_later_version)
+{
+    static uint8_t of[2][TENSORS][ROOM];
+    char roots[2][65];
+    start("cuda");
+    card = emulated_open(NULL);
+    for (int k = 0; k < 2; k++) {
+        const char *name = k == 0 ? "good" : "bad";
+        struct trainer t = open_trainer(name, true);
+        struct cairn_version version = train(&t, 2);
+        await_card(&t, version);
+        if (k == 1) scribble(&t);
+        version = train(&t, 2);
+        for (int i = 0; i < 3; i++)
+            fetch(&t, version, i, of[k][i]); // an update passes the fourth by
+        trainer_digest(&cluster, name, roots[k]);
+        close_trainer(&t);
+    }
+    ck_assert_str_eq(roots[1], roots[0]);
+    for (int i = 0; i < 3; i++)
+        ck_assert_msg(memcmp(of[0][i], of[1][i], bytes_of(i)) == 0, "%s", model[i].name);
+    cluster_stop(&cluster);
+}
+
+static int descriptors_of(pid_t pid)
+{
+    char path[64];
+    int count = 0;
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+    DIR *folder = opendir(path);
+    ck_assert_ptr_nonnull(folder);
+    while (readdir(folder) != NULL) count++;
+    closedir(folder);
+    return count;
+}
+
+static void read_and_die(void)
+{
+    card = emulated_open(NULL);
+    struct trainer t = open_trainer("lives", true);
+    await_card(&t, train(&t, 1));
+    kill(getpid(), SIGKILL);
+}
+
+TEST(workers_that_die_leave_nothing_open_in_a_shard)
+{
+    int counts[4] = { 0 };
+    start("cuda");
+    for (int i = 0; i < 4; i++) {
+        int status;
+        const pid_t child = fork();
+        if (child == 0) {
+            read_and_die();
+            _exit(1);
+        }
+        ck_assert_int_eq(waitpid(child, &status, 0), child);
+        ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+        for (int k = 0; k < WAIT_MS / 20; k++) { // its connections end soon
+            counts[i] = descriptors_of(cluster.shards[0]);
+            if (i == 0 ? k > 50 : counts[i] <= counts[0]) break;
+            usleep(20000);
+        }
+        ck_assert_int_le(counts[i], counts[0]);
+    }
+    cluster_stop(&cluster);
+}
+
+SUITE(60);
