@@ -197,6 +197,8 @@ int cairn_ctl_job_plan(struct ctl *ctl);
 int cairn_ctl_job_top(struct ctl *ctl);
 int cairn_ctl_job_digest(struct ctl *ctl);
 int cairn_ctl_job_drop(struct ctl *ctl);
+int cairn_ctl_job_park(struct ctl *ctl);
+int cairn_ctl_job_unpark(struct ctl *ctl);
 int cairn_ctl_job_amend(struct ctl *ctl);
 int cairn_ctl_snapshot_create(struct ctl *ctl);
 int cairn_ctl_snapshot_cancel(struct ctl *ctl);

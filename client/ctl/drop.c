@@ -1,4 +1,4 @@
-/* cairn job drop, cairn snapshot rm */
+/* cairn job drop, cairn job park and unpark, cairn snapshot rm */
 #include "client/ctl/ctl.h"
 
 #define REMOVE_TIMEOUT_MS 600000
@@ -38,6 +38,40 @@ int cairn_ctl_job_drop(struct ctl *ctl)
     json_decref(away);
     cairn_message_free(reply);
     return 0;
+}
+
+static int move(struct ctl *ctl, bool parked)
+{
+    Cairn__JobPark park = CAIRN__JOB_PARK__INIT;
+    ProtobufCMessage *reply;
+    park.name = ctl->argv[0];
+    park.parked = parked;
+    if (ctl->timeout_ms == 0) ctl->timeout_ms = REMOVE_TIMEOUT_MS;
+    const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_JOB_PARK, &park.base,
+                                               CAIRN_MSG_JOB_PARKED, &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    const Cairn__JobParked *told = (const Cairn__JobParked *)reply;
+    if (ctl->json) {
+        cairn_ctl_print_json(json_pack("{s:s, s:b, s:i, s:s}", "job", told->name, "parked",
+                                       told->parked, "shards", (int)told->shards, "note",
+                                       told->note));
+    } else if (!ctl->quiet) {
+        cairn_ctl_line(told->parked ? "parked" : "unparked", "%s", told->name);
+        cairn_ctl_line("shards", "%u", told->shards);
+        if (told->note[0] != '\0') cairn_ctl_line("note", "%s", told->note);
+    }
+    cairn_message_free(reply);
+    return 0;
+}
+
+int cairn_ctl_job_park(struct ctl *ctl)
+{
+    return move(ctl, true);
+}
+
+int cairn_ctl_job_unpark(struct ctl *ctl)
+{
+    return move(ctl, false);
 }
 
 int cairn_ctl_snapshot_rm(struct ctl *ctl)

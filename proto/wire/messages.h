@@ -67,6 +67,7 @@
     X(56, PART_GET, PartGet, part_get)                              \
     X(57, PART, Part, part)                                         \
     X(58, SNAPSHOT_PART_NEXT, SnapshotPartNext, snapshot_part_next) \
+    X(59, PART_PARK, PartPark, part_park)                           \
     X(60, CLUSTER_STATUS_GET, ClusterStatusGet, cluster_status_get) \
     X(61, CLUSTER_STATUS, ClusterStatus, cluster_status)            \
     X(62, JOB_LIST_GET, JobListGet, job_list_get)                   \
@@ -85,6 +86,8 @@
     X(75, JOB_REMOVED, JobRemoved, job_removed)                     \
     X(76, SNAPSHOT_REMOVE, SnapshotRemove, snapshot_remove)         \
     X(77, SNAPSHOT_REMOVED, SnapshotRemoved, snapshot_removed)      \
+    X(78, JOB_PARK, JobPark, job_park)                              \
+    X(79, JOB_PARKED, JobParked, job_parked)                        \
     X(80, STORE_ADOPTED, StoreAdopted, store_adopted)               \
     X(81, PART_DROP, PartDrop, part_drop)                           \
     X(82, CLUSTER_ADOPT, ClusterAdopt, cluster_adopt)               \

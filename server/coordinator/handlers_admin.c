@@ -365,6 +365,9 @@ bool cairn_cluster_handle_admin(struct cairn_cluster_session *session,
     case CAIRN_MSG_JOB_REMOVE:
         cairn_cluster_job_remove(session, request, (const Cairn__JobRemove *)message);
         return true;
+    case CAIRN_MSG_JOB_PARK:
+        cairn_cluster_job_park(session, request, (const Cairn__JobPark *)message);
+        return true;
     case CAIRN_MSG_JOB_DIGEST_GET:
         begin_cut(session, request, ((const Cairn__JobDigestGet *)message)->name, false, true);
         return true;

@@ -84,6 +84,10 @@ static void on_round_open(struct cairn_shard_job *job, const Cairn__RoundOpen *m
             job, "a round was opened before the initial state is complete, or too large");
         return;
     }
+    if (job->park.is_under_way) {
+        cairn_shard_job_fault(job, "a round was opened while its state was being moved");
+        return;
+    }
     cairn_write_close(job);
     if (message->write && message->n_members == 1)
         cairn_write_open(job, message->round, message->members[0]);
@@ -168,6 +172,7 @@ static uint64_t job_number(uint16_t type, const ProtobufCMessage *message)
     case CAIRN_MSG_SNAPSHOT_PART_NEXT: return ((const Cairn__SnapshotPartNext *)message)->job;
     case CAIRN_MSG_LEASE_KEEP: return ((const Cairn__LeaseKeep *)message)->job;
     case CAIRN_MSG_LEASE_END: return ((const Cairn__LeaseEnd *)message)->job;
+    case CAIRN_MSG_PART_PARK: return ((const Cairn__PartPark *)message)->job;
     default: return 0;
     }
 }
@@ -211,6 +216,9 @@ static void on_job_message(struct cairn_shard *shard, uint16_t type, uint32_t re
         break;
     case CAIRN_MSG_LEASE_END:
         cairn_shard_lease_end(job, ((const Cairn__LeaseEnd *)message)->lease);
+        break;
+    case CAIRN_MSG_PART_PARK:
+        cairn_park_on_message(job, request, (const Cairn__PartPark *)message);
         break;
     default: break; // the caller sends no other
     }
@@ -290,6 +298,7 @@ void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *f
     case CAIRN_MSG_PIN_FOLDER:
     case CAIRN_MSG_SNAPSHOT_PART_NEXT:
     case CAIRN_MSG_LEASE_KEEP:
+    case CAIRN_MSG_PART_PARK:
     case CAIRN_MSG_LEASE_END: on_message_of_job(shard, frame->type, frame->request, message); break;
     case CAIRN_MSG_ERROR: on_error(shard, (const Cairn__Error *)message); break;
     case CAIRN_MSG_HEARTBEAT:

@@ -56,6 +56,7 @@
 #include "server/shard/collect/tiles.h"
 #include "server/shard/job/admit.h"
 #include "server/shard/job/need.h"
+#include "server/shard/job/park.h"
 #include "server/shard/job/pass.h"
 #include "server/shard/job/terms.h"
 #include "server/shard/job/times.h"
@@ -154,6 +155,7 @@ struct cairn_shard_job {
     /* what it has */
     struct cairn_terms terms;
     struct cairn_planes planes;
+    struct cairn_park park;         /* of these, where they lie for now */
     struct cairn_versions versions; /* that can be fetched */
     struct cairn_members members;
     struct cairn_tiling tiling; /* what members hold of the tensors */

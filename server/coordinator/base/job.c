@@ -51,6 +51,7 @@ const char *cairn_cluster_job_state_name(const struct cairn_cluster_job *job)
     case CAIRN_CLUSTER_JOB_INITIALIZING: return "initializing";
     case CAIRN_CLUSTER_JOB_RUNNING:
         if (job->version_unknown) return "waiting";
+        if (job->park.shut) return "parked";
         return job->core != NULL && cairn_round_halted(job->core) ? "halted" : "running";
     case CAIRN_CLUSTER_JOB_LOST: return job->loss.behind ? "behind" : "lost";
     }

@@ -11,6 +11,7 @@
 #include "server/coordinator/job/extend.h"
 #include "server/coordinator/job/init.h"
 #include "server/coordinator/job/loss.h"
+#include "server/coordinator/job/park.h"
 #include "server/coordinator/member/leases.h"
 #include "server/coordinator/member/members.h"
 #include "server/coordinator/member/tiles.h"
@@ -93,6 +94,7 @@ struct cairn_cluster_job {
     struct cairn_cluster_init init;
     struct cairn_cluster_amends amends;
     struct cairn_cluster_extension extension;
+    struct cairn_cluster_park park;
     struct cairn_cluster_loss loss;
 };
 

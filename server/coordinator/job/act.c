@@ -335,6 +335,7 @@ static void after(struct cairn_cluster_job *job)
     cairn_cluster_members_tell_version(job);
     cairn_cluster_leases_advance(job);
     cairn_cluster_extend_advance(job);
+    cairn_cluster_park_advance(job);
     cairn_cluster_periodic_advance(job);
 }
 

@@ -301,6 +301,10 @@ static cairn_status judge_begin(const struct cairn_cluster_job *job, struct cair
         return cairn_fail(why, CAIRN_ERR_NOT_READY,
                           "job %s is %s: open it with the tensors that it is to have",
                           job->spec.name, cairn_cluster_job_state_name(job));
+    if (job->park.shut)
+        return cairn_fail(why, CAIRN_ERR_NOT_READY,
+                          "job %s is parked: `cairn job unpark %s`, and amend it then",
+                          job->spec.name, job->spec.name);
     if (job->extension.body != NULL || job->snapshots.cut != NULL ||
         cairn_round_pin_pending(job->core))
         return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being %s; amend it when that is over",

@@ -25,6 +25,7 @@ void cairn_cluster_job_free(struct cairn_cluster_job *job)
     cairn_cluster_groups_free(job);
     cairn_cluster_tiles_release(job);
     cairn_cluster_extension_release(job);
+    cairn_cluster_park_release(job);
     cairn_cluster_amending_free(job->amends.amending);
     cairn_cluster_waiters_fail(&job->amends.waiters, CAIRN_ERR_CLOSED,
                                "the job is another one now");

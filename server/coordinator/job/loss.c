@@ -93,6 +93,7 @@ static void stop(struct cairn_cluster_job *job)
     cairn_cluster_cut_abort(job, job->loss.why.text);
     cairn_cluster_amenders_lost(job);
     cairn_cluster_extension_release(job);
+    cairn_cluster_park_release(job);
 }
 
 void cairn_cluster_job_behind(struct cairn_cluster_job *job, const char *shard, const char *what)

@@ -172,6 +172,7 @@ static void shard_up(struct cairn_cluster_job *job, uint32_t shard, const struct
     }
     if (all_here(job) && settle_all(job)) return;
     if (part == NULL) return;
+    cairn_cluster_park_part(job, part->parked);
     s->revision = part->revision;
     s->up = true;
     cairn_cluster_terms_tell(job, shard, !part->unsettled);

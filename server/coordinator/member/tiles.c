@@ -424,7 +424,7 @@ static void settle(struct cairn_cluster_job *job)
         else if (!all_know(m))
             known = false;
     }
-    set_gate(job, !known || !all_declared || job->extension.body != NULL);
+    set_gate(job, !known || !all_declared || job->extension.body != NULL || job->park.shut);
     if (known) answer(job);
 }
 

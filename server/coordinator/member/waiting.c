@@ -158,6 +158,11 @@ void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn
                                                          : "make room");
     } else if (making) {
         cairn_sentence_set(out, "the shards to amend the job");
+    } else if (job->park.asking) {
+        cairn_sentence_set(out, "the shards to move its state");
+    } else if (job->park.shut && job->park.settled) {
+        cairn_sentence_set(out, "`cairn job unpark %s`: job %s is parked", job->spec.name,
+                           job->spec.name);
     } else if (cairn_cluster_tiles_waiting(job, out)) {
         // it says whom
     } else if (!job->initialized) {

@@ -201,6 +201,9 @@ static cairn_status judge(const struct cairn_cluster_job *job, bool is_snapshot,
     if (job->extension.body != NULL)
         return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being amended; ask again",
                           job->spec.name);
+    if (job->park.shut && !(job->park.settled && job->park.wanted))
+        return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being parked, or taken back; ask again",
+                          job->spec.name);
     return is_snapshot ? judge_storage(job, why) : CAIRN_OK;
 }
 

@@ -17,7 +17,8 @@ size_t cairn_shard_payload_max(const struct cairn_shard_job *job)
 
 struct cairn_compute *cairn_shard_job_home(const struct cairn_shard_job *job, uint64_t local_elem)
 {
-    return local_elem < job->planes.host_from ? &job->shard->device : &job->shard->host;
+    const bool is_on_device = !job->planes.parked && local_elem < job->planes.host_from;
+    return is_on_device ? &job->shard->device : &job->shard->host;
 }
 
 void cairn_shard_job_busy(struct cairn_shard_job *job)

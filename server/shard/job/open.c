@@ -173,16 +173,15 @@ static void advise(const struct cairn_shard_job *job, const struct cairn_need *n
 }
 
 /* Others may take it meanwhile: then it is missing when the planes are made. */
-static cairn_status judge_device(const struct cairn_shard_job *job, const struct cairn_need *need,
-                                 struct cairn_sentence *why)
+cairn_status cairn_shard_job_judge_device(const struct cairn_shard_job *job, uint64_t device_bytes,
+                                          uint64_t host_bytes, struct cairn_sentence *why)
 {
-    struct cairn_home *home = job->compute->home;
+    if (device_bytes == 0) return CAIRN_OK;
+    struct cairn_home *home = job->shard->device.home;
     const uint64_t free_bytes = cairn_home_free_bytes(home);
-    const uint64_t staging = cairn_compute_staging_left(job->compute);
+    const uint64_t staging = cairn_compute_staging_left(&job->shard->device);
     struct cairn_home_memory probe = { 0 };
-    if (need->memory.device == 0) return CAIRN_OK;
-    if (need->memory.device <= free_bytes && staging <= free_bytes - need->memory.device)
-        return CAIRN_OK;
+    if (device_bytes <= free_bytes && staging <= free_bytes - device_bytes) return CAIRN_OK;
     const cairn_status status = cairn_home_memory_open(home, "probe", 1, &probe, why);
     cairn_home_memory_close(&probe);
     if (status == CAIRN_ERR_IO)
@@ -191,10 +190,9 @@ static cairn_status judge_device(const struct cairn_shard_job *job, const struct
         why, CAIRN_ERR_NO_MEMORY,
         "job %s needs %llu bytes of %s for its state here, and streams %llu for staging; %llu of "
         "its %llu are free; and %llu bytes of host memory, of which %llu of memory.limit are free",
-        job->spec.name, (unsigned long long)need->memory.device, cairn_home_info(home)->device,
+        job->spec.name, (unsigned long long)device_bytes, cairn_home_info(home)->device,
         (unsigned long long)staging, (unsigned long long)free_bytes,
-        (unsigned long long)cairn_home_info(home)->total_bytes,
-        (unsigned long long)least_bytes(job, need),
+        (unsigned long long)cairn_home_info(home)->total_bytes, (unsigned long long)host_bytes,
         (unsigned long long)(job->shard->memory.budget.limit_bytes -
                              job->shard->memory.budget.used_bytes));
 }
@@ -265,7 +263,8 @@ static cairn_status reserve(struct cairn_shard_job *job, const struct cairn_need
         return cairn_fail(why, CAIRN_ERR_INVALID, "a last decision of %zu bytes, at most %zu",
                           message->last->payload.len, need->step.payload_bytes_max);
     }
-    cairn_status status = judge_device(job, need, why);
+    cairn_status status = cairn_shard_job_judge_device(job, need->memory.device,
+                                                       least_bytes(job, need), why);
     if (status == CAIRN_OK) status = take_budget(job, need, why);
     if (status == CAIRN_OK) status = make_tables(job, why); // as large as a worker's shapes say
     if (status == CAIRN_OK) status = open_arenas(job, need, why);
@@ -332,6 +331,7 @@ static void free_job(struct cairn_shard_job *job, const struct cairn_request *re
     cairn_tiles_close(job);
     cairn_collector_close(&job->collector);
     cairn_planes_release(&job->planes, job->shard);
+    cairn_park_release(job);
     cairn_release(job->shard, &job->landing.arena);
     cairn_release(job->shard, &job->puts.arena);
     cairn_published_close(job);

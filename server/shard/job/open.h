@@ -13,6 +13,12 @@ struct cairn_shard_job;
 CAIRN_MUST_CHECK cairn_status cairn_shard_job_open(
     struct cairn_shard *shard, const Cairn__JobCreate *message, const struct cairn_paged *spec,
     const struct cairn_paged *layout, struct cairn_shard_job **job_out, struct cairn_sentence *why);
+/* Is there so much of the device's memory, and staging for its streams beside it? CAIRN_ERR_NO_MEMORY, with
+ * the numbers, of which host_bytes is one; CAIRN_ERR_IO: the device failed. Without a device: 0 bytes. */
+CAIRN_MUST_CHECK cairn_status cairn_shard_job_judge_device(const struct cairn_shard_job *job,
+                                                           uint64_t device_bytes,
+                                                           uint64_t host_bytes,
+                                                           struct cairn_sentence *why);
 /* Makes it LEAVING: members are cut, and it is freed when nothing refers to it, perhaps at once. */
 void cairn_shard_job_leave(struct cairn_shard_job *job);
 /* Frees it whatever is in flight: the fabric and the pools are closed. */

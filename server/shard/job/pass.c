@@ -11,22 +11,28 @@
 /* From here on nothing of a pass is in a cache when the next one comes to it, by measurement. */
 #define FAR_ELEMS ((uint64_t)4 << 20)
 
-/* The chunks before the element where host memory begins are the device's. */
-static void divide(struct cairn_shard_job *job)
+void cairn_pass_divide(struct cairn_shard_job *job)
 {
     struct cairn_pass *pass = &job->pass;
     const struct cairn_shard_map *map = &pass->table->map;
-    const uint64_t host_from = job->planes.host_from;
+    const uint64_t device_end = cairn_planes_device_end(&job->planes);
     uint32_t chunk = 0, trained = 0;
-    while (chunk < map->chunk_count && cairn_shard_map_chunk(map, chunk).local_elem < host_from)
+    while (chunk < map->chunk_count && cairn_shard_map_chunk(map, chunk).local_elem < device_end)
         chunk++;
     while (trained < pass->table->trained_count && pass->table->trained[trained] < chunk) trained++;
-    pass->device = (struct cairn_pass_part) { .job = job };
-    pass->host = (struct cairn_pass_part) { .job = job, .trained_first = trained, .first = chunk };
-    if (chunk > 0)
+    pass->host.first = chunk;
+    pass->host.trained_first = trained;
+}
+
+static void open_parts(struct cairn_shard_job *job)
+{
+    struct cairn_pass *pass = &job->pass;
+    pass->device = pass->host = (struct cairn_pass_part) { .job = job };
+    if (job->planes.host_from > 0)
         pass->device.sums = calloc(cairn_compute_lanes(&job->shard->device),
                                    sizeof *pass->device.sums);
     pass->host.sums = calloc(cairn_compute_lanes(&job->shard->host), sizeof *pass->host.sums);
+    cairn_pass_divide(job);
 }
 
 cairn_status cairn_pass_open(struct cairn_shard_job *job, const struct cairn_chunk_table *table)
@@ -36,14 +42,14 @@ cairn_status cairn_pass_open(struct cairn_shard_job *job, const struct cairn_chu
     pass->table = table;
     pass->is_small = table->map.elem_count <= SMALL_ELEMS && job->planes.host_from == 0;
     pass->is_far = table->map.elem_count >= FAR_ELEMS;
-    divide(job);
+    open_parts(job);
     pass->zero = calloc(trained + 1, sizeof *pass->zero);
     pass->chunk_sums = calloc(trained + 1, sizeof *pass->chunk_sums);
     pass->summed = calloc(trained + 1, sizeof *pass->summed);
     pass->scalars = calloc(job->spec.group_count + 1, sizeof *pass->scalars);
     const bool have = pass->zero != NULL && pass->chunk_sums != NULL && pass->summed != NULL &&
                       pass->scalars != NULL && pass->host.sums != NULL &&
-                      (pass->host.first == 0 || pass->device.sums != NULL);
+                      (job->planes.host_from == 0 || pass->device.sums != NULL);
     return have ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
@@ -90,11 +96,16 @@ static void part_done(struct cairn_run *run)
     cairn_shard_job_idle(job);
 }
 
+static void clear_sums(struct cairn_pass_part *part, const struct cairn_compute *compute)
+{
+    if (part->sums != NULL)
+        memset(part->sums, 0, cairn_compute_lanes(compute) * sizeof *part->sums);
+}
+
 static void submit_part(struct cairn_pass_part *part, struct cairn_compute *compute,
                         uint32_t item_count)
 {
     const struct cairn_pass *pass = &part->job->pass;
-    memset(part->sums, 0, cairn_compute_lanes(compute) * sizeof *part->sums);
     part->run = (struct cairn_run) {
         .task.is_small = pass->is_small,
         .compute = compute,
@@ -118,6 +129,8 @@ void cairn_pass_submit(struct cairn_shard_job *job, bool trained, bool all,
     const uint32_t on_device = device->trained_count + (all ? host->first : 0);
     const uint32_t on_host = host->trained_count + (all ? chunks - host->first : 0);
     const bool takes_host = on_host > 0 || on_device == 0;
+    clear_sums(device, &job->shard->device);
+    clear_sums(host, &job->shard->host);
     pass->kind = kind;
     pass->failed = false;
     pass->parts_left = (on_device > 0 ? 1u : 0u) + (takes_host ? 1u : 0u);

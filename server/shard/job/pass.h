@@ -64,6 +64,8 @@ CAIRN_MUST_CHECK cairn_status cairn_pass_open(struct cairn_shard_job *job,
                                               const struct cairn_chunk_table *table);
 void cairn_pass_close(struct cairn_shard_job *job);
 
+/* Planes lie elsewhere than they did: none is under way. */
+void cairn_pass_divide(struct cairn_shard_job *job);
 /* Begins one over the trained chunks, then over all of them, if each is wanted. One at a time. */
 void cairn_pass_submit(struct cairn_shard_job *job, bool trained, bool all,
                        const struct cairn_pass_kind *kind);

@@ -80,6 +80,11 @@ uint64_t cairn_planes_cut(const struct cairn_shard_map *map, double host_fractio
     return cairn_shard_map_chunk(map, low).local_elem;
 }
 
+uint64_t cairn_planes_device_end(const struct cairn_planes *planes)
+{
+    return planes->parked ? 0 : planes->host_from;
+}
+
 /* What the extents keep of a plane from a local element on. */
 static uint64_t bytes_kept(const struct cairn_planes *planes, enum cairn_plane plane, uint64_t from)
 {

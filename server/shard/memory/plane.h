@@ -51,7 +51,8 @@ struct cairn_planes {
     const struct cairn_shard_map *map; /* borrowed */
     const struct cairn_form *forms;    /* borrowed: [map->extent_count] */
     uint64_t host_from; /* at the beginning of a chunk; 0: no device; elem_count: all on it */
-    /* owned; for plane.c alone */
+    bool parked;        /* what stands before host_from is in host memory for now: job/park.h */
+    /* owned; for plane.c and park.c alone. device: what stands before host_from, as on a device */
     struct cairn_arena host[CAIRN_PLANES], device[CAIRN_PLANES];
     uint64_t (*device_at)[CAIRN_PLANES]; /* [map->extent_count] bytes; NULL: no device */
 };
@@ -68,6 +69,9 @@ uint64_t cairn_extent_before(const struct cairn_local_extent *extent, uint64_t l
 
 /* host_from of a map whose elements lie on a device, but for at least this fraction of them. */
 uint64_t cairn_planes_cut(const struct cairn_shard_map *map, double host_fraction);
+
+/* Up to which element they lie on a device now. */
+uint64_t cairn_planes_device_end(const struct cairn_planes *planes);
 
 /* Those of a job, at 0: elements from host_from on in host memory, those before it in the device, which may
  * be NULL if there are none. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: to be closed all the same. */

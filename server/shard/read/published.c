@@ -95,15 +95,20 @@ static cairn_status open_host(struct cairn_published *copy, uint32_t index, uint
     return status;
 }
 
-/* On the job's device, if all of it lies there: processes that use the card read it there. */
+/* If all of the job lies on the device: processes that use the card read it there. */
+static bool has_device_side(const struct cairn_shard_job *job)
+{
+    const struct cairn_home *home = job->shard->device.home;
+    return home != NULL && cairn_home_info(home)->exports &&
+           job->planes.host_from == job->table.map.elem_count;
+}
+
 static cairn_status open_device(struct cairn_shard_job *job, struct cairn_published *copy,
                                 uint64_t wire_bytes, struct cairn_sentence *why)
 {
-    struct cairn_home *home = job->shard->device.home;
-    if (home == NULL || !cairn_home_info(home)->exports ||
-        job->planes.host_from < job->table.map.elem_count)
-        return CAIRN_OK;
-    return cairn_arena_open_shared(home, "published", wire_bytes, &copy->device, why);
+    if (!has_device_side(job)) return CAIRN_OK;
+    return cairn_arena_open_shared(job->shard->device.home, "published", wire_bytes, &copy->device,
+                                   why);
 }
 
 /* Of those for leases: without the device's side, if there is no room. */
@@ -116,7 +121,8 @@ static cairn_status open_copy(struct cairn_shard_job *job, uint32_t index, uint6
     if (copy->checksums == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the checksums of a version");
     cairn_status status = open_host(copy, index, wire_bytes, why);
-    if (status == CAIRN_OK) status = open_device(job, copy, wire_bytes, why);
+    if (status == CAIRN_OK && !job->planes.parked && !job->park.is_under_way)
+        status = open_device(job, copy, wire_bytes, why);
     if (status == CAIRN_ERR_NO_MEMORY && index > 1 && copy->wire.base != NULL) status = CAIRN_OK;
     if (status == CAIRN_OK) {
         cairn_published_head_init(head_of(copy), &job->table.map, job->number, wire_bytes);
@@ -278,6 +284,77 @@ void cairn_published_seal(struct cairn_shard_job *job, struct cairn_version vers
     job->versions.newest = 0;
     job->versions.copies[0].on_host = true;
     is_written(&job->versions.copies[0], version);
+}
+
+/* ---- parked, and back ---- */
+
+bool cairn_published_move(const struct cairn_shard_job *job, bool to_host, uint32_t n,
+                          struct cairn_published_move *move_out)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
+        const struct cairn_published *copy = &job->versions.copies[i];
+        if (copy->device.base == NULL || (to_host && (copy->on_host || !copy->readable))) continue;
+        if (n-- > 0) continue;
+        *move_out = to_host ? (struct cairn_published_move) { copy->wire.base, copy->device.base,
+                                                              copy->wire.bytes }
+                            : (struct cairn_published_move) { copy->device.base, copy->wire.base,
+                                                              copy->wire.bytes };
+        return true;
+    }
+    return false;
+}
+
+/* What open_device takes. */
+uint64_t cairn_published_device_bytes(const struct cairn_shard_job *job)
+{
+    const uint64_t unit = CAIRN_PLANE_UNIT_BYTES;
+    uint64_t bytes = 0;
+    if (!has_device_side(job)) return 0;
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++)
+        bytes += (job->versions.copies[i].wire.bytes + unit - 1) / unit * unit;
+    return bytes;
+}
+
+cairn_status cairn_published_open_device(struct cairn_shard_job *job, struct cairn_sentence *why)
+{
+    cairn_status status = CAIRN_OK;
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX && status == CAIRN_OK; i++) {
+        struct cairn_published *copy = &job->versions.copies[i];
+        if (is_there(copy)) status = open_device(job, copy, copy->wire.bytes, why);
+    }
+    return status;
+}
+
+/* Whoever has it mapped keeps that, and reads of the head that it is of no version any more. */
+static void tell_sides(const struct cairn_published *copy)
+{
+    if (!copy->readable) return;
+    cairn_published_write_begin(head_of(copy));
+    cairn_published_write_end(head_of(copy), copy->version, sides_of(copy));
+}
+
+void cairn_published_park(struct cairn_shard_job *job)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
+        struct cairn_published *copy = &job->versions.copies[i];
+        if (copy->device.base == NULL) continue;
+        cairn_arena_unshare(&copy->device, false);
+        cairn_release(job->shard, &copy->device);
+        copy->on_host = true;
+        tell_sides(copy);
+    }
+}
+
+void cairn_published_unpark(struct cairn_shard_job *job)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
+        struct cairn_published *copy = &job->versions.copies[i];
+        if (copy->device.base == NULL) continue;
+        cairn_arena_unshare(&copy->head, false);
+        cairn_arena_unshare(&copy->wire, false);
+        share_copy(job, copy); // under another number: with the new side
+        tell_sides(copy);
+    }
 }
 
 /* ---- copies for leases ---- */

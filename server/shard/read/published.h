@@ -75,6 +75,24 @@ uint8_t *cairn_published_host_at(const struct cairn_published *copy,
 /* The copy to write: what it had cannot be read any more from here on. It may be written when nothing of it
  * is being sent any more. `on_host`: in host memory in any case. */
 struct cairn_published *cairn_published_begin(struct cairn_shard_job *job, bool on_host);
+/* The n-th copy (0, 1, ...) that must be brought to the host before its side on the device goes, or to the
+ * device's side that was opened. False: there are no more. Nothing is written or updated meanwhile. */
+struct cairn_published_move {
+    void *to;
+    const void *from;
+    size_t bytes;
+};
+bool cairn_published_move(const struct cairn_shard_job *job, bool to_host, uint32_t n,
+                          struct cairn_published_move *move_out);
+/* What it takes of the device to have all copies there. */
+uint64_t cairn_published_device_bytes(const struct cairn_shard_job *job);
+/* Room on the device for the copies that there are. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: cairn_published_park
+ * is to be called all the same. */
+CAIRN_MUST_CHECK cairn_status cairn_published_open_device(struct cairn_shard_job *job,
+                                                          struct cairn_sentence *why);
+/* What had to be copied is: the copies have the host's side alone, or both, from here on. */
+void cairn_published_park(struct cairn_shard_job *job);
+void cairn_published_unpark(struct cairn_shard_job *job);
 /* A send right out of it began, or ended: then it may be closed. */
 void cairn_published_lend(struct cairn_shard_job *job, const struct cairn_published *copy);
 void cairn_published_return(struct cairn_shard_job *job, const struct cairn_published *copy);

@@ -44,7 +44,7 @@ static cairn_status find_source(struct cairn_extend *extend, size_t i, struct ca
 
 static bool at_version(const struct cairn_shard_job *from, const struct cairn_version *version)
 {
-    return from->state == CAIRN_JOB_SERVING && !from->pass.updating &&
+    return from->state == CAIRN_JOB_SERVING && !from->pass.updating && !from->park.is_under_way &&
            cairn_version_compare(cairn_step_version(from->collector.step), *version) == 0;
 }
 

@@ -297,6 +297,10 @@ void cairn_pin_begin(struct cairn_shard_job *job, const Cairn__Pin *message)
         refuse(job, message, CAIRN_ERR_NOT_READY, "the job has no version yet");
         return;
     }
+    if (job->park.is_under_way) {
+        refuse(job, message, CAIRN_ERR_BUSY, "its state is being parked, or comes back");
+        return;
+    }
     if (count >= CAIRN_SHARD_PINS_MAX) {
         refuse(job, message, CAIRN_ERR_BUSY,
                "as many snapshots are being written as a shard takes");

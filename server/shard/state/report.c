@@ -93,8 +93,8 @@ static cairn_status hash_piece(struct cairn_works *works, const void *plane, cai
 static struct cairn_works *files_works(const struct cairn_shard_job *job,
                                        const struct cairn_planes *planes, uint64_t local_elem)
 {
-    return cairn_compute_files(local_elem < planes->host_from ? &job->shard->device
-                                                              : &job->shard->host);
+    return cairn_compute_files(local_elem < cairn_planes_device_end(planes) ? &job->shard->device
+                                                                            : &job->shard->host);
 }
 
 /* The leaves from tree->next_leaf on that lie in one home; at most HASH_LEAVES. */

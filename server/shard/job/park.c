@@ -1,0 +1,249 @@
+#include "server/shard/job/park.h"
+
+#include <string.h>
+
+#include "server/shard/job/open.h"
+#include "server/shard/shard.h"
+
+#define PIECE_BYTES ((uint64_t)4 << 20) /* of a plane, an item */
+
+void cairn_park_release(struct cairn_shard_job *job)
+{
+    for (int p = 0; p < CAIRN_PLANES; p++) cairn_release(job->shard, &job->park.to[p]);
+}
+
+static void end(struct cairn_shard_job *job, cairn_status status, const struct cairn_sentence *why)
+{
+    job->park.is_under_way = false;
+    if (status != CAIRN_OK)
+        cairn_log_warn("job %s is not %s: %s", job->spec.name,
+                       job->park.to_host ? "parked" : "taken back to the device", why->text);
+    cairn_session_answer(job->shard, &job->park.asked, status, why);
+}
+
+/* It stays where it was. */
+static void give_up(struct cairn_shard_job *job, cairn_status status,
+                    const struct cairn_sentence *why)
+{
+    cairn_park_release(job);
+    if (job->park.to_host) {
+        cairn_shard_job_give(job, &job->memory.state, job->park.host_bytes);
+        job->park.host_bytes = 0;
+    } else {
+        cairn_published_park(job);
+    }
+    end(job, status, why);
+}
+
+static uint64_t plane_bytes(const struct cairn_shard_job *job)
+{
+    uint64_t bytes = 0;
+    for (int p = 0; p < CAIRN_PLANES; p++) bytes += job->planes.device[p].bytes;
+    return bytes;
+}
+
+/* Of the device, with what no element uses. */
+static uint64_t device_bytes(const struct cairn_shard_job *job)
+{
+    const uint64_t unit = CAIRN_PLANE_UNIT_BYTES;
+    uint64_t bytes = cairn_published_device_bytes(job);
+    for (int p = 0; p < CAIRN_PLANES; p++)
+        bytes += (job->planes.device[p].bytes + unit - 1) / unit * unit;
+    return bytes;
+}
+
+/* ---- the copies ---- */
+
+static struct cairn_shard_job *job_of(const struct cairn_run *run)
+{
+    return (struct cairn_shard_job *)((char *)(uintptr_t)run -
+                                      offsetof(struct cairn_shard_job, park.copy));
+}
+
+static uint32_t piece_count(uint64_t bytes)
+{
+    return (uint32_t)((bytes + PIECE_BYTES - 1) / PIECE_BYTES);
+}
+
+/* The n-th array that moves: planes, then published copies. False: there are no more. */
+static bool move_of(const struct cairn_shard_job *job, uint32_t n, struct cairn_published_move *out)
+{
+    if (n >= CAIRN_PLANES)
+        return cairn_published_move(job, job->park.to_host, n - CAIRN_PLANES, out);
+    *out = (struct cairn_published_move) { job->park.to[n].base, job->planes.device[n].base,
+                                           job->park.to[n].bytes };
+    return true;
+}
+
+static uint32_t all_pieces(const struct cairn_shard_job *job)
+{
+    struct cairn_published_move move;
+    uint32_t pieces = 0;
+    for (uint32_t n = 0; move_of(job, n, &move); n++) pieces += piece_count(move.bytes);
+    return pieces;
+}
+
+static bool describe(struct cairn_run *run, uint32_t item, uint32_t stage,
+                     struct cairn_works *works)
+{
+    const struct cairn_shard_job *job = job_of(run);
+    struct cairn_published_move move;
+    (void)stage;
+    for (uint32_t n = 0; move_of(job, n, &move); n++) {
+        const uint32_t pieces = piece_count(move.bytes);
+        if (item >= pieces) {
+            item -= pieces;
+            continue;
+        }
+        const uint64_t at = item * PIECE_BYTES, left = move.bytes - at;
+        cairn_works_copy(works, (uint8_t *)move.to + at, (const uint8_t *)move.from + at,
+                         (size_t)(left < PIECE_BYTES ? left : PIECE_BYTES));
+        return false;
+    }
+    return false;
+}
+
+/* The planes lie where they were copied to. What they were in goes back, and then it is answered. */
+static void settle(struct cairn_shard_job *job)
+{
+    struct cairn_shard *shard = job->shard;
+    const uint64_t host_bytes = job->park.to_host ? 0 : job->park.host_bytes;
+    for (int p = 0; p < CAIRN_PLANES; p++) {
+        cairn_release(shard, &job->planes.device[p]);
+        job->planes.device[p] = job->park.to[p];
+        job->park.to[p] = CAIRN_ARENA_NONE;
+    }
+    job->planes.parked = job->park.is_parked = job->park.to_host;
+    job->compute = job->park.to_host ? &shard->host : &shard->device;
+    (job->park.to_host ? cairn_published_park : cairn_published_unpark)(job);
+    cairn_pass_divide(job);
+    job->memory.device = job->park.to_host ? 0 : device_bytes(job);
+    job->memory.state -= host_bytes;
+    job->park.host_bytes -= host_bytes;
+    job->park.is_under_way = false;
+    cairn_log_info("job %s is %s", job->spec.name,
+                   job->park.to_host ? "parked: its state lies in host memory"
+                                     : "back on its device");
+    cairn_release_bytes(shard, host_bytes, &job->park.asked);
+}
+
+static void copied(struct cairn_run *run)
+{
+    struct cairn_shard_job *job = job_of(run);
+    struct cairn_sentence why = { "the job is being dropped" };
+    if (run->status != CAIRN_OK) {
+        // On its way back nothing of it was on the device: all is in host memory still.
+        if (job->park.to_host) (void)cairn_shard_job_run_failed(job, run);
+        cairn_compute_why(run->compute, &why);
+        give_up(job, run->status, &why);
+    } else if (job->state != CAIRN_JOB_SERVING) {
+        give_up(job, CAIRN_ERR_CANCELED, &why);
+    } else {
+        settle(job);
+    }
+    cairn_shard_job_idle(job);
+}
+
+static void copy(struct cairn_shard_job *job)
+{
+    job->park.copy = (struct cairn_run) { .compute = &job->shard->device,
+                                          .item_count = all_pieces(job),
+                                          .describe = describe,
+                                          .done = copied };
+    cairn_shard_job_busy(job);
+    cairn_compute_submit(&job->park.copy);
+}
+
+/* ---- to the host ---- */
+
+static cairn_status add_room(struct cairn_reserve *reserve, struct cairn_shard_job *job)
+{
+    cairn_status status = CAIRN_OK;
+    for (int p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
+        if (job->park.to[p].base != NULL)
+            status = cairn_reserve_add(reserve, &job->park.to[p], 0, job->park.to[p].bytes);
+    return status;
+}
+
+static void on_room(const struct cairn_reserve_request *request, cairn_status status,
+                    const struct cairn_sentence *why)
+{
+    if (status == CAIRN_OK)
+        copy(request->job);
+    else
+        give_up(request->job, status, why);
+}
+
+static void park(struct cairn_shard_job *job)
+{
+    const struct cairn_reserve_request request = {
+        .job = job, .what = "the parked state", .prepare = add_room, .done = on_room
+    };
+    const uint64_t bytes = plane_bytes(job);
+    char what[CAIRN_NAME_MAX + 32];
+    struct cairn_sentence why;
+    snprintf(what, sizeof what, "job %s, parked,", job->spec.name);
+    cairn_status status = cairn_shard_job_take(job, &job->memory.state, bytes, what, &why);
+    if (status != CAIRN_OK) {
+        end(job, status, &why);
+        return;
+    }
+    job->park.host_bytes = bytes;
+    for (int p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++) {
+        status = cairn_arena_open_scratch("parked", job->planes.device[p].bytes, &job->park.to[p],
+                                          &why);
+        cairn_arena_pins_for(&job->park.to[p], job->shard->device.home); // it copies it twice
+    }
+    if (status == CAIRN_OK) status = cairn_reserve_begin(&request, &why);
+    if (status != CAIRN_OK) give_up(job, status, &why);
+}
+
+/* ---- and back ---- */
+
+static void unpark(struct cairn_shard_job *job)
+{
+    struct cairn_sentence why;
+    cairn_status status = cairn_shard_job_judge_device(job, device_bytes(job), 0, &why);
+    for (int p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
+        if (job->planes.device[p].bytes > 0)
+            status = cairn_arena_open_home(job->shard->device.home, "unparked",
+                                           job->planes.device[p].bytes, &job->park.to[p], &why);
+    if (status == CAIRN_OK) status = cairn_published_open_device(job, &why);
+    if (status == CAIRN_OK)
+        copy(job);
+    else
+        give_up(job, status, &why);
+}
+
+/* ---- asked ---- */
+
+/* Nothing works on the planes, and nothing will before it is told. */
+static bool rests(const struct cairn_shard_job *job)
+{
+    return cairn_step_phase_of(job->collector.step) == CAIRN_STEP_IDLE &&
+           cairn_step_slots_used(job->collector.step) == 0 && !job->pass.updating &&
+           job->pass.parts_left == 0 && job->pins.copying == 0 && job->puts.write == NULL &&
+           !job->park.is_under_way;
+}
+
+void cairn_park_on_message(struct cairn_shard_job *job, uint32_t request,
+                           const Cairn__PartPark *message)
+{
+    struct cairn_request asked = cairn_session_request(job->shard, request);
+    struct cairn_sentence why;
+    cairn_status status = CAIRN_OK;
+    if (job->state != CAIRN_JOB_SERVING)
+        status = cairn_fail(&why, CAIRN_ERR_NOT_READY, "the job has no version yet");
+    else if (!rests(job))
+        status = cairn_fail(&why, CAIRN_ERR_BUSY, "it is at work on the job; ask again");
+    const bool is_so = job->planes.host_from == 0 || message->parked == job->planes.parked;
+    if (status == CAIRN_OK && is_so) job->park.is_parked = message->parked;
+    if (status != CAIRN_OK || is_so) {
+        cairn_session_answer(job->shard, &asked, status, &why);
+        return;
+    }
+    job->park.is_under_way = true;
+    job->park.to_host = message->parked;
+    job->park.asked = asked;
+    (message->parked ? park : unpark)(job);
+}

@@ -1,0 +1,186 @@
+/* A job whose state lies on the emulated card is parked in host memory and taken back. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/emulated.h"
+#include "tests/support/shard_model.h"
+#include "tests/support/suite.h"
+
+static struct scene scene;
+static struct model model;
+
+/* A job that has made a step. */
+static struct emulated open_scene(const char *offload, uint64_t limit_bytes)
+{
+    ck_assert_int_eq(setenv("CAIRN_TEST_BACKEND", "cuda", 1), 0);
+    ck_assert_int_eq(setenv("CAIRN_TEST_OFFLOAD", offload, 1), 0);
+    const struct emulated card = emulated_open("quiet=1");
+    scene_open(&scene, "mem", 1, limit_bytes);
+    scene_serve(&scene, 2, 1);
+    model_open(&model, &scene);
+    model_round(&model, &scene, 1, 0);
+    return card;
+}
+
+static void close_scene(void)
+{
+    model_close(&model);
+    scene_close(&scene);
+}
+
+static struct cairn_shard_job *the_job(void)
+{
+    return scene.shard->jobs;
+}
+
+static uint64_t free_bytes(void)
+{
+    return cairn_home_free_bytes(scene.shard->device.home);
+}
+
+static void ask(bool parked)
+{
+    Cairn__PartPark park = CAIRN__PART_PARK__INIT;
+    park.job = SCENE_JOB;
+    park.parked = parked;
+    scene_say(&scene, CAIRN_MSG_PART_PARK, 9, &park.base);
+}
+
+static void expect_done(bool parked)
+{
+    ask(parked);
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 9);
+    ck_assert(the_job()->planes.parked == parked);
+}
+
+static void expect_refused(bool parked, cairn_status status, const char *word)
+{
+    ask(parked);
+    const struct scene_frame told = scene_hear(&scene, CAIRN_MSG_ERROR);
+    const Cairn__Error *error = (const Cairn__Error *)told.message;
+    ck_assert_uint_eq(told.request, 9);
+    ck_assert_msg(error->status == (int)status && strstr(error->text, word) != NULL, "%d, %s",
+                  (int)error->status, error->text);
+}
+
+static void expect_bits(void)
+{
+    const struct cairn_shard_job *job = the_job();
+    for (int p = 0; p < CAIRN_PLANE_COUNT; p++) {
+        if (!cairn_plane_is_state(p)) continue;
+        const float *plane = scene_plane(job, (enum cairn_plane)p);
+        for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
+            const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
+            size_t bytes;
+            if (!model_keeps(place.tensor, p)) continue;
+            const void *expected = model_bytes(&model, p, &place, &bytes);
+            ck_assert_msg(memcmp(plane + place.local_elem, expected, bytes) == 0,
+                          "plane %d, chunk %llu", p, (unsigned long long)c);
+        }
+    }
+}
+
+static const char *const fractions[] = { "0", "0.5" };
+
+TEST_EACH(a_parked_job_leaves_the_card_and_comes_back_with_the_same_bits, 0, 2)
+{
+    (void)open_scene(fractions[_i], 0);
+    const uint64_t there = free_bytes(), device = the_job()->memory.device;
+    const uint64_t used = scene.shard->memory.budget.used_bytes;
+    ck_assert_uint_gt(device, 0);
+    for (uint64_t round = 2; round < 4; round++) {
+        expect_done(true);
+        ck_assert_uint_eq(free_bytes(), there + device); // as before the job came
+        ck_assert_uint_eq(the_job()->memory.device, 0);
+        ck_assert_uint_gt(scene.shard->memory.budget.used_bytes, used);
+        expect_bits();
+        expect_done(true); // is so already
+        expect_done(false);
+        ck_assert_uint_eq(free_bytes(), there);
+        ck_assert_uint_eq(the_job()->memory.device, device);
+        ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used);
+        expect_bits();
+        model_round(&model, &scene, round, round - 1);
+    }
+    expect_bits();
+    close_scene();
+}
+
+TEST(a_job_for_which_the_card_has_no_room_any_more_stays_parked)
+{
+    const struct emulated card = open_scene("0", 0);
+    expect_done(true);
+    emulated_set(&card, "others=8G");
+    expect_refused(false, CAIRN_ERR_NO_MEMORY, "of Emulated card 0");
+    ck_assert(the_job()->planes.parked);
+    expect_bits();
+    emulated_set(&card, "others=0");
+    expect_done(false);
+    model_round(&model, &scene, 2, 1);
+    expect_bits();
+    close_scene();
+}
+
+TEST(a_job_for_which_the_host_has_no_room_stays_on_the_card)
+{
+    (void)open_scene("0", 0);
+    struct cairn_budget *budget = &scene.shard->memory.budget;
+    const uint64_t limit = budget->limit_bytes, device = the_job()->memory.device;
+    budget->limit_bytes = budget->used_bytes + 4096;
+    expect_refused(true, CAIRN_ERR_NO_MEMORY, "job play, parked, needs ");
+    ck_assert_uint_eq(the_job()->memory.device, device);
+    budget->limit_bytes = limit;
+    model_round(&model, &scene, 2, 1);
+    expect_bits();
+    close_scene();
+}
+
+TEST(a_card_that_fails_does_not_touch_a_parked_job)
+{
+    const struct emulated card = open_scene("0", 0);
+    expect_done(true);
+    emulated_set(&card, "ecc_at=1");
+    expect_refused(false, CAIRN_ERR_IO, "ECC");
+    ck_assert_int_eq(the_job()->state, CAIRN_JOB_SERVING);
+    model_round(&model, &scene, 2, 1); // no coordinator asks for it; it would be right
+    expect_bits();
+    close_scene();
+}
+
+TEST(a_job_that_is_at_work_is_not_moved)
+{
+    (void)open_scene("0", 0);
+    scene_round_open(&scene, 2, 1, 2);
+    for (int i = 0; i < 2; i++) scene_note(&scene, CAIRN_CHUNK_GRANT);
+    expect_refused(true, CAIRN_ERR_BUSY, "at work");
+    close_scene();
+}
+
+TEST(of_a_job_that_lies_in_host_memory_nothing_is_moved)
+{
+    (void)open_scene("1", 0);
+    const uint64_t there = free_bytes();
+    ask(true);
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 9);
+    ck_assert(!the_job()->planes.parked);
+    ck_assert_uint_eq(free_bytes(), there);
+    model_round(&model, &scene, 2, 1);
+    expect_bits();
+    close_scene();
+}
+
+TEST(a_parked_job_is_dropped_with_all_that_it_took)
+{
+    Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
+    (void)open_scene("0", 0);
+    expect_done(true);
+    drop.job = SCENE_JOB;
+    scene_say(&scene, CAIRN_MSG_JOB_DROP, 11, &drop.base);
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 11);
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, 0);
+    close_scene();
+}
+
+SUITE(60);
