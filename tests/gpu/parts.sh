@@ -60,7 +60,10 @@ has_home() {
 
 # shards_are_on_card: of the cluster at $endpoint; a shard that fell back to the host would show nothing.
 shards_are_on_card() {
-    [[ $("$bin/cairn" cluster status -o json) == *'"cuda"'* ]] || fail "cairn cluster status says nothing of cuda"
+    local said
+    said=$("$bin/cairn" cluster status)
+    [[ $said == *"(cuda, "* ]] || fail "cairn cluster status says nothing of cuda"
+    grep -E "^[^ ]+: ([0-9]+ launches, |warning: )" <<<"$said" | sed 's/^/note: /' || true # of the last heartbeat
 }
 
 has_torch_on_card() {
