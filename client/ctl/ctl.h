@@ -43,6 +43,7 @@ enum {
     CTL_TAKES_TERMS = 1u << 23,   /* what `job amend` changes */
     CTL_TAKES_BACKEND = 1u << 24, /* --backend, --device */
     CTL_TAKES_PLAN = 1u << 25, /* --backend, --wire, --stage, --offload: what `job plan` changes */
+    CTL_TAKES_MEMORY = 1u << 27, /* --memory */
     CTL_BENCHES = CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS,
     CTL_ASKS = CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT,
     CTL_LISTS = CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET | CTL_TAKES_WATCH
@@ -57,8 +58,9 @@ struct ctl_bench {
     const char *timeline; /* the file */
     const char *read;     /* "fetch" or "map" */
     double backward_ms;
-    const char *backend; /* "host" or "cuda" */
-    const char *device;  /* of cuda: its number or UUID */
+    const char *backend;    /* "host" or "cuda" */
+    const char *device;     /* of cuda: its number or UUID */
+    bool has_device_memory; /* --memory device */
     const char
         *only; /* a part of the bench; the bench judges it, and ctl.path: the way of the data */
 };

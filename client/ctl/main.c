@@ -109,7 +109,7 @@ static const struct subcommand subcommands[] = {
       0, 0,
       CTL_BENCHES | CTL_TAKES_ENDPOINT | CTL_TAKES_SHARDS | CTL_TAKES_WORKERS | CTL_TAKES_PARAMS |
           CTL_TAKES_TENSORS | CTL_TAKES_THREADS | CTL_TAKES_WIRE | CTL_TAKES_WAY |
-          CTL_TAKES_TIMELINE | CTL_TAKES_BACKEND,
+          CTL_TAKES_TIMELINE | CTL_TAKES_BACKEND | CTL_TAKES_MEMORY,
       cairn_bench_step },
     { "bench", "map", "",
       "one tensor over all shards, mapped where they published it and read, in a cluster of its "

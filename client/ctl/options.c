@@ -35,6 +35,7 @@ enum {
     OPT_DEVICE,
     OPT_STAGE,
     OPT_OFFLOAD,
+    OPT_MEMORY,
     OPT_TIMELINE,
     OPT_BACKWARD,
     OPT_READ,
@@ -171,6 +172,10 @@ static const struct {
       CTL_TAKES_PLAN,
       "--offload X",
       "of cuda: the fraction of state in host memory, 0 to 1 (else the spec's)" },
+    { { "memory", 1, 0, OPT_MEMORY },
+      CTL_TAKES_MEMORY,
+      "--memory host|device",
+      "where workers have gradients and parameters: device is the shards' card (host)" },
     { { "timeline", 1, 0, OPT_TIMELINE },
       CTL_TAKES_TIMELINE,
       "--timeline FILE",
@@ -284,6 +289,13 @@ static int parse_backend(struct ctl *ctl, const char *text)
     ctl->bench.backend = text;
     if (strcmp(text, "host") == 0 || strcmp(text, "cuda") == 0) return -1;
     return cairn_ctl_fail(CAIRN_ERR_INVALID, "--backend %s: host and cuda are allowed", text);
+}
+
+static int parse_memory(struct ctl *ctl, const char *text)
+{
+    ctl->bench.has_device_memory = strcmp(text, "device") == 0;
+    if (ctl->bench.has_device_memory || strcmp(text, "host") == 0) return -1;
+    return cairn_ctl_fail(CAIRN_ERR_INVALID, "--memory %s: host and device are allowed", text);
 }
 
 /* It goes into configurations as it is. */
@@ -421,6 +433,7 @@ static int take(struct ctl *ctl, int option)
     case OPT_DEVICE: return parse_device(ctl, optarg);
     case OPT_STAGE: return parse_stage(ctl, optarg);
     case OPT_OFFLOAD: return parse_offload(ctl, optarg);
+    case OPT_MEMORY: return parse_memory(ctl, optarg);
     case OPT_TIMELINE: ctl->bench.timeline = optarg; return -1;
     case OPT_READ: ctl->bench.read = optarg; return -1;
     case OPT_BACKWARD: return parse_milliseconds("backward", optarg, &ctl->bench.backward_ms);

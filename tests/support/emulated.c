@@ -5,10 +5,31 @@
 #include <stdlib.h>
 #include <string.h>
 
+bool emulated_is_real(void)
+{
+    const char *backend = getenv("CAIRN_TEST_BACKEND"), *driver = getenv("CAIRN_CUDA_DRIVER");
+    return backend != NULL && strcmp(backend, "cuda") == 0 && (driver == NULL || driver[0] == 0);
+}
+
 void emulated_choose(const char *options)
 {
+    if (emulated_is_real()) return;
     ck_assert_int_eq(setenv("CAIRN_CUDA_DRIVER", EMULATED_LIBRARY, 1), 0);
     ck_assert_int_eq(setenv("CAIRN_EMULATOR", options == NULL ? "" : options, 1), 0);
+}
+
+static void find_controls(struct emulated *card)
+{
+    void *library = dlopen(EMULATED_LIBRARY, RTLD_NOW | RTLD_NOLOAD);
+    ck_assert_ptr_nonnull(library);
+#define EMULATED_CONTROL(type, name, parameters) \
+    {                                            \
+        void *at = dlsym(library, #name);        \
+        ck_assert_ptr_nonnull(at);               \
+        memcpy(&card->name, &at, sizeof at);     \
+    }
+    CAIRN_EMULATOR_CONTROLS(EMULATED_CONTROL)
+#undef EMULATED_CONTROL
 }
 
 struct emulated emulated_open(const char *options)
@@ -18,16 +39,7 @@ struct emulated emulated_open(const char *options)
     emulated_choose(options);
     const cairn_status status = cairn_driver_open(&card.driver, &why);
     ck_assert_msg(status == CAIRN_OK, "%s", status == CAIRN_OK ? "" : why.text);
-    void *library = dlopen(EMULATED_LIBRARY, RTLD_NOW | RTLD_NOLOAD);
-    ck_assert_ptr_nonnull(library);
-#define EMULATED_CONTROL(type, name, parameters) \
-    {                                            \
-        void *at = dlsym(library, #name);        \
-        ck_assert_ptr_nonnull(at);               \
-        memcpy(&card.name, &at, sizeof at);      \
-    }
-    CAIRN_EMULATOR_CONTROLS(EMULATED_CONTROL)
-#undef EMULATED_CONTROL
+    if (!emulated_is_real()) find_controls(&card);
     ck_assert_int_eq(card.driver.cuDevicePrimaryCtxRetain(&card.context, 0), CAIRN_CU_OK);
     ck_assert_int_eq(card.driver.cuCtxSetCurrent(card.context), CAIRN_CU_OK);
     return card;

@@ -1,4 +1,6 @@
-/* The emulated card (tests/gpu/emulator), opened through the door as a daemon opens a real one.
+/* The emulated card (tests/gpu/emulator), opened through the door as a daemon opens a real one. With
+ * CAIRN_TEST_BACKEND=cuda and no CAIRN_CUDA_DRIVER, as tests/gpu/run has it, it is the first card of this
+ * machine: then nothing goes wrong on demand.
  *
  * Open it in the process of the test: a driver does not survive fork. What goes wrong and in which order is
  * said by emulated_set (tests/gpu/emulator/control.h). */
@@ -14,11 +16,14 @@
 struct emulated {
     struct cairn_driver driver;
     struct CUctx_st *context; /* of card 0; this thread works in it */
+    /* NULL if emulated_is_real */
 #define EMULATED_CONTROL(type, name, parameters) type(*name) parameters;
     CAIRN_EMULATOR_CONTROLS(EMULATED_CONTROL)
 #undef EMULATED_CONTROL
 };
 
+/* True: it is a card of this machine. */
+bool emulated_is_real(void);
 /* The environment names the library, and what the emulated card of this process and its children begins with:
  * "seed=5,total=1G". NULL: nothing. */
 void emulated_choose(const char *options);

@@ -23,6 +23,9 @@ static cairn_status open_job(struct cairn_bench_member *member,
                              const struct cairn_bench_worker *worker)
 {
     struct cairn_tensor *tensors = calloc(model->tensors, sizeof *tensors);
+    const struct cairn_init zeros = { .kind = CAIRN_INIT_ZEROS };
+    const struct cairn_init normal = { .kind = CAIRN_INIT_NORMAL, .b = 0.02, .seed = 1 };
+    const struct cairn_init init = model->begins_random ? normal : zeros;
     if (tensors == NULL) return CAIRN_ERR_NO_MEMORY;
     for (uint32_t i = 0; i < model->tensors; i++) {
         snprintf(member->names[i], sizeof member->names[i], "w%04u", i % CAIRN_BENCH_TENSORS_MAX);
@@ -31,7 +34,7 @@ static cairn_status open_job(struct cairn_bench_member *member,
                                              .wire = model->wire,
                                              .rank = 2,
                                              .shape = { model->rows, CAIRN_BENCH_COLUMNS },
-                                             .init.kind = CAIRN_INIT_ZEROS };
+                                             .init = init };
     }
     const struct cairn_group group = CAIRN_GROUP_INIT;
     const struct cairn_job_spec spec = { .struct_size = sizeof spec,
@@ -51,7 +54,8 @@ bool cairn_bench_member_open(struct cairn_bench_member *member,
                              const struct cairn_bench_model *model,
                              const struct cairn_bench_worker *worker)
 {
-    cairn_status status = cairn_open(NULL, &member->session);
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .device = model->device };
+    cairn_status status = cairn_open(&opts, &member->session);
     if (status == CAIRN_OK) status = open_job(member, model, worker);
     if (status == CAIRN_OK) status = cairn_init_done(member->job, NULL, CAIRN_BENCH_CALL_MS);
     return cairn_bench_is_ok(status);

@@ -1,5 +1,5 @@
-/* A model for benches of rounds: equal matrices, updated by AdamW, which begin as zeros; and a worker's place
- * in its job. In a worker's process; what fails is said. */
+/* A model for benches of rounds: equal matrices, updated by AdamW, and a worker's
+ * place in its job. In a worker's process; what fails is said. */
 #ifndef CAIRN_CTL_BENCH_MODEL_H
 #define CAIRN_CTL_BENCH_MODEL_H
 
@@ -16,6 +16,8 @@ struct cairn_bench_model {
     uint32_t tensors;
     uint64_t rows; /* of CAIRN_BENCH_COLUMNS, of each tensor */
     cairn_dtype wire;
+    bool begins_random; /* normal, where the others begin as zeros */
+    int device;         /* of cairn_opts: where workers compute; 0: on no card */
 };
 /* How many elements a tensor has. */
 static inline size_t cairn_bench_model_elems(const struct cairn_bench_model *model)

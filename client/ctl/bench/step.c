@@ -3,7 +3,8 @@
  * their cast from fp32 is within it. The reference is the least that any way of doing this moves: every
  * worker copies its gradients once and its parameters once (twice where they are read as stage 3 does), by
  * memcpy, all workers at a time. With --backend cuda the shards of the bench's own cluster have their state
- * on a card; then it is also said what each phase took there, and how much of the card all took. */
+ * on a card; then it is also said what each phase took there, and how much of the card all took. With
+ * --memory device workers have gradients and parameters there, too, and the reference copies on the card. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -26,7 +27,7 @@ struct step_bench {
     uint32_t workers;
     struct cairn_bench_crew crew;
     struct cairn_bench_report reports[CAIRN_BENCH_WORKERS_MAX];
-    double parts[STEP_FIGURE_FETCHED_BYTES + 1][CAIRN_BENCH_RUNS_MAX + 1];
+    double parts[STEP_FIGURES][CAIRN_BENCH_RUNS_MAX + 1];
     /* of a traced one: what of the pushes lies within the backward, of the fetches within uses of others */
     double overlaps[CAIRN_BENCH_RUNS_MAX + 1], aheads[CAIRN_BENCH_RUNS_MAX + 1];
     uint32_t part_count; /* the first is of the run that is not measured */
@@ -62,8 +63,7 @@ static double run_step(void *context)
     const struct cairn_bench_order order = { STEP_ORDER_STEP, 1 };
     if (!cairn_bench_crew_do(&bench->crew, order, bench->reports)) return 0;
     if (bench->part_count <= CAIRN_BENCH_RUNS_MAX) {
-        for (int f = 0; f <= STEP_FIGURE_FETCHED_BYTES; f++)
-            bench->parts[f][bench->part_count] = most(bench, f);
+        for (int f = 0; f < STEP_FIGURES; f++) bench->parts[f][bench->part_count] = most(bench, f);
         const struct cairn_bench_trace trace = trace_of(bench);
         bench->overlaps[bench->part_count] = cairn_bench_timeline_overlap(&trace);
         bench->aheads[bench->part_count] = is_by_units(bench) ? cairn_bench_timeline_ahead(&trace)
@@ -112,6 +112,20 @@ static bool read_of(const char *name, enum step_read *out)
 }
 
 /* -1: go on. */
+static int judge_device_memory(const struct step_bench *bench)
+{
+    const struct ctl *ctl = bench->ctl;
+    if (!is_on_card(bench) && ctl->endpoint == NULL)
+        return cairn_ctl_usage_fail(ctl, "--memory device: it is the shards' card; with --backend "
+                                         "cuda, or --endpoint of a cluster on one");
+    if (bench->plan.card < 0)
+        return cairn_ctl_usage_fail(ctl, "--memory device with --device %s: give its number",
+                                    ctl->bench.device);
+    if (bench->plan.read == STEP_READ_FETCH) return -1;
+    return cairn_ctl_usage_fail(ctl, "--memory device: parameters are fetched; leave --read out");
+}
+
+/* -1: go on. */
 static int judge(struct step_bench *bench)
 {
     const struct ctl *ctl = bench->ctl;
@@ -135,12 +149,23 @@ static int judge(struct step_bench *bench)
     if (ctl->bench.device != NULL && !is_on_card(bench))
         return cairn_ctl_usage_fail(ctl, "--device %s: the host has none; with --backend cuda",
                                     ctl->bench.device);
+    if (ctl->bench.has_device_memory) {
+        const int done = judge_device_memory(bench);
+        if (done >= 0) return done;
+    }
     const uint64_t needed = bytes_needed(bench), there = cairn_bench_memory_bytes();
     if (ctl->endpoint == NULL && needed > there)
         return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY,
                               "it needs %s, and %s are free; give fewer --params or --workers",
                               cairn_ctl_bytes(needed), cairn_ctl_bytes(there));
     return -1;
+}
+
+/* The number of --device; the first card without one, -1 of a UUID. */
+static int card_of(const char *device)
+{
+    if (device == NULL) return 0;
+    return device[strspn(device, "0123456789")] == '\0' ? (int)strtol(device, NULL, 10) : -1;
 }
 
 static void make_model(struct step_bench *bench)
@@ -152,11 +177,16 @@ static void make_model(struct step_bench *bench)
     const uint64_t row_elems = (uint64_t)model->tensors * CAIRN_BENCH_COLUMNS;
     model->rows = params / row_elems + (params % row_elems != 0);
     model->wire = asked->wire == NULL || strcmp(asked->wire, "bf16") == 0 ? CAIRN_BF16 : CAIRN_F32;
-    snprintf(model->job, sizeof model->job, "bench.step.%llux%u.%s.w%u",
+    snprintf(model->job, sizeof model->job, "bench.step.%llux%u.%s.w%u%s",
              (unsigned long long)model->rows, model->tensors,
-             model->wire == CAIRN_F32 ? "f32" : "bf16", bench->workers);
+             model->wire == CAIRN_F32 ? "f32" : "bf16", bench->workers,
+             asked->has_device_memory ? ".device" : "");
     bench->plan.backward_seconds = asked->backward_ms * 1e-3;
     bench->plan.is_traced = asked->timeline != NULL;
+    bench->plan.device = asked->device;
+    bench->plan.card = asked->has_device_memory ? card_of(asked->device) : -1;
+    model->begins_random = asked->has_device_memory;
+    model->device = bench->plan.card >= 0 ? CAIRN_GPU(bench->plan.card) : 0;
 }
 
 /* ---- the bench ---- */
@@ -179,10 +209,11 @@ static int report(struct step_bench *bench, const struct local *local)
 {
     const struct cairn_bench_trace trace = trace_of(bench);
     json_t *parts = json_pack(
-        "{s:f, s:f, s:f, s:f, s:f}", "1_begin_cast_push_s", part(bench, STEP_FIGURE_PUSH),
+        "{s:f, s:f, s:f, s:f, s:f, s:f}", "1_begin_cast_push_s", part(bench, STEP_FIGURE_PUSH),
         "2_commit_s", part(bench, STEP_FIGURE_COMMIT), "3_fetch_s", part(bench, STEP_FIGURE_FETCH),
         "pushed_bytes_a_worker", part(bench, STEP_FIGURE_PUSHED_BYTES), "fetched_bytes_a_worker",
-        part(bench, STEP_FIGURE_FETCHED_BYTES));
+        part(bench, STEP_FIGURE_FETCHED_BYTES), "host_bytes_a_worker",
+        part(bench, STEP_FIGURE_HOST_BYTES));
     bench->result->parts = parts;
     if (bench->ctl->bench.backend != NULL) step_shards_report(local, &bench->crew, parts);
     if (is_on_card(bench) && !report_card(bench, parts)) return 1;
@@ -214,13 +245,14 @@ static json_t *params_of(const struct step_bench *bench)
 {
     const struct ctl *ctl = bench->ctl;
     const struct cairn_bench_model *model = &bench->plan.model;
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:s, s:f, s:s}", "params",
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:s, s:f, s:s, s:s}", "params",
                      (json_int_t)(model->tensors * cairn_bench_model_elems(model)), "tensors",
                      (json_int_t)model->tensors, "workers", (json_int_t)bench->workers, "shards",
                      (json_int_t)ctl->shards, "threads", (json_int_t)ctl->bench.threads, "wire",
                      model->wire == CAIRN_F32 ? "f32" : "bf16", "path",
                      ctl->path != NULL ? ctl->path : "auto", "read", read_names[bench->plan.read],
-                     "backward_ms", ctl->bench.backward_ms, "backend",
+                     "backward_ms", ctl->bench.backward_ms, "memory",
+                     ctl->bench.has_device_memory ? "device" : "host", "backend",
                      ctl->endpoint != NULL        ? "the cluster's"
                      : ctl->bench.backend != NULL ? ctl->bench.backend
                                                   : "host");
@@ -233,7 +265,9 @@ int cairn_bench_step(struct ctl *ctl)
     struct cairn_bench_result result = {
         .bench = "step",
         .unit = "s",
-        .reference_name = "memcpy of every byte pushed and fetched",
+        .reference_name = ctl->bench.has_device_memory
+                              ? "copy on the card of every byte pushed and fetched"
+                              : "memcpy of every byte pushed and fetched",
         .less_is_better = true,
     };
     if (ctl->shards == 0) ctl->shards = 2;

@@ -16,7 +16,9 @@ enum {
     STEP_FIGURE_COMMIT,
     STEP_FIGURE_FETCH, /* or, unit by unit, what of the first was waiting for them */
     STEP_FIGURE_PUSHED_BYTES,
-    STEP_FIGURE_FETCHED_BYTES
+    STEP_FIGURE_FETCHED_BYTES,
+    STEP_FIGURE_HOST_BYTES, /* of both: what passed the host */
+    STEP_FIGURES
 };
 
 /* How the parameters are read: all of them behind the commit, copied or lent (and one byte of each page is
@@ -28,6 +30,8 @@ struct step_plan {
     double backward_seconds; /* 0: all gradients are there at once */
     bool is_traced;
     enum step_read read;
+    int card; /* gradients and parameters lie on that one, by cairn_alloc; -1: in host memory */
+    const char *device; /* the same, as --device says it; borrowed */
     /* shared with the workers: [workers][STEP_SPANS_EACH(tensors)], [workers]; of the last step */
     struct cairn_bench_span *spans;
     uint64_t *rounds;

@@ -6,8 +6,9 @@
 
 #include "client/ctl/bench/crew.h"
 
-/* Adds to `parts`, of the slowest shard, the medians of its phases over all rounds but the first; and the
- * memory that a shard and a worker have now, the greatest of each, in bytes. */
+/* Adds to `parts` the medians over all rounds but the first of what a shard's phases took, and of what its
+ * device did: launches, bytes copied to it and from it; and the memory that a shard and a worker have now, in
+ * bytes. Of several shards, or workers, the greatest of each. */
 void step_shards_report(const struct local *local, const struct cairn_bench_crew *crew,
                         json_t *parts);
 

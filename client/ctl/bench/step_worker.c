@@ -2,7 +2,7 @@
  * begins a round, casts them for the wire where that is bf16, pushes each tensor as it is ready, commits,
  * and fetches all parameters (or had read them before, unit by unit: step_units.c). All of its memory is of
  * cairn_alloc, as the gradients of the Python package are: so the library may take the shortest way there is,
- * and it has large pages. */
+ * and it has large pages. On a card (step_card.c) gradients are of the wire's type already. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +25,7 @@ static bool take_memory(struct step_worker *w)
 {
     const size_t count = w->plan->model.tensors * w->elems, bytes = count * w->elem_bytes;
     void *grads = NULL, *params = NULL, *made = NULL;
+    if (w->plan->card >= 0) return step_card_take(w);
     cairn_status status = cairn_alloc(w->member.session, bytes, -1, &grads);
     if (status == CAIRN_OK) status = cairn_alloc(w->member.session, bytes, -1, &params);
     if (!cairn_bench_is_ok(status)) return false;
@@ -43,11 +44,12 @@ static bool take_memory(struct step_worker *w)
     return true;
 }
 
-static struct cairn_mem tensor_of(const struct step_worker *w, char *memory, uint32_t tensor)
+struct cairn_mem step_tensor_of(const struct step_worker *w, char *memory, uint32_t tensor)
 {
     return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
                                 .ptr = memory + tensor * w->elems * w->elem_bytes,
-                                .dtype = w->plan->model.wire };
+                                .dtype = w->plan->model.wire,
+                                .device = w->plan->card >= 0 ? CAIRN_GPU(w->plan->card) : 0 };
 }
 
 /* ---- spans ---- */
@@ -95,7 +97,7 @@ void step_sleep_until(double seconds)
 cairn_status step_push_one(struct step_worker *w, const struct cairn_round *round, uint32_t i)
 {
     const bool is_traced = w->plan->is_traced;
-    struct cairn_mem grad = tensor_of(w, w->grads, i);
+    struct cairn_mem grad = step_tensor_of(w, w->grads, i);
     double begin = cairn_bench_now();
     if (w->made != NULL) {
         cairn_backend_host()->convert(grad.ptr, CAIRN_BF16, w->made + i * w->elems, CAIRN_F32,
@@ -148,7 +150,7 @@ static cairn_status fetch_all(struct step_worker *w, struct cairn_version versio
     cairn_status status = CAIRN_OK;
     const double begin = cairn_bench_now();
     for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
-        struct cairn_mem param = tensor_of(w, w->params, i);
+        struct cairn_mem param = step_tensor_of(w, w->params, i);
         status = cairn_fetch(w->member.job, version, w->member.names[i], NULL, NULL, &param,
                              &w->ops[i]);
     }
@@ -192,6 +194,13 @@ static cairn_status read_all(struct step_worker *w, struct cairn_version version
     return w->plan->read == STEP_READ_MAP ? map_all(w, version) : fetch_all(w, version);
 }
 
+/* What did not go from one memory of a card to another of it. */
+static double host_bytes(const struct cairn_stats *stats)
+{
+    return (double)(stats->pushed_bytes - stats->device_pushed_bytes + stats->fetched_bytes -
+                    stats->device_fetched_bytes);
+}
+
 static bool run_step(struct step_worker *w, struct cairn_bench_report *report)
 {
     struct cairn_round round = { .struct_size = sizeof round };
@@ -222,20 +231,26 @@ static bool run_step(struct step_worker *w, struct cairn_bench_report *report)
                      [STEP_FIGURE_PUSHED_BYTES] = (double)(after.pushed_bytes -
                                                            before.pushed_bytes),
                      [STEP_FIGURE_FETCHED_BYTES] = (double)(after.fetched_bytes -
-                                                            before.fetched_bytes) }
+                                                            before.fetched_bytes),
+                     [STEP_FIGURE_HOST_BYTES] = host_bytes(&after) - host_bytes(&before) }
     };
     return cairn_bench_is_ok(status);
 }
 
 /* What a step moves at least: every byte of the gradients once, every byte of the parameters once, or twice
  * where backward reads them again. What is fetched next puts the parameters right. */
-static void run_copy(struct step_worker *w, struct cairn_bench_report *report)
+static bool run_copy(struct step_worker *w, struct cairn_bench_report *report)
 {
     const size_t bytes = w->plan->model.tensors * w->elems * w->elem_bytes;
     const double begin = cairn_bench_now();
     const int copies = w->plan->read == STEP_READ_UNITS ? 3 : 2;
+    if (w->card != NULL) {
+        report->figures[STEP_FIGURE_ALL] = step_card_copy(w, copies);
+        return report->figures[STEP_FIGURE_ALL] > 0;
+    }
     for (int i = 0; i < copies; i++) memcpy(w->params, w->grads, bytes);
     report->figures[STEP_FIGURE_ALL] = cairn_bench_now() - begin;
+    return true;
 }
 
 int cairn_bench_step_work(const struct cairn_bench_worker *worker)
@@ -251,9 +266,7 @@ int cairn_bench_step_work(const struct cairn_bench_worker *worker)
     if (pipe(w.acks) != 0) return 1;
     if (!cairn_bench_member_open(&w.member, &w.plan->model, worker) || !take_memory(&w)) return 1;
     while (cairn_bench_worker_report(worker, &report) && cairn_bench_worker_next(worker, &order)) {
-        if (order.word == STEP_ORDER_COPY)
-            run_copy(&w, &report);
-        else if (!run_step(&w, &report))
+        if (order.word == STEP_ORDER_COPY ? !run_copy(&w, &report) : !run_step(&w, &report))
             return 1;
     }
     cairn_close(w.member.session);

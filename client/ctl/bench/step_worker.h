@@ -17,7 +17,9 @@ struct step_worker {
     struct cairn_bench_member member;
     size_t elems, elem_bytes; /* of a tensor; of an element on the wire */
     float *made;              /* [tensors * elems]: what backward gives; NULL: `grads` are that */
-    char *grads, *params;     /* [tensors * elems], of the wire's type */
+    char *grads,
+        *params; /* [tensors * elems], of the wire's type; plan->card >= 0: not to be followed */
+    struct step_card *card; /* owned: of plan->card; NULL: all is in host memory */
     cairn_op *ops[CAIRN_BENCH_TENSORS_MAX];
     struct cairn_view views[CAIRN_BENCH_TENSORS_MAX];
     uint32_t lent;                  /* views, by a step that reads all at its end */
@@ -37,6 +39,15 @@ void step_sleep_until(double seconds);
 void step_look_at(const struct step_worker *w, const struct cairn_view *view);
 /* The gradient of tensor i is ready: its cast, if it needs one, and its push. */
 cairn_status step_push_one(struct step_worker *w, const struct cairn_round *round, uint32_t i);
+
+struct cairn_mem step_tensor_of(const struct step_worker *w, char *memory, uint32_t tensor);
+
+/* ---- step_card.c ---- */
+/* Memory on the card for gradients and parameters. The gradients are what the parameters of the job are,
+ * which begin as random numbers: nothing here writes to a card by itself. False, and said. */
+bool step_card_take(struct step_worker *w);
+/* Copies the bytes of all gradients on the card so many times. Seconds; 0, and said: it failed. */
+double step_card_copy(struct step_worker *w, int copies);
 
 /* ---- step_units.c ---- */
 /* Forward and backward of the round's version, unit by unit, with all pushes. */

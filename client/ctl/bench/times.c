@@ -24,6 +24,9 @@ static struct cairn_bench_times times_of(const char *line)
         .reduced = field(line, "reduced_us"),
         .update = field(line, "update_us"),
         .published = field(line, "published_us"),
+        .launches = field(line, "launches"),
+        .in_bytes = field(line, "in_bytes"),
+        .out_bytes = field(line, "out_bytes"),
     };
 }
 

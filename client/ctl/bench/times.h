@@ -5,12 +5,14 @@
 
 #include "client/ctl/local.h"
 
-/* Microseconds of CLOCK_MONOTONIC; 0: it did not come to that. */
+/* Times: microseconds of CLOCK_MONOTONIC; 0: it did not come to that. */
 struct cairn_bench_times {
     uint64_t round;
     uint64_t grant, receive, fold; /* the first of each */
     uint64_t reduce, reduced;      /* everything is in and folded; the sums are known */
     uint64_t update, published;    /* the decision is here; the new version is readable */
+    /* Of the shard's device, since it was opened: launches of kernels, bytes copied to it and from it */
+    uint64_t launches, in_bytes, out_bytes;
 };
 
 /* Reads the log of shard-`number`, from 1. *out is freed by the caller; rounds ascend. False: there is

@@ -148,7 +148,8 @@ class Gradients:
         if place is None:
             there = gradient.device if self._session._takes(gradient.device) else "cpu"
             own = gradient.detach().to(device=there, dtype=_dtype(gradient))
-            lent = own if can_lend(own) else own.contiguous()
+            is_lent = can_lend(own) and (own.device.type == "cpu" or own.is_contiguous())
+            lent = own if is_lent else own.contiguous()  # on a card: else it would come through the host
             place = Place(lent, lent.numel() * lent.element_size())
             self.overflow += place.nbytes
         self.peak = max(self.peak, self.nbytes + self.overflow)

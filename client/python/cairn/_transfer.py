@@ -26,10 +26,12 @@ class Landing:
                  plane: Optional[str] = None, box: Optional[Box] = None):
         self._into, self._failure = into, None  # type: torch.Tensor, Optional[CairnError]
         dtype = WIRE_TORCH[wire]
-        there = into.device if job._session._takes(into.device) else torch.device("cpu")
-        direct = into.dtype == dtype and can_lend(into) and is_apart(into) and there == into.device
-        self._staged = None if direct else torch.empty(into.shape, dtype=dtype, device=there)
-        with _cuda.beside(there):
+        here = into.device if job._session._takes(into.device) else torch.device("cpu")
+        direct = into.dtype == dtype and can_lend(into) and is_apart(into) and here == into.device
+        if here.type == "cuda":
+            direct = direct and into.is_contiguous()  # the library writes to no other there
+        self._staged = None if direct else torch.empty(into.shape, dtype=dtype, device=here)
+        with _cuda.beside(here):
             self.operation: Operation = job.fetch(version, name, into if direct else self._staged, plane=plane,
                                                   dtype=wire, box=box)
 

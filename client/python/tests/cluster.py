@@ -15,7 +15,9 @@ DEADLINE_S = 60
 
 
 class Cluster:
-    def __init__(self, shards: int = 1):
+    def __init__(self, shards: int = 1, *of_shards: str):
+        """`of_shards`: more settings of each, KEY=VALUE."""
+        self._of_shards = of_shards
         self._folder = Path(tempfile.mkdtemp(prefix="cairn-python-"))
         self.weights = self._folder / "weights"  # where files of init_from may be
         self._daemons = []
@@ -43,7 +45,7 @@ class Cluster:
     def _shard(self, i: int) -> None:
         self._daemon(f"shard-{i}", f"shard.name=shard-{i}", f"shard.coordinator={self.endpoint}",
                      f"import.folders={self.weights}", "memory.limit=256MiB", f"memory.lock={self._folder}",
-                     "compute.threads=1", program="cairn-shard")
+                     "compute.threads=1", *self._of_shards, program="cairn-shard")
 
     def lose_shard(self, i: int) -> None:
         """Kills it, and starts another one of its name, which has nothing."""

@@ -13,6 +13,8 @@ static uint64_t now_us(void)
 static void tell(const struct cairn_shard_job *job, uint64_t round)
 {
     const uint64_t *us = job->pass.times.action_us;
+    struct cairn_home_use use = { 0 }; // since the device was opened, of all jobs
+    if (job->shard->device.home != NULL) use = cairn_home_use(job->shard->device.home);
     cairn_log_fields(CAIRN_LOG_DEBUG,
                      CAIRN_FIELDS({ "job", job->spec.name, 0 }, { "round", NULL, round },
                                   { "grant_us", NULL, us[CAIRN_STEP_GRANT] },
@@ -21,7 +23,10 @@ static void tell(const struct cairn_shard_job *job, uint64_t round)
                                   { "reduce_us", NULL, us[CAIRN_STEP_REDUCE] },
                                   { "reduced_us", NULL, us[CAIRN_STEP_REDUCED_REPORT] },
                                   { "update_us", NULL, us[CAIRN_STEP_UPDATE] },
-                                  { "published_us", NULL, us[CAIRN_STEP_PUBLISHED_REPORT] }),
+                                  { "published_us", NULL, us[CAIRN_STEP_PUBLISHED_REPORT] },
+                                  { "launches", NULL, use.launches },
+                                  { "in_bytes", NULL, use.bytes_in },
+                                  { "out_bytes", NULL, use.bytes_out }),
                      "times of a round");
 }
 
