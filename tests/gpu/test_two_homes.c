@@ -1,0 +1,109 @@
+/* Jobs of one shard in two homes: when the card fails, those that have something there stop, and the others
+ * go on, to the bits that they would have had without a card. */
+#include <cairn.h>
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/emulated.h"
+#include "tests/support/suite.h"
+#include "tests/support/trainer.h"
+
+enum { ELEMS = 9000, /* three chunks */ STEPS_MAX = 500, STEPS = 12 };
+
+static const struct cairn_tensor model[] = { TRAINER_ONES("w", "u", ELEMS) };
+
+static struct cluster cluster;
+static cairn *session;
+
+static void start(const char *backend)
+{
+    static const char *const few[] = { "lease.heartbeat=20ms", NULL };
+    ck_assert_int_eq(setenv("CAIRN_TEST_BACKEND", backend, 1), 0);
+    cluster_start(&cluster, 1, &(struct cluster_options) { .coordinator_set = few });
+    session = trainer_session(cluster.address, NULL);
+}
+
+static void stop(void)
+{
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+
+static cairn_status try_open(const char *name, double offload, cairn_job **job_out)
+{
+    struct cairn_job_spec spec = trainer_spec(model, 1);
+    spec.offload_fraction = offload;
+    spec.chunk_leaves = 1;
+    return cairn_job_open(session, name, &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, job_out);
+}
+
+static cairn_job *open_job(const char *name, double offload)
+{
+    cairn_job *job;
+    ck_assert_msg(try_open(name, offload, &job) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
+    return job;
+}
+
+static cairn_status step(cairn_job *job)
+{
+    static float gradient[ELEMS];
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    const struct cairn_mem mem = trainer_mem(gradient, CAIRN_F32);
+    cairn_op *op = NULL;
+    for (int i = 0; i < ELEMS; i++) gradient[i] = (float)(i % 7) - 3;
+    cairn_status status = cairn_round_begin(job, CLUSTER_WAIT_MS, &round);
+    if (status == CAIRN_OK) status = cairn_push(job, &round, 0, "w", NULL, &mem, &op);
+    if (status == CAIRN_OK)
+        status = cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result);
+    if (op == NULL) return status;
+    const cairn_status pushed = cairn_wait(op, CLUSTER_WAIT_MS);
+    return status == CAIRN_OK ? pushed : status;
+}
+
+/* To so many applied steps; the shard closes its connection when a job of it stops, which voids a round. */
+static void train(cairn_job *job, int from, int to)
+{
+    while (from < to) {
+        const cairn_status status = step(job);
+        ck_assert_msg(status == CAIRN_OK || status == CAIRN_ERR_EPOCH_CHANGED, "%s", cairn_error());
+        from += status == CAIRN_OK;
+    }
+}
+
+static const char *const faults[] = { "ecc_at=150", "launch_fails=60", "lost_at=150" };
+
+TEST_EACH(a_card_that_fails_stops_the_jobs_that_lie_there_and_no_other, 0, 3)
+{
+    char root[65], expected[65];
+    cairn_job *other;
+    start("host");
+    train(open_job("beside", 1), 0, STEPS);
+    trainer_digest(&cluster, "beside", expected);
+    stop();
+
+    emulated_choose(faults[_i]);
+    start("cuda");
+    cairn_job *on_card = open_job("card", 0), *in_part = open_job("part", 0.5),
+              *beside = open_job("beside", 1);
+    train(beside, 0, 1);
+    cairn_status status = CAIRN_OK;
+    for (int i = 0; i < STEPS_MAX && status == CAIRN_OK; i++) status = step(on_card);
+    ck_assert_int_ne(status, CAIRN_OK);
+    train(beside, 1, STEPS);
+    trainer_digest(&cluster, "beside", root);
+    ck_assert_str_eq(root, expected);
+    ck_assert_int_ge(cluster_logged(&cluster, "shard-0.log", "job card is stopped here"), 1);
+    ck_assert_int_ge(cluster_logged(&cluster, "shard-0.log", "job part is stopped here"), 1);
+    ck_assert_int_eq(cluster_logged(&cluster, "shard-0.log", "job beside is stopped here"), 0);
+    ck_assert_int_ne(step(in_part), CAIRN_OK);
+    ck_assert_int_ne(try_open("new", 0, &other), CAIRN_OK);
+    ck_assert_msg(strstr(cairn_error(), "CUDA") != NULL, "%s", cairn_error());
+    train(open_job("another", 1), 0, 2);
+    stop();
+}
+
+SUITE(60);
