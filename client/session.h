@@ -37,6 +37,7 @@
 #include "client/base/error.h"
 #include "client/loop/control.h"
 #include "client/loop/datapath.h"
+#include "client/loop/detach.h"
 #include "client/loop/loop.h"
 #include "client/memory.h"
 #include "proto/loop/address.h"
@@ -78,6 +79,7 @@ struct session {
     struct published *published; /* copies of shards of this host (read/mapped.h), likewise */
     struct reach reach;
     struct session_memory memory;
+    struct detachment detachment;
 
     /* loop thread */
     struct control control;

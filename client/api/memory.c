@@ -2,6 +2,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "client/api/api.h"
 #include "client/base/handle.h"
 #include "client/device/card.h"
 #include "client/session.h"
@@ -78,4 +79,25 @@ cairn_status cairn_unregister(cairn *handle, void *ptr)
     if (s == NULL) return cairn_handle_fail(handle, "session");
     cairn_handle_put(handle);
     return cairn_client_fail(CAIRN_ERR_INVALID, "%p is not registered", ptr);
+}
+
+static cairn_status detach_or_attach(cairn *handle, bool wants_off, int timeout_ms)
+{
+    cairn_status status = cairn_api_judge_call(NULL, NULL, timeout_ms);
+    if (status != CAIRN_OK) return status;
+    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
+    if (s == NULL) return cairn_handle_fail(handle, "session");
+    status = cairn_detach_ask(s, wants_off, cairn_api_deadline(timeout_ms));
+    cairn_handle_put(handle);
+    return status;
+}
+
+cairn_status cairn_detach_memory(cairn *handle, int timeout_ms)
+{
+    return detach_or_attach(handle, true, timeout_ms);
+}
+
+cairn_status cairn_attach_memory(cairn *handle, int timeout_ms)
+{
+    return detach_or_attach(handle, false, timeout_ms);
 }

@@ -511,6 +511,14 @@ CAIRN_EXPORT cairn_status cairn_register(cairn *session, void *ptr, size_t bytes
                                          int device) CAIRN_CHECKED;
 CAIRN_EXPORT cairn_status cairn_unregister(cairn *session, void *ptr) CAIRN_CHECKED;
 
+/* Lets go of all that shards of this host show this process, on GPUs too, and takes it again: a process that
+ * maps a GPU's memory of another one cannot be restored from a checkpoint (cuda-checkpoint). Memory of
+ * cairn_alloc stays: free what is a GPU's before. In between nothing comes from these shards, and what needs
+ * them waits. CAIRN_ERR_BUSY names what is open: a round that is not committed, an operation, a mapped unit.
+ * Prefetched units are given up. CAIRN_ERR_TIMEOUT: all is as before. */
+CAIRN_EXPORT cairn_status cairn_detach_memory(cairn *session, int timeout_ms) CAIRN_CHECKED;
+CAIRN_EXPORT cairn_status cairn_attach_memory(cairn *session, int timeout_ms) CAIRN_CHECKED;
+
 /* Borrowed; readable when an operation completed (read 8 bytes to clear it). -1: wrong handle. */
 CAIRN_EXPORT int cairn_event_fd(const cairn *session);
 

@@ -54,6 +54,7 @@ static void on_kick(uv_async_t *kick)
     if (s->ended) return; // set by this thread
     cairn_memory_show(s);
     cairn_mapped_sweep(s);
+    cairn_detach_turn(s);
     cairn_turn_run(s);
     for (struct job *job = s->jobs; job != NULL; job = job->next) cairn_explain_awaited(job);
     if (s->loop.stopping && s->jobs != NULL && cairn_client_now_ms() >= s->loop.stop_by_ms) {

@@ -118,6 +118,20 @@ static void drop_older(struct job *job, struct cairn_version version)
     }
 }
 
+bool cairn_cache_forget(struct job *job)
+{
+    bool is_all = true;
+    for (struct block *b = job->cache != NULL ? job->cache->blocks : NULL, *next; b != NULL;
+         b = next) {
+        next = b->next;
+        if (is_idle(b))
+            drop(b);
+        else
+            is_all = false;
+    }
+    return is_all;
+}
+
 /* All of the unit where it was published; NULL: it has to be gathered. */
 static struct lent *lend_whole(struct job *job, struct cairn_version version,
                                const struct unit_shape *shape)

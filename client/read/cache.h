@@ -62,6 +62,9 @@ cairn_status cairn_cache_open(struct job *job) CAIRN_MUST_CHECK;
 /* With the job: no operation is under way any more. */
 void cairn_cache_release(struct job *job);
 
+/* Under the lock: gives up what nobody has on loan. False: something is on loan, or being fetched. */
+bool cairn_cache_forget(struct job *job);
+
 /* What the unit is made of; the caller frees out->tensors. CAIRN_ERR_BUSY: tiles are being declared. */
 cairn_status cairn_cache_shape(struct job *job, size_t unit,
                                struct unit_shape *out) CAIRN_MUST_CHECK;

@@ -227,6 +227,12 @@ static cairn_status auto_region_show(struct cairn_fabric_region *common,
                                       : CAIRN_OK;
 }
 
+static void auto_hold_off(struct cairn_fabric *common, bool is_off)
+{
+    const struct auto_fabric *fabric = auto_of(common);
+    if (fabric->insides[0] != NULL) cairn_fabric_hold_off(fabric->insides[0], is_off);
+}
+
 /* -- driving ------------------------------------------------------------------------------------ */
 
 static unsigned auto_progress(struct cairn_fabric *common)
@@ -291,5 +297,6 @@ const struct fabric_backend fabric_auto = {
     .region_add = auto_region_add,
     .region_show = auto_region_show,
     .region_drop = auto_region_drop,
+    .hold_off = auto_hold_off,
     .stats = auto_stats,
 };

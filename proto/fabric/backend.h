@@ -104,6 +104,8 @@ struct fabric_backend {
     /* Missing: of no card; such a backend's region_add gets no memory of one. */
     bool (*imports)(const struct cairn_fabric_peer *peer, const uint8_t *uuid);
 
+    void (*hold_off)(struct cairn_fabric *fabric, bool is_off);
+
     /* Of a fabric that is made of others ("auto"): peers and regions are theirs, and everything that is
      * done with those, and with messages, goes to them. */
     cairn_status (*connect_inside)(struct cairn_fabric *fabric, const void *address, size_t bytes,

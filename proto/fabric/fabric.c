@@ -354,6 +354,11 @@ const char *cairn_fabric_payload_path(const struct cairn_fabric_peer *peer, cons
                                          : backend->kind;
 }
 
+void cairn_fabric_hold_off(struct cairn_fabric *fabric, bool is_off)
+{
+    if (fabric->backend->hold_off != NULL) fabric->backend->hold_off(fabric, is_off);
+}
+
 /* -- driving ------------------------------------------------------------------------------------ */
 
 /* Only what is queued now: a callback that sends to itself must not keep us here for ever. */

@@ -80,7 +80,8 @@ static void set_timer(struct mapped_fabric *fabric, bool is_ticking)
 static unsigned accept_some(struct mapped_fabric *fabric)
 {
     unsigned count = 0;
-    while (count < ACCEPTS_PER_TURN && fabric->stranger_count < MAPPED_STRANGERS_MAX &&
+    while (count < ACCEPTS_PER_TURN && !fabric->is_held_off &&
+           fabric->stranger_count < MAPPED_STRANGERS_MAX &&
            fabric->in_count < MAPPED_CONNECTIONS_MAX) {
         int fd = accept4(fabric->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
@@ -118,7 +119,8 @@ static unsigned tick(struct mapped_fabric *fabric)
 /* Who may still come, and whether time matters: only while somebody has to prove himself. */
 static void see_to_door(struct mapped_fabric *fabric)
 {
-    const bool is_open = fabric->is_accepting && fabric->stranger_count < MAPPED_STRANGERS_MAX &&
+    const bool is_open = fabric->is_accepting && !fabric->is_held_off &&
+                         fabric->stranger_count < MAPPED_STRANGERS_MAX &&
                          fabric->in_count < MAPPED_CONNECTIONS_MAX;
     mapped_link_watch(fabric, &fabric->listener, is_open ? EPOLLIN : 0);
     set_timer(fabric, fabric->stranger_count > 0 || !fabric->is_accepting);
@@ -155,6 +157,24 @@ static unsigned use_room(struct mapped_fabric *fabric)
     return count;
 }
 
+static unsigned send_away(struct mapped_fabric *fabric)
+{
+    unsigned count = 0;
+    struct mapped_in *in, *next;
+    for (in = LIST_FIRST(&fabric->ins); in != NULL && fabric->is_held_off; in = next) {
+        next = LIST_NEXT(in, entry);
+        if (in->is_over) continue;
+        mapped_in_finish(in);
+        count++;
+    }
+    return count;
+}
+
+static void mapped_hold_off(struct cairn_fabric *common, bool is_off)
+{
+    mapped_of(common)->is_held_off = is_off;
+}
+
 static unsigned mapped_progress(struct cairn_fabric *common)
 {
     struct mapped_fabric *fabric = mapped_of(common);
@@ -164,6 +184,7 @@ static unsigned mapped_progress(struct cairn_fabric *common)
     for (int i = 0; i < ready; i++) count += serve(fabric, events[i].data.ptr, events[i].events);
     count += flush_releases(fabric);
     count += use_room(fabric);
+    count += send_away(fabric);
     see_to_door(fabric);
     free_ended(fabric);
     return count;
@@ -340,4 +361,5 @@ const struct fabric_backend fabric_mapped = {
     .region_show = mapped_region_show,
     .region_drop = mapped_region_drop,
     .imports = mapped_imports,
+    .hold_off = mapped_hold_off,
 };

@@ -158,6 +158,7 @@ struct mapped_fabric {
     TAILQ_HEAD(, mapped_in) dirty;
     uint32_t in_count, stranger_count;
     bool is_accepting, is_ticking, is_room; /* room: staging pages were given back */
+    bool is_held_off; /* who connected is sent away, and nobody else is let in */
     struct mapped_link *ended;
     struct mapped_frames spare;
 
@@ -217,6 +218,7 @@ void mapped_in_accept(struct mapped_fabric *fabric, int fd);
 unsigned mapped_in_on_event(struct mapped_in *in, uint32_t events);
 void mapped_in_flush(struct mapped_in *in);
 void mapped_in_close(struct mapped_in *in);
+void mapped_in_finish(struct mapped_in *in); /* as if its peer had ended it */
 void mapped_receive(struct cairn_fabric_message *message, struct fabric_op *op, void *buffer);
 void mapped_drop(struct cairn_fabric_message *message);
 const void *mapped_view(const struct cairn_fabric_message *message);

@@ -52,6 +52,11 @@ static void finish(struct mapped_in *in)
     mapped_in_flush(in);
 }
 
+void mapped_in_finish(struct mapped_in *in)
+{
+    finish(in);
+}
+
 static void refuse(struct mapped_in *in)
 {
     in->fabric->common.stats.connections_refused++;

@@ -31,6 +31,7 @@ static struct emulated card;
 static cairn *session;
 static cairn_job *job;
 static uint32_t micro_batches, stage; /* 0: the defaults */
+static bool reads_on_card;            /* the session maps what shards publish on it */
 
 static void start(const char *backend)
 {
@@ -40,6 +41,7 @@ static void start(const char *backend)
     snprintf(chosen, sizeof chosen, "compute.backend=%s", backend);
     settings[0] = chosen;
     micro_batches = stage = 0;
+    reads_on_card = false;
     emulated_choose(NULL);
     cluster_start(&cluster, SHARDS, &options);
 }
@@ -58,7 +60,10 @@ static void open_job(const char *name)
     spec.groups = &adamw;
     if (micro_batches > 0) spec.micro_batches = micro_batches;
     if (stage > 0) spec.stage = stage;
-    session = trainer_session(cluster.address, NULL);
+    const struct cairn_opts opts = { .struct_size = sizeof opts,
+                                     .endpoint = cluster.address,
+                                     .device = reads_on_card ? CAIRN_GPU(0) : 0 };
+    good(cairn_open(&opts, &session));
     job = trainer_open(session, name, &spec);
     good(cairn_init_done(job, NULL, WAIT_MS));
 }
@@ -330,13 +335,79 @@ TEST(a_stream_waits_until_an_operation_is_over_and_not_longer_than_the_session)
     cluster_stop(&cluster);
 }
 
-/* ---- what bad input gets ---- */
+/* ---- letting go ---- */
 
 #define refuses(call, expected, word)                                              \
     do {                                                                           \
         ck_assert_int_eq((call), (expected));                                      \
         ck_assert_msg(strstr(cairn_error(), (word)) != NULL, "%s", cairn_error()); \
     } while (0)
+
+#define PUBLISHED "memfd:cairn-head"
+
+/* Memory that this process maps of the shards', by the name of its memfd. */
+static int count_maps(const char *name)
+{
+    char line[512];
+    int count = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (fgets(line, sizeof line, maps) != NULL) count += strstr(line, name) != NULL;
+    fclose(maps);
+    return count;
+}
+
+/* Until shards show on the card again. */
+static void await_more_left(uint64_t than)
+{
+    for (int i = 0; i < WAIT_MS / 20 && card.cairn_emulator_left() <= than; i++) usleep(20000);
+    ck_assert_uint_gt(card.cairn_emulator_left(), than);
+}
+
+TEST(a_trainer_lets_go_of_all_that_shards_show_it_and_takes_it_again)
+{
+    static float values[700 * 311];
+    struct cairn_view views[TENSORS] = { { .struct_size = sizeof views[0] } };
+    struct cairn_version version;
+    size_t count = TENSORS;
+    char roots[2][65];
+    cairn_op *op;
+    start("cuda");
+    open_card();
+    open_job("stays");
+    train(ALLOCATED, 4);
+    trainer_digest(&cluster, "stays", roots[0]);
+    cairn_close(session);
+    reads_on_card = true;
+    open_job("goes");
+    train(ALLOCATED, 2);
+    good(cairn_version_wait(job, (struct cairn_version) { 0 }, WAIT_MS, &version));
+    good(cairn_map(job, version, "v", views, &count, &op));
+    good(cairn_wait(op, WAIT_MS));
+    refuses(cairn_detach_memory(session, WAIT_MS), CAIRN_ERR_BUSY, "a unit is mapped");
+    good(cairn_unmap(job, &views[0], NULL));
+    const struct cairn_round round = trainer_begin(job);
+    refuses(cairn_detach_memory(session, WAIT_MS), CAIRN_ERR_BUSY, "is open: commit it first");
+    good(cairn_round_abandon(job, &round, WAIT_MS));
+    ck_assert_int_gt(count_maps(PUBLISHED), 0);
+    uint64_t left = 0; // of the card, in this process
+    for (int i = 0; i < 2; i++) {
+        if (i > 0) await_more_left(left);
+        good(cairn_detach_memory(session, WAIT_MS));
+        ck_assert_int_eq(count_maps(PUBLISHED), 0);
+        if (i > 0) ck_assert_uint_eq(card.cairn_emulator_left(), left);
+        left = card.cairn_emulator_left();
+        good(cairn_detach_memory(session, WAIT_MS)); // as it is already
+        good(cairn_attach_memory(session, WAIT_MS));
+    }
+    trainer_fetch(job, version, "big", NULL, CAIRN_F32, values);
+    train(ALLOCATED, 2);
+    trainer_digest(&cluster, "goes", roots[1]);
+    ck_assert_str_eq(roots[1], roots[0]);
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+
+/* ---- what bad input gets ---- */
 
 TEST(what_is_wrong_with_memory_of_a_card_is_said)
 {

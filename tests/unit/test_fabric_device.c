@@ -307,6 +307,30 @@ TEST(memory_stays_readable_while_it_is_held_when_its_owner_has_dropped_it_and_is
     ck_assert_uint_eq(counts.released, 1);
 }
 
+TEST(who_is_held_off_loses_what_it_showed_and_shows_it_again_when_it_is_let_in)
+{
+    open_pair("auto", card, NULL);
+    struct memory memory = make_memory(&a, BYTES);
+    fill(memory.bytes, BYTES, 5);
+    ck_assert_int_eq(cairn_fabric_region_show(memory.region, to_b), CAIRN_OK);
+    pump(&a, &b, &shown, 1);
+    cairn_fabric_hold_off(b.fabric, true);
+    ck_assert_uint_eq(gone, 0); // not inside the call
+    pump(&a, &b, &gone, 1);
+    ck_assert_uint_eq(counts.released, 1);
+    pump(&a, &b, &a.downs, 1);
+    cairn_fabric_peer_close(to_b);
+    to_b = node_connect_to(&a, &b);
+    node_send(&a, to_b, 5, memory.base, BYTES);
+    pump_for_ms(&a, &b, 20);
+    ck_assert_uint_eq(b.arrived, 0);
+    cairn_fabric_hold_off(b.fabric, false);
+    pump(&a, &b, &b.arrived, 1);
+    ck_assert(is_filled(cairn_fabric_message_view(b.arrivals[0].message), BYTES, 5));
+    ck_assert_uint_eq(counts.imported, 2);
+    close_pair();
+}
+
 TEST(a_descriptor_that_is_not_what_it_is_said_to_be_ends_its_connection_with_a_sentence)
 {
     open_pair("mapped", card, NULL);
