@@ -19,9 +19,9 @@ static struct {
 cairn_status cairn_card_fail(int result, cairn_status status, const char *doing,
                              struct cairn_sentence *why)
 {
-    char text[32];
+    char text[CAIRN_DRIVER_TEXT_BYTES];
     return cairn_fail(why, result == CAIRN_CU_OUT_OF_MEMORY ? CAIRN_ERR_NO_MEMORY : status,
-                      "%s: %s", doing, cairn_driver_error(&door.driver, result, text));
+                      "%s: %s", doing, cairn_driver_explain(&door.driver, result, text));
 }
 
 /* ---- opening ---- */

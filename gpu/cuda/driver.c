@@ -21,6 +21,16 @@ const char *cairn_driver_error(const struct cairn_driver *driver, int result, ch
     return text;
 }
 
+const char *cairn_driver_explain(const struct cairn_driver *driver, int result,
+                                 char text[CAIRN_DRIVER_TEXT_BYTES])
+{
+    char number[32];
+    const char *advice = cairn_driver_advice(result);
+    snprintf(text, CAIRN_DRIVER_TEXT_BYTES, "%s%s%s", cairn_driver_error(driver, result, number),
+             advice[0] == '\0' ? "" : ": ", advice);
+    return text;
+}
+
 /* A function's address, as ISO C lets it be had: NULL if the library lacks it. */
 static void find(void *library, cairn_driver_find_fn get_proc, const char *name, const char *symbol,
                  void *at_out)
@@ -77,16 +87,14 @@ static cairn_status find_all(struct cairn_driver *driver, void *library, struct 
 static cairn_status begin(const struct cairn_driver *driver, struct cairn_sentence *why)
 {
     const int result = driver->cuInit(0);
-    char text[32];
+    char text[CAIRN_DRIVER_TEXT_BYTES];
     if (result == CAIRN_CU_OK) return CAIRN_OK;
     if (result == CAIRN_CU_NO_DEVICE)
         return cairn_fail(why, CAIRN_ERR_NOT_FOUND,
                           "the CUDA driver sees no device: look at nvidia-smi, and at "
                           "the environment's CUDA_VISIBLE_DEVICES");
-    const char *advice = cairn_driver_advice(result);
-    return cairn_fail(why, CAIRN_ERR_IO, "the CUDA driver does not begin: %s%s%s",
-                      cairn_driver_error(driver, result, text), advice[0] == '\0' ? "" : ": ",
-                      advice);
+    return cairn_fail(why, CAIRN_ERR_IO, "the CUDA driver does not begin: %s",
+                      cairn_driver_explain(driver, result, text));
 }
 
 cairn_status cairn_driver_open(struct cairn_driver *driver_out, struct cairn_sentence *why)

@@ -188,6 +188,11 @@ int cairn_driver_stands_in(void);
 /* "CUDA_ERROR_OUT_OF_MEMORY", or the number if the driver does not know it. text: room for the number. */
 const char *cairn_driver_error(const struct cairn_driver *driver, int result, char text[32]);
 
+/* The same, and what to do about it, if something is known (cairn_driver_advice). */
+#define CAIRN_DRIVER_TEXT_BYTES 512
+const char *cairn_driver_explain(const struct cairn_driver *driver, int result,
+                                 char text[CAIRN_DRIVER_TEXT_BYTES]);
+
 /* ---- result.c ---- */
 
 /* What whoever runs the machine can do about a result; "": nothing is known. Static. */

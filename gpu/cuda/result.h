@@ -8,14 +8,14 @@
 #define CAIRN_ADVICE_MODULES \
     "the driver's kernel module and its libraries are of different versions: restart the machine"
 #define CAIRN_ADVICE_IMAGE "the driver and the kernels in this daemon do not fit: update the driver"
-#define CAIRN_ADVICE_MPS   "of MPS: look at its control daemon's log, and start it and cairn-shard again"
+#define CAIRN_ADVICE_MPS   "of MPS: look at its control daemon's log, and start it and this process again"
 #define CAIRN_ADVICE_NODES \
     "are /dev/nvidiactl, /dev/nvidia-uvm and the card's /dev/nvidia0 there, and this user's to open? " \
     "nvidia-modprobe -u -c 0 makes them, but not for a unit with NoNewPrivileges: start " \
     "nvidia-persistenced first"
 #define CAIRN_ADVICE_GONE \
     "a kernel of this process did what may not be, or under MPS one of another client: " CAIRN_ADVICE_SEE \
-    ", and start cairn-shard again"
+    ", and start this process again"
 
 /* meaning(CUDA_ERROR_..., its number, true: the context is gone, advice or "") */
 #define CAIRN_MEANINGS(meaning)                                                                            \
@@ -58,7 +58,7 @@
     meaning(CONTAINED, 226, true,                                                                          \
             "a fault that the hardware contained: "                                                        \
             CAIRN_ADVICE_SEE                                                                               \
-            ", and start cairn-shard again")                                                               \
+            ", and start this process again")                                                               \
     meaning(OPERATING_SYSTEM, 304, false, CAIRN_ADVICE_NODES)                                              \
     meaning(INVALID_HANDLE, 400, false, "")                                                                \
     meaning(ILLEGAL_STATE, 401, false, "")                                                                 \

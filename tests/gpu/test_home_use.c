@@ -136,6 +136,30 @@ TEST(runs_launches_and_bytes_are_counted)
     cairn_home_close(home);
 }
 
+TEST(who_waits_for_the_card_sleeps)
+{
+    const struct emulated card = emulated_open("quiet=1");
+    struct cairn_home *home;
+    struct cairn_home_memory plane;
+    struct cairn_home_stream *stream;
+    uint8_t host[1000] = { 0 };
+    must(cairn_home_open_cuda("0", &home, &why));
+    must(cairn_home_memory_open(home, "a plane", BYTES, &plane, &why));
+    must(cairn_home_stream_open(home, &stream, &why));
+    copy(stream, plane.base, host, sizeof host);
+    card.cairn_emulator_set("result=1,call_fails=1");
+    struct cairn_work zero = { .kind = CAIRN_WORK_ZERO };
+    zero.zero.at = plane.base;
+    zero.zero.bytes = BYTES;
+    ck_assert_int_eq(cairn_home_run(stream, &zero, 1, &why), CAIRN_ERR_IO);
+    cairn_home_stream_close(stream);
+    cairn_home_memory_close(&plane);
+    cairn_home_close(home);
+    ck_assert_uint_eq(card.cairn_emulator_spins(), 0);
+    ck_assert_int_eq(card.driver.cuStreamSynchronize(NULL), CAIRN_CU_OK);
+    ck_assert_uint_eq(card.cairn_emulator_spins(), 1);
+}
+
 /* ---- two tenants ---- */
 
 static const struct {

@@ -5,10 +5,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool emulated_is_real(void)
+static bool is_real;
+
+/* Before any test sets the backend of its own shards. */
+__attribute__((constructor)) static void look(void)
 {
     const char *backend = getenv("CAIRN_TEST_BACKEND"), *driver = getenv("CAIRN_CUDA_DRIVER");
-    return backend != NULL && strcmp(backend, "cuda") == 0 && (driver == NULL || driver[0] == 0);
+    is_real = backend != NULL && strcmp(backend, "cuda") == 0 && (driver == NULL || driver[0] == 0);
+}
+
+bool emulated_is_real(void)
+{
+    return is_real;
 }
 
 void emulated_choose(const char *options)

@@ -41,7 +41,7 @@ static enum emulator_result wait_for(uint32_t slot)
 
 int cuStreamSynchronize(struct CUstream_st *stream)
 {
-    IN_STREAM(stream, wait_for(slot));
+    IN_STREAM(stream, (emulator_spins++, wait_for(slot)));
 }
 
 int cuStreamWaitEvent(struct CUstream_st *stream, struct CUevent_st *event, unsigned flags)
@@ -72,7 +72,8 @@ static enum emulator_result open_event(struct CUevent_st **event_out, unsigned f
     uint64_t event;
     const unsigned all = CAIRN_CU_EVENT_BLOCKING_SYNC | CAIRN_CU_EVENT_DISABLE_TIMING;
     if ((flags & ~all) != 0) return EMULATOR_INVALID_VALUE;
-    const enum emulator_result result = emulator_event_open(&event);
+    const enum emulator_result result = emulator_event_open(
+        (flags & CAIRN_CU_EVENT_BLOCKING_SYNC) == 0, &event);
     if (result == EMULATOR_OK) *event_out = (struct CUevent_st *)(uintptr_t)event;
     return result;
 }

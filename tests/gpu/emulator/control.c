@@ -27,6 +27,14 @@ const char *cairn_emulator_words(void)
     return emulator_words();
 }
 
+uint64_t cairn_emulator_spins(void)
+{
+    pthread_mutex_lock(&emulator_lock);
+    const uint64_t count = emulator_spins;
+    pthread_mutex_unlock(&emulator_lock);
+    return count;
+}
+
 uint64_t cairn_emulator_left(void)
 {
     pthread_mutex_lock(&emulator_lock);

@@ -26,14 +26,16 @@
 
 #include <stdint.h>
 
-#define CAIRN_EMULATOR_CONTROLS(control)                                                                     \
-    /* 0 if it was not understood */                                                                         \
-    control(int, cairn_emulator_set, (const char *options)) /* Of misuse so far. */                          \
-        control(uint64_t, cairn_emulator_complaints,                                                         \
-                (void)) /* The last that was said, of misuse or of a call that failed. Static. */            \
-        control(                                                                                             \
-            const char *, cairn_emulator_words,                                                              \
-            (void)) /* What nobody has given back: handles, reservations, pinned memory, streams, events. */ \
-        control(uint64_t, cairn_emulator_left, (void))
+/* Whether it was understood; of misuse so far; the last that was said, of misuse or of a call that failed
+ * (static); what nobody has given back: handles, reservations, pinned memory, streams, events; waits that
+ * kept a processor busy. */
+// clang-format off
+#define CAIRN_EMULATOR_CONTROLS(control)                      \
+    control(int, cairn_emulator_set, (const char *options))   \
+    control(uint64_t, cairn_emulator_complaints, (void))      \
+    control(const char *, cairn_emulator_words, (void))       \
+    control(uint64_t, cairn_emulator_left, (void))            \
+    control(uint64_t, cairn_emulator_spins, (void))
+// clang-format on
 
 #endif

@@ -6,7 +6,7 @@
 static struct event {
     struct emulator_mark mark; /* number 0: never recorded */
     uint32_t generation;
-    bool open;
+    bool open, spins; /* spins: who waits for it keeps a processor busy */
 } events[EVENTS];
 
 static struct event *find(uint64_t handle)
@@ -17,11 +17,14 @@ static struct event *find(uint64_t handle)
     return event->open && own == handle ? event : NULL;
 }
 
-enum emulator_result emulator_event_open(uint64_t *event_out)
+uint64_t emulator_spins;
+
+enum emulator_result emulator_event_open(bool spins, uint64_t *event_out)
 {
     for (uint32_t i = 0; i < EVENTS; i++) {
         if (events[i].open) continue;
-        events[i] = (struct event) { .generation = events[i].generation + 1, .open = true };
+        events[i] =
+            (struct event) { .generation = events[i].generation + 1, .open = true, .spins = spins };
         *event_out = emulator_handle(EMULATOR_EVENT, events[i].generation, i);
         return EMULATOR_OK;
     }
@@ -58,6 +61,7 @@ enum emulator_result emulator_event_wait(uint64_t handle)
     const struct event *event = find(handle);
     if (event == NULL) return EMULATOR_INVALID_HANDLE;
     const struct emulator_mark mark = event->mark;
+    if (event->spins) emulator_spins++;
     return emulator_stream_wait(&mark);
 }
 
