@@ -1,10 +1,11 @@
-/* Units: cairn_prefetch, cairn_map, cairn_unmap. */
+/* Units: cairn_prefetch, cairn_map, cairn_map_device, cairn_unmap. */
 #include <stdlib.h>
 
 #include "client/api/api.h"
 #include "client/base/handle.h"
 #include "client/base/struct.h"
 #include "client/base/units.h"
+#include "client/device/card.h"
 #include "client/op.h"
 #include "client/push/transfer.h"
 
@@ -24,6 +25,7 @@ static void begin(struct block *block)
                                          .plane = CAIRN_PLANE_WIRE,
                                          .dtype = (uint8_t)tensor->dtype,
                                          .ptr = block->memory + tensor->at,
+                                         .card = block->card,
                                          .piece = tensor->piece,
                                          .version = block->version,
                                          .on_done = on_fetched,
@@ -89,7 +91,7 @@ cairn_status cairn_prefetch(cairn_job *handle, struct cairn_version version,
 }
 
 /* With the unit's shape known and the arguments judged. */
-static cairn_status map_shape(struct job *job, struct cairn_version version,
+static cairn_status map_shape(struct job *job, struct cairn_version version, struct card *card,
                               struct unit_shape *shape, struct cairn_view *views, cairn_op **op_out)
 {
     struct op *op = cairn_op_new(job, CAIRN_CHUNK_FETCH, true);
@@ -98,7 +100,7 @@ static cairn_status map_shape(struct job *job, struct cairn_version version,
                                  "out of memory, or too many operations are open");
     void *handle = op->handle;
     struct block *made;
-    const cairn_status status = cairn_cache_lend(job, version, shape, op, views, &made);
+    const cairn_status status = cairn_cache_lend(job, version, card, shape, op, views, &made);
     if (made != NULL) begin(made);
     if (status == CAIRN_OK) {
         *op_out = handle;
@@ -110,7 +112,8 @@ static cairn_status map_shape(struct job *job, struct cairn_version version,
 }
 
 static cairn_status map_inside(struct job *job, struct cairn_version version, const char *name,
-                               struct cairn_view *views, size_t *count, cairn_op **op_out)
+                               struct card *card, struct cairn_view *views, size_t *count,
+                               cairn_op **op_out)
 {
     size_t unit, need;
     if (count == NULL || op_out == NULL)
@@ -131,7 +134,7 @@ static cairn_status map_inside(struct job *job, struct cairn_version version, co
     struct unit_shape shape;
     status = cairn_cache_shape(job, unit, &shape);
     if (status != CAIRN_OK) return status;
-    status = map_shape(job, version, &shape, views, op_out);
+    status = map_shape(job, version, card, &shape, views, op_out);
     free(shape.tensors);
     if (status == CAIRN_OK) *count = need;
     return status;
@@ -143,19 +146,56 @@ cairn_status cairn_map(cairn_job *handle, struct cairn_version version, const ch
     struct job *job = cairn_api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
     cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK) status = map_inside(job, version, unit, views, view_count, op_out);
+    if (status == CAIRN_OK)
+        status = map_inside(job, version, unit, NULL, views, view_count, op_out);
     return cairn_api_leave(handle, status);
 }
 
-static cairn_status unmap_inside(struct job *job, const struct cairn_view *view, const void *stream)
+cairn_status cairn_map_device(cairn_job *handle, struct cairn_version version, const char *unit,
+                              int device, struct cairn_view *views, size_t *view_count,
+                              cairn_op **op_out)
+{
+    struct job *job = cairn_api_job(handle);
+    struct card *card = NULL;
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK && device < -1)
+        status = cairn_client_fail(CAIRN_ERR_INVALID,
+                                   "device is %d; allowed: 0 (or -1) = host, CAIRN_GPU(n)", device);
+    if (status == CAIRN_OK && device > 0) status = cairn_card_get(device - 1, &card);
+    if (status == CAIRN_OK)
+        status = map_inside(job, version, unit, card, views, view_count, op_out);
+    return cairn_api_leave(handle, status);
+}
+
+/* What the stream has queued may still read what is mapped. */
+static cairn_status await_stream(struct card *card, void *stream)
+{
+    struct card_event *event;
+    if (card == NULL && stream != NULL)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "this view is of the host, and no stream reads it: stream must be "
+                                 "NULL");
+    if (card == NULL) return CAIRN_OK;
+    cairn_status status = cairn_card_mark(card, stream, &event);
+    if (status == CAIRN_OK) {
+        status = cairn_card_event_wait(event);
+        cairn_card_event_free(event);
+    }
+    return status;
+}
+
+static cairn_status unmap_inside(struct job *job, const struct cairn_view *view, void *stream)
 {
     if (!cairn_struct_fits(view, sizeof *view))
         return cairn_client_fail(CAIRN_ERR_INVALID, "view must be one that cairn_map gave");
-    if (stream != NULL)
-        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                                 "this build of the library has no CUDA; stream must be NULL");
     pthread_mutex_lock(&job->session->lock);
-    const cairn_status status = cairn_cache_give_back(job, view->loan);
+    struct card *card = cairn_cache_card(job, view->loan);
+    pthread_mutex_unlock(&job->session->lock);
+    cairn_status status = await_stream(card, stream);
+    if (status != CAIRN_OK) return status;
+    pthread_mutex_lock(&job->session->lock);
+    status = cairn_cache_give_back(job, view->loan);
     pthread_mutex_unlock(&job->session->lock);
     if (status == CAIRN_ERR_VERSION_GONE)
         return cairn_client_fail(

@@ -32,8 +32,12 @@ static cairn_status find_span(struct card_imports *imports, struct cairn_publish
                               struct span **span_out, struct cairn_sentence *why)
 {
     struct span *span = imports->spans;
+    const uint32_t segment = note.segment;
     note.segment = 0;
-    while (span != NULL && memcmp(&span->note, &note, sizeof note) != 0) span = span->next;
+    // A shard that was lost shows it again, perhaps while somebody still reads what it showed before.
+    while (span != NULL &&
+           (memcmp(&span->note, &note, sizeof note) != 0 || span->is_mapped[segment]))
+        span = span->next;
     *span_out = span;
     if (span != NULL) return CAIRN_OK;
     span = calloc(1, sizeof *span + note.segment_count * sizeof *span->is_mapped);
@@ -104,9 +108,7 @@ static cairn_status import_segment(struct card_imports *imports, uint64_t bytes,
     cairn_status status = find_span(imports, *note, &span, why);
     if (status != CAIRN_OK) return status;
     const uint64_t at = span->at + note->segment * CAIRN_SEGMENT_BYTES;
-    status = span->is_mapped[note->segment]
-                 ? cairn_fail(why, CAIRN_ERR_REFUSED, "a segment is published twice")
-                 : map(imports->card, at, bytes, fd, why);
+    status = map(imports->card, at, bytes, fd, why);
     if (status == CAIRN_OK) {
         span->is_mapped[note->segment] = true;
         span->mapped_count++;

@@ -30,7 +30,7 @@
  * GPUs, as CUDA_VISIBLE_DEVICES numbers them (client/README.md, "Memory of a GPU"): the host is 0 in
  * cairn_mem.device, and -1 for cairn_alloc and cairn_register, where 0 is a GPU. No driver:
  * CAIRN_ERR_UNSUPPORTED; no such GPU, or memory or a stream that is not of it: CAIRN_ERR_INVALID; its context
- * is gone: CAIRN_ERR_IO. Not in this version: cairn_map to a GPU. */
+ * is gone: CAIRN_ERR_IO. */
 #ifndef CAIRN_H
 #define CAIRN_H
 
@@ -801,9 +801,17 @@ CAIRN_EXPORT cairn_status cairn_prefetch(cairn_job *job, struct cairn_version ve
 CAIRN_EXPORT cairn_status cairn_map(cairn_job *job, struct cairn_version version, const char *unit,
                                     struct cairn_view *views, size_t *view_count,
                                     cairn_op **op_out) CAIRN_CHECKED;
+/* The same at addresses of a GPU (device: CAIRN_GPU(n); 0 is cairn_map): where the shards publish it on that
+ * GPU (cairn_opts.device), if each tensor of the unit is of one shard, else gathered in memory of it. No
+ * shard can keep this process from writing there; whoever does spoils what it and others read until the next
+ * versions, and no state. What cairn_prefetch gathered is of the host, and not used. */
+CAIRN_EXPORT cairn_status cairn_map_device(cairn_job *job, struct cairn_version version,
+                                           const char *unit, int device, struct cairn_view *views,
+                                           size_t *view_count, cairn_op **op_out) CAIRN_CHECKED;
 /* Gives one cairn_map back, by any of its views. The memory goes when nobody has it on loan, unless it was
  * prefetched again since. CAIRN_ERR_INVALID: it is not on loan. CAIRN_ERR_VERSION_GONE: given back, but a
- * later version took its memory meanwhile (never in the round whose version it is). stream: NULL. */
+ * later version took its memory meanwhile (never in the round whose version it is). Of a GPU: waits until
+ * what is queued on `stream`, a cudaStream_t of it, is done; of the host NULL. */
 CAIRN_EXPORT cairn_status cairn_unmap(cairn_job *job, const struct cairn_view *view,
                                       void *stream) CAIRN_CHECKED;
 

@@ -59,11 +59,12 @@ cairn_status cairn_cache_shape(struct job *job, size_t unit, struct unit_shape *
 
 /* ---- blocks: under the lock ---- */
 
-static struct block *find(struct job *job, struct cairn_version version,
+static struct block *find(struct job *job, struct cairn_version version, const struct card *card,
                           const struct unit_shape *shape)
 {
     for (struct block *b = job->cache->blocks; b != NULL; b = b->next)
-        if (b->shape.unit == shape->unit && b->shape.table_hash == shape->table_hash &&
+        if (b->card == card && b->shape.unit == shape->unit &&
+            b->shape.table_hash == shape->table_hash &&
             (b->lent == NULL || cairn_lent_whole(b->lent)) &&
             cairn_version_compare(b->version, version) == 0)
             return b;
@@ -84,7 +85,8 @@ static void drop(struct block *block)
         free(loan);
     }
     free(block->shape.tensors);
-    free(block->memory);
+    if (block->card == NULL) free(block->memory);
+    cairn_card_memory_close(&block->own);
     free(block);
 }
 
@@ -134,30 +136,44 @@ bool cairn_cache_forget(struct job *job)
 
 /* All of the unit where it was published; NULL: it has to be gathered. */
 static struct lent *lend_whole(struct job *job, struct cairn_version version,
-                               const struct unit_shape *shape)
+                               const struct card *card, const struct unit_shape *shape)
 {
+    const enum cairn_published_side side = card != NULL ? CAIRN_PUBLISHED_DEVICE
+                                                        : CAIRN_PUBLISHED_HOST;
+    if (card != NULL && !cairn_lent_has_card(job, card)) return NULL;
     uint32_t *tensors = calloc(shape->count + 1, sizeof *tensors);
     bool whole = tensors != NULL;
     for (size_t i = 0; whole && i < shape->count; i++) {
         whole = shape->tensors[i].piece.whole;
         tensors[i] = shape->tensors[i].fetched;
     }
-    struct lent *lent =
-        whole ? cairn_lent_open(job, version, CAIRN_PUBLISHED_HOST, tensors, shape->count) : NULL;
+    struct lent *lent = whole ? cairn_lent_open(job, version, side, tensors, shape->count) : NULL;
     free(tensors);
     return lent;
 }
 
+static bool take_memory(struct block *block, size_t bytes)
+{
+    if (block->card == NULL) {
+        block->memory = aligned_alloc(ALIGN_BYTES, bytes);
+        return block->memory != NULL;
+    }
+    if (cairn_card_memory_open(block->card, bytes, &block->own) != CAIRN_OK) return false;
+    block->memory = (uint8_t *)(uintptr_t)block->own.at;
+    return true;
+}
+
 /* A block which takes the shape: it is there at once (pending is 0), or to be begun. NULL: out of memory.
  * What is pending stays when the lock is let go; what is there another thread may give back, and free. */
-static struct block *add(struct job *job, struct cairn_version version, struct unit_shape *shape)
+static struct block *add(struct job *job, struct cairn_version version, struct card *card,
+                         struct unit_shape *shape)
 {
     struct cache *cache = job->cache;
     struct block *block = calloc(1, sizeof *block);
     if (block == NULL) return NULL;
-    block->lent = lend_whole(job, version, shape);
-    if (block->lent == NULL) block->memory = aligned_alloc(ALIGN_BYTES, shape->byte_count);
-    if (block->lent == NULL && block->memory == NULL) {
+    block->card = card;
+    block->lent = lend_whole(job, version, card, shape);
+    if (block->lent == NULL && !take_memory(block, shape->byte_count)) {
         free(block);
         return NULL;
     }
@@ -174,6 +190,8 @@ static struct block *add(struct job *job, struct cairn_version version, struct u
         stats->maps_lent++;
         for (size_t i = 0; i < block->shape.count; i++)
             cairn_mapped_count(job, block->shape.tensors[i].byte_count);
+        for (size_t i = 0; card != NULL && i < block->shape.count; i++)
+            stats->device_fetched_bytes += block->shape.tensors[i].byte_count;
         return block;
     }
     stats->mapped_bytes += block->shape.byte_count;
@@ -214,8 +232,8 @@ struct block *cairn_cache_want(struct job *job, struct cairn_version version,
 {
     struct block *made = NULL;
     pthread_mutex_lock(&job->session->lock);
-    struct block *block = find(job, version, shape);
-    if (block == NULL && make_room(job, call)) block = made = add(job, version, shape);
+    struct block *block = find(job, version, NULL, shape);
+    if (block == NULL && make_room(job, call)) block = made = add(job, version, NULL, shape);
     if (made != NULL && made->pending == 0) made = NULL;
     if (block != NULL) {
         block->wanted = true;
@@ -261,7 +279,7 @@ static uint64_t lend(struct job *job, struct block *block)
     return loan->number;
 }
 
-cairn_status cairn_cache_lend(struct job *job, struct cairn_version version,
+cairn_status cairn_cache_lend(struct job *job, struct cairn_version version, struct card *card,
                               struct unit_shape *shape, struct op *op, struct cairn_view *views,
                               struct block **made_out)
 {
@@ -269,10 +287,10 @@ cairn_status cairn_cache_lend(struct job *job, struct cairn_version version,
     struct block *made = NULL;
     pthread_mutex_lock(&job->session->lock);
     drop_older(job, version);
-    struct block *block = find(job, version, shape);
+    struct block *block = find(job, version, card, shape);
     if (block == NULL) {
         if (!make_room(job, 0)) job->stats.maps_over_window++;
-        block = made = add(job, version, shape);
+        block = made = add(job, version, card, shape);
         if (made != NULL && made->pending == 0) made = NULL;
     }
     const uint64_t loan = block != NULL ? lend(job, block) : 0;
@@ -313,6 +331,14 @@ void cairn_cache_fetched(struct block *block, cairn_status status, const char *w
         next = awaiting->next_awaiting;
         cairn_op_let_go(awaiting, status, sentence.text);
     }
+}
+
+struct card *cairn_cache_card(const struct job *job, uint64_t number)
+{
+    for (struct block *b = job->cache != NULL ? job->cache->blocks : NULL; b != NULL; b = b->next)
+        for (const struct loan *loan = b->loans; loan != NULL; loan = loan->next)
+            if (loan->number == number) return b->card;
+    return NULL;
 }
 
 cairn_status cairn_cache_give_back(struct job *job, uint64_t number)

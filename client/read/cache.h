@@ -11,6 +11,7 @@
 #include <cairn.h>
 
 #include "client/base/piece.h"
+#include "client/device/card.h"
 #include "proto/base/sentence.h"
 
 struct job;
@@ -39,6 +40,8 @@ struct block {
     struct job *job;    /* borrowed: outlives it */
     struct cairn_version version;
     struct unit_shape shape; /* owned */
+    struct card *card;       /* whose addresses the views have; NULL: the host's */
+    struct card_memory own;  /* owned: `memory`, if it is of a card */
     uint8_t *memory;         /* owned; [shape.byte_count]; NULL: it is lent */
     struct lent *lent;       /* owned; where the shards of this host published it; or NULL */
     uint32_t pending;        /* fetches that are not done, and one more while they are begun */
@@ -74,13 +77,15 @@ uint64_t cairn_cache_new_call(struct job *job, struct cairn_version version);
  * its fetches; NULL: none is made, or it is there at once. */
 struct block *cairn_cache_want(struct job *job, struct cairn_version version,
                                struct unit_shape *shape, uint64_t call);
-/* A block of the unit and version on loan, in views; op ends when it is there. *made_out: NULL, or a block of
- * which the caller begins the fetches, also where this fails. */
-cairn_status cairn_cache_lend(struct job *job, struct cairn_version version,
+/* A block of the unit and version on loan, in views, on the card (NULL: the host); op ends when it is there.
+ * *made_out: NULL, or a block of which the caller begins the fetches, also where this fails. */
+cairn_status cairn_cache_lend(struct job *job, struct cairn_version version, struct card *card,
                               struct unit_shape *shape, struct op *op, struct cairn_view *views,
                               struct block **made_out) CAIRN_MUST_CHECK;
 /* One of the block's fetches is over, or the beginning of them; with the last, whoever waits hears of it. */
 void cairn_cache_fetched(struct block *block, cairn_status status, const char *why);
+/* Under the lock: whose addresses a loan has; NULL: the host's, or there is no such loan. */
+struct card *cairn_cache_card(const struct job *job, uint64_t loan);
 /* Under the lock. CAIRN_ERR_INVALID: no such loan; CAIRN_ERR_VERSION_GONE: it was overwritten meanwhile. */
 cairn_status cairn_cache_give_back(struct job *job, uint64_t loan) CAIRN_MUST_CHECK;
 

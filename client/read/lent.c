@@ -163,9 +163,9 @@ struct lent *cairn_lent_open(struct job *job, struct cairn_version version,
 
 /* ---- copies on the card ---- */
 
-static bool is_session_card(const struct session *s, const struct card *card)
+bool cairn_lent_has_card(const struct job *job, const struct card *card)
 {
-    const struct cairn_fabric_device *table = cairn_card_imports_table(s->imports);
+    const struct cairn_fabric_device *table = cairn_card_imports_table(job->session->imports);
     return table != NULL && memcmp(table->uuids[0], cairn_card_uuid(card), 16) == 0;
 }
 
@@ -185,7 +185,7 @@ bool cairn_lent_copy(struct job *job, struct cairn_version version, uint32_t ten
     struct session *s = job->session;
     size_t count;
     struct stitch_run *runs = NULL;
-    if (!is_session_card(s, card)) return false;
+    if (!cairn_lent_has_card(job, card)) return false;
     pthread_mutex_lock(&s->lock);
     struct lent *lent = cairn_lent_open(job, version, CAIRN_PUBLISHED_DEVICE, NULL, 0);
     const struct cairn_extent *extents = cairn_layout_tensor_extents(job->body.layout, tensor,

@@ -23,6 +23,8 @@ const uint8_t *cairn_lent_at(const struct lent *lent, size_t i);
 bool cairn_lent_whole(const struct lent *lent);
 void cairn_lent_close(struct lent *lent); /* NULL is fine */
 
+/* It is the session's card: what is published there may be lent, or copied. */
+bool cairn_lent_has_card(const struct job *job, const struct card *card);
 /* Copies the wire plane of a whole tensor, at the version, from where it is published on the card to memory
  * of it, and returns when that is done. False: not all of it is there, or any more. Not under the lock. */
 bool cairn_lent_copy(struct job *job, struct cairn_version version, uint32_t tensor,

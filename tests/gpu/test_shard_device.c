@@ -15,6 +15,7 @@ static struct scene scene;
 
 static struct emulated open_scene(const char *backend)
 {
+    emulated_choose("quiet=1"); // before the backend is named, which would mean a real card
     ck_assert_int_eq(setenv("CAIRN_TEST_BACKEND", backend, 1), 0);
     const struct emulated card = emulated_open("quiet=1");
     scene_open(&scene, "mem", 1, 0);

@@ -380,6 +380,19 @@ NOTHING(cairn_map)
 {
     return cairn_map(a->job, (struct cairn_version) { 1, 0 }, NULL, NULL, NULL, NULL);
 }
+GIVEN(cairn_map_device)
+{
+    struct cairn_view views[4] = { { .struct_size = sizeof views[0] } };
+    size_t count = 4;
+    cairn_op *op;
+    cairn_status status = cairn_map_device(a->job, (struct cairn_version) { 1, 0 }, "a", 0, views,
+                                           &count, &op);
+    return status == CAIRN_OK ? cairn_wait(op, TOY_WAIT_MS) : status; // unmapped by the close
+}
+NOTHING(cairn_map_device)
+{
+    return cairn_map_device(a->job, (struct cairn_version) { 1, 0 }, NULL, 0, NULL, NULL, NULL);
+}
 GIVEN(cairn_unmap)
 {
     const struct cairn_view view = { .struct_size = sizeof view, .loan = 1 };
@@ -459,6 +472,7 @@ static const struct call {
     CALL(cairn_pause_end, OF_JOB),
     CALL(cairn_prefetch, OF_JOB),
     CALL(cairn_map, OF_JOB),
+    CALL(cairn_map_device, OF_JOB),
     CALL(cairn_unmap, OF_JOB),
     CALL(cairn_wait, OF_OP),
     CALL(cairn_stream_wait, OF_OP),

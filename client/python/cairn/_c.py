@@ -214,6 +214,8 @@ FUNCTIONS = {
     "cairn_pause": (c_int, [_handle, c_char_p, c_int, c_int]),
     "cairn_pause_end": (c_int, [_handle, c_int]),
     "cairn_prefetch": (c_int, [_handle, Version, POINTER(c_char_p), c_size_t]),
+    "cairn_map_device": (c_int, [_handle, Version, c_char_p, c_int, POINTER(View), POINTER(c_size_t),
+                                 POINTER(_handle)]),
     "cairn_map": (c_int, [_handle, Version, c_char_p, POINTER(View), POINTER(c_size_t), POINTER(_handle)]),
     "cairn_unmap": (c_int, [_handle, POINTER(View), c_void_p]),
     "cairn_write_begin": (c_int, [_handle, c_int]),
