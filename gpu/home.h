@@ -30,6 +30,8 @@
 struct cairn_home;
 struct cairn_home_stream;
 
+#define CAIRN_HOME_PEERS_MAX 7
+
 struct cairn_home_info {
     const char *backend; /* "host", "cuda": static */
     char device[128];    /* "NVIDIA H200, GPU-6f2c..."; the instruction set of `host` */
@@ -44,6 +46,10 @@ struct cairn_home_info {
         taken_bytes;  /* of the device when it was opened: by the context, its kernels, others */
     uint8_t uuid[16]; /* of the device, or of the slice of one; all 0 for `host` */
     bool exports;     /* it has memory that other processes may map */
+    /* Other devices of this host whose memory this one reads by itself (NVLink, PCIe), as far as this process
+     * sees them */
+    uint8_t peer_uuids[CAIRN_HOME_PEERS_MAX][16];
+    uint32_t peer_count;
     /* That a stream takes at its first run, of the device, and as many of host memory, pinned; 0: none. */
     uint64_t stream_bytes;
 };
@@ -108,12 +114,12 @@ void cairn_home_memory_give(struct cairn_home_memory *memory, uint64_t segment);
 /* Nothing works on it any more. Safe to call again, and of what is all 0. */
 void cairn_home_memory_close(struct cairn_home_memory *memory);
 
-/* ---- memory of the same device that another process owns ----
+/* ---- memory of the device, or of one of its peers, that another process owns ----
  *
  * Its owner exported it as a descriptor (VMM, POSIX), which is used up in any case. It is mapped to be read,
  * at an address that cairn_home_has knows, so that works take it from where it lies. It stays readable until
  * it is released, also when its owner is gone. What is refused harms nothing. One thread for all of these.
- * CAIRN_ERR_REFUSED: no memory of this device, or not of that size; CAIRN_ERR_NO_MEMORY; CAIRN_ERR_IO: the
+ * CAIRN_ERR_REFUSED: no memory of these devices, or not of that size; CAIRN_ERR_NO_MEMORY; CAIRN_ERR_IO: the
  * device failed before; CAIRN_ERR_UNSUPPORTED: of `host`. */
 CAIRN_MUST_CHECK cairn_status cairn_home_import(struct cairn_home *home, int fd, uint64_t bytes,
                                                 const void **address_out,

@@ -94,12 +94,16 @@ int cairn_card_memory_export(const struct card_memory *memory)
     return fd;
 }
 
+/* Of a context that has failed nothing is given back: it goes with that, and may be in use until then. */
 void cairn_card_memory_close(struct card_memory *memory)
 {
+    size_t free_now, total;
     if (memory->card == NULL) return;
-    if (cairn_card_enter(memory->card, NULL) == CAIRN_OK) { // else it is gone with the context
-        unmap(memory);
-        (void)memory->card->driver->cuMemRelease(memory->handle);
+    if (cairn_card_enter(memory->card, NULL) == CAIRN_OK) {
+        if (memory->card->driver->cuMemGetInfo(&free_now, &total) == CAIRN_CU_OK) {
+            unmap(memory);
+            (void)memory->card->driver->cuMemRelease(memory->handle);
+        }
         cairn_card_leave(memory->card);
     }
     memory->card = NULL;

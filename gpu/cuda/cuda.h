@@ -39,6 +39,7 @@ struct cairn_cuda {
     struct cairn_home home;     /* first */
     struct cairn_driver driver; /* constant, as all up to the lock */
     int device;
+    int peers[CAIRN_HOME_PEERS_MAX]; /* devices, as info.peer_uuids */
     bool is_retained;
     struct CUctx_st *context;
     struct CUlib_st *library;
@@ -106,6 +107,11 @@ bool cairn_cuda_spans_have(const struct cairn_cuda_spans *spans, uint64_t at, ui
 /* The first place among `within` that has so many free bytes; 0: none. */
 uint64_t cairn_cuda_spans_gap(const struct cairn_cuda_spans *spans, struct cairn_cuda_span within,
                               uint64_t bytes);
+
+/* ---- import.c ---- */
+
+/* The devices whose memory this one reads by itself. */
+void cairn_cuda_find_peers(struct cairn_cuda *cuda, int device_count);
 
 /* ---- memory.c: addresses of the space; 0: there is no room ---- */
 

@@ -164,5 +164,6 @@ cairn_status cairn_cuda_find(struct cairn_cuda *cuda, const char *wanted,
     snprintf(info->driver, sizeof info->driver, "CUDA driver %d.%d, image of %d.%d", version / 1000,
              version % 1000 / 10, toolkit / 1000, toolkit % 1000 / 10);
     info->exports = attribute(cuda, CAIRN_CU_HAS_POSIX_HANDLES) != 0;
+    cairn_cuda_find_peers(cuda, count);
     return look(cuda, why);
 }

@@ -109,6 +109,7 @@ struct cairn_cu_uuid {
     call(cuDeviceGetName, , (char *name, int bytes, int device))                                            \
     call(cuDeviceGetUuid, _v2, (struct cairn_cu_uuid *uuid_out, int device)) /* a MIG slice: the slice's */ \
     call(cuDeviceGetAttribute, , (int *value_out, int attribute, int device))                               \
+    call(cuDeviceCanAccessPeer, , (int *can_out, int device, int peer))                                     \
     call(cuDeviceTotalMem, _v2, (size_t *bytes_out, int device))                                            \
     call(cuDevicePrimaryCtxRetain, , (struct CUctx_st **context_out, int device))                           \
     call(cuDevicePrimaryCtxRelease, _v2, (int device))                                                      \

@@ -1,7 +1,8 @@
-/* Memory of the card that other processes own, mapped here to be read: a handle that came as a descriptor, in
- * the home's own reservation, so that works find it there. What is wrong with a descriptor harms nothing: no
- * result here breaks the home. */
+/* Memory of the card, or of others that it reads by itself, which other processes own: a handle that came as
+ * a descriptor, mapped to be read in the home's own reservation, so that works find it there. What is wrong
+ * with a descriptor harms nothing: no result here breaks the home. */
 #include <inttypes.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "gpu/cuda/cuda.h"
@@ -50,15 +51,38 @@ static cairn_status map(struct cairn_cuda *cuda, unsigned long long handle, uint
     return CAIRN_OK;
 }
 
+void cairn_cuda_find_peers(struct cairn_cuda *cuda, int device_count)
+{
+    struct cairn_home_info *info = &cuda->home.info;
+    struct cairn_cu_uuid uuid;
+    for (int i = 0; i < device_count && info->peer_count < CAIRN_HOME_PEERS_MAX; i++) {
+        int device, can = 0;
+        if (cuda->driver.cuDeviceGet(&device, i) != CAIRN_CU_OK || device == cuda->device) continue;
+        if (cuda->driver.cuDeviceCanAccessPeer(&can, cuda->device, device) != CAIRN_CU_OK ||
+            can == 0 || cuda->driver.cuDeviceGetUuid(&uuid, device) != CAIRN_CU_OK)
+            continue;
+        memcpy(info->peer_uuids[info->peer_count], uuid.bytes, sizeof uuid.bytes);
+        cuda->peers[info->peer_count++] = device;
+    }
+}
+
+static bool is_read(const struct cairn_cuda *cuda, int device)
+{
+    bool is = device == cuda->device;
+    for (uint32_t i = 0; i < cuda->home.info.peer_count; i++) is = is || device == cuda->peers[i];
+    return is;
+}
+
 static cairn_status judge(const struct cairn_cuda *cuda, unsigned long long handle,
                           struct cairn_sentence *why)
 {
     struct cairn_cu_allocation how = { 0 };
     const int result = cuda->driver.cuMemGetAllocationPropertiesFromHandle(&how, handle);
     if (result != CAIRN_CU_OK) return refuse(cuda, result, "the driver does not describe it", why);
-    if (how.location.type == CAIRN_CU_LOCATION_DEVICE && how.location.id == cuda->device)
+    if (how.location.type == CAIRN_CU_LOCATION_DEVICE && is_read(cuda, how.location.id))
         return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_REFUSED, "it is not memory of %s", cuda->home.info.device);
+    return cairn_fail(why, CAIRN_ERR_REFUSED, "it is not memory of %s, or of one that it reads",
+                      cuda->home.info.device);
 }
 
 static cairn_status import(struct cairn_cuda *cuda, int fd, uint64_t bytes, uint64_t *at_out,

@@ -48,6 +48,9 @@ static void offer_imports(struct cairn_shard *shard)
         .uuid_count = 1, .context = shard, .import = import, .release = release, .copy = copy
     };
     memcpy(shard->imports.uuids[0], info->uuid, sizeof shard->imports.uuids[0]);
+    for (uint32_t i = 0; i < info->peer_count; i++)
+        memcpy(shard->imports.uuids[shard->imports.uuid_count++], info->peer_uuids[i],
+               sizeof shard->imports.uuids[0]);
 }
 
 /* ---- the device ---- */

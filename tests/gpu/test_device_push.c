@@ -32,6 +32,9 @@ static cairn *session;
 static cairn_job *job;
 static uint32_t micro_batches, stage; /* 0: the defaults */
 static bool reads_on_card;            /* the session maps what shards publish on it */
+static int own_gpu;                   /* of the worker */
+
+static const char *options_of_card; /* of the emulated one; NULL: none */
 
 static void start(const char *backend)
 {
@@ -42,13 +45,14 @@ static void start(const char *backend)
     settings[0] = chosen;
     micro_batches = stage = 0;
     reads_on_card = false;
-    emulated_choose(NULL);
+    own_gpu = 0;
+    emulated_choose(options_of_card);
     cluster_start(&cluster, SHARDS, &options);
 }
 
 static void open_card(void)
 {
-    card = emulated_open(NULL);
+    card = emulated_open(options_of_card);
 }
 
 static void open_job(const char *name)
@@ -68,6 +72,12 @@ static void open_job(const char *name)
     good(cairn_init_done(job, NULL, WAIT_MS));
 }
 
+#define refuses(call, expected, word)                                              \
+    do {                                                                           \
+        ck_assert_int_eq((call), (expected));                                      \
+        ck_assert_msg(strstr(cairn_error(), (word)) != NULL, "%s", cairn_error()); \
+    } while (0)
+
 /* ---- a gradient, wherever it lies ---- */
 
 struct gradient {
@@ -82,7 +92,8 @@ static struct gradient make_gradient(enum where where, int t)
 {
     struct gradient g = { .where = where, .host = malloc(ROOM) };
     g.at = g.host;
-    if (where == ALLOCATED) good(cairn_alloc(session, trainer_elems(&model[t]) * 4, 0, &g.at));
+    if (where == ALLOCATED)
+        good(cairn_alloc(session, trainer_elems(&model[t]) * 4, own_gpu, &g.at));
     if (where == FOREIGN) {
         g.foreign = emulated_alloc(&card, ROOM);
         g.at = (void *)(uintptr_t)g.foreign.at;
@@ -116,15 +127,13 @@ static struct cairn_mem mem_of(const struct gradient *g)
 {
     struct cairn_mem mem = trainer_mem(g->at, CAIRN_F32);
     if (g->where == HOST) return mem;
-    mem.device = CAIRN_GPU(0);
+    mem.device = CAIRN_GPU(own_gpu);
     mem.stream = g->stream;
     return mem;
 }
 
-static void train(enum where where, int steps)
+static void train_with(struct gradient gradients[TENSORS], int steps)
 {
-    struct gradient gradients[TENSORS];
-    for (int t = 0; t < TENSORS; t++) gradients[t] = make_gradient(where, t);
     for (int step = 0; step < steps; step++) {
         const struct cairn_round round = trainer_begin(job);
         for (uint32_t micro = 0; micro < round.micro_batches; micro++) {
@@ -141,6 +150,13 @@ static void train(enum where where, int steps)
         good(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result));
         ck_assert(result.applied);
     }
+}
+
+static void train(enum where where, int steps)
+{
+    struct gradient gradients[TENSORS];
+    for (int t = 0; t < TENSORS; t++) gradients[t] = make_gradient(where, t);
+    train_with(gradients, steps);
     for (int t = 0; t < TENSORS; t++) free_gradient(&gradients[t]);
 }
 
@@ -200,6 +216,31 @@ TEST(shards_whose_state_is_in_host_memory_get_them_through_it)
     cluster_stop(&cluster);
 }
 
+/* The worker on GPU 1, the shards on GPU 0: they read it by themselves, or it passes the host. */
+TEST_EACH(gradients_on_another_card_are_read_where_cards_read_each_other, 0, 2)
+{
+    struct CUctx_st *context;
+    char roots[2][65];
+    options_of_card = _i == 1 ? "devices=2,peers=1" : "devices=2";
+    start("cuda");
+    open_card();
+    ck_assert_int_eq(card.driver.cuDevicePrimaryCtxRetain(&context, 1), CAIRN_CU_OK);
+    ck_assert_int_eq(card.driver.cuCtxSetCurrent(context), CAIRN_CU_OK);
+    own_gpu = 1;
+    for (int where = HOST; where <= ALLOCATED; where++) {
+        const char *name = where == HOST ? "host" : "card";
+        open_job(name);
+        train((enum where)where, 2);
+        trainer_digest(&cluster, name, roots[where]);
+        ck_assert_str_eq(roots[where], roots[HOST]);
+        const struct cairn_stats s = stats();
+        ck_assert_uint_eq(s.device_pushed_bytes,
+                          where == ALLOCATED && _i == 1 ? s.pushed_bytes : 0);
+        cairn_close(session);
+    }
+    cluster_stop(&cluster);
+}
+
 /* Stage 0 adds up here, stage 2 pushes each. */
 TEST_EACH(micro_batches_on_a_card_are_those_of_the_host, 0, 2)
 {
@@ -253,6 +294,52 @@ TEST(strided_gradients_and_initial_values_on_a_card_are_those_of_the_host)
         free(host);
     }
     ck_assert_str_eq(roots[1], roots[0]);
+    cluster_stop(&cluster);
+}
+
+/* ---- what is not to be had ---- */
+
+/* A card that is full has no room for copies, and a host may pin nothing: then it is slower, and right. */
+TEST(what_finds_no_room_on_the_card_and_no_pinned_memory_passes_the_host_all_the_same)
+{
+    char roots[2][65];
+    start("cuda");
+    open_card();
+    open_job("host");
+    train(HOST, 2);
+    trainer_digest(&cluster, "host", roots[0]);
+    cairn_close(session);
+    open_job("full");
+    struct gradient gradients[TENSORS];
+    for (int t = 0; t < TENSORS; t++) gradients[t] = make_gradient(FOREIGN, t);
+    emulated_set(&card, "others=8G,no_pinning=1,quiet=1");
+    train_with(gradients, 2);
+    for (int t = 0; t < TENSORS; t++) free_gradient(&gradients[t]);
+    trainer_digest(&cluster, "full", roots[1]);
+    ck_assert_str_eq(roots[1], roots[0]);
+    ck_assert_uint_eq(stats().device_pushed_bytes, 0);
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+
+TEST(a_gradient_whose_stream_fails_fails_the_handle_with_a_sentence_and_no_round_goes_by_it)
+{
+    struct cairn_result result = { .struct_size = sizeof result };
+    start("cuda");
+    open_card();
+    open_job("fails");
+    struct gradient g = make_gradient(ALLOCATED, 0);
+    const struct cairn_round round = trainer_begin(job);
+    emulated_set(&card, "ecc_at=1,quiet=1");
+    const uint64_t at = (uint64_t)(uintptr_t)g.at;
+    ck_assert_int_eq(card.driver.cuMemsetD8Async(at, 0x55, 4096, g.stream), 0);
+    const struct cairn_mem mem = mem_of(&g);
+    const cairn_status pushed = cairn_push(job, &round, 0, model[0].name, NULL, &mem, NULL);
+    if (pushed == CAIRN_OK) // the error may have come first
+        refuses(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result), CAIRN_ERR_IO,
+                "what was queued on its stream failed");
+    cairn_close(session);
+    free(g.host);
     cluster_stop(&cluster);
 }
 
@@ -336,12 +423,6 @@ TEST(a_stream_waits_until_an_operation_is_over_and_not_longer_than_the_session)
 }
 
 /* ---- letting go ---- */
-
-#define refuses(call, expected, word)                                              \
-    do {                                                                           \
-        ck_assert_int_eq((call), (expected));                                      \
-        ck_assert_msg(strstr(cairn_error(), (word)) != NULL, "%s", cairn_error()); \
-    } while (0)
 
 #define PUBLISHED "memfd:cairn-head"
 

@@ -182,6 +182,36 @@ TEST_EACH(what_is_no_memory_of_the_card_is_refused_closed_and_harms_nothing, 0, 
     close_home();
 }
 
+/* Memory of card 1 that card 0 reads, if it does. */
+TEST_EACH(memory_of_another_card_is_read_where_that_can_be, 0, 2)
+{
+    struct cairn_sentence why = { "" };
+    struct cairn_home_memory own = { 0 };
+    struct CUctx_st *context;
+    const void *at = NULL;
+    open_home(_i == 1 ? "devices=2,peers=1" : "devices=2,quiet=1");
+    struct emulated_memory other = make_other();
+    ck_assert_uint_eq(cairn_home_info(home)->peer_count, (uint32_t)_i);
+    ck_assert_int_eq(cairn_home_memory_open(home, "own", BYTES, &own, &why), CAIRN_OK);
+    const cairn_status status = cairn_home_import(home, export(&other), BYTES, &at, &why);
+    ck_assert_int_eq(status, _i == 1 ? CAIRN_OK : CAIRN_ERR_REFUSED);
+    if (_i == 1) {
+        const struct cairn_cu_access access = { .location = { CAIRN_CU_LOCATION_DEVICE, 1 },
+                                                .flags = CAIRN_CU_ACCESS_READWRITE };
+        ck_assert_int_eq(cairn_home_info(home)->peer_uuids[0][15], 1);
+        ck_assert_int_eq(card.driver.cuDevicePrimaryCtxRetain(&context, 1), CAIRN_CU_OK);
+        ck_assert_int_eq(card.driver.cuCtxSetCurrent(context), CAIRN_CU_OK);
+        ck_assert_int_eq(card.driver.cuMemAddressReserve(&other.at, BYTES, 0, 0, 0), CAIRN_CU_OK);
+        ck_assert_int_eq(card.driver.cuMemMap(other.at, BYTES, 0, other.handle, 0), CAIRN_CU_OK);
+        ck_assert_int_eq(card.driver.cuMemSetAccess(other.at, BYTES, &access, 1), CAIRN_CU_OK);
+        fill(&other, 9);
+        ck_assert_uint_eq(read_word(at), 0x09090909);
+        cairn_home_import_release(home, at, BYTES);
+    }
+    cairn_home_memory_close(&own);
+    close_home();
+}
+
 TEST(the_host_imports_nothing_and_closes_what_it_was_given)
 {
     struct cairn_sentence why;

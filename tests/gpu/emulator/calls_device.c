@@ -183,6 +183,18 @@ int cuDeviceGetAttribute(int *value_out, int attribute, int device)
     EMULATOR_CALL(EMULATOR_NEEDS_INIT, tell_attribute(value_out, attribute, device));
 }
 
+static enum emulator_result tell_peer(int *can_out, int device, int peer)
+{
+    if (known(device) != EMULATOR_OK || known(peer) != EMULATOR_OK) return EMULATOR_INVALID_DEVICE;
+    *can_out = device != peer && emulator_options.peers != 0;
+    return EMULATOR_OK;
+}
+
+int cuDeviceCanAccessPeer(int *can_out, int device, int peer)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, tell_peer(can_out, device, peer));
+}
+
 int cuDeviceTotalMem_v2(size_t *bytes_out, int device)
 {
     EMULATOR_CALL(EMULATOR_NEEDS_INIT, known(device) == EMULATOR_OK

@@ -17,6 +17,7 @@
  *   copy_rate=N     bytes a second; 0: as fast as it goes
  *   no_pinning=1    no host memory is pinned; 2: none but what the driver gives
  *   no_export=1     the cards have no descriptors for memory
+ *   peers=1         they read each other's memory
  *   mps=1           contexts are shared by MPS; 2: the driver cannot say
  *   mode=N          the compute mode; 3: for one process alone
  *   count=1         misuse is counted, where else the process aborts

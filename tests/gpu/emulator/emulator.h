@@ -57,7 +57,7 @@ struct emulator_options {
     uint64_t result, init_fails, open_fails, load_fails, call_fails; /* control.h */
     uint64_t copy_rate;       /* bytes a second; 0: as fast as it goes */
     uint64_t driver, devices; /* 13000: 13.0 */
-    uint64_t no_pinning, no_export, mps, mode;
+    uint64_t no_pinning, no_export, peers, mps, mode;
     uint64_t count, quiet; /* count: what is misused is counted, and nothing aborts */
 };
 

@@ -45,6 +45,7 @@ static uint64_t *option(const char *name, size_t length)
         { "mps", &o->mps },
         { "mode", &o->mode },
         { "no_export", &o->no_export },
+        { "peers", &o->peers },
         { "count", &o->count },
         { "quiet", &o->quiet },
     };

@@ -364,6 +364,9 @@ enum emulator_result emulator_memory_access(uint64_t address, uint64_t bytes, ui
         return EMULATOR_INVALID_VALUE;
     }
     if (device >= emulator_options.devices) return EMULATOR_INVALID_DEVICE;
+    for (size_t i = first; i < end; i++)
+        if (allocations[pages[i].allocation - 1].device != device && !emulator_options.peers)
+            return EMULATOR_INVALID_DEVICE; // it does not read that card's memory
     const uint8_t bit = (uint8_t)(1u << device);
     if (mprotect(hidden(address), bytes, PROT_READ | PROT_WRITE) != 0)
         return EMULATOR_OPERATING_SYSTEM;
