@@ -31,7 +31,7 @@ tests_of_faults=(test_restart test_resume test_shard_loss test_tiles_matrix test
     test_write test_amend test_nonfinite test_lease test_drop test_mapped)
 tests_of_data=(test_device_push test_device_read)
 test_programs=("${tests_of_kernels[@]}" test_kernels "${tests_of_bits[@]}" "${tests_of_faults[@]}" "${tests_of_data[@]}"
-    test_bits_offload test_park libillegal.so)
+    test_bits_offload test_bits_park libillegal.so)
 
 note() { echo "note: $*"; }
 on_wait() { :; }
@@ -127,7 +127,7 @@ tests_on_card() {
 part_bits() { tests_on_card "${tests_of_bits[@]}"; }
 part_faults() { tests_on_card "${tests_of_faults[@]}"; }
 part_offload() { tests_on_card test_bits_offload; }
-part_park() { tests_on_card test_park; }
+part_park() { tests_on_card test_bits_park; }
 part_data() { tests_on_card "${tests_of_data[@]}"; }
 
 part_quickstart() {

@@ -222,6 +222,8 @@ FUNCTIONS = {
     "cairn_write_end": (c_int, [_handle, c_int, POINTER(Version)]),
     "cairn_alloc": (c_int, [_handle, c_size_t, c_int, POINTER(c_void_p)]),
     "cairn_free": (c_int, [_handle, c_void_p]),
+    "cairn_detach_memory": (c_int, [_handle, c_int]),
+    "cairn_attach_memory": (c_int, [_handle, c_int]),
     "cairn_register": (c_int, [_handle, c_void_p, c_size_t, c_int]),
     "cairn_unregister": (c_int, [_handle, c_void_p]),
     "cairn_stream_wait": (c_int, [_handle, c_void_p]),

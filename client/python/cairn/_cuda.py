@@ -1,6 +1,6 @@
 """Tensors on NVIDIA cards: a stream beside the trainer's own, and memory of the library as a tensor.
 
-What is computed on a card is ordered by events, and no call here waits for a device but `settle`:
+What is computed on a card is ordered by events, and no call here waits for a stream but `settle`:
 
     the trainer's stream   backward of a layer ─┐        ┌─ backward of the next one ...
     the stream beside it                        └─ copy of the gradient ─ push
@@ -54,3 +54,9 @@ def settle(device: torch.device) -> None:
     """Waits until what was queued beside is done: memory that it writes to is about to go."""
     if device in _beside:
         _beside[device].synchronize()
+
+
+def settle_passes(device: torch.device) -> None:
+    """The same of the trainer's stream, which reads memory that is about to go."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()

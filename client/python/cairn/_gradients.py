@@ -135,11 +135,17 @@ class Gradients:
 
     def share(self, sizes: Mapping[torch.device, int]) -> None:
         """Gets the shared memory, so many bytes of each device; none of one that the library does not work on."""
+        self._sizes = sizes
         for device, nbytes in sizes.items():
-            if nbytes > 0 and self._session._takes(device):
+            if nbytes > 0 and device not in self._regions and self._session._takes(device):
                 self._regions[device] = _Region(self._session, device, nbytes)
-        self.peak = self.nbytes
+        self.peak = max(self.peak, self.nbytes)
         self._session._readers.add(self._settle)
+        self._session._sharers.add(self)
+
+    def share_again(self) -> None:
+        """After `leave_cards`."""
+        self.share(self._sizes)
 
     def place(self, slot: Slot, gradient: torch.Tensor) -> Place:
         """The gradient, ready to be pushed; to be given to `pushing` or `drop`."""
@@ -208,6 +214,17 @@ class Gradients:
                 if is_safe and not self._session.closed:
                     _c.lib().cairn_free(self._session._living(), region.address)
             self._session._readers.discard(self._settle)
+            self._session._sharers.discard(self)
+
+    def leave_cards(self) -> None:
+        """Gives back what is on cards, until `share` is called again; of pushes that are under way it stays."""
+        with self._session._memory_lock:
+            self.reclaim()
+            busy = {place.region for place in self._pushed}
+            for region in [one for one in self._regions.values() if one.device.type == "cuda" and one not in busy]:
+                del self._regions[region.device]
+                _cuda.settle(region.device)
+                _c.lib().cairn_free(self._session._living(), region.address)
 
     def _settle(self) -> bool:
         """Before the session ends, and its memory with it."""

@@ -1,8 +1,9 @@
-"""Parameters of stage 3 where the shards of this host published them: nothing is copied, and nobody may write there.
+"""Parameters of stage 3 where the shards of this host published them, in its memory or on a card: nothing is copied,
+and nobody may write there.
 
-The pages are read only for this process, so a write would end it. Therefore a parameter that is lent is of a class that
-refuses what writes to it (the way of _absent.py), and so is what shows its memory: .data, .detach(), views without a
-gradient. What autograd saves is plain, and only read.
+The pages are read only for this process, so a write would end it; on a card it would spoil what others read. So a
+parameter that is lent is of a class that refuses what writes to it (the way of _absent.py), and so is what shows its
+memory: .data, .detach(), views without a gradient. What autograd saves is plain, and only read.
 
 The memory is on loan as long as any tensor shows it, and its bytes are those of the version until two updates later. A
 round's version stays until the round is over (cairn.h), so whoever computes within a round reads the right bytes, or is
@@ -21,8 +22,9 @@ from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tupl
 import torch
 from torch import nn
 
+from . import _cuda
 from .errors import Invalid
-from .memory import Memory
+from .memory import Memory, stream_now
 from ._model import Unit
 from ._wrapped import is_compiled
 from .job import Job
@@ -43,7 +45,7 @@ class Loan:
     def __init__(self, mapped: Mapped, is_shared: bool):
         self._mapped, self.is_shared, self._is_ended = mapped, is_shared, False
         self._memory: Dict[str, Memory] = {name: Memory(view, False) for name, view in mapped.views.items()}
-        self.nbytes = sum(memory.nbytes for memory in self._memory.values())
+        self.nbytes = sum(nbytes for _, nbytes in mapped.places.values())
 
     @property
     def operation(self) -> Operation:
@@ -54,10 +56,13 @@ class Loan:
 
     def tensor(self, name: str, wire: str) -> torch.Tensor:
         """Plain, and keeps the loan."""
-        memory, shape = self._memory[name], self._mapped.shapes[name]
-        if memory.nbytes == 0:
-            return torch.empty(shape, dtype=_DTYPES[wire])
-        array = (ctypes.c_char * memory.nbytes).from_address(memory.address)
+        (address, nbytes), shape = self._mapped.places[name], self._mapped.shapes[name]
+        device = torch.device("cpu") if self._mapped.card is None else torch.device("cuda", self._mapped.card)
+        if nbytes == 0:
+            return torch.empty(shape, dtype=_DTYPES[wire], device=device)
+        if self._mapped.card is not None:
+            return _cuda.tensor_at(address, nbytes, device, keeps=self).view(_DTYPES[wire]).view(shape)
+        array = (ctypes.c_char * nbytes).from_address(address)
         array._loan = self  # the storage has the array, and so this
         return torch.frombuffer(array, dtype=_DTYPES[wire]).view(shape)
 
@@ -72,7 +77,8 @@ class Loan:
     def __del__(self) -> None:
         try:
             self._memory.clear()
-            self._mapped.close()
+            card = self._mapped.card
+            self._mapped.close(None if card is None else stream_now(torch.device("cuda", card)))
         except Exception:  # noqa: BLE001 - the job is closed, and the loan with it
             pass
 
@@ -90,10 +96,11 @@ class Lender:
     def lend(self, job: Job, version: Version, unit: Unit) -> Optional[Loan]:
         """Begun, to be waited for. None: it is to be copied. Not `is_shared`: a shard of another host has a part, and
         it is gathered in the library's memory instead."""
-        if unit not in self._units or self._left > 0:
+        device = unit.slots[0].device
+        if unit not in self._units or self._left > 0 or not job._session._takes(device):
             return None
         before = job.stats().maps_lent
-        mapped = job.map(version, unit.name)
+        mapped = job.map(version, unit.name, device.index if device.type == "cuda" else None)
         loan = Loan(mapped, job.stats().maps_lent > before)
         self._pause = 0 if loan.is_shared or self._always else min(_PAUSE_MAX, 2 * self._pause + 1)
         self._left = self._pause

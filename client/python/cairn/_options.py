@@ -84,13 +84,14 @@ def gradient_bytes(wanted: Optional[bool], slots: List[Slot], stage: int, micro_
             for device, nbytes in everything.items()}
 
 
-def _is_lent_whole(slot: Slot) -> bool:
-    return slot.device.type == "cpu" and slot.box is None and WIRE_TORCH[slot.wire] == slot.parameter.dtype
+def _is_lent_whole(slot: Slot, device: torch.device) -> bool:
+    return (slot.device == device and device.type in ("cpu", "cuda") and slot.box is None
+            and WIRE_TORCH[slot.wire] == slot.parameter.dtype)
 
 
 def lendable_units(wanted: Optional[bool], model: nn.Module, units: List[Unit], stage: int) -> FrozenSet[Unit]:
-    """Whose parameters may be where shards published them: whole, of the host, as they are on the wire, and not known
-    to be written to by their module."""
+    """Whose parameters may be where shards published them: whole, of one device, as they are on the wire, and not
+    known to be written to by their module."""
     if wanted and stage != 3:
         raise Invalid(f"mapped_parameters is of stage 3, in stage {stage} all parameters are the model's own: leave it "
                       "out, or give stage=3")
@@ -98,10 +99,11 @@ def lendable_units(wanted: Optional[bool], model: nn.Module, units: List[Unit], 
         return frozenset()
     compiled = inside_compiled(model)
     found = frozenset(unit for unit in units if unit.module is not None and id(unit.module) not in compiled
-                      and is_lendable(unit.module) and all(map(_is_lent_whole, unit.slots)))
+                      and is_lendable(unit.module)
+                      and all(_is_lent_whole(slot, unit.slots[0].device) for slot in unit.slots))
     if wanted and not found:
         raise Invalid("mapped_parameters: no unit can be lent: they are compiled, have max_norm, or parameters that "
-                      "are parts of tensors, on a device, or of another dtype than on the wire; leave it out")
+                      "are parts of tensors, on several devices, or of another dtype than on the wire; leave it out")
     return found
 
 

@@ -211,15 +211,17 @@ class Job:
         names = (ctypes.c_char_p * len(units))(*[unit.encode() for unit in units])
         check(_c.lib().cairn_prefetch(self._living(), _c.Version(*version), names, len(units)))
 
-    def map(self, version: Version, unit: str) -> Mapped:
-        """Begins to gather the tensors of a unit in the library's memory, and lends it: with job.map(…) as mapped."""
+    def map(self, version: Version, unit: str, card: Optional[int] = None) -> Mapped:
+        """Begins to gather the tensors of a unit in the library's memory, and lends it: with job.map(…) as mapped.
+        `card`: in memory of that NVIDIA card; of the views are then the addresses there alone."""
         room = ctypes.c_size_t(max(1, len(self._tensors)))
         views = (_c.View * room.value)()
         views[0].struct_size = ctypes.sizeof(_c.View)
         handle = ctypes.c_void_p()
-        check(_c.lib().cairn_map(self._living(), _c.Version(*version), text(unit), views, ctypes.byref(room),
-                                 ctypes.byref(handle)))
-        return Mapped(self, views[:room.value], Operation(self, handle, None))
+        device = 0 if card is None else _c.gpu(card)
+        check(_c.lib().cairn_map_device(self._living(), _c.Version(*version), text(unit), device, views,
+                                        ctypes.byref(room), ctypes.byref(handle)))
+        return Mapped(self, views[:room.value], Operation(self, handle, None), card)
 
     def version_wait(self, at_least: Version = Version(0, 0), timeout: float = TIMEOUT_S) -> Version:
         """A version at least as new; (0, 0) gives the newest at once."""

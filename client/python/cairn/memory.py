@@ -46,7 +46,7 @@ def can_lend(tensor: Any) -> bool:
         tensor.is_contiguous() or any(s > 0 for s, n in zip(tensor.stride(), tensor.shape) if n > 1))
 
 
-def _stream_now(device: Any) -> int:
+def stream_now(device: Any) -> int:
     """The stream that this thread gives its work on a card."""
     return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
 
@@ -74,7 +74,7 @@ class Memory:
             raise Invalid(f"a tensor on {tensor.device} cannot be lent: the host and NVIDIA cards are known; give its "
                           ".cpu()")
         if tensor.device.type == "cuda":
-            self.device, self.stream = _c.gpu(tensor.device.index), _stream_now(tensor.device)
+            self.device, self.stream = _c.gpu(tensor.device.index), stream_now(tensor.device)
         if not can_lend(tensor):
             raise Invalid("the tensor is one element, expanded; give its .contiguous()")
         if not tensor.is_contiguous():

@@ -6,7 +6,7 @@ import ctypes
 import math
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Sequence, Tuple
 
 from . import _c
 from ._call import TIMEOUT_S, check, milliseconds, sliced
@@ -83,17 +83,23 @@ class Operation:
 class Mapped:
     """Tensors of a unit in the library's memory, lent until close (or the end of a with block), read only: `views` by
     name, dense, of the wire's dtype, there once `wait` has returned. `shapes` by name. Slices and casts of a view must
-    not be used after close."""
+    not be used after close. `places` by name: (address, bytes); of a card there is nothing else, for only that card
+    follows them, and what is written there spoils what others read."""
 
-    def __init__(self, job: "Job", views: Sequence[_c.View], operation: Operation):
-        self._job, self._first, self._operation = job, views[0], operation
+    def __init__(self, job: "Job", views: Sequence[_c.View], operation: Operation, card: Optional[int] = None):
+        self._job, self._first, self._operation, self.card = job, views[0], operation, card
+        self._is_open = True
         self.shapes = {view.tensor.decode(): tuple(view.shape[:view.rank]) for view in views}
-        self.views = {view.tensor.decode(): self._memory(view) for view in views}
+        self.places = {view.tensor.decode(): self._place(view) for view in views}
+        self.views = {} if card is not None else {name: self._memory(*place) for name, place in self.places.items()}
 
     @staticmethod
-    def _memory(view: _c.View) -> memoryview:
-        nbytes = math.prod(view.shape[:view.rank]) * _c.DTYPE_BYTES[view.dtype]
-        return memoryview((ctypes.c_char * nbytes).from_address(view.ptr or 0)).cast("B").toreadonly()
+    def _place(view: _c.View) -> Tuple[int, int]:
+        return view.ptr or 0, math.prod(view.shape[:view.rank]) * _c.DTYPE_BYTES[view.dtype]
+
+    @staticmethod
+    def _memory(address: int, nbytes: int) -> memoryview:
+        return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B").toreadonly()
 
     def wait(self, timeout: float = TIMEOUT_S) -> "Mapped":
         self._operation.wait(timeout)
@@ -105,17 +111,18 @@ class Mapped:
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Gives it back. Invalid if something made of a view still uses it. Twice is once."""
-        if not self.views:
+    def close(self, stream: Optional[int] = None) -> None:
+        """Gives it back. Invalid if something made of a view still uses it. Twice is once. Of a card: when what is
+        queued on `stream`, a stream of it, is done; that is waited for."""
+        if not self._is_open:
             return
         try:
             for view in self.views.values():
                 view.release()
         except BufferError as error:
             raise Invalid(f"a view of the unit is still in use, give that up first: {error}") from None
-        self.views = {}
-        check(_c.lib().cairn_unmap(self._job._living(), ctypes.byref(self._first), None))
+        self.views, self._is_open = {}, False
+        check(_c.lib().cairn_unmap(self._job._living(), ctypes.byref(self._first), stream))
 
 
 class Lease:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import gc
 import os
 import sys
 import threading
@@ -17,7 +18,7 @@ from typing import Any, Callable, Dict, Iterator, Optional, Set
 
 from . import _c, _log
 from ._call import TIMEOUT_S, check, milliseconds, on_wait
-from .errors import BadHandle, Invalid, Unsupported
+from .errors import BadHandle, Busy, Invalid, Unsupported
 from .job import Job
 from .spec import JobSpec, text, to_c
 
@@ -57,6 +58,7 @@ class Session:
         _log.opened(self.data_path)
         self._timeline: Any = None  # that reads event_fd
         self._readers: Set[Callable[[], bool]] = set()  # use no memory of the library from now on; False: not yet
+        self._sharers: Set[Any] = set()  # gradients that have memory of cairn_alloc
         self._cards: Dict[int, bool] = {}  # by number: whether the library works on it
         atexit.register(self.close)  # leaves in words, rather than by a lost connection
 
@@ -106,6 +108,33 @@ class Session:
         if self._handle is None:
             raise BadHandle("the session is closed; connect again")
         return self._handle
+
+    def detach_memory(self, timeout: float = TIMEOUT_S) -> None:
+        """Lets go of all memory that shards of this host show this process, and of its own that they map on cards,
+        until attach_memory: a process that maps memory of a card of another one cannot be restored from a checkpoint
+        (cuda-checkpoint). Between two steps, when nothing is under way; Busy says what is. What needs those shards
+        waits meanwhile."""
+        with self._memory_lock:
+            if not all([ended() for ended in list(self._readers)]):
+                raise Busy("a forward or backward pass is under way, which reads parameters that shards lend: between "
+                           "two steps memory can be let go of")
+            gc.collect()  # loans whose tensors are part of cycles
+            for sharer in list(self._sharers):
+                sharer.leave_cards()
+            try:
+                check(_c.lib().cairn_detach_memory(self._living(), milliseconds(timeout)))
+            except BaseException:
+                self._share_again()
+                raise
+
+    def attach_memory(self, timeout: float = TIMEOUT_S) -> None:
+        """Takes it again. Timeout: it goes on in the background, call it again to wait."""
+        check(_c.lib().cairn_attach_memory(self._living(), milliseconds(timeout)))
+        self._share_again()
+
+    def _share_again(self) -> None:
+        for sharer in list(self._sharers):
+            sharer.share_again()
 
     def _takes(self, device: Any) -> bool:
         """Whether memory of that torch device is pushed from and fetched into as it is; other goes through the host."""

@@ -229,6 +229,8 @@ class AttachedModel(Between):
         if self._window is not None and self._window.lends:
             if _lent.is_pass_under_way(but_here=by_failure):
                 return False
+            for device in {slot.device for slot in self._slots}:
+                _cuda.settle_passes(device)
             self._window.end_loans()
         return True
 

@@ -17,7 +17,7 @@ from runner import main, skip
 
 DRIVER = BIN.parent / "lib" / "emulated" / "libcuda.so.1"
 SHAPE = (16, 64)
-SPEC = cairn.JobSpec(tensors=[cairn.Tensor("w", SHAPE), cairn.Tensor("v", SHAPE)],
+SPEC = cairn.JobSpec(tensors=[cairn.Tensor("w", SHAPE, "u"), cairn.Tensor("v", SHAPE, "u")],
                      groups=[cairn.Group(optimizer="sgd", lr=0.5)])
 
 
@@ -92,7 +92,7 @@ class OnOneCard(unittest.TestCase):
 
     def setUp(self):
         self.stream = self.card.stream()
-        patch = mock.patch("cairn.memory._stream_now", lambda device: self.stream)
+        patch = mock.patch("cairn.memory.stream_now", lambda device: self.stream)
         patch.start()
         self.addCleanup(patch.stop)
         self.session = self.connect(card=0)
@@ -162,6 +162,47 @@ class OnOneCard(unittest.TestCase):
         stats = job.stats()
         self.assertEqual((stats.device_pushed_bytes, stats.device_fetched_bytes),
                          (stats.pushed_bytes, stats.fetched_bytes))
+
+    def test_a_unit_is_mapped_where_it_is_published_on_the_card(self):
+        job = self.opened()
+        with job.map(job.version_wait(), "u", card=0) as mapped:
+            self.assertEqual(mapped.views, {})  # no code of this process may follow these
+            for name, seed in (("w", 1), ("v", 2)):
+                address, nbytes = mapped.places[name]
+                self.assertEqual(self.card.read(address, nbytes // 4, self.stream), values(seed))
+        self.assertEqual(job.stats().maps_lent, 1)
+
+    def test_memory_of_the_shards_is_let_go_of_and_taken_again(self):
+        job, gradient = self.opened(), self.memory()
+        with job.map(job.version_wait(), "u", card=0):
+            with self.assertRaisesRegex(cairn.Busy, "unit"):
+                self.session.detach_memory(5)
+        self.session.detach_memory(20)
+        self.session.attach_memory(20)
+        round_ = job.round_begin(20)
+        job.fetch(round_.info.version, "w", gradient).wait(20)
+        round_.push("w", gradient)
+        self.assertEqual(self.fetched(job, "w", round_.commit(timeout=20).version), [w / 2 for w in values(1)])
+
+    def test_gradients_leave_the_card_with_it(self):
+        class Sharer:
+            said = []
+
+            def leave_cards(self):
+                self.said.append("leave")
+
+            def share_again(self):
+                self.said.append("share")
+
+        self.opened()
+        self.session._sharers.add(Sharer())
+        self.session.detach_memory(20)
+        self.session.attach_memory(20)
+        self.assertEqual(Sharer.said, ["leave", "share"])
+        self.session._readers.add(lambda: False)
+        with self.assertRaisesRegex(cairn.Busy, "pass is under way"):
+            self.session.detach_memory(5)
+        self.session._readers.clear()
 
     def test_the_library_says_which_cards_it_works_on(self):
         self.assertTrue(self.session._takes(SimpleNamespace(type="cuda", index=0)))

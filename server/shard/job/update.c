@@ -261,20 +261,6 @@ static void collect_results(struct cairn_shard_job *job)
         tensors);
 }
 
-/* With what the device has done for all jobs since it was opened; zeros of the host. */
-static void say_published(const struct cairn_shard_job *job)
-{
-    if (!cairn_log_enabled(CAIRN_LOG_DEBUG)) return;
-    const struct cairn_home_use use = cairn_home_use(job->compute->home);
-    cairn_log_fields(CAIRN_LOG_DEBUG,
-                     CAIRN_FIELDS({ "launches", NULL, use.launches },
-                                  { "in_bytes", NULL, use.bytes_in },
-                                  { "out_bytes", NULL, use.bytes_out }),
-                     "job %s: published %llu.%llu", job->spec.name,
-                     (unsigned long long)job->pass.version_next.generation,
-                     (unsigned long long)job->pass.version_next.step);
-}
-
 static void update_done(struct cairn_shard_job *job)
 {
     cairn_times_updated(job);
@@ -285,7 +271,9 @@ static void update_done(struct cairn_shard_job *job)
         job->pass.update_writes = false;
         cairn_write_close(job);
     }
-    say_published(job);
+    cairn_log_debug("job %s: published %llu.%llu", job->spec.name,
+                    (unsigned long long)job->pass.version_next.generation,
+                    (unsigned long long)job->pass.version_next.step);
     cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_UPDATED });
     cairn_pin_updated(job);
     cairn_fetch_deferred(job);
