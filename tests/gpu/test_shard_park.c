@@ -14,9 +14,9 @@ static struct model model;
 /* A job that has made a step. */
 static struct emulated open_scene(const char *offload, uint64_t limit_bytes)
 {
+    const struct emulated card = emulated_open("quiet=1");
     ck_assert_int_eq(setenv("CAIRN_TEST_BACKEND", "cuda", 1), 0);
     ck_assert_int_eq(setenv("CAIRN_TEST_OFFLOAD", offload, 1), 0);
-    const struct emulated card = emulated_open("quiet=1");
     scene_open(&scene, "mem", 1, limit_bytes);
     scene_serve(&scene, 2, 1);
     model_open(&model, &scene);
