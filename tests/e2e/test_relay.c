@@ -1,6 +1,6 @@
 /* Reduce groups: workers of a host are added up there, and what comes out is what the sums of the hosts,
  * in the order of their least ranks, would have made by themselves. The hosts are played, on one machine:
- * what goes between them goes over ucx. */
+ * what goes between them goes over ucx. With CAIRN_TEST_MEMORY=device gradients lie on the emulated card. */
 #include <check.h>
 #include <pthread.h>
 #include <signal.h>
@@ -10,6 +10,7 @@
 
 #include <cairn.h>
 
+#include "tests/support/emulated.h"
 #include "tests/support/suite.h"
 #include "tests/support/trainer.h"
 
@@ -40,6 +41,8 @@ struct worker {
 
 static struct cluster cluster;
 static struct cluster_said said;
+static struct emulated card; /* if gradients are on it */
+static bool is_on_card;
 static const char *const hosts[HOSTS] = { "host-a", "host-b" };
 
 /* Numbers of which a sum depends on its order. */
@@ -98,7 +101,33 @@ static void open_worker(struct worker *worker, const struct world *world, int ra
     worker->job = trainer_open(worker->session, world->name, &spec);
 }
 
-static void run_step(const struct worker *worker, float *memory[TENSORS])
+/* A gradient: made on the host, pushed from where the worker has memory. */
+struct memory {
+    float *host;
+    void *at;
+};
+
+static struct memory take_memory(const struct worker *worker, int t)
+{
+    struct memory memory;
+    const size_t bytes = trainer_elems(&model[t]) * sizeof(float);
+    good(cairn_alloc(worker->session, bytes, is_on_card ? 0 : -1, &memory.at));
+    memory.host = is_on_card ? malloc(bytes) : memory.at;
+    return memory;
+}
+
+static struct cairn_mem mem_of(const struct memory *memory, int t)
+{
+    struct cairn_mem mem = trainer_mem(memory->at, CAIRN_F32);
+    if (!is_on_card) return mem;
+    mem.device = CAIRN_GPU(0);
+    ck_assert_int_eq(card.driver.cuMemcpyHtoDAsync((uint64_t)(uintptr_t)memory->at, memory->host,
+                                                   trainer_elems(&model[t]) * sizeof(float), NULL),
+                     0);
+    return mem;
+}
+
+static void run_step(const struct worker *worker, const struct memory memory[TENSORS])
 {
     const struct world *world = worker->world;
     const struct cairn_round round = trainer_begin(worker->job);
@@ -106,8 +135,8 @@ static void run_step(const struct worker *worker, float *memory[TENSORS])
         cairn_op *ops[TENSORS];
         int count = 0;
         for (int t = TENSORS - 1; t >= 0; t--) {
-            if (!fill(world, worker->rank, round.step, micro, t, memory[t])) continue;
-            const struct cairn_mem mem = trainer_mem(memory[t], CAIRN_F32);
+            if (!fill(world, worker->rank, round.step, micro, t, memory[t].host)) continue;
+            const struct cairn_mem mem = mem_of(&memory[t], t);
             good(cairn_push(worker->job, &round, (uint32_t)micro, model[t].name, NULL, &mem,
                             &ops[count++]));
         }
@@ -120,14 +149,12 @@ static void run_step(const struct worker *worker, float *memory[TENSORS])
 static void *run_worker(void *arg)
 {
     const struct worker *worker = arg;
-    float *memory[TENSORS];
-    for (int t = 0; t < TENSORS; t++) {
-        void *room;
-        good(cairn_alloc(worker->session, trainer_elems(&model[t]) * sizeof(float), -1, &room));
-        memory[t] = room;
-    }
+    struct memory memory[TENSORS];
+    if (is_on_card) ck_assert_int_eq(card.driver.cuCtxSetCurrent(card.context), 0);
+    for (int t = 0; t < TENSORS; t++) memory[t] = take_memory(worker, t);
     good(cairn_init_done(worker->job, NULL, WAIT_MS));
     for (int step = 0; step < worker->world->steps; step++) run_step(worker, memory);
+    for (int t = 0; t < TENSORS && is_on_card; t++) free(memory[t].host);
     return NULL;
 }
 
@@ -146,7 +173,9 @@ static void train(const struct world *world, int count, char root[65])
 static void set_up(void)
 {
     static const char *const places[] = { "host-a", "host-b", "host-a" };
+    is_on_card = getenv("CAIRN_TEST_MEMORY") != NULL;
     cluster_start(&cluster, 3, &(struct cluster_options) { .shard_hosts = places });
+    if (is_on_card) card = emulated_open(NULL);
 }
 
 static void tear_down(void)
