@@ -81,13 +81,23 @@ wait_until_said() {
     done
 }
 
+# False: its control is not there within 20 s.
+mps_begins() {
+    local deadline=$((SECONDS + 20))
+    until [ -e "$CUDA_MPS_PIPE_DIRECTORY/control" ]; do
+        [ "$SECONDS" -lt "$deadline" ] && process_is_alive mps || return 1
+        sleep 0.1
+    done
+}
+
 # The same under MPS, where one client's fault may end all: either nothing is lost, or the job stops with a sentence.
 under_mps() {
+    local name
     command -v nvidia-cuda-mps-control >/dev/null || { note "no nvidia-cuda-mps-control: MPS was not tried"; return; }
     export CUDA_MPS_PIPE_DIRECTORY=$run/mps CUDA_MPS_LOG_DIRECTORY=$run/mps-log
     mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
     process_start mps nvidia-cuda-mps-control -f
-    wait_until 20 "MPS to begin" test -e "$CUDA_MPS_PIPE_DIRECTORY/control"
+    mps_begins || { note "MPS does not begin here: $(tail -n 1 "$run/mps.log")"; return; }
     of_trainer mps
     if [ -n "$root_now" ]; then
         [ "$root_now" = "$expected" ] || fail "under MPS: content root $root_now, $expected without a fault"
@@ -97,7 +107,11 @@ under_mps() {
         note "$(grep -hm1 -o 'msg=".*CUDA_ERROR.*"$' "$run"/shard-*.log)"
     fi
     note "cluster status under MPS: $("$bin/cairn" cluster status | grep -m1 MPS || echo 'says nothing of MPS')"
-    process_kill worker-0 worker-1 shard-1 shard-2 coordinator mps 2>/dev/null || true
+    for name in worker-0 worker-1 shard-1 shard-2 coordinator; do
+        [ -z "${process_id[$name]:-}" ] || process_kill "$name"
+    done
+    echo quit | nvidia-cuda-mps-control >/dev/null 2>&1 || true # its server, too, which is no process of ours
+    process_stop mps || true
 }
 
 part_tenants() {
