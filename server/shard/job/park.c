@@ -15,6 +15,7 @@ void cairn_park_release(struct cairn_shard_job *job)
 static void end(struct cairn_shard_job *job, cairn_status status, const struct cairn_sentence *why)
 {
     job->park.is_under_way = false;
+    if (job->state == CAIRN_JOB_SERVING) cairn_published_trim(job); // of leases that ended
     if (status != CAIRN_OK)
         cairn_log_warn("job %s is not %s: %s", job->spec.name,
                        job->park.to_host ? "parked" : "taken back to the device", why->text);
@@ -42,11 +43,11 @@ static uint64_t plane_bytes(const struct cairn_shard_job *job)
     return bytes;
 }
 
-/* Of the device, with what no element uses. */
-static uint64_t device_bytes(const struct cairn_shard_job *job)
+/* Of the device, with what no element uses; of published copies all, or those that are there. */
+static uint64_t device_bytes(const struct cairn_shard_job *job, bool all)
 {
     const uint64_t unit = CAIRN_PLANE_UNIT_BYTES;
-    uint64_t bytes = cairn_published_device_bytes(job);
+    uint64_t bytes = cairn_published_device_bytes(job, all);
     for (int p = 0; p < CAIRN_PLANES; p++)
         bytes += (job->planes.device[p].bytes + unit - 1) / unit * unit;
     return bytes;
@@ -117,10 +118,11 @@ static void settle(struct cairn_shard_job *job)
     job->compute = job->park.to_host ? &shard->host : &shard->device;
     (job->park.to_host ? cairn_published_park : cairn_published_unpark)(job);
     cairn_pass_divide(job);
-    job->memory.device = job->park.to_host ? 0 : device_bytes(job);
+    job->memory.device = job->park.to_host ? 0 : device_bytes(job, false);
     job->memory.state -= host_bytes;
     job->park.host_bytes -= host_bytes;
     job->park.is_under_way = false;
+    if (job->state == CAIRN_JOB_SERVING) cairn_published_trim(job); // of leases that ended
     cairn_log_info("job %s is %s", job->spec.name,
                    job->park.to_host ? "parked: its state lies in host memory"
                                      : "back on its device");
@@ -203,7 +205,7 @@ static void park(struct cairn_shard_job *job)
 static void unpark(struct cairn_shard_job *job)
 {
     struct cairn_sentence why;
-    cairn_status status = cairn_shard_job_judge_device(job, device_bytes(job), 0, &why);
+    cairn_status status = cairn_shard_job_judge_device(job, device_bytes(job, true), 0, &why);
     for (int p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
         if (job->planes.device[p].bytes > 0)
             status = cairn_arena_open_home(job->shard->device.home, "unparked",

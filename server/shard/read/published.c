@@ -304,14 +304,17 @@ bool cairn_published_move(const struct cairn_shard_job *job, bool to_host, uint3
     return false;
 }
 
-/* What open_device takes. */
-uint64_t cairn_published_device_bytes(const struct cairn_shard_job *job)
+uint64_t cairn_published_device_bytes(const struct cairn_shard_job *job, bool all)
 {
     const uint64_t unit = CAIRN_PLANE_UNIT_BYTES;
     uint64_t bytes = 0;
-    if (!has_device_side(job)) return 0;
-    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++)
-        bytes += (job->versions.copies[i].wire.bytes + unit - 1) / unit * unit;
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
+        const struct cairn_published *copy = &job->versions.copies[i];
+        if (!all)
+            bytes += device_bytes(copy);
+        else if (has_device_side(job))
+            bytes += (copy->wire.bytes + unit - 1) / unit * unit;
+    }
     return bytes;
 }
 
@@ -404,6 +407,7 @@ cairn_status cairn_published_add(struct cairn_shard_job *job, const char *what,
 void cairn_published_trim(struct cairn_shard_job *job)
 {
     const uint64_t bytes = copy_bytes(job);
+    if (job->park.is_under_way) return; // it copies them; when it has ended
     while (copy_count(job) > 2 + leased_count(job)) {
         const uint32_t index = oldest_spare(job);
         assert(index < CAIRN_SHARD_PUBLISHED_MAX); // of three that nobody leased, two are in use

@@ -84,8 +84,8 @@ struct cairn_published_move {
 };
 bool cairn_published_move(const struct cairn_shard_job *job, bool to_host, uint32_t n,
                           struct cairn_published_move *move_out);
-/* What it takes of the device to have all copies there. */
-uint64_t cairn_published_device_bytes(const struct cairn_shard_job *job);
+/* What copies take of the device, or would take if all were there. */
+uint64_t cairn_published_device_bytes(const struct cairn_shard_job *job, bool all);
 /* Room on the device for the copies that there are. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: cairn_published_park
  * is to be called all the same. */
 CAIRN_MUST_CHECK cairn_status cairn_published_open_device(struct cairn_shard_job *job,
