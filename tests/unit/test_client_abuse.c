@@ -111,6 +111,22 @@ NOTHING(cairn_free)
 {
     return cairn_free(a->session, NULL);
 }
+GIVEN(cairn_detach_memory)
+{
+    return cairn_detach_memory(a->session, 0);
+}
+NOTHING(cairn_detach_memory)
+{
+    return cairn_detach_memory(a->session, -1);
+}
+GIVEN(cairn_attach_memory)
+{
+    return cairn_attach_memory(a->session, 0);
+}
+NOTHING(cairn_attach_memory)
+{
+    return cairn_attach_memory(a->session, -1);
+}
 GIVEN(cairn_register)
 {
     return cairn_register(a->session, a->own, 16, -1);
@@ -443,6 +459,8 @@ static const struct call {
     CALL(cairn_event_fd, OF_SESSION),
     CALL(cairn_alloc, OF_SESSION),
     CALL(cairn_free, OF_SESSION),
+    CALL(cairn_detach_memory, OF_SESSION),
+    CALL(cairn_attach_memory, OF_SESSION),
     CALL(cairn_register, OF_SESSION),
     CALL(cairn_unregister, OF_SESSION),
     CALL(cairn_job_open, OF_SESSION),

@@ -5,7 +5,11 @@
  * moment it is taken, and gives one back when nothing keeps its version any more. So with n versions leased
  * there are 2 + n copies, and one of them is neither the newest nor leased: an update takes the oldest of
  * those, allocates nothing and waits for nobody. Loop thread only; compute threads write the copy that was
- * begun. */
+ * begun.
+ *
+ * A shard shows members at most 4092 regions (proto/fabric/fabric.h), each a segment or a head: 255 GiB of
+ * copies of all its jobs, half of that where they have a device's side. One beyond that is shown to nobody,
+ * which the log says, and sent. */
 #ifndef CAIRN_SHARD_READ_PUBLISHED_H
 #define CAIRN_SHARD_READ_PUBLISHED_H
 
