@@ -108,6 +108,43 @@ TEST_EACH(a_parked_job_leaves_the_card_and_comes_back_with_the_same_bits, 0, 2)
     close_scene();
 }
 
+static void keep(uint64_t lease, uint64_t step)
+{
+    Cairn__LeaseKeep message = CAIRN__LEASE_KEEP__INIT;
+    message.job = SCENE_JOB;
+    message.lease = lease;
+    message.generation = 1;
+    message.step = step;
+    message.ttl_ms = 60000;
+    scene_say(&scene, CAIRN_MSG_LEASE_KEEP, 40, &message.base);
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 40);
+}
+
+/* Of each lease a published copy more, which has a side on the card. */
+TEST(leased_versions_leave_the_card_and_come_back_with_the_rest)
+{
+    Cairn__LeaseEnd over = CAIRN__LEASE_END__INIT;
+    (void)open_scene("0", 0);
+    const uint64_t all = free_bytes() + the_job()->memory.device;
+    keep(1, 1);
+    ck_assert_uint_eq(free_bytes() + the_job()->memory.device, all);
+    expect_done(true);
+    ck_assert_uint_eq(free_bytes(), all);
+    keep(2, 0);
+    ck_assert_uint_eq(free_bytes(), all); // a parked job's copies are in host memory
+    expect_done(false);
+    ck_assert_uint_eq(free_bytes() + the_job()->memory.device, all);
+    over.job = SCENE_JOB;
+    for (over.lease = 1; over.lease <= 2; over.lease++)
+        scene_say(&scene, CAIRN_MSG_LEASE_END, 0, &over.base);
+    model_round(&model, &scene, 2, 1);
+    for (int tries = 0; tries < 1000 && free_bytes() + the_job()->memory.device != all; tries++)
+        scene_settle(&scene); // another thread gives it back
+    ck_assert_uint_eq(free_bytes() + the_job()->memory.device, all);
+    expect_bits();
+    close_scene();
+}
+
 TEST(a_job_for_which_the_card_has_no_room_any_more_stays_parked)
 {
     const struct emulated card = open_scene("0", 0);
