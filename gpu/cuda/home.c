@@ -153,17 +153,19 @@ static const struct cairn_home_kind kind = {
 
 /* ---- opening ---- */
 
-static bool is_of_other_time(int result)
+/* A driver of an older major version than the toolkit loads nothing of it, whatever it says why. */
+static bool is_of_other_time(int result, int version, int toolkit)
 {
-    return result == CAIRN_CU_NO_BINARY_FOR_GPU || result == CAIRN_CU_UNSUPPORTED_PTX_VERSION ||
-           result == CAIRN_CU_INVALID_IMAGE || result == CAIRN_CU_INVALID_PTX;
+    return version / 1000 < toolkit / 1000 || result == CAIRN_CU_NO_BINARY_FOR_GPU ||
+           result == CAIRN_CU_UNSUPPORTED_PTX_VERSION || result == CAIRN_CU_INVALID_IMAGE ||
+           result == CAIRN_CU_INVALID_PTX;
 }
 
 static cairn_status refuse_image(struct cairn_cuda *cuda, int result, struct cairn_sentence *why)
 {
     const int version = cuda->driver.version, toolkit = cairn_image().toolkit;
     char text[32];
-    if (!is_of_other_time(result))
+    if (!is_of_other_time(result, version, toolkit))
         return cairn_cuda_check(cuda, result, "loading the kernels", why);
     return cairn_fail(
         why, CAIRN_ERR_UNSUPPORTED,

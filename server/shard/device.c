@@ -96,8 +96,11 @@ cairn_status cairn_device_open(struct cairn_shard *shard, const struct cairn_sha
     }
     if (strcmp(backend, "cuda") == 0)
         return cairn_fail(why, status, "compute.backend = cuda: %s", reason.text);
-    cairn_log_info("state lies in host memory (%s): %s", cairn_home_info(shard->host.home)->device,
-                   reason.text);
+    const char *host = cairn_home_info(shard->host.home)->device;
+    if (strcmp(backend, "host") == 0 || status == CAIRN_ERR_NOT_FOUND)
+        cairn_log_info("state lies in host memory (%s): %s", host, reason.text);
+    else // there may be a device, and nobody uses it
+        cairn_log_warn("state lies in host memory (%s): %s", host, reason.text);
     shard->no_device = reason;
     return CAIRN_OK;
 }

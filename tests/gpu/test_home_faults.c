@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "gpu/cuda/image.h"
 #include "gpu/home.h"
 #include "tests/support/emulated.h"
 #include "tests/support/suite.h"
@@ -40,6 +41,18 @@ TEST_EACH(a_card_that_is_not_to_be_had_is_refused_with_a_reason, 0,
     emulated_choose(refused[_i].options);
     ck_assert_int_eq(cairn_home_open_cuda(refused[_i].device, &home, &why), refused[_i].status);
     ck_assert_msg(strstr(why.text, refused[_i].says) != NULL, "%s", why.text);
+}
+
+/* Of what it says then cuda.h tells nothing: the versions say why. */
+TEST(a_driver_of_an_older_major_version_than_the_kernels_is_to_be_updated)
+{
+    struct cairn_home *home;
+    struct cairn_sentence why = { "" };
+    if (cairn_image().toolkit < 13000)
+        return; // the kernels of this build are no newer than CUDA 12
+    emulated_choose("driver=12080,result=300,load_fails=1,quiet=1");
+    ck_assert_int_eq(cairn_home_open_cuda(NULL, &home, &why), CAIRN_ERR_UNSUPPORTED);
+    ck_assert_msg(strstr(why.text, "is of CUDA 12.8: update it") != NULL, "%s", why.text);
 }
 
 TEST(without_a_driver_there_is_no_home)
