@@ -6,6 +6,7 @@
 #include "client/base/handle.h"
 #include "client/device/card.h"
 #include "client/job.h"
+#include "client/streams.h"
 
 static void unref(struct op *op)
 {
@@ -66,70 +67,13 @@ static void tell(const struct session *s)
 /* Under the lock: whose stream was let go has read what was not there yet, or written what was still read. */
 static void judge_late(struct op *op)
 {
-    if (!op->is_late || op->status != CAIRN_OK) return;
+    if (op->status != CAIRN_OK) return;
     op->status = CAIRN_ERR_CANCELED;
     cairn_sentence_set(&op->why,
-                       "a stream that waited for this operation was let go after %d s, before it "
-                       "was complete: what that stream did since is of no use",
-                       CAIRN_OP_STREAM_WAIT_MS / 1000);
-}
-
-static void let_streams_go(struct card_word *words)
-{
-    while (words != NULL) {
-        struct card_word *next = words->next;
-        cairn_card_word_set(words);
-        words = next;
-    }
-}
-
-/* Under the lock. */
-static struct card_word *take_words(struct op *op)
-{
-    struct card_word *words = op->words;
-    struct op **link = &op->session->stream_waits;
-    if (words == NULL) return NULL;
-    while (*link != op) link = &(*link)->next_words;
-    *link = op->next_words;
-    op->words = NULL;
-    return words;
-}
-
-void cairn_op_await_by(struct op *op, struct card_word *word)
-{
-    struct session *s = op->session;
-    pthread_mutex_lock(&s->lock);
-    const bool waits = !op->done;
-    if (waits && op->words == NULL) {
-        op->words_until_ms = cairn_client_now_ms() + CAIRN_OP_STREAM_WAIT_MS;
-        op->next_words = s->stream_waits;
-        s->stream_waits = op;
-    }
-    if (waits) {
-        word->next = op->words;
-        op->words = word;
-    }
-    pthread_mutex_unlock(&s->lock);
-    if (!waits) cairn_card_word_set(word);
-}
-
-void cairn_op_let_late_go(struct session *s)
-{
-    const uint64_t now_ms = cairn_client_now_ms();
-    struct card_word *late = NULL;
-    pthread_mutex_lock(&s->lock);
-    for (struct op *op = s->stream_waits, *next; op != NULL; op = next) {
-        next = op->next_words;
-        if (now_ms < op->words_until_ms) continue;
-        op->is_late = true;
-        for (struct card_word *word = take_words(op), *after; word != NULL; word = after) {
-            after = word->next;
-            word->next = late;
-            late = word;
-        }
-    }
-    pthread_mutex_unlock(&s->lock);
-    let_streams_go(late);
+                       "a stream that waited for this operation was let go after %d s, or at the "
+                       "session's end, before it was complete: what that stream did since is of no "
+                       "use",
+                       CAIRN_STREAMS_WAIT_MS / 1000);
 }
 
 static void complete(struct op *op)
@@ -142,8 +86,9 @@ static void complete(struct op *op)
     if (op->on_done != NULL) op->on_done(op->context, op->status, op->why.text);
     pthread_mutex_lock(&s->lock);
     op->done = true;
-    judge_late(op);
-    struct card_word *words = take_words(op);
+    bool is_late;
+    struct card_word *words = cairn_streams_take(op, &is_late);
+    if (is_late) judge_late(op);
     if (open_count(op) != NULL) (*open_count(op))--;
     if (op->kind == CAIRN_CHUNK_PUSH && op->job->filling.pushes_open == 0)
         cairn_step_times_pushed(&op->job->times);
@@ -155,7 +100,7 @@ static void complete(struct op *op)
     }
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
-    let_streams_go(words);
+    cairn_streams_let_go(words);
     if (op->on_done == NULL) tell(s);
     unref(op);
 }

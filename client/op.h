@@ -38,21 +38,15 @@ struct op {
     uint8_t box[CAIRN_BOX_BYTES_MAX];
     /* lock */
     bool done;
+    cairn_status status;
+    struct cairn_sentence why;
+    uint32_t refs;
+    /* lock of the session's streams (streams.h) */
     bool is_late;            /* a stream that waited for it was let go before it was done */
     struct card_word *words; /* owned: streams wait for them; until then */
     uint64_t words_until_ms;
     struct op *next_words; /* the next whose words are waited for */
-    cairn_status status;
-    struct cairn_sentence why;
-    uint32_t refs;
 };
-
-/* A stream waits for an operation for at most so long. */
-#define CAIRN_OP_STREAM_WAIT_MS 60000
-/* The word is set when the operation is over, or then. Takes it over. Any thread; not under the lock. */
-void cairn_op_await_by(struct op *op, struct card_word *word);
-/* Loop thread: streams that have waited for so long. */
-void cairn_op_let_late_go(struct session *s);
 
 struct command {
     struct command *next;

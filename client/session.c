@@ -51,6 +51,7 @@ void cairn_session_unref(struct session *s)
     if (left > 0) return;
     cairn_memory_release(s);
     cairn_card_imports_close(s->imports);
+    cairn_streams_release(s);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->changed);
     close(s->event_fd);

@@ -7,7 +7,8 @@
  *             sends it when the connection stands and its job is attached, sends it again after a reconnect,
  *             and wakes the thread with the reply. A thread whose deadline passes takes its ask back.
  *   commands  (op.h) put, push, micro-batch end, commit, fetch: done by the loop thread in the order given.
- *   ops       (op.h) what put, push and fetch have under way; a thread waits for `done`.
+ *   ops       (op.h) what put, push and fetch have under way; a thread waits for `done`, or a stream of a GPU
+ *             (streams.h).
  *
  * So everything marked "loop thread" needs no lock, and everything marked "lock" is short. A lost
  * coordinator or shard changes nothing above: the loop thread reconnects, attaches again under the
@@ -40,6 +41,7 @@
 #include "client/loop/detach.h"
 #include "client/loop/loop.h"
 #include "client/memory.h"
+#include "client/streams.h"
 #include "proto/loop/address.h"
 
 struct ask;
@@ -74,12 +76,13 @@ struct session {
     struct {
         struct command *first, *last;
     } commands;
-    struct op *stream_waits;     /* operations that streams of cards wait for */
     struct job *jobs;            /* changed by the loop thread only */
     struct published *published; /* copies of shards of this host (read/mapped.h), likewise */
     struct reach reach;
     struct session_memory memory;
     struct detachment detachment;
+
+    struct stream_waits streams; /* has a lock of its own */
 
     /* loop thread */
     struct control control;

@@ -61,6 +61,7 @@ static cairn_status init_shared(struct session *s, const struct cairn_opts *opts
     pthread_cond_init(&s->changed, &attr);
     pthread_condattr_destroy(&attr);
     pthread_mutex_init(&s->lock, NULL);
+    cairn_streams_init(s);
     s->refs = 1;
     s->reach.away_since_ms = cairn_client_now_ms();
     s->name = own_name(opts);

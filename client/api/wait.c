@@ -99,10 +99,8 @@ cairn_status cairn_stream_wait(cairn_op *handle, void *stream)
     struct op *op = cairn_handle_get(CAIRN_HANDLE_OP, handle);
     if (op == NULL) return cairn_handle_fail(handle, "operation");
     struct card *card;
-    struct card_word *word;
     cairn_status status = cairn_card_of_thread(op->card, &card);
-    if (status == CAIRN_OK) status = cairn_card_wait_for_word(card, stream, &word);
-    if (status == CAIRN_OK) cairn_op_await_by(op, word);
+    if (status == CAIRN_OK) status = cairn_streams_await(op, card, stream);
     cairn_handle_put(handle);
     return status;
 }

@@ -24,7 +24,59 @@ cairn_status cairn_card_fail(int result, cairn_status status, const char *doing,
                       "%s: %s", doing, cairn_driver_explain(&door.driver, result, text));
 }
 
+/* ---- the context ---- */
+
+/* Of the thread: how deep it is in the library, and which mode it had before. */
+static __thread int depth, mode_outside;
+
+/* What the library does is in no graph of the caller's, and ends the capture of none by another thread. */
+static int relax(const struct cairn_driver *driver)
+{
+    int mode = CAIRN_CU_CAPTURE_RELAXED;
+    if (depth > 0) return depth++, CAIRN_CU_OK;
+    const int result = driver->cuThreadExchangeStreamCaptureMode(&mode);
+    if (result != CAIRN_CU_OK) return result;
+    mode_outside = mode;
+    depth++;
+    return CAIRN_CU_OK;
+}
+
+static void unrelax(const struct cairn_driver *driver)
+{
+    if (--depth == 0) (void)driver->cuThreadExchangeStreamCaptureMode(&mode_outside);
+}
+
+cairn_status cairn_card_enter(const struct card *card, struct cairn_sentence *why)
+{
+    int result = relax(card->driver);
+    if (result == CAIRN_CU_OK) {
+        result = card->driver->cuCtxPushCurrent(card->context);
+        if (result != CAIRN_CU_OK) unrelax(card->driver);
+    }
+    return result == CAIRN_CU_OK
+               ? CAIRN_OK
+               : cairn_card_fail(result, CAIRN_ERR_IO, "its context is not to be had", why);
+}
+
+void cairn_card_leave(const struct card *card)
+{
+    struct CUctx_st *own;
+    (void)card->driver->cuCtxPopCurrent(&own);
+    unrelax(card->driver);
+}
+
 /* ---- opening ---- */
+
+/* Of the greatest priority: those have queues of the hardware that the caller's streams do not share, else
+ * a copy could be behind the very wait that it is to end. */
+static int open_side(struct card *card)
+{
+    int least, greatest;
+    const int result = card->driver->cuCtxGetStreamPriorityRange(&least, &greatest);
+    if (result != CAIRN_CU_OK) return result;
+    return card->driver->cuStreamCreateWithPriority(&card->side, CAIRN_CU_STREAM_NON_BLOCKING,
+                                                    greatest);
+}
 
 static cairn_status open_context(struct card *card, struct cairn_sentence *why)
 {
@@ -53,8 +105,7 @@ static cairn_status open_context(struct card *card, struct cairn_sentence *why)
     if (card->exports)
         result = driver->cuMemGetAllocationGranularity(&granularity, &how,
                                                        CAIRN_CU_GRANULARITY_MINIMUM);
-    if (result == CAIRN_CU_OK)
-        result = driver->cuStreamCreate(&card->side, CAIRN_CU_STREAM_NON_BLOCKING);
+    if (result == CAIRN_CU_OK) result = open_side(card);
     cairn_card_leave(card);
     card->granularity = granularity;
     return result == CAIRN_CU_OK ? CAIRN_OK
@@ -88,8 +139,15 @@ static cairn_status open_card(int number, struct card **card_out)
     if (card == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     card->driver = &door.driver;
     card->number = number;
-    const cairn_status status = open_context(card, &why);
+    cairn_status status = CAIRN_ERR_IO;
+    const int result = relax(&door.driver);
+    if (result == CAIRN_CU_OK) {
+        status = open_context(card, &why);
+        unrelax(&door.driver);
+    } else
+        cairn_card_fail(result, status, "the driver does not begin with it", &why);
     if (status == CAIRN_OK) {
+        cairn_card_make_words(card);
         *card_out = card;
         return CAIRN_OK;
     }
@@ -131,22 +189,6 @@ int cairn_card_number(const struct card *card)
 const uint8_t *cairn_card_uuid(const struct card *card)
 {
     return card->uuid;
-}
-
-/* ---- the context ---- */
-
-cairn_status cairn_card_enter(const struct card *card, struct cairn_sentence *why)
-{
-    const int result = card->driver->cuCtxPushCurrent(card->context);
-    return result == CAIRN_CU_OK
-               ? CAIRN_OK
-               : cairn_card_fail(result, CAIRN_ERR_IO, "its context is not to be had", why);
-}
-
-void cairn_card_leave(const struct card *card)
-{
-    struct CUctx_st *own;
-    (void)card->driver->cuCtxPopCurrent(&own);
 }
 
 struct cairn_cu_allocation cairn_card_allocation(const struct card *card)

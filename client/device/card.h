@@ -59,7 +59,7 @@ void cairn_card_unpin(struct card *card, void *host);
 /* ---- what a stream has queued ---- */
 
 /* What is on the stream (a cudaStream_t of that card's primary context; NULL: the default stream) now.
- * CAIRN_ERR_INVALID: it is no stream of it, or destroyed. */
+ * CAIRN_ERR_INVALID: it is no stream of it, as far as the driver says, or captured into a graph. */
 cairn_status cairn_card_mark(struct card *card, void *stream,
                              struct card_event **event_out) CAIRN_MUST_CHECK;
 enum card_state { CARD_WAITS, CARD_DONE, CARD_FAILED };
@@ -72,14 +72,25 @@ void cairn_card_event_free(struct card_event *event); /* NULL is fine */
 
 /* A word that only grows: of this process for good, since a stream may wait for it however late. */
 struct card_word {
-    struct card_word *next;
+    struct card_word *next; /* of whoever has it */
+    struct card *card;
     uint32_t *value; /* pinned */
+    uint64_t at;     /* the same, for the card */
     uint32_t target; /* of the last wait */
 };
-/* What is queued on the stream behind this waits until cairn_card_word_set. */
-cairn_status cairn_card_wait_for_word(struct card *card, void *stream,
-                                      struct card_word **word_out) CAIRN_MUST_CHECK;
-/* Lets the stream go on; the word is not the caller's any more. Needs no card that works. */
+struct card_wait {
+    uint64_t at;
+    uint32_t value;
+};
+/* The caller's, until cairn_card_word_set; *wait_out: for one wait, which may begin behind that, too. */
+cairn_status cairn_card_word_take(struct card *card, struct card_word **word_out,
+                                  struct card_wait *wait_out) CAIRN_MUST_CHECK;
+/* What is queued on the stream behind this waits until the word is set. CAIRN_ERR_INVALID: as of a mark;
+ * CAIRN_ERR_UNSUPPORTED: the driver has no such waits. */
+cairn_status cairn_card_wait(struct card *card, void *stream,
+                             const struct card_wait *wait) CAIRN_MUST_CHECK;
+/* Lets the stream go on; the word is not the caller's any more. Asks the driver for nothing: no stream and no
+ * other thread's call can keep it, and it needs no card that works. */
 void cairn_card_word_set(struct card_word *word);
 
 #endif

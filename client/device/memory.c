@@ -24,14 +24,9 @@ static int map(struct card_memory *memory, int device)
 /* As cairn_alloc says: zeros. */
 static int zero(const struct card_memory *memory)
 {
-    const struct cairn_driver *driver = memory->card->driver;
-    struct CUstream_st *stream;
-    int result = driver->cuStreamCreate(&stream, CAIRN_CU_STREAM_NON_BLOCKING);
-    if (result != CAIRN_CU_OK) return result;
-    result = driver->cuMemsetD8Async(memory->at, 0, memory->bytes, stream);
-    if (result == CAIRN_CU_OK) result = driver->cuStreamSynchronize(stream);
-    (void)driver->cuStreamDestroy(stream);
-    return result;
+    const struct card *card = memory->card;
+    const int result = card->driver->cuMemsetD8Async(memory->at, 0, memory->bytes, card->side);
+    return result == CAIRN_CU_OK ? card->driver->cuStreamSynchronize(card->side) : result;
 }
 
 static void unmap(const struct card_memory *memory)

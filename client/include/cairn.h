@@ -29,8 +29,10 @@
  *
  * GPUs, as CUDA_VISIBLE_DEVICES numbers them (client/README.md, "Memory of a GPU"): the host is 0 in
  * cairn_mem.device, and -1 for cairn_alloc and cairn_register, where 0 is a GPU. No driver:
- * CAIRN_ERR_UNSUPPORTED; no such GPU, or memory or a stream that is not of it: CAIRN_ERR_INVALID; its context
- * is gone: CAIRN_ERR_IO. */
+ * CAIRN_ERR_UNSUPPORTED; no such GPU, memory that is not of it, a stream that is not of it as far as the
+ * driver says (of a destroyed one it may say nothing, or crash), or one that is being captured into a CUDA
+ * graph: CAIRN_ERR_INVALID; its context is gone: CAIRN_ERR_IO. Captures of other streams go on meanwhile, but
+ * for the default stream, which then is as if captured. */
 #ifndef CAIRN_H
 #define CAIRN_H
 
@@ -490,7 +492,7 @@ CAIRN_EXPORT cairn_status cairn_env_read(struct cairn_env *out) CAIRN_CHECKED;
  * outlives the coordinator: it reconnects by itself, and calls wait for that until their own deadline. */
 CAIRN_EXPORT cairn_status cairn_open(const struct cairn_opts *opts, cairn **out) CAIRN_CHECKED;
 /* Closes jobs that are open, fails what is under way and every call that waits, returns loans; takes about a
- * second at most, a stopped shard or coordinator or not. */
+ * second at most, a stopped shard or coordinator or not. Of a GPU: as cairn_free, of all there is. */
 CAIRN_EXPORT void cairn_close(cairn *session);
 /* This thread's last error: what, why, what to do. Valid until the thread's next call. Never NULL. */
 CAIRN_EXPORT const char *cairn_error(void);
@@ -503,7 +505,8 @@ CAIRN_EXPORT const char *cairn_error(void);
  * device: -1 = host; n = GPU n: memory that shards on that GPU read where it lies, in units of 2 MiB. */
 CAIRN_EXPORT cairn_status cairn_alloc(cairn *session, size_t bytes, int device,
                                       void **out) CAIRN_CHECKED;
-/* CAIRN_ERR_BUSY: an operation has it on loan, and it stays. CAIRN_ERR_INVALID: not what cairn_alloc gave. */
+/* CAIRN_ERR_BUSY: an operation has it on loan, and it stays. CAIRN_ERR_INVALID: not what cairn_alloc gave. Of
+ * a GPU: nothing that is queued on any stream may touch it any more; this waits for none. */
 CAIRN_EXPORT cairn_status cairn_free(cairn *session, void *ptr) CAIRN_CHECKED;
 /* Tells of memory that it will be pushed and fetched to again and again. CAIRN_ERR_UNSUPPORTED, always in
  * this version: it is staged, and right as it is. */
@@ -811,7 +814,8 @@ CAIRN_EXPORT cairn_status cairn_map_device(cairn_job *job, struct cairn_version 
 /* Gives one cairn_map back, by any of its views. The memory goes when nobody has it on loan, unless it was
  * prefetched again since. CAIRN_ERR_INVALID: it is not on loan. CAIRN_ERR_VERSION_GONE: given back, but a
  * later version took its memory meanwhile (never in the round whose version it is). Of a GPU: waits until
- * what is queued on `stream`, a cudaStream_t of it, is done; of the host NULL. */
+ * what is queued on `stream`, a cudaStream_t of it, is done; of the host NULL. Nothing
+ * that is queued on another stream may read it any more: then the memory may go, or be written. */
 CAIRN_EXPORT cairn_status cairn_unmap(cairn_job *job, const struct cairn_view *view,
                                       void *stream) CAIRN_CHECKED;
 
@@ -820,8 +824,13 @@ CAIRN_EXPORT cairn_status cairn_unmap(cairn_job *job, const struct cairn_view *v
 CAIRN_EXPORT cairn_status cairn_wait(cairn_op *op, int timeout_ms) CAIRN_CHECKED;
 /* What is queued on a cudaStream_t of the thread's current GPU (else of the operation's) after this call runs
  * when the operation is over, well or not: cairn_wait, which is still to be called, says it. A stream goes on
- * after 60 s at the latest, whoever is dead; then the operation is CAIRN_ERR_CANCELED, if not worse. Not for
- * the stream that the operation itself waits for. CAIRN_ERR_UNSUPPORTED without CUDA. */
+ * after 60 s at the latest, or 1 s after cairn_close began, whoever is dead and whatever the driver holds up;
+ * then the operation is CAIRN_ERR_CANCELED, if not worse. Not for the stream that the operation itself waits
+ * for; nor for one that it waits for by way of the hardware: streams of one priority share
+ * CUDA_DEVICE_MAX_CONNECTIONS queues (8; some trainers set 1), and what is behind a wait in one of them is
+ * behind it, too. The library's own copies have the greatest priority for that; a stream that a pushed
+ * gradient comes from should have another one than the stream that waits, or be done.
+ * CAIRN_ERR_UNSUPPORTED without CUDA. */
 CAIRN_EXPORT cairn_status cairn_stream_wait(cairn_op *op, void *stream) CAIRN_CHECKED;
 
 /* The client state of the newest version (from round_begin to commit: of the round's), to readers, too.

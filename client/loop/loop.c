@@ -10,6 +10,7 @@
 #define SOON_MS    1   /* an event of a stream tells nobody */
 #define STOP_MS    300 /* what is under way may end by itself for so long */
 #define GOODBYE_MS 300
+#define STREAMS_MS 1000 /* then a stream may hold up this thread, and is let go */
 
 /* ---- the thread ---- */
 
@@ -72,7 +73,6 @@ static void on_tick(uv_timer_t *tick)
 {
     struct session *s = tick->data;
     cairn_control_tick(s);
-    cairn_op_let_late_go(s);
     on_kick(&s->loop.kick);
 }
 
@@ -165,6 +165,8 @@ void cairn_loop_stop(struct session *s)
 {
     s->loop.stop_by_ms = cairn_client_now_ms() + STOP_MS;
     s->loop.stopping = true;
+    cairn_streams_close_at(s, cairn_client_now_ms() + STREAMS_MS);
     cairn_session_kick(s);
     pthread_join(s->loop.thread, NULL);
+    cairn_streams_end(s);
 }

@@ -39,6 +39,10 @@ enum {
     CAIRN_CU_NOT_READY = 600,
     CAIRN_CU_ALREADY_REGISTERED = 712,
     CAIRN_CU_NOT_SUPPORTED = 801,
+    CAIRN_CU_CAPTURE_UNSUPPORTED =
+        900, /* up to 908: a graph is captured, which the call may not be in */
+    CAIRN_CU_CAPTURE_IMPLICIT = 906,
+    CAIRN_CU_CAPTURE_WRONG_THREAD = 908,
 };
 
 /* CUdevice_attribute */
@@ -57,6 +61,10 @@ enum {
     CAIRN_CU_EVENT_BLOCKING_SYNC = 1,
     CAIRN_CU_EVENT_DISABLE_TIMING = 2,
     CAIRN_CU_HOST_REGISTER_PORTABLE = 1,
+    CAIRN_CU_HOST_REGISTER_DEVICEMAP = 2,
+    CAIRN_CU_CAPTURES_NOTHING = 0, /* CUstreamCaptureStatus */
+    CAIRN_CU_CAPTURE_RELAXED =
+        2, /* CUstreamCaptureMode: the thread's calls end no capture of others */
     CAIRN_CU_LOCATION_DEVICE = 1,
     CAIRN_CU_ALLOCATION_PINNED = 1,
     CAIRN_CU_HANDLE_POSIX = 1,
@@ -117,6 +125,8 @@ struct cairn_cu_uuid {
     call(cuCtxPushCurrent, _v2, (struct CUctx_st *context))                                                 \
     call(cuCtxPopCurrent, _v2, (struct CUctx_st **context_out))                                             \
     call(cuCtxGetDevice, , (int *device_out))                                                               \
+    call(cuCtxGetStreamPriorityRange, , (int *least_out, int *greatest_out))                                \
+    call(cuThreadExchangeStreamCaptureMode, , (int *mode))                                                  \
     call(cuPointerGetAttribute, , (void *value_out, int attribute, uint64_t at))                            \
     call(cuMemGetInfo, _v2, (size_t *free_out, size_t *total_out))                                          \
     call(cuMemGetAllocationGranularity, ,                                                                   \
@@ -141,7 +151,10 @@ struct cairn_cu_uuid {
     call(cuMemFreeHost, , (void *host))                                                                     \
     call(cuMemHostRegister, _v2, (void *host, size_t bytes, unsigned flags))                                \
     call(cuMemHostUnregister, , (void *host))                                                               \
+    call(cuMemHostGetDevicePointer, _v2, (uint64_t *at_out, void *host, unsigned flags))                    \
     call(cuStreamCreate, , (struct CUstream_st **stream_out, unsigned flags))                               \
+    call(cuStreamCreateWithPriority, , (struct CUstream_st **stream_out, unsigned flags, int priority))     \
+    call(cuStreamIsCapturing, , (struct CUstream_st *stream, int *status_out))                              \
     call(cuStreamDestroy, _v2, (struct CUstream_st *stream))                                                \
     call(cuStreamSynchronize, , (struct CUstream_st *stream))                                               \
     call(cuStreamWaitValue32, _v2,                                                                          \

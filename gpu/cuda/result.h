@@ -98,6 +98,15 @@
     meaning(MPS_MAX_CLIENTS_REACHED, 808, false, "MPS has no room for one more client")                    \
     meaning(MPS_MAX_CONNECTIONS_REACHED, 809, false, "MPS has no room for one more client")                \
     meaning(MPS_CLIENT_TERMINATED, 810, true, CAIRN_ADVICE_MPS)                                            \
+    meaning(STREAM_CAPTURE_UNSUPPORTED, 900, false, "")                                                    \
+    meaning(STREAM_CAPTURE_INVALIDATED, 901, false, "")                                                    \
+    meaning(STREAM_CAPTURE_MERGE, 902, false, "")                                                          \
+    meaning(STREAM_CAPTURE_UNMATCHED, 903, false, "")                                                      \
+    meaning(STREAM_CAPTURE_UNJOINED, 904, false, "")                                                       \
+    meaning(STREAM_CAPTURE_ISOLATION, 905, false, "")                                                      \
+    meaning(STREAM_CAPTURE_IMPLICIT, 906, false, "")                                                       \
+    meaning(CAPTURED_EVENT, 907, false, "")                                                                \
+    meaning(STREAM_CAPTURE_WRONG_THREAD, 908, false, "")                                                   \
     meaning(UNKNOWN, 999, true,                                                                            \
             "the card may have fallen off its bus, or /dev/nvidia-uvm cannot be opened: "                  \
             CAIRN_ADVICE_SEE                                                                               \

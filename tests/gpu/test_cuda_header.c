@@ -44,6 +44,9 @@ static const struct pair values[] = {
     SAME(CAIRN_CU_NOT_FOUND, CUDA_ERROR_NOT_FOUND),
     SAME(CAIRN_CU_NOT_READY, CUDA_ERROR_NOT_READY),
     SAME(CAIRN_CU_NOT_SUPPORTED, CUDA_ERROR_NOT_SUPPORTED),
+    SAME(CAIRN_CU_CAPTURE_UNSUPPORTED, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+    SAME(CAIRN_CU_CAPTURE_IMPLICIT, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT),
+    SAME(CAIRN_CU_CAPTURE_WRONG_THREAD, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD),
     SAME(CAIRN_CU_ACCESS_READ, CU_MEM_ACCESS_FLAGS_PROT_READ),
     SAME(CAIRN_CU_POINTER_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_MEMORY_TYPE),
     SAME(CAIRN_CU_POINTER_DEVICE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL),
@@ -66,6 +69,9 @@ static const struct pair values[] = {
     SAME(CAIRN_CU_EVENT_BLOCKING_SYNC, CU_EVENT_BLOCKING_SYNC),
     SAME(CAIRN_CU_EVENT_DISABLE_TIMING, CU_EVENT_DISABLE_TIMING),
     SAME(CAIRN_CU_HOST_REGISTER_PORTABLE, CU_MEMHOSTREGISTER_PORTABLE),
+    SAME(CAIRN_CU_HOST_REGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_DEVICEMAP),
+    SAME(CAIRN_CU_CAPTURES_NOTHING, CU_STREAM_CAPTURE_STATUS_NONE),
+    SAME(CAIRN_CU_CAPTURE_RELAXED, CU_STREAM_CAPTURE_MODE_RELAXED),
     SAME(CAIRN_CU_LOCATION_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE),
     SAME(CAIRN_CU_ALLOCATION_PINNED, CU_MEM_ALLOCATION_TYPE_PINNED),
     SAME(CAIRN_CU_HANDLE_POSIX, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
@@ -103,6 +109,8 @@ static const struct pair layouts[] = {
     SAME(sizeof(int), sizeof(CUresult)),
     SAME(sizeof(int), sizeof(CUdevice)),
     SAME(sizeof(int), sizeof(CUmemAllocationHandleType)),
+    SAME(sizeof(int), sizeof(CUstreamCaptureMode)),
+    SAME(sizeof(int), sizeof(CUstreamCaptureStatus)),
     SAME(sizeof(uint64_t), sizeof(CUdeviceptr)),
     SAME(sizeof(unsigned long long), sizeof(CUmemGenericAllocationHandle)),
 };
@@ -132,6 +140,8 @@ static const struct symbol symbols[] = { CAIRN_DRIVER_CALLS(CAIRN_CALL) };
 #define CUkernel                          struct CUfunc_st *
 #define CUfunction                        struct CUfunc_st *
 #define CUjit_option                      int
+#define CUstreamCaptureMode               int
+#define CUstreamCaptureStatus             int
 #define CUlibraryOption                   int
 #define CUmemLocation                     struct cairn_cu_location
 #define CUmemAllocationProp               struct cairn_cu_allocation

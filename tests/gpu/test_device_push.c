@@ -383,10 +383,12 @@ TEST(a_worker_that_dies_while_its_memory_is_read_harms_nobody)
 static void let_time_pass(cairn_op *handle)
 {
     struct op *op = cairn_handle_get(CAIRN_HANDLE_OP, handle);
-    pthread_mutex_lock(&op->session->lock);
+    struct stream_waits *waits = &op->session->streams;
+    pthread_mutex_lock(&waits->lock);
     ck_assert_ptr_nonnull(op->words);
     op->words_until_ms = 0;
-    pthread_mutex_unlock(&op->session->lock);
+    pthread_cond_signal(&waits->changed);
+    pthread_mutex_unlock(&waits->lock);
     cairn_handle_put(handle);
 }
 
@@ -419,6 +421,122 @@ TEST(a_stream_waits_until_an_operation_is_over_and_not_longer_than_the_session)
     ck_assert_int_eq(card.driver.cuStreamSynchronize(stream), 0);
     ck_assert_int_eq(cairn_wait(op, 0), CAIRN_ERR_CANCELED);
     ck_assert_int_eq(card.driver.cuStreamDestroy(stream), 0);
+    cluster_stop(&cluster);
+}
+
+static void fetch_on_card(const char *tensor, const struct gradient *to, cairn_op **op_out)
+{
+    struct cairn_version version;
+    good(cairn_version_wait(job, (struct cairn_version) { 0 }, WAIT_MS, &version));
+    const struct cairn_mem mem = mem_of(to);
+    good(cairn_fetch(job, version, tensor, "param", NULL, &mem, op_out));
+}
+
+/* The streams of the caller share one queue of the hardware: a copy in it would be behind the wait. */
+TEST(what_a_stream_waits_for_is_copied_beside_the_queue_that_it_waits_in)
+{
+    cairn_op *op;
+    if (emulated_is_real()) return; // CUDA_DEVICE_MAX_CONNECTIONS is read before main
+    start("host");
+    card = emulated_open("queues=1");
+    open_job("shares");
+    struct gradient g = make_gradient(FOREIGN, 0);
+    fetch_on_card("big", &g, &op);
+    good(cairn_stream_wait(op, g.stream));
+    ck_assert_int_eq(card.driver.cuStreamSynchronize(g.stream), 0);
+    good(cairn_wait(op, WAIT_MS)); // and not CAIRN_ERR_CANCELED after a minute
+    free_gradient(&g);
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+
+/* The loop thread is held up in the driver: the stream is let go all the same. */
+TEST(a_stream_goes_on_in_time_while_the_driver_holds_up_the_thread_of_the_session)
+{
+    cairn_op *op;
+    if (emulated_is_real()) return;
+    start("host");
+    open_card();
+    open_job("stuck");
+    struct gradient g = make_gradient(FOREIGN, 0);
+    ck_assert_int_eq(card.driver.cuStreamSynchronize(g.stream), 0);
+    emulated_set(&card, "stuck=1");
+    fetch_on_card("big", &g, &op);
+    good(cairn_stream_wait(op, g.stream));
+    ck_assert_int_eq(cairn_wait(op, 300), CAIRN_ERR_TIMEOUT);
+    let_time_pass(op);
+    ck_assert_int_eq(card.driver.cuStreamSynchronize(g.stream), 0);
+    ck_assert_int_eq(cairn_wait(op, 0), CAIRN_ERR_TIMEOUT); // the copy is where it was
+    emulated_set(&card, "stuck=0");
+    ck_assert_int_eq(cairn_wait(op, WAIT_MS), CAIRN_ERR_CANCELED);
+    free_gradient(&g);
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+
+/* As a trainer's cudaDeviceReset does. */
+TEST(an_operation_that_ends_after_the_context_harms_nobody)
+{
+    cairn_op *op;
+    struct CUstream_st *stream;
+    struct cairn_version version;
+    static float values[700 * 311];
+    if (emulated_is_real()) return;
+    start("cuda");
+    card = emulated_open("quiet=1");
+    open_job("reset");
+    ck_assert_int_eq(card.driver.cuStreamCreate(&stream, CAIRN_CU_STREAM_NON_BLOCKING), 0);
+    good(cairn_version_wait(job, (struct cairn_version) { 0 }, WAIT_MS, &version));
+    const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
+    cluster_kill_shard(&cluster, 0);
+    cluster_kill_shard(&cluster, 1);
+    good(cairn_fetch(job, version, "big", "param", NULL, &mem, &op));
+    good(cairn_stream_wait(op, stream));
+    while (card.driver.cuDevicePrimaryCtxRelease(0) == CAIRN_CU_OK) continue;
+    cairn_close(session); // the word is written
+    ck_assert_int_ne(cairn_wait(op, 0), CAIRN_OK);
+    cluster_stop(&cluster);
+}
+
+/* ---- graphs that others capture ---- */
+
+static void capture(const struct CUstream_st *stream)
+{
+    char options[48];
+    snprintf(options, sizeof options, "captured=%llu", (unsigned long long)(uintptr_t)stream);
+    emulated_set(&card, options);
+}
+
+/* The emulated card aborts if a call of the library would end the capture. */
+TEST_EACH(a_capture_elsewhere_in_the_process_and_a_push_do_not_meet, HOST, FOREIGN + 1)
+{
+    struct CUstream_st *captured;
+    cairn_op *op;
+    if (emulated_is_real()) return;
+    start(_i == FOREIGN ? "host" : "cuda");
+    open_card();
+    open_job("captures");
+    struct gradient g = make_gradient((enum where)_i, 0);
+    ck_assert_int_eq(card.driver.cuStreamCreate(&captured, CAIRN_CU_STREAM_NON_BLOCKING), 0);
+    const struct cairn_round round = trainer_begin(job);
+    fill(&g, 0, 1);
+    capture(captured);
+    struct cairn_mem mem = mem_of(&g);
+    good(cairn_push(job, &round, 0, "big", NULL, &mem, &op));
+    if (_i != HOST) {
+        mem.stream = captured;
+        refuses(cairn_push(job, &round, 0, "half", NULL, &mem, NULL), CAIRN_ERR_INVALID,
+                "is being captured into a CUDA graph");
+        mem.stream = NULL;
+        refuses(cairn_push(job, &round, 0, "half", NULL, &mem, NULL), CAIRN_ERR_INVALID,
+                "another one is");
+    }
+    refuses(cairn_stream_wait(op, captured), CAIRN_ERR_INVALID, "call this outside");
+    good(cairn_wait(op, WAIT_MS));
+    trainer_commit(job, &round, 1);
+    capture(NULL);
+    free_gradient(&g);
+    cairn_close(session);
     cluster_stop(&cluster);
 }
 

@@ -27,6 +27,8 @@ static __thread struct {
 } pushed[16];
 static __thread uint32_t pushed_count;
 
+static __thread int capture_mode; /* CUstreamCaptureMode; 0: global */
+
 static bool in_context(void)
 {
     const struct context *context = &contexts[current.device];
@@ -47,6 +49,10 @@ enum emulator_result emulator_enter(enum emulator_need need)
     if (!in_context()) {
         emulator_say("a call in a thread that works in no context");
         return EMULATOR_INVALID_CONTEXT;
+    }
+    if (emulator_options.captured != 0 && capture_mode != CAIRN_CU_CAPTURE_RELAXED) {
+        emulator_complain("a call ends the capture of a graph by another thread");
+        return EMULATOR_CAPTURE_UNSUPPORTED;
     }
     return emulator_sticky(current.device);
 }
@@ -228,6 +234,7 @@ static enum emulator_result release(int device)
     if (contexts[device].retained == 0) return EMULATOR_INVALID_CONTEXT;
     if (--contexts[device].retained > 0) return EMULATOR_OK;
     emulator_stream_forget((uint32_t)device);
+    emulator_host_forget((uint32_t)device);
     emulator_fail_not((uint32_t)device);
     return EMULATOR_OK;
 }
@@ -300,4 +307,18 @@ static enum emulator_result tell_device(int *device_out)
 int cuCtxGetDevice(int *device_out)
 {
     EMULATOR_CALL(EMULATOR_NEEDS_INIT, tell_device(device_out));
+}
+
+static enum emulator_result exchange_mode(int *mode)
+{
+    const int own = capture_mode;
+    if (*mode < 0 || *mode > CAIRN_CU_CAPTURE_RELAXED) return EMULATOR_INVALID_VALUE;
+    capture_mode = *mode;
+    *mode = own;
+    return EMULATOR_OK;
+}
+
+int cuThreadExchangeStreamCaptureMode(int *mode)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, exchange_mode(mode));
 }

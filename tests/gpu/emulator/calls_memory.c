@@ -171,7 +171,7 @@ int cuPointerGetAttribute(void *value_out, int attribute, uint64_t at)
 
 int cuMemAllocHost_v2(void **host_out, size_t bytes)
 {
-    EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT, emulator_host_alloc(bytes, host_out));
+    EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT, emulator_host_alloc(bytes, emulator_device(), host_out));
 }
 
 int cuMemFreeHost(void *host)
@@ -182,12 +182,20 @@ int cuMemFreeHost(void *host)
 int cuMemHostRegister_v2(void *host, size_t bytes, unsigned flags)
 {
     EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT,
-                  (flags & ~(unsigned)CAIRN_CU_HOST_REGISTER_PORTABLE) != 0
+                  (flags & ~(unsigned)(CAIRN_CU_HOST_REGISTER_PORTABLE |
+                                       CAIRN_CU_HOST_REGISTER_DEVICEMAP)) != 0
                       ? EMULATOR_INVALID_VALUE
-                      : emulator_host_register(emulator_number(host), bytes));
+                      : emulator_host_register(emulator_number(host), bytes, emulator_device()));
 }
 
 int cuMemHostUnregister(void *host)
 {
     EMULATOR_CALL(EMULATOR_NEEDS_INIT, emulator_host_unregister(emulator_number(host)));
+}
+
+int cuMemHostGetDevicePointer_v2(uint64_t *at_out, void *host, unsigned flags)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT,
+                  flags != 0 ? EMULATOR_INVALID_VALUE
+                             : emulator_host_to_device(emulator_number(host), at_out));
 }

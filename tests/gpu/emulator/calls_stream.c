@@ -3,28 +3,69 @@
 
 #include <string.h>
 
+#define PRIORITY_GREATEST (-5)
+
+/* Nothing that anybody here puts there is for a graph. */
+static enum emulator_result find_slot(uint64_t stream, uint32_t *slot_out)
+{
+    const uint64_t captured = emulator_options.captured;
+    if (captured != 0 && (stream == captured || stream == 0)) {
+        emulator_complain("a call puts something into a stream that is captured");
+        return stream == 0 ? EMULATOR_CAPTURE_IMPLICIT : EMULATOR_CAPTURE_UNSUPPORTED;
+    }
+    return emulator_stream_slot(stream, emulator_device(), slot_out);
+}
+
 /* `expression` with the slot of `stream`. */
-#define IN_STREAM(stream, ...)                                                            \
-    uint32_t slot = 0;                                                                    \
-    enum emulator_result result = emulator_enter(EMULATOR_NEEDS_CONTEXT);                 \
-    if (result == EMULATOR_OK)                                                            \
-        result = emulator_stream_slot(emulator_number(stream), emulator_device(), &slot); \
-    if (result == EMULATOR_OK) result = (__VA_ARGS__);                                    \
+#define IN_STREAM(stream, ...)                                                     \
+    uint32_t slot = 0;                                                             \
+    enum emulator_result result = emulator_enter(EMULATOR_NEEDS_CONTEXT);          \
+    if (result == EMULATOR_OK) result = find_slot(emulator_number(stream), &slot); \
+    if (result == EMULATOR_OK) result = (__VA_ARGS__);                             \
     return emulator_leave(result)
 
-static enum emulator_result open_stream(struct CUstream_st **stream_out, unsigned flags)
+static enum emulator_result open_stream(struct CUstream_st **stream_out, unsigned flags,
+                                        int priority)
 {
     uint64_t stream;
     if ((flags & ~(unsigned)CAIRN_CU_STREAM_NON_BLOCKING) != 0) return EMULATOR_INVALID_VALUE;
     const enum emulator_result result = emulator_stream_open(emulator_device(), flags == 0,
-                                                             &stream);
+                                                             priority < 0, &stream);
     if (result == EMULATOR_OK) *stream_out = (struct CUstream_st *)(uintptr_t)stream;
     return result;
 }
 
 int cuStreamCreate(struct CUstream_st **stream_out, unsigned flags)
 {
-    EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT, open_stream(stream_out, flags));
+    EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT, open_stream(stream_out, flags, 0));
+}
+
+/* A priority beyond the range is the nearest in it. */
+int cuStreamCreateWithPriority(struct CUstream_st **stream_out, unsigned flags, int priority)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT, open_stream(stream_out, flags, priority));
+}
+
+int cuCtxGetStreamPriorityRange(int *least_out, int *greatest_out)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT,
+                  (*least_out = 0, *greatest_out = PRIORITY_GREATEST, EMULATOR_OK));
+}
+
+static enum emulator_result tell_capture(uint64_t stream, int *status_out)
+{
+    uint32_t slot;
+    const uint64_t captured = emulator_options.captured;
+    const enum emulator_result result = emulator_stream_slot(stream, emulator_device(), &slot);
+    if (result != EMULATOR_OK) return result;
+    if (captured != 0 && stream == 0) return EMULATOR_CAPTURE_IMPLICIT;
+    *status_out = captured != 0 && stream == captured;
+    return EMULATOR_OK;
+}
+
+int cuStreamIsCapturing(struct CUstream_st *stream, int *status_out)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT, tell_capture(emulator_number(stream), status_out));
 }
 
 /* Goes even after a failure. */
@@ -52,9 +93,10 @@ int cuStreamWaitEvent(struct CUstream_st *stream, struct CUevent_st *event, unsi
 }
 
 /* Of host memory that is pinned: a wait for other memory is nothing that anybody here asks for. */
-static enum emulator_result wait_for_word(uint32_t slot, uint64_t at, uint32_t value,
+static enum emulator_result wait_for_word(uint32_t slot, uint64_t device_at, uint32_t value,
                                           unsigned flags)
 {
+    const uint64_t at = emulator_host_from_device(device_at);
     if (flags != CAIRN_CU_STREAM_WAIT_GEQ || at % sizeof value != 0 ||
         emulator_host_pinned(at, sizeof value) != EMULATOR_PINNED)
         return EMULATOR_INVALID_VALUE;

@@ -20,6 +20,11 @@
  *   peers=1         they read each other's memory
  *   mps=1           contexts are shared by MPS; 2: the driver cannot say
  *   mode=N          the compute mode; 3: for one process alone
+ *   captured=N      what is put into the stream with this handle becomes a graph, in the mode that forbids
+ *                   other threads what could end that (CU_STREAM_CAPTURE_MODE_GLOBAL): misuse; 0: none is
+ *   queues=N        of the hardware, for streams of the least priority: those that share one run in the
+ *                   order of the calls, whatever the first waits for (CUDA_DEVICE_MAX_CONNECTIONS); 0: enough
+ *   stuck=1         nothing runs but waits for words that are there, until this is 0
  *   count=1         misuse is counted, where else the process aborts
  *   quiet=1         nothing is said on stderr */
 #ifndef CAIRN_TESTS_GPU_EMULATOR_CONTROL_H

@@ -38,6 +38,8 @@ enum emulator_result {
     EMULATOR_NOT_REGISTERED = 713,
     EMULATOR_LAUNCH_FAILED = 719,
     EMULATOR_NOT_SUPPORTED = 801,
+    EMULATOR_CAPTURE_UNSUPPORTED = 900,
+    EMULATOR_CAPTURE_IMPLICIT = 906,
     EMULATOR_UNKNOWN = 999, /* a card that has fallen off its bus */
 };
 
@@ -58,7 +60,8 @@ struct emulator_options {
     uint64_t copy_rate;       /* bytes a second; 0: as fast as it goes */
     uint64_t driver, devices; /* 13000: 13.0 */
     uint64_t no_pinning, no_export, peers, mps, mode;
-    uint64_t count, quiet; /* count: what is misused is counted, and nothing aborts */
+    uint64_t captured, queues, stuck; /* control.h */
+    uint64_t count, quiet;            /* count: what is misused is counted, and nothing aborts */
 };
 
 extern struct emulator_options emulator_options;
@@ -193,10 +196,13 @@ void emulator_memory_name(uint64_t number, char *text, size_t text_bytes);
 
 enum emulator_pinned { EMULATOR_PAGEABLE, EMULATOR_PINNED, EMULATOR_PARTLY_PINNED };
 enum emulator_pinned emulator_host_pinned(uint64_t address, uint64_t bytes);
-enum emulator_result emulator_host_alloc(uint64_t bytes, void **memory_out);
+enum emulator_result emulator_host_alloc(uint64_t bytes, uint32_t device, void **memory_out);
 enum emulator_result emulator_host_free(uint64_t address);
-enum emulator_result emulator_host_register(uint64_t address, uint64_t bytes);
+enum emulator_result emulator_host_register(uint64_t address, uint64_t bytes, uint32_t device);
 enum emulator_result emulator_host_unregister(uint64_t address);
+void emulator_host_forget(uint32_t device);
+enum emulator_result emulator_host_to_device(uint64_t address, uint64_t *at_out);
+uint64_t emulator_host_from_device(uint64_t at);
 uint64_t emulator_host_left(void);
 
 /* ---- stream.c ---- */
@@ -212,6 +218,7 @@ struct emulator_op {
     /* the queue's */
     struct emulator_op *next;
     uint64_t number;
+    uint64_t turn; /* among those of all streams */
     uint32_t device;
     uint32_t awaited_slot;
     uint64_t awaited_number; /* of that slot; 0: it waits for nothing */
@@ -223,7 +230,8 @@ struct emulator_op {
     struct emulator_clock clock;
 };
 
-enum emulator_result emulator_stream_open(uint32_t device, bool blocks, uint64_t *stream_out);
+enum emulator_result emulator_stream_open(uint32_t device, bool blocks, bool is_above,
+                                          uint64_t *stream_out);
 enum emulator_result emulator_stream_close(uint64_t stream);
 /* The slot of a stream of the device; 0 for NULL. */
 enum emulator_result emulator_stream_slot(uint64_t stream, uint32_t device, uint32_t *slot_out);

@@ -46,6 +46,9 @@ static uint64_t *option(const char *name, size_t length)
         { "mode", &o->mode },
         { "no_export", &o->no_export },
         { "peers", &o->peers },
+        { "captured", &o->captured },
+        { "queues", &o->queues },
+        { "stuck", &o->stuck },
         { "count", &o->count },
         { "quiet", &o->quiet },
     };

@@ -21,8 +21,9 @@ static struct slot {
     uint32_t device;
     bool open, blocks; /* blocks: the null stream waits for it, and it for the null stream */
     bool busy;         /* its head is running */
+    bool is_above;     /* of a priority that has hardware queues for itself */
 } slots[EMULATOR_SLOTS] = { [0] = { .open = true } };
-static uint64_t queued;
+static uint64_t queued, turns;
 
 /* ---- who runs ---- */
 
@@ -33,10 +34,29 @@ static bool has_word(const struct emulator_op *op)
     return (int32_t)(__atomic_load_n(op->word, __ATOMIC_ACQUIRE) - op->value) >= 0;
 }
 
+static bool shares_queue(const struct slot *a, const struct slot *b)
+{
+    return a != b && !a->is_above && !b->is_above && a->device == b->device &&
+           (uint64_t)(a - slots) % emulator_options.queues ==
+               (uint64_t)(b - slots) % emulator_options.queues;
+}
+
+/* Another stream's, in the same queue of the hardware. */
+static bool is_behind_other(const struct slot *slot)
+{
+    if (emulator_options.queues == 0) return false;
+    for (uint32_t i = 0; i < EMULATOR_SLOTS; i++)
+        if (slots[i].head != NULL && shares_queue(slot, &slots[i]) &&
+            slots[i].head->turn < slot->head->turn)
+            return true;
+    return false;
+}
+
 static bool may_run(const struct slot *slot)
 {
     const struct emulator_op *op = slot->head;
-    if (op == NULL || slot->busy || !has_word(op)) return false;
+    if (op == NULL || slot->busy || !has_word(op) || is_behind_other(slot)) return false;
+    if (emulator_options.stuck && op->word == NULL) return false;
     return op->awaited_number <= slots[op->awaited_slot].done;
 }
 
@@ -127,7 +147,8 @@ enum emulator_result emulator_stream_wait(const struct emulator_mark *mark)
 {
     while (slots[mark->slot].done < mark->number) {
         if (run_one()) continue;
-        assert(any_busy() || any_word()); // what is awaited was there before
+        assert(any_busy() || any_word() ||
+               emulator_options.stuck); // what is awaited was there before
         sleep_some();
     }
     if (emulator_sticky(mark->device) == EMULATOR_OK) emulator_host_learns(&mark->clock);
@@ -137,7 +158,7 @@ enum emulator_result emulator_stream_wait(const struct emulator_mark *mark)
 /* Who asks gives it a chance to be over, sooner or later. */
 enum emulator_result emulator_stream_query(const struct emulator_mark *mark)
 {
-    for (uint64_t turns = emulator_chance(3); turns > 0; turns--) run_one();
+    for (uint64_t more = emulator_chance(3); more > 0; more--) run_one();
     if (emulator_sticky(mark->device) != EMULATOR_OK) return emulator_sticky(mark->device);
     if (slots[mark->slot].done < mark->number) return EMULATOR_NOT_READY;
     emulator_host_learns(&mark->clock);
@@ -152,7 +173,8 @@ static bool is_free(uint32_t slot)
            emulator_host.at[slot] >= slots[slot].last;
 }
 
-enum emulator_result emulator_stream_open(uint32_t device, bool blocks, uint64_t *stream_out)
+enum emulator_result emulator_stream_open(uint32_t device, bool blocks, bool is_above,
+                                          uint64_t *stream_out)
 {
     uint32_t slot = 1;
     while (slot < EMULATOR_SLOTS && !is_free(slot)) slot++;
@@ -160,6 +182,7 @@ enum emulator_result emulator_stream_open(uint32_t device, bool blocks, uint64_t
     struct slot *s = &slots[slot];
     s->open = true;
     s->blocks = blocks;
+    s->is_above = is_above;
     s->device = device;
     s->generation++;
     s->clock = emulator_host;
@@ -197,6 +220,7 @@ static void append(uint32_t slot, uint32_t device, struct emulator_op *op)
     struct slot *s = &slots[slot];
     emulator_clock_join(&s->clock, &emulator_host);
     op->number = ++s->last;
+    op->turn = ++turns;
     op->next = NULL;
     op->device = device;
     s->clock.at[slot] = op->number;
