@@ -226,9 +226,11 @@ static cairn_status open_all(struct cairn_cuda *cuda, const char *device,
     if (status == CAIRN_OK) status = load_kernels(cuda, why);
     if (status == CAIRN_OK) status = open_zeroing(cuda, why);
     if (status == CAIRN_OK) status = reserve(cuda, why);
-    if (status == CAIRN_OK)
-        cuda->home.info.taken_bytes = cuda->home.info.total_bytes - free_bytes(&cuda->home);
-    return status;
+    if (status != CAIRN_OK) return status;
+    struct cairn_home_info *info = &cuda->home.info;
+    info->taken_bytes = info->total_bytes - free_bytes(&cuda->home);
+    info->stream_bytes = cairn_cuda_staging_bytes(info->total_bytes);
+    return CAIRN_OK;
 }
 
 cairn_status cairn_home_open_cuda(const char *device, struct cairn_home **home_out,
@@ -242,9 +244,7 @@ cairn_status cairn_home_open_cuda(const char *device, struct cairn_home **home_o
     if (cuda == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a home");
     cuda->home = (struct cairn_home) {
         .kind = &kind,
-        .info = { .backend = "cuda",
-                  .works_best = WORKS_BEST,
-                  .stream_bytes = CAIRN_CUDA_STAGING_BYTES },
+        .info = { .backend = "cuda", .works_best = WORKS_BEST },
     };
     pthread_mutex_init(&cuda->lock, NULL);
     const cairn_status status = open_all(cuda, device, why);

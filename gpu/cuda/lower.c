@@ -191,7 +191,7 @@ static uint64_t add_runs(struct cairn_cuda_plan *plan, const struct cairn_work *
         cairn_copy_runs(work);
         return work->runs.run_count * work->runs.run_bytes;
     }
-    if (work->runs.run_bytes > CAIRN_CUDA_PLAN_BYTES / 4) // a part of one, as bytes
+    if (work->runs.run_bytes > plan->bytes / 4) // a part of one, as bytes
         return copy_some(plan, to, from, work->runs.run_bytes - within);
     const struct cairn_copy_item item = { .run_bytes = work->runs.run_bytes,
                                           .run_count = work->runs.run_count - run,

@@ -110,8 +110,7 @@ static uint64_t add_leaves(struct cairn_cuda_plan *plan, const struct cairn_leaf
 static bool has_too_many(const struct cairn_cuda_plan *plan, const struct cairn_leaf_fold *fold)
 {
     const size_t each = bytes_to_bring(plan, fold->sources, fold->source_count);
-    return fold_overhead(fold->source_count) + CAIRN_LEAF_ELEMS * each >
-           CAIRN_CUDA_PLAN_BYTES - 1024;
+    return fold_overhead(fold->source_count) + CAIRN_LEAF_ELEMS * each > plan->bytes - 1024;
 }
 
 bool cairn_cuda_plan_add_fold_sums(struct cairn_cuda_plan *plan, const struct cairn_leaf_fold *fold,

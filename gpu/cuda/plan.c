@@ -45,7 +45,7 @@ void cairn_cuda_plan_clear(struct cairn_cuda_plan *plan)
     for (int i = 0; i < CAIRN_KERNEL_COUNT; i++)
         plan->kernels[i].count = plan->kernels[i].pieces = 0;
     plan->in.used = plan->out.used = 0;
-    plan->in.top = plan->out.top = CAIRN_CUDA_PLAN_BYTES;
+    plan->in.top = plan->out.top = plan->bytes;
     plan->item_bytes = plan->in_count = plan->out_count = plan->end_count = 0;
     plan->counts = false;
 }

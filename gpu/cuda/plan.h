@@ -1,5 +1,5 @@
-/* A plan: what one slice of a run is to do, of at most CAIRN_CUDA_PLAN_BYTES in and out. It is made on the
- * host, without the driver, of works that are cut to fit (cairn_cuda_plan_add); slice.c carries it out; then
+/* A plan: what one slice of a run is to do, of at most `bytes` in and out. It is made on the host,
+ * without the driver, of works that are cut to fit (cairn_cuda_plan_add); slice.c carries it out; then
  * cairn_cuda_plan_end gives the host what was made.
  *
  * A side is memory of the host, pinned, and as much of the device, at the same offsets:
@@ -13,14 +13,14 @@
 
 #include "gpu/cuda/cuda.h"
 
-#ifndef CAIRN_CUDA_PLAN_BYTES /* a test has smaller ones, so that a list takes several */
-#define CAIRN_CUDA_PLAN_BYTES ((size_t)4 << 20)
+#ifndef CAIRN_CUDA_PLAN_BYTES_MAX /* a test has smaller ones, so that a list takes several */
+#define CAIRN_CUDA_PLAN_BYTES_MAX ((size_t)4 << 20)
 #endif
 #define CAIRN_CUDA_PLAN_PARTS \
     ((size_t)512) /* items of a kernel, copies each way, and ends: at most */
 
 struct cairn_cuda_plan_side {
-    uint8_t *host;   /* borrowed: [CAIRN_CUDA_PLAN_BYTES] */
+    uint8_t *host;   /* borrowed: [plan.bytes] */
     uint64_t device; /* the same */
     size_t used, top;
 };
@@ -47,6 +47,7 @@ struct cairn_cuda_plan_items {
 
 struct cairn_cuda_plan {
     /* constant */
+    size_t bytes;                 /* of each side */
     struct cairn_cuda_span space; /* what lies in it lies in the home */
     bool (*is_pinned)(struct cairn_cuda *cuda, const void *host, uint64_t bytes);
     struct cairn_cuda *cuda; /* for is_pinned */
@@ -67,7 +68,7 @@ struct cairn_cuda_plan_cursor {
     bool is_folded; /* of a fold with sums of more sources than fit: only the sums are left */
 };
 
-/* sides: their host and device are set. CAIRN_ERR_NO_MEMORY: release it. */
+/* Constants, and the sides' host and device, are set. CAIRN_ERR_NO_MEMORY: release it. */
 CAIRN_MUST_CHECK cairn_status cairn_cuda_plan_init(struct cairn_cuda_plan *plan);
 void cairn_cuda_plan_release(struct cairn_cuda_plan *plan);
 /* Nothing is to be done. */

@@ -2,6 +2,9 @@
 
 #include <stdlib.h>
 
+#define SIDES         (2u * CAIRN_CUDA_SLICES)
+#define CARD_PER_PLAN 8192u
+
 static int open_streams(struct cairn_cuda_stream *stream, const struct cairn_driver *driver)
 {
     int result = driver->cuStreamCreate(&stream->in, CAIRN_CU_STREAM_NON_BLOCKING);
@@ -20,14 +23,23 @@ static int open_events(struct cairn_cuda_slice *slice, const struct cairn_driver
     return result;
 }
 
+uint64_t cairn_cuda_staging_bytes(uint64_t card_bytes)
+{
+    const uint64_t page = 4096, most = CAIRN_CUDA_PLAN_BYTES_MAX, least = most / 4;
+    uint64_t bytes = card_bytes / CARD_PER_PLAN / page * page;
+    if (bytes < least) bytes = least;
+    return SIDES * (bytes < most ? bytes : most);
+}
+
 static cairn_status open_plan(struct cairn_cuda_stream *stream, int index,
                               struct cairn_sentence *why)
 {
     struct cairn_cuda *cuda = cairn_cuda_of(stream->stream.home);
     struct cairn_cuda_plan *plan = &stream->slices[index].plan;
-    const size_t in = (size_t)index * CAIRN_CUDA_PLAN_BYTES,
-                 out = in + CAIRN_CUDA_SLICES * CAIRN_CUDA_PLAN_BYTES;
+    const size_t bytes = (size_t)cuda->home.info.stream_bytes / SIDES, in = (size_t)index * bytes,
+                 out = in + CAIRN_CUDA_SLICES * bytes;
     const uint64_t device = (uint64_t)(uintptr_t)stream->staging.base;
+    plan->bytes = bytes;
     plan->space = cuda->space;
     plan->is_pinned = cairn_cuda_is_pinned;
     plan->cuda = cuda;
@@ -65,12 +77,12 @@ cairn_status cairn_cuda_stream_begin(struct cairn_cuda_stream *stream, struct ca
     cairn_status status = cairn_cuda_enter(cuda, why);
     if (status != CAIRN_OK || stream->pinned != NULL) return status;
     uint8_t *pinned = NULL;
-    status = cairn_home_memory_open(&cuda->home, "a stream's staging", CAIRN_CUDA_STAGING_BYTES,
-                                    &stream->staging, why);
+    const size_t bytes = (size_t)cuda->home.info.stream_bytes;
+    status = cairn_home_memory_open(&cuda->home, "a stream's staging", bytes, &stream->staging,
+                                    why);
     if (status == CAIRN_OK)
-        status = cairn_cuda_check(
-            cuda, cuda->driver.cuMemAllocHost((void **)&pinned, CAIRN_CUDA_STAGING_BYTES),
-            "pinning a stream's staging", why);
+        status = cairn_cuda_check(cuda, cuda->driver.cuMemAllocHost((void **)&pinned, bytes),
+                                  "pinning a stream's staging", why);
     stream->pinned = pinned;
     for (int i = 0; i < CAIRN_CUDA_SLICES && status == CAIRN_OK; i++)
         status = open_plan(stream, i, why);
