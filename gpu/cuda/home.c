@@ -196,8 +196,11 @@ static cairn_status reserve(struct cairn_cuda *cuda, struct cairn_sentence *why)
 {
     const uint64_t segments = cuda->home.info.total_bytes / CAIRN_SEGMENT_BYTES + 1;
     const uint64_t bytes = segments * CAIRN_SEGMENT_BYTES * SPACE_PER_MEMORY;
-    const int result = cuda->driver.cuMemAddressReserve(&cuda->space.at, (size_t)bytes,
-                                                        (size_t)CAIRN_SEGMENT_BYTES, 0, 0);
+    uint64_t *at_out = &cuda->space.at;
+    int result = cuda->driver.cuMemAddressReserve(at_out, (size_t)bytes,
+                                                  (size_t)CAIRN_SEGMENT_BYTES, 0, 0);
+    if (result == CAIRN_CU_INVALID_VALUE) // whole segments are found sooner; nothing needs it
+        result = cuda->driver.cuMemAddressReserve(at_out, (size_t)bytes, 0, 0, 0);
     if (result == CAIRN_CU_OK) cuda->space.bytes = bytes;
     return cairn_cuda_check(cuda, result, "reserving addresses", why);
 }

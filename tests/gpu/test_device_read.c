@@ -289,6 +289,46 @@ TEST(units_are_mapped_on_the_card_and_are_those_of_the_host)
     cluster_stop(&cluster);
 }
 
+static void copy_out(const struct cairn_view *view, void *out)
+{
+    const uint64_t at = (uint64_t)(uintptr_t)view->ptr;
+    ck_assert_int_eq(card.driver.cuMemcpyDtoHAsync(out, at, (size_t)view->shape[0] * 4, NULL), 0);
+}
+
+/* Less is mapped in this process than there was. */
+static void await_less_left(uint64_t than)
+{
+    for (int i = 0; i < WAIT_MS / 20 && card.cairn_emulator_left() >= than; i++) usleep(20000);
+    ck_assert_uint_lt(card.cairn_emulator_left(), than);
+}
+
+/* What a shard takes back, or leaves behind, is unmapped; not what somebody still reads. */
+TEST(a_unit_stays_mapped_on_the_card_until_it_is_given_back_though_the_shards_are_gone)
+{
+    static float before[5000], after[5000];
+    struct cairn_view views[TENSORS];
+    if (emulated_is_real()) return; // what is left is not known there
+    start("cuda");
+    card = emulated_open(NULL);
+    struct trainer t = open_trainer("stays", true);
+    const struct cairn_version version = train(&t, 1);
+    await_card(&t, version);
+    const size_t count = map(&t, version, "v", views);
+    ck_assert_uint_eq(stats(&t).maps_lent, 1);
+    copy_out(&views[count - 1], before);
+    const uint64_t left = card.cairn_emulator_left();
+    for (int i = 0; i < SHARDS; i++) cluster_kill_shard(&cluster, i);
+    await_less_left(left); // the copy of another version
+    const uint64_t still = card.cairn_emulator_left();
+    copy_out(&views[count - 1], after);
+    ck_assert_mem_eq(after, before, sizeof before);
+    const cairn_status status = cairn_unmap(t.job, &views[0], NULL);
+    ck_assert(status == CAIRN_OK || status == CAIRN_ERR_VERSION_GONE);
+    await_less_left(still);
+    cairn_close(t.session);
+    cluster_stop(&cluster);
+}
+
 /* ---- whoever does what it should not ---- */
 
 /* Writes over all that shards published on the card: memory of cards has no seals. */
