@@ -20,6 +20,11 @@ uint64_t cairn_home_free_bytes(struct cairn_home *home)
     return home->kind->free_bytes(home);
 }
 
+bool cairn_home_has_failed(struct cairn_home *home)
+{
+    return home->kind->has_failed != NULL && home->kind->has_failed(home);
+}
+
 struct cairn_home_use cairn_home_use(struct cairn_home *home)
 {
     return home->kind->use(home);
@@ -121,6 +126,12 @@ cairn_status cairn_home_stream_open(struct cairn_home *home, struct cairn_home_s
 void cairn_home_stream_close(struct cairn_home_stream *stream)
 {
     if (stream != NULL) stream->home->kind->stream_close(stream);
+}
+
+cairn_status cairn_home_stream_begin(struct cairn_home_stream *stream, struct cairn_sentence *why)
+{
+    const struct cairn_home_kind *kind = stream->home->kind;
+    return kind->stream_begin == NULL ? CAIRN_OK : kind->stream_begin(stream, why);
 }
 
 cairn_status cairn_home_run(struct cairn_home_stream *stream, struct cairn_work *works,

@@ -50,7 +50,7 @@ struct cairn_home_info {
      * sees them */
     uint8_t peer_uuids[CAIRN_HOME_PEERS_MAX][16];
     uint32_t peer_count;
-    /* That a stream takes at its first run, of the device, and as many of host memory, pinned; 0: none. */
+    /* That a stream takes when it begins, of the device, and as many of host memory, pinned; 0: none. */
     uint64_t stream_bytes;
 };
 
@@ -67,6 +67,8 @@ void cairn_home_close(struct cairn_home *home);
 const struct cairn_home_info *cairn_home_info(const struct cairn_home *home);
 /* Bytes of the device that nobody has taken now, other processes included; UINT64_MAX for `host`. */
 uint64_t cairn_home_free_bytes(struct cairn_home *home);
+/* The device failed: what lies there is suspect, and every call fails. Of `host`: never. Any thread. */
+bool cairn_home_has_failed(struct cairn_home *home);
 /* What a home has done since it was opened; of `host`: nothing. Any thread. */
 struct cairn_home_use {
     uint64_t runs, launches;      /* lists of work; kernels that were launched for them */
@@ -212,6 +214,10 @@ CAIRN_MUST_CHECK cairn_status cairn_home_stream_open(struct cairn_home *home,
                                                      struct cairn_home_stream **stream_out,
                                                      struct cairn_sentence *why);
 void cairn_home_stream_close(struct cairn_home_stream *stream);
+/* Takes now what the first run would take (cairn_home_info.stream_bytes): no run lacks it then. Safe to call
+ * again. CAIRN_ERR_NO_MEMORY: the home or the host is full; a later call may go well. CAIRN_ERR_IO. */
+CAIRN_MUST_CHECK cairn_status cairn_home_stream_begin(struct cairn_home_stream *stream,
+                                                      struct cairn_sentence *why);
 /* Does all of the works, in any order and beside each other: no two of one list touch the same elements,
  * unless both only read. Returns when all are done and what they make is in host memory. Not OK: nothing of
  * what they were to make may be used. */

@@ -7,6 +7,7 @@
 struct cairn_home_kind {
     void (*close)(struct cairn_home *home);
     uint64_t (*free_bytes)(struct cairn_home *home);
+    bool (*has_failed)(struct cairn_home *home); /* NULL: it never does */
     struct cairn_home_use (*use)(struct cairn_home *home);
     bool (*has)(const struct cairn_home *home, const void *address);
     /* home, bytes and is_exportable of *memory_out are set; bytes is not 0. */
@@ -27,6 +28,8 @@ struct cairn_home_kind {
     cairn_status (*stream_open)(struct cairn_home *home, struct cairn_home_stream **stream_out,
                                 struct cairn_sentence *why);
     void (*stream_close)(struct cairn_home_stream *stream);
+    cairn_status (*stream_begin)(struct cairn_home_stream *stream,
+                                 struct cairn_sentence *why); /* NULL: a run takes nothing */
     cairn_status (*run)(struct cairn_home_stream *stream, struct cairn_work *works, size_t count,
                         struct cairn_sentence *why);
 };

@@ -95,6 +95,11 @@ static uint64_t free_bytes(struct cairn_home *home)
     return cuda->driver.cuMemGetInfo(&free_now, &total) == CAIRN_CU_OK ? free_now : 0;
 }
 
+static bool has_failed(struct cairn_home *home)
+{
+    return atomic_load(&cairn_cuda_of(home)->has_failed);
+}
+
 static struct cairn_home_use use(struct cairn_home *home)
 {
     struct cairn_cuda *cuda = cairn_cuda_of(home);
@@ -136,6 +141,7 @@ static void close_home(struct cairn_home *home)
 static const struct cairn_home_kind kind = {
     .close = close_home,
     .free_bytes = free_bytes,
+    .has_failed = has_failed,
     .use = use,
     .has = has,
     .memory_open = cairn_cuda_memory_open,
@@ -148,6 +154,7 @@ static const struct cairn_home_kind kind = {
     .unpin = cairn_cuda_unpin,
     .stream_open = cairn_cuda_stream_open,
     .stream_close = cairn_cuda_stream_close,
+    .stream_begin = cairn_cuda_stream_begin,
     .run = cairn_cuda_run,
 };
 

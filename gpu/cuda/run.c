@@ -35,7 +35,7 @@ cairn_status cairn_cuda_run(struct cairn_home_stream *of, struct cairn_work *wor
                             struct cairn_sentence *why)
 {
     struct cairn_cuda_stream *stream = (struct cairn_cuda_stream *)of;
-    cairn_status status = cairn_cuda_stream_begin(stream, why);
+    cairn_status status = cairn_cuda_stream_begin(of, why);
     if (status != CAIRN_OK) return status;
     atomic_fetch_add(&cairn_cuda_of(of->home)->use.runs, 1);
     for (size_t i = 0; i < count && status == CAIRN_OK; i++)

@@ -71,9 +71,10 @@ static cairn_status open_all(struct cairn_cuda_stream *stream, struct cairn_sent
     return cairn_cuda_check(cuda, result, "opening a stream", why);
 }
 
-cairn_status cairn_cuda_stream_begin(struct cairn_cuda_stream *stream, struct cairn_sentence *why)
+cairn_status cairn_cuda_stream_begin(struct cairn_home_stream *begun, struct cairn_sentence *why)
 {
-    struct cairn_cuda *cuda = cairn_cuda_of(stream->stream.home);
+    struct cairn_cuda_stream *stream = (struct cairn_cuda_stream *)begun;
+    struct cairn_cuda *cuda = cairn_cuda_of(begun->home);
     cairn_status status = cairn_cuda_enter(cuda, why);
     if (status != CAIRN_OK || stream->pinned != NULL) return status;
     uint8_t *pinned = NULL;

@@ -24,7 +24,7 @@ struct cairn_cuda_stream {
     struct cairn_home_stream stream; /* first */
     struct CUstream_st *in, *compute, *out;
     struct cairn_home_memory staging; /* of the device: each slice's in, then each slice's out */
-    uint8_t *pinned;                  /* of the host: the same; NULL: nothing was run yet */
+    uint8_t *pinned;                  /* of the host: the same; NULL: not begun yet */
     struct cairn_cuda_slice slices[CAIRN_CUDA_SLICES];
     uint32_t next; /* the slice that is to be filled */
 };
@@ -32,8 +32,8 @@ struct cairn_cuda_stream {
 /* What a stream stages in, of the card and of pinned host memory: each slice's in and out. On a small card (a
  * MIG slice) it is less: the six streams of a shard take half a percent, or 36 MiB. */
 uint64_t cairn_cuda_staging_bytes(uint64_t card_bytes);
-/* Before a run: the first one gives the stream its staging; a thread that runs nothing takes none. */
-CAIRN_MUST_CHECK cairn_status cairn_cuda_stream_begin(struct cairn_cuda_stream *stream,
+/* Of every run, too: the first call gives the stream its staging. */
+CAIRN_MUST_CHECK cairn_status cairn_cuda_stream_begin(struct cairn_home_stream *begun,
                                                       struct cairn_sentence *why);
 
 /* ---- slice.c ---- */

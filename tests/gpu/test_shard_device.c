@@ -88,7 +88,8 @@ TEST(what_a_job_takes_of_the_card_is_what_it_was_admitted_for)
     scene_reshape_frozen(&scene, 4096,
                          2048); // 32 MiB of parameters, no other plane, and two copies
     struct cairn_home *home = scene.shard->device.home;
-    const uint64_t before = cairn_home_free_bytes(home);
+    const uint64_t before = cairn_home_free_bytes(home) -
+                            cairn_compute_staging_left(&scene.shard->device);
     scene_create(&scene, 5, 1, 0, "");
     ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 5);
     const uint64_t taken = before - cairn_home_free_bytes(home);
@@ -102,18 +103,39 @@ TEST(a_job_that_leaves_no_room_for_the_staging_of_streams_is_refused)
     char others[64];
     const struct emulated card = open_scene("cuda");
     const struct cairn_compute *device = &scene.shard->device;
-    scene_create(&scene, 5, 1, 0, "");
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 5);
     const uint64_t staging = cairn_compute_staging_left(device);
     ck_assert_uint_ge(staging, (uint64_t)cairn_compute_lanes(device) << 20);
     snprintf(others, sizeof others, "others=%lluM",
              (unsigned long long)((cairn_home_free_bytes(device->home) - staging / 2) >> 20));
     emulated_set(&card, others);
-    scene_create(&scene, 6, 2, 0, ""); // in place of the first, which would fit
+    scene_create(&scene, 6, 2, 0, ""); // which would fit without
     const struct scene_frame told = scene_hear(&scene, CAIRN_MSG_ERROR);
     const Cairn__Error *error = (const Cairn__Error *)told.message;
     ck_assert_int_eq(error->status, CAIRN_ERR_NO_MEMORY);
     ck_assert_msg(strstr(error->text, " for staging") != NULL, "%s", error->text);
+    scene_close(&scene);
+}
+
+TEST(a_card_that_others_fill_once_a_job_is_admitted_stops_nobody)
+{
+    const struct emulated card = open_scene("cuda");
+    scene_create(&scene, 5, 1, 0, "");
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 5);
+    ck_assert_uint_eq(cairn_compute_staging_left(&scene.shard->device), 0);
+    emulated_set(&card, "others=8G");
+    scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
+    scene_put_all(&scene, 1);
+    scene_seal(&scene);
+    ck_assert_int_eq(scene.shard->jobs->state, CAIRN_JOB_SERVING);
+    scene_close(&scene);
+}
+
+TEST(the_pages_that_a_list_pins_are_no_other_lists)
+{
+    (void)open_scene("cuda");
+    const struct cairn_compute *device = &scene.shard->device;
+    ck_assert_uint_eq((uintptr_t)cairn_compute_loop(device)->scratch % 4096, 0);
+    ck_assert_uint_eq((uintptr_t)cairn_compute_files(device)->scratch % 4096, 0);
     scene_close(&scene);
 }
 

@@ -106,4 +106,19 @@ TEST_EACH(a_card_that_fails_stops_the_jobs_that_lie_there_and_no_other, 0, 3)
     stop();
 }
 
+TEST(a_call_that_the_driver_refuses_stops_the_job_that_needed_it_and_no_other_of_the_card)
+{
+    emulated_choose("call_fails=60,result=1");
+    start("cuda");
+    cairn_job *hit = open_job("hit", 0), *beside = open_job("beside", 0);
+    train(beside, 0, 1);
+    cairn_status status = CAIRN_OK;
+    for (int i = 0; i < STEPS_MAX && status == CAIRN_OK; i++) status = step(hit);
+    ck_assert_int_ne(status, CAIRN_OK);
+    train(beside, 1, STEPS);
+    ck_assert_int_ge(cluster_logged(&cluster, "shard-0.log", "job hit is stopped here"), 1);
+    ck_assert_int_eq(cluster_logged(&cluster, "shard-0.log", "job beside is stopped here"), 0);
+    stop();
+}
+
 SUITE(60);

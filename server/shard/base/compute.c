@@ -171,11 +171,24 @@ uint32_t cairn_compute_items_wanted(const struct cairn_compute *compute)
     return cairn_pool_thread_count(compute->pool) * cairn_home_info(compute->home)->works_best + 1;
 }
 
+static bool is_begun(const struct cairn_compute_lane *lane)
+{
+    return atomic_load_explicit(&lane->works.is_begun, memory_order_relaxed);
+}
+
+cairn_status cairn_compute_begin(struct cairn_compute *compute, struct cairn_sentence *why)
+{
+    cairn_status status = CAIRN_OK;
+    for (uint32_t i = 0; i < compute->lane_count && status == CAIRN_OK; i++)
+        if (!is_begun(&compute->lanes[i]))
+            status = cairn_works_begin(&compute->lanes[i].works, why);
+    return status;
+}
+
 uint64_t cairn_compute_staging_left(const struct cairn_compute *compute)
 {
     uint64_t streams = 0;
-    for (uint32_t i = 0; i < compute->lane_count; i++)
-        streams += !atomic_load_explicit(&compute->lanes[i].works.has_run, memory_order_relaxed);
+    for (uint32_t i = 0; i < compute->lane_count; i++) streams += !is_begun(&compute->lanes[i]);
     return streams * cairn_home_info(compute->home)->stream_bytes;
 }
 

@@ -64,7 +64,11 @@ void cairn_compute_submit(struct cairn_run *run);
 uint32_t cairn_compute_lanes(const struct cairn_compute *compute);
 /* As many items as keep the home at work. */
 uint32_t cairn_compute_items_wanted(const struct cairn_compute *compute);
-/* Bytes of the device, and as many of host memory, that streams will take at their first list. */
+/* Before the first job lies there: every stream takes its staging, so that none of them lacks it in a round.
+ * No run is under way, or it was called before. As cairn_home_stream_begin. */
+CAIRN_MUST_CHECK cairn_status cairn_compute_begin(struct cairn_compute *compute,
+                                                  struct cairn_sentence *why);
+/* Bytes of the device, and as many of host memory, that streams have still to take for it. */
 uint64_t cairn_compute_staging_left(const struct cairn_compute *compute);
 /* The list of the loop thread; what a caller added it also runs. */
 struct cairn_works *cairn_compute_loop(const struct cairn_compute *compute);

@@ -46,9 +46,9 @@ bool cairn_shard_job_failed(struct cairn_shard_job *job, cairn_status status,
                             const struct cairn_sentence *why)
 {
     if (status == CAIRN_OK) return false;
+    const bool all = cairn_home_has_failed(job->compute->home);
     for (struct cairn_shard_job *other = job->shard->jobs; other != NULL; other = other->next) {
-        const bool is_hit = other == job ||
-                            (status == CAIRN_ERR_IO && other->compute == job->compute);
+        const bool is_hit = other == job || (all && other->compute == job->compute);
         if (is_hit && other->state != CAIRN_JOB_LOADING) cairn_shard_job_fault(other, why->text);
     }
     return true;

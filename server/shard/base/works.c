@@ -3,11 +3,20 @@
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "server/base/guard.h"
 #include "server/base/log.h"
 
 #define WORKS_OF_AN_ITEM 4 /* rarely more: then the list is run in parts */
+
+/* What is pinned is whole pages: of malloc, one could be another list's, too. */
+static uint8_t *map_scratch(void)
+{
+    void *scratch = mmap(NULL, CAIRN_WORKS_SCRATCH_BYTES, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return scratch == MAP_FAILED ? NULL : scratch;
+}
 
 cairn_status cairn_works_open(struct cairn_works *works, struct cairn_home *home, uint32_t items,
                               struct cairn_sentence *why)
@@ -17,11 +26,18 @@ cairn_status cairn_works_open(struct cairn_works *works, struct cairn_home *home
                                     .capacity = WORKS_OF_AN_ITEM * items };
     works->list = calloc(works->capacity, sizeof *works->list);
     works->sources = calloc(works->capacity, sizeof *works->sources);
-    if (!works->in_place) works->scratch = malloc(CAIRN_WORKS_SCRATCH_BYTES);
+    if (!works->in_place) works->scratch = map_scratch();
     if (works->list == NULL || works->sources == NULL ||
         (works->scratch == NULL && !works->in_place))
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for lists of work");
     return cairn_home_stream_open(home, &works->stream, why);
+}
+
+cairn_status cairn_works_begin(struct cairn_works *works, struct cairn_sentence *why)
+{
+    const cairn_status status = cairn_home_stream_begin(works->stream, why);
+    if (status == CAIRN_OK) atomic_store_explicit(&works->is_begun, true, memory_order_relaxed);
+    return status;
 }
 
 void cairn_works_close(struct cairn_works *works)
@@ -30,7 +46,7 @@ void cairn_works_close(struct cairn_works *works)
     if (works->is_pinned) cairn_home_unpin(works->home, works->scratch, CAIRN_WORKS_SCRATCH_BYTES);
     free(works->list);
     free(works->sources);
-    free(works->scratch);
+    if (works->scratch != NULL) munmap(works->scratch, CAIRN_WORKS_SCRATCH_BYTES);
     *works = (struct cairn_works) { 0 };
 }
 
@@ -39,8 +55,9 @@ void cairn_works_close(struct cairn_works *works)
 static void run_list(void *arg)
 {
     struct cairn_works *works = arg;
-    atomic_store_explicit(&works->has_run, true, memory_order_relaxed);
     works->status = cairn_home_run(works->stream, works->list, works->count, &works->why);
+    if (works->status == CAIRN_OK)
+        atomic_store_explicit(&works->is_begun, true, memory_order_relaxed);
 }
 
 void cairn_works_flush(struct cairn_works *works)

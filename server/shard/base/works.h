@@ -25,11 +25,11 @@ struct cairn_works {
     /* owned */
     struct cairn_work *list;                             /* [capacity] */
     struct cairn_source (*sources)[CAIRN_STEP_FOLD_MAX]; /* [capacity] */
-    uint8_t *scratch; /* [CAIRN_WORKS_SCRATCH_BYTES]; NULL if in_place */
+    uint8_t *scratch; /* [CAIRN_WORKS_SCRATCH_BYTES], pages of its own; NULL if in_place */
     bool is_pinned;   /* once it is used, if it can be */
     uint32_t count, capacity;
     size_t scratch_used;
-    atomic_bool has_run; /* some list: the stream has its staging */
+    atomic_bool is_begun; /* the stream has its staging */
     /* since the last cairn_works_run */
     cairn_status status;
     const void *failed_at; /* where a guarded work met a missing page; NULL: nowhere */
@@ -39,6 +39,9 @@ struct cairn_works {
 /* items: of how many a list is made. CAIRN_ERR_NO_MEMORY, or as cairn_home_stream_open: close it. */
 CAIRN_MUST_CHECK cairn_status cairn_works_open(struct cairn_works *works, struct cairn_home *home,
                                                uint32_t items, struct cairn_sentence *why);
+/* Takes what lists are staged in, so that none lacks it when it runs. As cairn_home_stream_begin. */
+CAIRN_MUST_CHECK cairn_status cairn_works_begin(struct cairn_works *works,
+                                                struct cairn_sentence *why);
 /* Also of what is all 0. */
 void cairn_works_close(struct cairn_works *works);
 

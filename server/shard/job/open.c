@@ -226,8 +226,12 @@ static cairn_status take_budget(struct cairn_shard_job *job, const struct cairn_
 static cairn_status open_arenas(struct cairn_shard_job *job, const struct cairn_need *need,
                                 struct cairn_sentence *why)
 {
-    cairn_status status = cairn_planes_open(&job->planes, &job->table.map, job->forms,
-                                            job->shard->device.home, need->host_from, why);
+    struct cairn_compute *device = &job->shard->device;
+    cairn_status status = CAIRN_OK;
+    if (need->memory.device > 0) status = cairn_compute_begin(device, why);
+    if (status == CAIRN_OK)
+        status = cairn_planes_open(&job->planes, &job->table.map, job->forms, device->home,
+                                   need->host_from, why);
     if (status == CAIRN_OK) status = cairn_published_open(job, need->wire_bytes, why);
     if (status != CAIRN_OK) return status;
     status = cairn_arena_open_scratch("puts", (uint64_t)job->puts.max * job->puts.bytes,

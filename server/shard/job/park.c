@@ -134,8 +134,10 @@ static void copied(struct cairn_run *run)
     struct cairn_shard_job *job = job_of(run);
     struct cairn_sentence why = { "the job is being dropped" };
     if (run->status != CAIRN_OK) {
-        // On its way back nothing of it was on the device: all is in host memory still.
-        if (job->park.to_host) (void)cairn_shard_job_run_failed(job, run);
+        // Nothing was written where it lay: it is suspect only if that is a device that failed. On its way
+        // back nothing of it was there: all is in host memory still.
+        if (job->park.to_host && cairn_home_has_failed(run->compute->home))
+            (void)cairn_shard_job_run_failed(job, run);
         cairn_compute_why(run->compute, &why);
         give_up(job, run->status, &why);
     } else if (job->state != CAIRN_JOB_SERVING) {
