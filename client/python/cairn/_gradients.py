@@ -19,13 +19,15 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
+from contextlib import suppress
 from typing import Any, Callable, Deque, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from . import _c, _cuda
+from . import _c, _cuda, _log
 from ._call import check
 from ._model import Slot, Unit
+from .errors import Busy, NoMemory
 from .memory import can_lend
 from .operation import Operation
 from .session import Session
@@ -134,11 +136,17 @@ class Gradients:
         return sum(region.nbytes for region in self._regions.values())
 
     def share(self, sizes: Mapping[torch.device, int]) -> None:
-        """Gets the shared memory, so many bytes of each device; none of one that the library does not work on."""
+        """Gets the shared memory, so many bytes of each device; none of one that the library does not work on, or of
+        a card without room for it: gradients there are pushed from where autograd left them."""
         self._sizes = sizes
         for device, nbytes in sizes.items():
             if nbytes > 0 and device not in self._regions and self._session._takes(device):
-                self._regions[device] = _Region(self._session, device, nbytes)
+                try:
+                    self._regions[device] = _Region(self._session, device, nbytes)
+                except NoMemory as why:
+                    if device.type != "cuda":
+                        raise
+                    _log.without_room(device, str(why))
         self.peak = max(self.peak, self.nbytes)
         self._session._readers.add(self._settle)
         self._session._sharers.add(self)
@@ -209,12 +217,13 @@ class Gradients:
             self.reclaim()
             regions, self._regions = list(self._regions.values()), {}
             is_safe = not self._session._is_written_to  # else this is a signal handler amid a copy: with the session
+            self._session._readers.discard(self._settle)
+            self._session._sharers.discard(self)
             for region in regions:
                 _cuda.settle(region.device)
                 if is_safe and not self._session.closed:
-                    _c.lib().cairn_free(self._session._living(), region.address)
-            self._session._readers.discard(self._settle)
-            self._session._sharers.discard(self)
+                    with suppress(Busy):
+                        self._free(region)
 
     def leave_cards(self) -> None:
         """Gives back what is on cards, until `share` is called again; of pushes that are under way it stays."""
@@ -222,9 +231,12 @@ class Gradients:
             self.reclaim()
             busy = {place.region for place in self._pushed}
             for region in [one for one in self._regions.values() if one.device.type == "cuda" and one not in busy]:
-                del self._regions[region.device]
                 _cuda.settle(region.device)
-                _c.lib().cairn_free(self._session._living(), region.address)
+                self._free(region)
+                del self._regions[region.device]
+
+    def _free(self, region: _Region) -> None:
+        check(_c.lib().cairn_free(self._session._living(), region.address))
 
     def _settle(self) -> bool:
         """Before the session ends, and its memory with it."""

@@ -38,6 +38,10 @@ def without_card(number: int, why: str) -> None:
     _LOG.warning("gradients and parameters on cuda:%d go through the host: %s", number, why)
 
 
+def without_room(device: object, why: str) -> None:
+    _LOG.warning("gradients on %s have no memory of their own there, and are pushed from autograd's: %s", device, why)
+
+
 def opened(data_path: str) -> None:
     _LOG.info("data path: %s", data_path)
 

@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, Iterator, Optional, Set
 
 from . import _c, _log
 from ._call import TIMEOUT_S, check, milliseconds, on_wait
-from .errors import BadHandle, Busy, Invalid, Unsupported
+from .errors import BadHandle, Busy, Invalid, NoMemory, Unsupported
 from .job import Job
 from .spec import JobSpec, text, to_c
 
@@ -60,6 +60,7 @@ class Session:
         self._readers: Set[Callable[[], bool]] = set()  # use no memory of the library from now on; False: not yet
         self._sharers: Set[Any] = set()  # gradients that have memory of cairn_alloc
         self._cards: Dict[int, bool] = {}  # by number: whether the library works on it
+        self._full: Set[int] = set()  # cards that had no room when they were asked last
         atexit.register(self.close)  # leaves in words, rather than by a lost connection
 
     def __enter__(self) -> "Session":
@@ -119,9 +120,9 @@ class Session:
                 raise Busy("a forward or backward pass is under way, which reads parameters that shards lend: between "
                            "two steps memory can be let go of")
             gc.collect()  # loans whose tensors are part of cycles
-            for sharer in list(self._sharers):
-                sharer.leave_cards()
             try:
+                for sharer in list(self._sharers):
+                    sharer.leave_cards()
                 check(_c.lib().cairn_detach_memory(self._living(), milliseconds(timeout)))
             except BaseException:
                 self._share_again()
@@ -141,17 +142,26 @@ class Session:
         if device.type != "cuda":
             return bool(device.type == "cpu")
         if device.index not in self._cards:
-            self._cards[device.index] = self._has_card(device.index)
+            return self._has_card(device.index)
         return self._cards[device.index]
 
     def _has_card(self, number: int) -> bool:
+        """Asks by a byte, which takes 2 MiB there. Of a card without so much it is asked again."""
         out = ctypes.c_void_p()
         try:
             check(_c.lib().cairn_alloc(self._living(), 1, number, ctypes.byref(out)))
         except Unsupported as why:
             _log.without_card(number, str(why))
+            self._cards[number] = False
             return False
-        _c.lib().cairn_free(self._living(), out)
+        except NoMemory as why:
+            if number not in self._full:  # it is asked for each tensor
+                _log.without_card(number, str(why))
+            self._full.add(number)
+            return False
+        check(_c.lib().cairn_free(self._living(), out))
+        self._full.discard(number)
+        self._cards[number] = True
         return True
 
     def close(self) -> None:

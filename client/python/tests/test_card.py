@@ -213,6 +213,20 @@ class OnOneCard(unittest.TestCase):
         with self.assertRaisesRegex(cairn.Invalid, "7"):
             self.opened().round_begin(20).push("w", tensor)
 
+    def test_a_card_without_room_is_said_once_and_asked_again(self):
+        def room(options):
+            self.assertEqual(ctypes.CDLL(str(DRIVER)).cairn_emulator_set(options), 1)
+
+        card = SimpleNamespace(type="cuda", index=0)
+        with mock.patch.object(self.session, "_cards", {}):
+            with self.assertLogs("cairn", "WARNING") as logs:
+                for _ in range(2):
+                    room(b"alloc_fails=1")
+                    self.assertFalse(self.session._takes(card))
+            self.assertEqual(len(logs.output), 1)
+            self.assertIn("cuda:0 go through the host", logs.output[0])
+            self.assertTrue(self.session._takes(card))
+
 
 if __name__ == "__main__":
     main()

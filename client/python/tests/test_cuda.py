@@ -149,6 +149,39 @@ class Shared(torched.ClusterCase):
         self.assertEqual(list(gradients._regions), [torch.device("cpu")])
         self.assertFalse(session._takes(torch.device("meta")))
 
+    def test_gradients_on_a_card_without_room_for_them_are_pushed_from_where_they_are(self):
+        session, region = self.connect(), _gradients._Region
+
+        def full(session, device, nbytes):
+            if device == CARD:
+                raise cairn.NoMemory(2, "a full card")
+            return region(session, device, nbytes)
+
+        gradients = _gradients.Gradients(session)
+        self.addCleanup(gradients.close)
+        with mock.patch.object(session, "_takes", lambda device: True), mock.patch.object(_gradients, "_Region", full):
+            with self.assertLogs("cairn", "WARNING") as logs:
+                gradients.share({CARD: 4096, torch.device("cpu"): 4096})
+        self.assertIn("a full card", logs.output[0])
+        self.assertEqual(list(gradients._regions), [torch.device("cpu")])
+
+    def test_memory_that_cannot_be_given_back_is_said_and_stays(self):
+        session = self.connect()
+        gradients = _gradients.Gradients(session)
+        gradients.share({torch.device("cpu"): 4096})
+        device = gradients._regions[torch.device("cpu")]
+        device.device, address = CARD, device.address  # as if it were
+        gradients._regions = {CARD: device}
+        with mock.patch.object(_gradients._cuda, "settle"):
+            device.address += 64
+            with self.assertRaises(cairn.Invalid):
+                gradients.leave_cards()
+            self.assertEqual(list(gradients._regions), [CARD])
+            device.address = address
+            gradients.leave_cards()
+            self.assertEqual(list(gradients._regions), [])
+            gradients.close()
+
 
 if __name__ == "__main__":
     main()
