@@ -42,10 +42,10 @@ struct cairn_run {
     void (*conclude)(struct cairn_run *run, uint32_t item, uint32_t thread);
     void (*done)(struct cairn_run *run); /* loop thread: look at the status first */
     /* the result */
-    _Atomic cairn_status
-        status; /* not OK: nothing that the works make may be used; cairn_compute_why */
-    const void *
-        failed_at; /* of a guarded run of one item: the address whose page is missing; NULL: none */
+    /* not OK: nothing that the works make may be used; cairn_compute_why */
+    _Atomic cairn_status status;
+    /* of a guarded run of one item: the address whose page is missing; NULL: none */
+    const void *failed_at;
 };
 
 /* Takes the home over, also when it fails. threads: those of the pool.

@@ -147,41 +147,34 @@ static struct cairn_work *add_runs(struct cairn_works *works, const struct runs 
     return work;
 }
 
-static struct cairn_box_runs begin_box(const struct cairn_works_box *of)
+/* Between a range of a plane, by strides, and what is packed: *packed or *range is written. */
+static size_t add_box(struct cairn_works *works, const struct cairn_works_box *of, bool packs,
+                      const uint8_t *packed, const uint8_t *range)
 {
     struct cairn_box_runs walk;
+    struct runs ahead = { 0 }, runs;
+    size_t at = 0;
     cairn_box_runs_begin(&walk, of->box, of->shape, of->first_elem, of->elem_count);
-    return walk;
+    while ((runs = next_runs(&walk, of, &ahead, &at)).count > 0) {
+        struct cairn_work *work = add_runs(works, &runs);
+        const uint8_t *dense = packed + runs.packed, *strided = range + runs.range;
+        work->runs.to = (void *)(uintptr_t)(packs ? dense : strided);
+        work->runs.from = packs ? strided : dense;
+        *(packs ? &work->runs.from_stride : &work->runs.to_stride) = runs.stride;
+    }
+    return at;
 }
 
 size_t cairn_works_pack(struct cairn_works *works, const struct cairn_works_box *of, void *packed,
                         const void *range)
 {
-    struct cairn_box_runs walk = begin_box(of);
-    struct runs ahead = { 0 }, runs;
-    size_t at = 0;
-    while ((runs = next_runs(&walk, of, &ahead, &at)).count > 0) {
-        struct cairn_work *work = add_runs(works, &runs);
-        work->runs.to = (uint8_t *)packed + runs.packed;
-        work->runs.from = (const uint8_t *)range + runs.range;
-        work->runs.from_stride = runs.stride;
-    }
-    return at;
+    return add_box(works, of, true, packed, range);
 }
 
 size_t cairn_works_unpack(struct cairn_works *works, const struct cairn_works_box *of, void *range,
                           const void *packed)
 {
-    struct cairn_box_runs walk = begin_box(of);
-    struct runs ahead = { 0 }, runs;
-    size_t at = 0;
-    while ((runs = next_runs(&walk, of, &ahead, &at)).count > 0) {
-        struct cairn_work *work = add_runs(works, &runs);
-        work->runs.to = (uint8_t *)range + runs.range;
-        work->runs.from = (const uint8_t *)packed + runs.packed;
-        work->runs.to_stride = runs.stride;
-    }
-    return at;
+    return add_box(works, of, false, packed, range);
 }
 
 void cairn_works_fold(struct cairn_works *works, float *acc, const struct cairn_source *sources,
