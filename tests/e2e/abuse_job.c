@@ -1,7 +1,6 @@
 #include "tests/e2e/abuse_job.h"
 
 #include <check.h>
-#include <dirent.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -131,18 +130,6 @@ uint64_t abuse_now_ms(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-}
-
-int abuse_descriptors(pid_t pid)
-{
-    char path[64];
-    int count = -2; // "." and ".."
-    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
-    DIR *folder = opendir(path);
-    ck_assert_ptr_nonnull(folder);
-    while (readdir(folder) != NULL) count++;
-    closedir(folder);
-    return count;
 }
 
 uint64_t abuse_proc_number(pid_t pid, const char *file, const char *name)

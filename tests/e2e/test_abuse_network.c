@@ -14,6 +14,7 @@
 
 #include "proto/wire/frame.h"
 #include "tests/e2e/abuse_job.h"
+#include "tests/support/descriptors.h"
 #include "tests/support/suite.h"
 
 #ifdef __has_feature
@@ -127,11 +128,11 @@ static void send_garbage(int fd, uint64_t *seed)
     (void)!send(fd, bytes, sizeof bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-static void await_descriptors(pid_t pid, int count)
+static void await_descriptors(pid_t pid, unsigned count)
 {
     const uint64_t deadline_ms = abuse_now_ms() + 10000;
-    while (abuse_descriptors(pid) > count && abuse_now_ms() < deadline_ms) poll(NULL, 0, 10);
-    ck_assert_int_le(abuse_descriptors(pid), count);
+    while (descriptors_of(pid) > count && abuse_now_ms() < deadline_ms) poll(NULL, 0, 10);
+    ck_assert_uint_le(descriptors_of(pid), count);
 }
 
 TEST(a_frame_of_four_gib_costs_the_connection_and_nothing_else)
@@ -166,7 +167,7 @@ TEST(a_thousand_garbage_connections_leave_the_coordinator_as_it_was)
 {
     static int fds[CONNECTIONS];
     const size_t before = cluster_resident_bytes(cluster.coordinator);
-    const int descriptors = abuse_descriptors(cluster.coordinator);
+    const unsigned descriptors = descriptors_of(cluster.coordinator);
     const pthread_t thread = begin_training();
     annoy(coordinator_port(), fds, CONNECTIONS);
     for (int i = 0; i < CONNECTIONS; i++) expect_end(fds[i]);
@@ -225,22 +226,22 @@ TEST(garbage_at_the_port_of_ucx_does_not_stop_a_shard)
     uint16_t ports[4];
     const pid_t pid = cluster.shards[0];
     const size_t before = cluster_resident_bytes(pid);
-    const int descriptors = abuse_descriptors(pid);
-    int peak = descriptors;
+    const unsigned descriptors = descriptors_of(pid);
+    unsigned peak = descriptors;
     const int port_count = listening_ports(pid, ports, 4);
     const pthread_t thread = begin_training();
     for (int p = 0; p < port_count; p++) {
         annoy(ports[p], fds, COUNT);
         poll(NULL, 0, 200); // it may take them all
-        peak = abuse_descriptors(pid);
+        peak = descriptors_of(pid);
         for (int i = 0; i < COUNT; i++) close(fds[i]);
     }
     end_training(thread);
     printf("note: shard: %d port(s) of UCX, %d connections of garbage each: resident %zu KiB "
            "before, %zu "
-           "KiB after; descriptors %d before, %d while they stood, %d after\n",
+           "KiB after; descriptors %u before, %u while they stood, %u after\n",
            port_count, COUNT, before / 1024, cluster_resident_bytes(pid) / 1024, descriptors, peak,
-           abuse_descriptors(pid));
+           descriptors_of(pid));
     abuse_train(job, 2);
 }
 

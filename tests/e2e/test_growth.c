@@ -1,7 +1,6 @@
 /* What a worker more costs: memory, descriptors and time of each process, with 2, 8, 32 (and in memory 128)
  * workers of a tiny model. Nothing may grow faster than linearly in them; the figures are printed. */
 #include <check.h>
-#include <dirent.h>
 #include <math.h>
 #include <poll.h>
 #include <pthread.h>
@@ -12,6 +11,7 @@
 #include <unistd.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/descriptors.h"
 #include "tests/support/suite.h"
 #include "tests/support/toy.h"
 
@@ -33,18 +33,6 @@ static double now_us(void)
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
-}
-
-static double descriptors_of(pid_t pid)
-{
-    char path[64];
-    double count = -3; // ".", "..", and the one that reads it if it is this process
-    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
-    DIR *folder = opendir(path);
-    ck_assert_ptr_nonnull(folder);
-    while (readdir(folder) != NULL) count++;
-    closedir(folder);
-    return pid == getpid() ? count : count + 1;
 }
 
 static struct figures figures_of(pid_t pid)

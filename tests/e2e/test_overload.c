@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "tests/e2e/overload_worker.h"
+#include "tests/support/descriptors.h"
 #include "tests/support/suite.h"
 
 enum {
@@ -232,22 +233,10 @@ TEST_EACH(members_that_are_stopped_hold_nobody_up, 0, 2)
 
 /* ---- descriptors ---- */
 
-static size_t fd_count(pid_t pid)
-{
-    char path[64];
-    size_t count = 0;
-    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
-    DIR *folder = opendir(path);
-    ck_assert_ptr_nonnull(folder);
-    while (readdir(folder) != NULL) count++;
-    closedir(folder);
-    return count;
-}
-
 static size_t fds_of_all(void)
 {
-    size_t count = fd_count(cluster.coordinator);
-    for (int i = 0; i < SHARDS; i++) count += fd_count(cluster.shards[i]);
+    size_t count = descriptors_of(cluster.coordinator);
+    for (int i = 0; i < SHARDS; i++) count += descriptors_of(cluster.shards[i]);
     return count;
 }
 

@@ -1,13 +1,13 @@
 /* Memory of the card that another process owns, in a home: read where it lies, for as long as it is held, and
  * whatever is wrong with a descriptor is refused with a sentence and harms nothing. */
 #include <check.h>
-#include <dirent.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "gpu/home.h"
+#include "tests/support/descriptors.h"
 #include "tests/support/emulated.h"
 #include "tests/support/suite.h"
 
@@ -16,15 +16,6 @@ enum { BYTES = 4 << 20, ELEMS = BYTES / 4 };
 static struct emulated card;
 static struct cairn_home *home;
 static struct cairn_home_stream *stream;
-
-static unsigned count_descriptors(void)
-{
-    unsigned count = 0;
-    DIR *folder = opendir("/proc/self/fd");
-    while (readdir(folder) != NULL) count++;
-    closedir(folder);
-    return count;
-}
 
 static void open_home(const char *options)
 {
@@ -83,7 +74,7 @@ TEST(it_is_folded_from_where_it_lies_and_stays_when_its_owner_is_gone)
     open_home(NULL);
     ck_assert_int_eq(cairn_home_memory_open(home, "sums", BYTES, &sums, &why), CAIRN_OK);
     read_word(sums.base); // the stream's staging is taken now
-    const unsigned before = count_descriptors();
+    const unsigned before = descriptors_here();
     struct emulated_memory owned = emulated_alloc(&card, BYTES);
     fill(&owned, 0x3f); // 0.747...
     const uint64_t free_bytes = cairn_home_free_bytes(home);
@@ -93,7 +84,7 @@ TEST(it_is_folded_from_where_it_lies_and_stays_when_its_owner_is_gone)
     ck_assert_uint_eq(cairn_home_free_bytes(home), free_bytes);
     emulated_free(&card, &owned);
     // The owner's own descriptor, and the stand-in's for each handle, aside.
-    ck_assert_uint_le(count_descriptors(), before + 2);
+    ck_assert_uint_le(descriptors_here(), before + 2);
     const struct cairn_source source = { .data = at, .dtype = CAIRN_F32 };
     struct cairn_work fold = { .kind = CAIRN_WORK_FOLD,
                                .fold = { sums.base, &source, 1, true, ELEMS } };
@@ -102,7 +93,7 @@ TEST(it_is_folded_from_where_it_lies_and_stays_when_its_owner_is_gone)
     ck_assert_uint_eq(read_word(at), 0x3f3f3f3f);
     cairn_home_import_release(home, at, BYTES);
     cairn_home_memory_close(&sums);
-    ck_assert_uint_eq(count_descriptors(), before - 1); // that of the sums' handle, too
+    ck_assert_uint_eq(descriptors_here(), before - 1); // that of the sums' handle, too
     close_home();
 }
 
@@ -166,18 +157,18 @@ TEST_EACH(what_is_no_memory_of_the_card_is_refused_closed_and_harms_nothing, 0, 
     struct cairn_home_memory own = { 0 };
     ck_assert_int_eq(cairn_home_memory_open(home, "own", BYTES, &own, &why), CAIRN_OK);
     read_word(own.base); // the stream's staging is taken now
-    const unsigned before = count_descriptors();
+    const unsigned before = descriptors_here();
     const uint64_t left = card.cairn_emulator_left();
     const int fd = make_lie((enum lie)_i, _i == OF_ANOTHER_CARD ? &other : &owned, &bytes);
     const cairn_status status = cairn_home_import(home, fd, bytes, &at, &why);
     ck_assert_int_eq(status, CAIRN_ERR_REFUSED);
     ck_assert_uint_gt(strlen(why.text), 10);
-    ck_assert_uint_eq(count_descriptors(), before);
+    ck_assert_uint_eq(descriptors_here(), before);
     ck_assert_uint_eq(card.cairn_emulator_left(), left);
     ck_assert_int_eq(cairn_home_import(home, export(&owned), BYTES, &at, &why), CAIRN_OK);
     ck_assert_uint_eq(read_word(at), 0x07070707);
     cairn_home_import_release(home, at, BYTES);
-    ck_assert_uint_eq(count_descriptors(), before);
+    ck_assert_uint_eq(descriptors_here(), before);
     cairn_home_memory_close(&own);
     close_home();
 }
@@ -216,10 +207,10 @@ TEST(the_host_imports_nothing_and_closes_what_it_was_given)
 {
     struct cairn_sentence why;
     const void *at;
-    const unsigned before = count_descriptors();
+    const unsigned before = descriptors_here();
     ck_assert_int_eq(cairn_home_import(cairn_home_host(), dup(0), BYTES, &at, &why),
                      CAIRN_ERR_UNSUPPORTED);
-    ck_assert_uint_eq(count_descriptors(), before);
+    ck_assert_uint_eq(descriptors_here(), before);
 }
 
 SUITE(60);

@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "proto/fabric/ucx.h"
+#include "tests/support/descriptors.h"
 #include "tests/support/fabric_node.h"
 #include "tests/support/suite.h"
 
@@ -122,16 +123,6 @@ TEST(what_it_says_is_heard_all_the_same)
     ck_assert_double_lt(now_ms() - begin_ms, 2000); // UCX connects to nobody for that
 }
 
-static int count_descriptors(void)
-{
-    int count = 0;
-    DIR *folder = opendir("/proc/self/fd");
-    ck_assert_ptr_nonnull(folder);
-    while (readdir(folder) != NULL) count++;
-    closedir(folder);
-    return count;
-}
-
 /* UCX keeps a socket of each try. */
 TEST(a_peer_that_is_gone_costs_no_descriptor)
 {
@@ -141,9 +132,9 @@ TEST(a_peer_that_is_gone_costs_no_descriptor)
     const void *its = cairn_fabric_address(deaf.fabric, &bytes);
     memcpy(address, its, bytes);
     node_close(&deaf);
-    const int before = count_descriptors();
+    const unsigned before = descriptors_here();
     for (int i = 0; i < 3; i++) ck_assert_ptr_null(try_address(address, bytes, &took_ms));
-    ck_assert_int_eq(count_descriptors(), before);
+    ck_assert_uint_eq(descriptors_here(), before);
     node_open(&deaf, "ucx", NULL); // for teardown
 }
 

@@ -2,7 +2,6 @@
  * any of it, and no host code follows its address. The card is one of the test's own: a memfd, mapped where
  * its importer reads it, under an address of its owner that may not be touched. */
 #include <check.h>
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,6 +10,7 @@
 #include <unistd.h>
 
 #include "proto/fabric/backend.h"
+#include "tests/support/descriptors.h"
 #include "tests/support/fabric_node.h"
 #include "tests/support/mem.h"
 #include "tests/support/suite.h"
@@ -91,15 +91,6 @@ static struct memory make_memory(const struct node *node, size_t file_bytes)
                      CAIRN_OK);
     close(fd);
     return memory;
-}
-
-static unsigned count_descriptors(void)
-{
-    unsigned count = 0;
-    DIR *folder = opendir("/proc/self/fd");
-    while (readdir(folder) != NULL) count++;
-    closedir(folder);
-    return count;
 }
 
 /* -- two nodes: a sends to b -------------------------------------------------------------------- */
@@ -281,19 +272,19 @@ TEST(memory_stays_readable_while_it_is_held_when_its_owner_has_dropped_it_and_is
 {
     open_pair("mapped", card, NULL);
     pump_for_ms(&a, &b, 5);
-    const unsigned before = count_descriptors();
+    const unsigned before = descriptors_here();
     struct memory memory = make_memory(&a, BYTES);
-    ck_assert_uint_eq(count_descriptors(), before + 1); // while it is shown
+    ck_assert_uint_eq(descriptors_here(), before + 1); // while it is shown
     fill(memory.bytes, BYTES, 5);
     ck_assert_int_eq(cairn_fabric_region_show(memory.region, to_b), CAIRN_OK);
     pump(&a, &b, &shown, 1);
-    ck_assert_uint_eq(count_descriptors(), before + 1); // the importer has closed its own
+    ck_assert_uint_eq(descriptors_here(), before + 1); // the importer has closed its own
     cairn_fabric_mapping_hold(kept);
     node_send(&a, to_b, 5, memory.base, BYTES);
     pump(&a, &b, &b.arrived, 1);
     cairn_fabric_region_drop(memory.region);
     pump(&a, &b, &gone, 1);
-    ck_assert_uint_eq(count_descriptors(), before);
+    ck_assert_uint_eq(descriptors_here(), before);
     node_close(&a);
     pump_for_ms(&b, NULL, 5);
     ck_assert(is_filled(cairn_fabric_message_view(b.arrivals[0].message), BYTES, 5));
@@ -335,7 +326,7 @@ TEST(a_descriptor_that_is_not_what_it_is_said_to_be_ends_its_connection_with_a_s
 {
     open_pair("mapped", card, NULL);
     pump_for_ms(&a, &b, 5);
-    const unsigned before = count_descriptors();
+    const unsigned before = descriptors_here();
     struct memory memory = make_memory(&a, BYTES / 2);
     node_send(&a, to_b, 1, memory.base, BYTES);
     pump(&a, &b, &a.downs, 1);
@@ -345,7 +336,7 @@ TEST(a_descriptor_that_is_not_what_it_is_said_to_be_ends_its_connection_with_a_s
     cairn_fabric_region_drop(memory.region);
     cairn_fabric_peer_close(to_b);
     pump_for_ms(&a, &b, 5);
-    ck_assert_uint_eq(count_descriptors(), before - 2); // both ends of the connection, and no other
+    ck_assert_uint_eq(descriptors_here(), before - 2); // both ends of the connection, and no other
     to_b = node_connect_to(&a, &b);
     node_send(&a, to_b, 2, "next", 4);
     pump(&a, &b, &b.arrived, 1);

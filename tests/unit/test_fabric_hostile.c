@@ -1,7 +1,6 @@
 /* Strangers and liars at the sockets of the mapped fabric: whatever they say ends their connection,
  * costs nothing afterwards, and harms nobody else. */
 #include <check.h>
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +12,7 @@
 #include <unistd.h>
 
 #include "proto/fabric/mapped.h"
+#include "tests/support/descriptors.h"
 #include "tests/support/fabric_node.h"
 #include "tests/support/suite.h"
 
@@ -20,22 +20,13 @@ enum { BYTES = 1 << 16, SEALS = CAIRN_FABRIC_SEALS, ENVELOPE_BYTES = 32 };
 
 static struct node here;
 
-static unsigned count_descriptors(void)
-{
-    unsigned count = 0;
-    DIR *folder = opendir("/proc/self/fd");
-    while (readdir(folder) != NULL) count++;
-    closedir(folder);
-    return count;
-}
-
 /* Strangers are heard, and what they closed is closed, one after the other: as long as that takes. */
 static void pump_until_descriptors(unsigned count)
 {
     const time_t end = time(NULL) + 20;
-    while (count_descriptors() != count && time(NULL) < end) pump_for_ms(&here, NULL, 2);
+    while (descriptors_here() != count && time(NULL) < end) pump_for_ms(&here, NULL, 2);
     pump_for_ms(&here, NULL, 20); // no more follow, and no fewer
-    ck_assert_uint_eq(count_descriptors(), count);
+    ck_assert_uint_eq(descriptors_here(), count);
 }
 
 static uint64_t refused(void)
@@ -225,14 +216,14 @@ TEST(a_lie_ends_its_connection_and_leaves_nothing)
 {
     node_open(&here, "mapped", NULL);
     pump_for_ms(&here, NULL, 2);
-    const unsigned descriptors = count_descriptors();
+    const unsigned descriptors = descriptors_here();
     for (unsigned i = 0; i < LIES; i++) {
         const uint64_t before = refused();
         int fd = enter();
         show_region(fd, 5);
         say(fd, &lies[i].frame, lies[i].bytes, NULL, 0);
         assert_refused(fd, before, lies[i].what);
-        ck_assert_msg(count_descriptors() == descriptors, "descriptors: %s", lies[i].what);
+        ck_assert_msg(descriptors_here() == descriptors, "descriptors: %s", lies[i].what);
     }
     ck_assert_uint_eq(here.arrived, 0);
     node_close(&here);
@@ -314,13 +305,13 @@ TEST_EACH(memory_that_is_none_or_too_much_is_refused_and_all_of_it_is_closed, 0,
     int fd = enter();
     close(fd);
     pump_for_ms(&here, NULL, 2);
-    const unsigned descriptors = count_descriptors();
+    const unsigned descriptors = descriptors_here();
     offer(fd = enter(), (enum offer)_i);
-    unsigned own = count_descriptors(); // of this test, and the two ends of the connection
+    unsigned own = descriptors_here(); // of this test, and the two ends of the connection
     union frame frame;
     ck_assert_uint_eq(hear(fd, &frame), 0);
     ck_assert_uint_eq(refused(), 1);
-    ck_assert_uint_eq(count_descriptors(), own - 1); // the fabric kept none: its end is closed
+    ck_assert_uint_eq(descriptors_here(), own - 1); // the fabric kept none: its end is closed
     close(fd);
     ck_assert_uint_gt(own, descriptors);
     node_close(&here);
@@ -371,16 +362,16 @@ TEST(a_descriptor_with_anything_but_a_region_is_refused)
     memcpy(frame, &message, sizeof message);
     node_open(&here, "mapped", NULL);
     int fd = enter(), memory = make_memory(BYTES, SEALS);
-    const unsigned descriptors = count_descriptors();
+    const unsigned descriptors = descriptors_here();
     say(fd, frame, sizeof frame, &memory, 1);
     assert_refused(fd, 0, "a descriptor with a message");
-    ck_assert_uint_eq(count_descriptors(), descriptors - 2);
+    ck_assert_uint_eq(descriptors_here(), descriptors - 2);
     fd = knock(); // a stranger's
     say(fd, frame, sizeof frame, &memory, 1);
     union frame answer;
     ck_assert_uint_eq(hear(fd, &answer), sizeof answer.greeting); // the challenge
     assert_refused(fd, 1, "a descriptor of a stranger");
-    ck_assert_uint_eq(count_descriptors(), descriptors - 2);
+    ck_assert_uint_eq(descriptors_here(), descriptors - 2);
     close(memory);
     node_close(&here);
 }
@@ -411,7 +402,7 @@ TEST(silent_strangers_are_few_and_do_not_stay)
     static struct node there;
     int fds[CROWD];
     node_open(&here, "mapped", NULL);
-    const unsigned descriptors = count_descriptors();
+    const unsigned descriptors = descriptors_here();
     for (unsigned i = 0; i < CROWD; i++) fds[i] = knock();
     pump_until_descriptors(descriptors + CROWD + MAPPED_STRANGERS_MAX);
     for (unsigned i = 0; i < MAPPED_STRANGERS_MAX; i++) close(fds[i]); // room for the others

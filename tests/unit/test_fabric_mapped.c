@@ -1,7 +1,6 @@
 /* What the mapped fabric promises beyond every fabric: payloads that are read where they lie, copies that are
  * safe from their sender, and neighbours who die, stall or give up. */
 #include <check.h>
-#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -12,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/support/descriptors.h"
 #include "tests/support/fabric_node.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
@@ -38,15 +38,6 @@ static void on_mapping_gone(void *arg, struct cairn_fabric_mapping *mapping)
     (void)arg;
     ck_assert_ptr_eq(mapping, last_shown);
     gone++;
-}
-
-static unsigned count_descriptors(void)
-{
-    unsigned count = 0;
-    DIR *folder = opendir("/proc/self/fd");
-    while (readdir(folder) != NULL) count++;
-    closedir(folder);
-    return count;
 }
 
 static void on_nothing(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
@@ -397,7 +388,7 @@ TEST(views_of_a_killed_peer_stay_readable_and_its_end_is_told)
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds), 0);
     const pid_t pid = fork();
     if (pid == 0) live_as_sender(fds[1]);
-    const unsigned before = count_descriptors();
+    const unsigned before = descriptors_here();
     node_open(&a, "mapped", NULL);
     struct cairn_fabric_peer *child = hear_address(fds[0], &a);
     tell_address(fds[0], &a);
@@ -416,7 +407,7 @@ TEST(views_of_a_killed_peer_stay_readable_and_its_end_is_told)
     pump_for_ms(&a, NULL, 5);
     cairn_fabric_peer_close(child);
     node_close(&a);
-    ck_assert_uint_eq(count_descriptors(), before);
+    ck_assert_uint_eq(descriptors_here(), before);
     close(fds[0]);
     close(fds[1]);
 }
@@ -425,7 +416,7 @@ TEST(views_of_a_killed_peer_stay_readable_and_its_end_is_told)
 
 TEST(nothing_is_left_of_a_fabric_that_was_closed_in_the_middle_of_everything)
 {
-    const unsigned before = count_descriptors();
+    const unsigned before = descriptors_here();
     open_three();
     struct memory memory = share(&a, "grad");
     for (unsigned i = 0; i < 40; i++) {
@@ -438,7 +429,7 @@ TEST(nothing_is_left_of_a_fabric_that_was_closed_in_the_middle_of_everything)
     munmap(memory.at, BYTES);
     close(memory.fd);
     ck_assert_uint_eq(a.sent, 120);
-    ck_assert_uint_eq(count_descriptors(), before);
+    ck_assert_uint_eq(descriptors_here(), before);
 }
 
 TEST(with_a_folder_the_socket_is_a_file_there_and_goes_with_the_fabric)
