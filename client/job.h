@@ -77,8 +77,8 @@ struct job {
 
     /* loop thread */
     struct failure broken; /* of a card: the job fails with it at the next turn */
-    bool
-        awaits_stream; /* a push waits for what is queued on its stream, and those behind it, too */
+    /* a push waits for what is queued on its stream, and those behind it, too */
+    bool awaits_stream;
     bool stalled; /* its first command could not go on: those behind it wait, other jobs' do not */
     struct parcel_table parcels;
     struct pushing pushing;

@@ -74,7 +74,7 @@ struct cairn_home_use {
     uint64_t runs, launches;      /* lists of work; kernels that were launched for them */
     uint64_t bytes_in, bytes_out; /* copied to the device, and from it */
     uint64_t pinned_bytes;        /* of the host, now; those of streams not counted */
-    uint64_t refused_bytes; /* were to be pinned, and could not be: copies of them are slower */
+    uint64_t unpinned_bytes; /* were to be pinned, and could not be: copies of them are slower */
 };
 struct cairn_home_use cairn_home_use(struct cairn_home *home);
 /* True if the address lies in memory that this home gave; of `host`: always. */
@@ -199,8 +199,8 @@ struct cairn_work {
             size_t elems;
         } init;
         struct {
-            void *
-                to; /* any memory; if the other one lies in a device, what is not there is packed */
+            /* any memory; if the other one lies in a device, what is not there is packed */
+            void *to;
             const void *from;
             size_t run_bytes;
             uint64_t run_count, to_stride, from_stride; /* bytes; packed: run_bytes */

@@ -61,8 +61,8 @@ struct ctl_bench {
     const char *backend;    /* "host" or "cuda" */
     const char *device;     /* of cuda: its number or UUID */
     bool has_device_memory; /* --memory device */
-    const char
-        *only; /* a part of the bench; the bench judges it, and ctl.path: the way of the data */
+    /* a part of the bench; the bench judges it, and ctl.path: the way of the data */
+    const char *only;
 };
 
 /* What of a spec `job plan` takes otherwise than it says. */

@@ -33,8 +33,8 @@ struct local {
     bool is_announced;     /* the endpoint file is ours */
     char endpoint[288];
     char socket[PATH_MAX + 32]; /* what the coordinator shall listen on */
-    char socket_folder
-        [64]; /* made for it where `folder` has too long a name, or an odd one; else "" */
+    /* made for it where `folder` has too long a name, or an odd one; else "" */
+    char socket_folder[64];
     struct local_daemon daemons[1 + CTL_SHARDS_MAX]; /* [daemon_count], the coordinator first */
     int daemon_count;
     bool is_debug;                /* the daemons log each round */

@@ -351,8 +351,8 @@ struct cairn_job_spec {
      * init_nonfinite_ok (else CAIRN_ERR_NONFINITE); cairn_error() has the list. NULL = none. */
     const char *init_from;
     const char *init_prefix; /* "model."; NULL = none */
-    uint32_t
-        client_state_max; /* bytes that cairn_commit may give of the trainer's own; 0: none, at most 65536 */
+    /* bytes that cairn_commit may give of the trainer's own; 0: none, at most 65536 */
+    uint32_t client_state_max;
     bool init_nonfinite_ok;
     /* CAIRN_GROUPS_NONE, or CAIRN_GROUPS_HOST; then no groups while the workers hold tiles (cairn_tiles). It
      * stays what it is: no amendment changes it. */
@@ -415,8 +415,8 @@ struct cairn_mem {
      * is not dense is copied chunk by chunk on its way (cairn_stats.packed_bytes). */
     int64_t stride[8];
     int device; /* 0 (or -1) = host; CAIRN_GPU(n): cairn_alloc's or anybody's */
-    void *
-        stream; /* cudaStream_t that writes or reads it, NULL: the default one. Of the host: NULL */
+    /* cudaStream_t that writes or reads it, NULL: the default one. Of the host: NULL */
+    void *stream;
 };
 #define CAIRN_GPU(n) ((n) + 1) /* so that 0 is the host */
 
@@ -512,6 +512,8 @@ CAIRN_EXPORT cairn_status cairn_free(cairn *session, void *ptr) CAIRN_CHECKED;
  * this version: it is staged, and right as it is. */
 CAIRN_EXPORT cairn_status cairn_register(cairn *session, void *ptr, size_t bytes,
                                          int device) CAIRN_CHECKED;
+/* The memory may go, and is the caller's alone again. CAIRN_ERR_INVALID, always in this version: it is not
+ * registered. */
 CAIRN_EXPORT cairn_status cairn_unregister(cairn *session, void *ptr) CAIRN_CHECKED;
 
 /* Lets go of all that shards of this host show this process, on GPUs too, and takes it again: a process that

@@ -35,8 +35,8 @@ struct parcel {
      * it is sent; NULL until then */
     uint8_t *bytes;
     uint8_t *packed; /* owned; of memory with strides, or behind a box */
-    struct staged
-        staged; /* of a card's memory: its copy, for shards that do not take it from where it lies */
+    /* of a card's memory: its copy, for shards that do not take it from where it lies */
+    struct staged staged;
     bool on_card;   /* `bytes` is memory of a card, and goes by reference */
     uint64_t first; /* element of the piece */
     size_t byte_count;

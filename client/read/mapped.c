@@ -2,11 +2,11 @@
  * nobody. The list of copies is changed by the loop thread only, under the lock.
  *
  * Shards show their published copies to the members of a job (proto/geometry/published.h), a segment at a
- * time, perhaps before we have its layout. So a copy is judged when it is first used: by its notes and its
- * head; then its segments are mapped side by side. Whoever shows one has our address, which the coordinator
- * tells shards only. One that is overwritten while it is read, or that has another version, or of which a
- * segment is missing, is no error: the shard is asked, as it is over any other way, and says why it has not
- * what was asked for. */
+ * time, perhaps before its layout is known. So a copy is judged when it is first used: by its notes and its
+ * head; then its segments are mapped side by side. Whoever shows one has this session's address, which the
+ * coordinator tells shards only. One that is overwritten while it is read, or that has another version, or of
+ * which a segment is missing, is no error: the shard is asked, as it is over any other way, and says why it
+ * has not what was asked for. */
 #include "client/read/mapped.h"
 
 #include <assert.h>

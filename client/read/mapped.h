@@ -21,16 +21,16 @@ struct shown {
     enum cairn_published_side side;
 };
 
-/* A copy that a shard showed us, or what it showed of it until now. Changed under the lock. */
+/* A copy that a shard showed, or what it showed of it until now. Changed under the lock. */
 struct published {
     struct published *next;
     struct cairn_published_note note;        /* of its first region that came */
     struct shown *shown;                     /* owned */
     const struct cairn_published_head *head; /* NULL: not here; or the session is closed */
-    const uint8_t
-        *base; /* owned: [bytes] its segments side by side, read only; NULL: not is_whole */
-    const uint8_t
-        *on_card; /* the same on the session's card, no host address; NULL: not all is there */
+    /* owned: [bytes] its segments side by side, read only; NULL: not is_whole */
+    const uint8_t *base;
+    /* the same on the session's card, no host address; NULL: not all is there */
+    const uint8_t *on_card;
     size_t bytes;
     uint32_t uses; /* of lent.c, stitch.c, card.c, each ended by cairn_mapped_unuse */
     bool is_whole; /* all of it is here, as it has to be */

@@ -51,7 +51,7 @@ struct cairn_cuda {
     struct cairn_cuda_span space;
 
     struct {
-        atomic_uint_fast64_t runs, launches, bytes_in, bytes_out, pinned_bytes, refused_bytes;
+        atomic_uint_fast64_t runs, launches, bytes_in, bytes_out, pinned_bytes, unpinned_bytes;
     } use; /* as of struct cairn_home_use */
 
     atomic_bool has_failed; /* set once, after `failure` */

@@ -109,7 +109,7 @@ static struct cairn_home_use use(struct cairn_home *home)
         .bytes_in = atomic_load(&cuda->use.bytes_in),
         .bytes_out = atomic_load(&cuda->use.bytes_out),
         .pinned_bytes = atomic_load(&cuda->use.pinned_bytes),
-        .refused_bytes = atomic_load(&cuda->use.refused_bytes),
+        .unpinned_bytes = atomic_load(&cuda->use.unpinned_bytes),
     };
 }
 

@@ -17,7 +17,7 @@ static struct cairn_cuda_span pages_of(const void *host, uint64_t bytes)
 static void count(struct cairn_cuda *cuda, uint64_t pinned, uint64_t refused)
 {
     atomic_fetch_add(&cuda->use.pinned_bytes, pinned); // what is taken away wraps around
-    atomic_fetch_add(&cuda->use.refused_bytes, refused);
+    atomic_fetch_add(&cuda->use.unpinned_bytes, refused);
 }
 
 /* ---- pinning ---- */

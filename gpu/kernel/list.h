@@ -90,8 +90,8 @@ struct cairn_fold_sums_item {
     uint32_t first;
     struct cairn_kernel_geometry geometry;
     uint64_t first_leaf, leaf_count;
-    uint64_t
-        squares; /* address: [leaf_count] double, each leaf's sum, set; 0 if nonfinite is not 0 */
+    /* address: [leaf_count] double, each leaf's sum, set; 0 if nonfinite is not 0 */
+    uint64_t squares;
     uint64_t nonfinite; /* address: [leaf_count] uint32_t, elements that are NaN or infinite, set */
 };
 

@@ -294,7 +294,7 @@ const uint8_t *cairn_fabric_mapping_uuid(const struct cairn_fabric_mapping *mapp
 void cairn_fabric_mapping_hold(struct cairn_fabric_mapping *mapping);
 void cairn_fabric_mapping_release(struct cairn_fabric_mapping *mapping);
 
-/* true: the connections that peers made to us end, what they showed is taken back (on_mapping_gone), and none
+/* true: the connections that peers made end, what they showed is taken back (on_mapping_gone), and none
  * is taken until this is called with false; in the next progress. Ours stay, and so does the address: the
  * peers connect again by themselves, since to them it is a connection that was lost. Without effect on a
  * fabric that does not map. */

@@ -151,7 +151,7 @@ struct mapped_fabric {
     char host[CAIRN_FABRIC_HOST_BYTES]; /* which host this is, padded with NUL */
     char socket_path[108];              /* to be unlinked; "" if the name is abstract */
     uint8_t key[FRAME_KEY_BYTES];
-    struct mapped_cards cards; /* whose memory we import */
+    struct mapped_cards cards; /* whose memory is imported */
     struct mapped_link listener, timer;
     LIST_HEAD(, mapped_in) ins;
     LIST_HEAD(, mapped_out) outs;

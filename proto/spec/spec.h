@@ -189,9 +189,9 @@ struct cairn_job_spec_data {
      * an amendment, a write or a restore); at least 1. Not to be amended */
     uint32_t skips_max;
     cairn_reduce_groups reduce_groups; /* not to be amended */
-    double
-        offload_fraction; /* of each shard's elements, in host memory beside a device; likewise */
-    cairn_tiers tiers;    /* likewise */
+    /* of each shard's elements, in host memory beside a device; likewise */
+    double offload_fraction;
+    cairn_tiers tiers; /* likewise */
     struct cairn_policy policy;
     uint64_t revision;  /* counted by the coordinator; not part of hash and diff */
     uint64_t amend_key; /* of the last amendment; 0: none. Likewise, and not in a manifest */

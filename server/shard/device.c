@@ -127,5 +127,5 @@ void cairn_device_count(const struct cairn_shard *shard, Cairn__ShardStats *stat
     stats->in_bytes = use.bytes_in;
     stats->out_bytes = use.bytes_out;
     stats->pinned_bytes = use.pinned_bytes;
-    stats->unpinned_bytes = use.refused_bytes;
+    stats->unpinned_bytes = use.unpinned_bytes;
 }

@@ -200,8 +200,8 @@ struct cairn_shard {
     struct cairn_fabric *fabric;
     struct cairn_fabric_poll poll;
     struct cairn_compute host, device; /* device: all 0 if there is none */
-    struct cairn_fabric_device
-        imports; /* what the fabric asks of `device`; uuid_count 0: nothing */
+    /* what the fabric asks of `device`; uuid_count 0: nothing */
+    struct cairn_fabric_device imports;
     struct cairn_pool *files;
     struct cairn_shard_memory memory;
     struct cairn_shard_job *jobs;     /* at most CAIRN_SHARD_JOBS_MAX, LEAVING ones included */

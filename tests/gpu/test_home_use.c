@@ -99,7 +99,7 @@ TEST(what_cannot_be_pinned_is_said_and_counted)
                   why.text);
     ck_assert_msg(strstr(why.text, "too little that may be pinned") != NULL, "%s", why.text);
     ck_assert_uint_eq(pinned(home), 0);
-    ck_assert_uint_eq(cairn_home_use(home).refused_bytes, BYTES);
+    ck_assert_uint_eq(cairn_home_use(home).unpinned_bytes, BYTES);
     cairn_home_unpin(home, host, BYTES);
     cairn_home_close(home);
     free(host);

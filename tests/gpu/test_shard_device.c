@@ -165,7 +165,7 @@ TEST(what_a_device_copies_is_pinned_while_it_is_there_and_no_longer)
     cairn_member_leave(job, 2);
     cairn_admit_left(job);
     ck_assert_uint_le(use_now().pinned_bytes, served + 4096); // the next slot's first page
-    ck_assert_uint_eq(use_now().refused_bytes, 0);
+    ck_assert_uint_eq(use_now().unpinned_bytes, 0);
     scene_close(&scene);
 }
 

@@ -1,8 +1,8 @@
 /* A large array of a shard: addresses as a whole, pages when they are taken (reserve.h) or touched. State and
  * what members map lie in a home's segments (gpu/home.h), which in the host's are memfds (so that a
  * supervisor can hold them for a restarted daemon); landing slots and staging are anonymous; what lies in a
- * device's home has no pages of ours. What an arena takes is counted by the shard's budget at its full size,
- * touched or not. Any thread, but sharing is the loop's; the one that opened it closes it. */
+ * device's home has no pages of the host. What an arena takes is counted by the shard's budget at its full
+ * size, touched or not. Any thread, but sharing is the loop's; the one that opened it closes it. */
 #ifndef CAIRN_SHARD_MEMORY_ARENA_H
 #define CAIRN_SHARD_MEMORY_ARENA_H
 

@@ -18,14 +18,14 @@
 
 /* What a fetch reads. */
 struct source {
-    const uint8_t
-        *bytes; /* the chunk: in host memory of a published copy, or in the home of the planes */
+    /* the chunk: in host memory of a published copy, or in the home of the planes */
+    const uint8_t *bytes;
     size_t byte_count;
     cairn_dtype dtype;
     /* borrowed: the whole chunk's, 0 = nobody has asked for it yet; NULL: not kept */
     uint64_t *checksum;
-    const struct cairn_published
-        *published; /* the copy, if the chunk is in its host memory; or NULL */
+    /* the copy, if the chunk is in its host memory; or NULL */
+    const struct cairn_published *published;
 };
 
 static cairn_status judge_wire(const struct cairn_shard_job *job,

@@ -222,8 +222,8 @@ struct emulator_op {
     uint32_t device;
     uint32_t awaited_slot;
     uint64_t awaited_number; /* of that slot; 0: it waits for nothing */
-    const uint32_t
-        *word; /* it waits until the host has made this `value` or more; NULL: for none */
+    /* it waits until the host has made this `value` or more; NULL: for none */
+    const uint32_t *word;
     uint32_t value;
     bool is_late; /* behind a word: what it touches is noted as it runs */
     struct emulator_touch late_touch;

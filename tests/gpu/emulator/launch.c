@@ -15,8 +15,8 @@
 struct launch_op {
     struct emulator_op op;
     const struct cairn_kernel *kernel;
-    struct cairn_kernel_list
-        list; /* a copy: the caller's is its own again when the launch returns */
+    /* a copy: the caller's is its own again when the launch returns */
+    struct cairn_kernel_list list;
     uint32_t blocks, first, stride; /* block i is (first + i * stride) mod blocks */
     enum emulator_result fails;     /* with this, when it runs */
 };
