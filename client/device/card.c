@@ -6,6 +6,7 @@
 
 #include "client/base/error.h"
 #include "client/device/door.h"
+#include "gpu/cuda/vmm.h"
 
 #define CARDS_MAX 64
 
@@ -99,7 +100,7 @@ static cairn_status open_context(struct card *card, struct cairn_sentence *why)
     result = driver->cuDevicePrimaryCtxRetain(&card->context, card->device);
     if (result != CAIRN_CU_OK)
         return cairn_card_fail(result, CAIRN_ERR_IO, "its context does not open", why);
-    const struct cairn_cu_allocation how = cairn_card_allocation(card);
+    const struct cairn_cu_allocation how = cairn_vmm_allocation(card->device, true);
     cairn_status status = cairn_card_enter(card, why);
     if (status != CAIRN_OK) return status;
     if (card->exports)
@@ -189,13 +190,4 @@ int cairn_card_number(const struct card *card)
 const uint8_t *cairn_card_uuid(const struct card *card)
 {
     return card->uuid;
-}
-
-struct cairn_cu_allocation cairn_card_allocation(const struct card *card)
-{
-    return (struct cairn_cu_allocation) {
-        .type = CAIRN_CU_ALLOCATION_PINNED,
-        .handle_types = CAIRN_CU_HANDLE_POSIX,
-        .location = { .type = CAIRN_CU_LOCATION_DEVICE, .id = card->device },
-    };
 }

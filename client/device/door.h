@@ -25,6 +25,5 @@ cairn_status cairn_card_fail(int result, cairn_status status, const char *doing,
                              struct cairn_sentence *why);
 /* So that the first wait asks the driver for nothing; without memory, or pinning, a wait tries again. */
 void cairn_card_make_words(struct card *card);
-struct cairn_cu_allocation cairn_card_allocation(const struct card *card);
 
 #endif

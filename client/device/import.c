@@ -6,6 +6,7 @@
 
 #include "client/base/error.h"
 #include "client/device/door.h"
+#include "gpu/cuda/vmm.h"
 #include "proto/geometry/published.h"
 
 /* Of one copy: no shard publishes more on a card. */
@@ -67,18 +68,6 @@ static void drop_if_empty(struct card_imports *imports, struct span *span)
 
 /* ---- one segment ---- */
 
-static int open_to_read(const struct card *card, uint64_t at, uint64_t bytes)
-{
-    struct cairn_cu_access access = {
-        .location = { .type = CAIRN_CU_LOCATION_DEVICE, .id = card->device },
-        .flags = CAIRN_CU_ACCESS_READ,
-    };
-    const int result = card->driver->cuMemSetAccess(at, (size_t)bytes, &access, 1);
-    if (result == CAIRN_CU_OK) return result;
-    access.flags = CAIRN_CU_ACCESS_READWRITE; // of a driver that knows no other
-    return card->driver->cuMemSetAccess(at, (size_t)bytes, &access, 1);
-}
-
 static cairn_status map(const struct card *card, uint64_t at, uint64_t bytes, int fd,
                         struct cairn_sentence *why)
 {
@@ -91,7 +80,7 @@ static cairn_status map(const struct card *card, uint64_t at, uint64_t bytes, in
                                why);
     result = driver->cuMemMap(at, (size_t)bytes, 0, handle, 0);
     if (result == CAIRN_CU_OK) {
-        result = open_to_read(card, at, bytes);
+        result = cairn_vmm_open_to_read(driver, card->device, at, bytes);
         if (result != CAIRN_CU_OK) (void)driver->cuMemUnmap(at, (size_t)bytes);
     }
     (void)driver->cuMemRelease(handle); // the map keeps the memory

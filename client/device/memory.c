@@ -1,6 +1,7 @@
 /* Memory of a card that shards may import, and copies of a card's memory. */
 #include "client/base/error.h"
 #include "client/device/door.h"
+#include "gpu/cuda/vmm.h"
 
 static int map(struct card_memory *memory, int device)
 {
@@ -38,7 +39,7 @@ static void unmap(const struct card_memory *memory)
 static int take(struct card_memory *memory)
 {
     const struct cairn_driver *driver = memory->card->driver;
-    const struct cairn_cu_allocation how = cairn_card_allocation(memory->card);
+    const struct cairn_cu_allocation how = cairn_vmm_allocation(memory->card->device, true);
     int result = driver->cuMemCreate(&memory->handle, memory->bytes, &how, 0);
     if (result != CAIRN_CU_OK) return result;
     result = map(memory, memory->card->device);

@@ -87,8 +87,6 @@ int cairn_cuda_wait(const struct cairn_cuda *cuda, struct CUstream_st *stream,
 /* The device and what is known of it: info, granularity, multiprocessors. As cairn_home_open_cuda. */
 CAIRN_MUST_CHECK cairn_status cairn_cuda_find(struct cairn_cuda *cuda, const char *name,
                                               struct cairn_sentence *why);
-/* How memory of the device is asked for. */
-struct cairn_cu_allocation cairn_cuda_allocation(const struct cairn_cuda *cuda, bool is_exportable);
 
 /* ---- spans.c: pure, but for memory; no lock ---- */
 

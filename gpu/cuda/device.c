@@ -9,6 +9,7 @@
 
 #include "gpu/cuda/cuda.h"
 #include "gpu/cuda/image.h"
+#include "gpu/cuda/vmm.h"
 
 #define NAME_BYTES 64
 #define UUID_BYTES 48 /* "GPU-", 36 characters, NUL */
@@ -74,15 +75,6 @@ static cairn_status find_number(struct cairn_cuda *cuda, const char *wanted, int
     return CAIRN_OK;
 }
 
-struct cairn_cu_allocation cairn_cuda_allocation(const struct cairn_cuda *cuda, bool is_exportable)
-{
-    return (struct cairn_cu_allocation) {
-        .type = CAIRN_CU_ALLOCATION_PINNED,
-        .handle_types = is_exportable ? CAIRN_CU_HANDLE_POSIX : 0, // fixed when it is made
-        .location = { .type = CAIRN_CU_LOCATION_DEVICE, .id = cuda->device },
-    };
-}
-
 static int attribute(const struct cairn_cuda *cuda, int which)
 {
     int value = 0;
@@ -121,7 +113,7 @@ static cairn_status look(struct cairn_cuda *cuda, struct cairn_sentence *why)
 {
     struct cairn_home_info *info = &cuda->home.info;
     // Of what has a handle the pages are at least as large.
-    const struct cairn_cu_allocation how = cairn_cuda_allocation(cuda, info->exports);
+    const struct cairn_cu_allocation how = cairn_vmm_allocation(cuda->device, info->exports);
     size_t granularity = 0, total = 0;
     if (attribute(cuda, CAIRN_CU_HAS_VIRTUAL_MEMORY) == 0)
         return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "%s cannot map memory (cuMemCreate)",

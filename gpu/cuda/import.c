@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "gpu/cuda/cuda.h"
+#include "gpu/cuda/vmm.h"
 
 static cairn_status refuse(const struct cairn_cuda *cuda, int result, const char *what,
                            struct cairn_sentence *why)
@@ -14,19 +15,6 @@ static cairn_status refuse(const struct cairn_cuda *cuda, int result, const char
     return cairn_fail(why,
                       result == CAIRN_CU_OUT_OF_MEMORY ? CAIRN_ERR_NO_MEMORY : CAIRN_ERR_REFUSED,
                       "%s: %s", what, cairn_driver_error(&cuda->driver, result, text));
-}
-
-/* The memory may be read by the card; a driver that knows no memory to be read alone gives it whole. */
-static int open_to_read(struct cairn_cuda *cuda, uint64_t at, uint64_t bytes)
-{
-    struct cairn_cu_access access = {
-        .location = { .type = CAIRN_CU_LOCATION_DEVICE, .id = cuda->device },
-        .flags = CAIRN_CU_ACCESS_READ,
-    };
-    int result = cuda->driver.cuMemSetAccess(at, (size_t)bytes, &access, 1);
-    if (result == CAIRN_CU_OK) return result;
-    access.flags = CAIRN_CU_ACCESS_READWRITE;
-    return cuda->driver.cuMemSetAccess(at, (size_t)bytes, &access, 1);
 }
 
 static cairn_status map(struct cairn_cuda *cuda, unsigned long long handle, uint64_t bytes,
@@ -41,7 +29,7 @@ static cairn_status map(struct cairn_cuda *cuda, unsigned long long handle, uint
         cairn_cuda_give_addresses(cuda, at);
         return refuse(cuda, result, "it has not the size that its owner says", why);
     }
-    result = open_to_read(cuda, at, bytes);
+    result = cairn_vmm_open_to_read(&cuda->driver, cuda->device, at, bytes);
     if (result != CAIRN_CU_OK) {
         (void)cuda->driver.cuMemUnmap(at, (size_t)bytes);
         cairn_cuda_give_addresses(cuda, at);

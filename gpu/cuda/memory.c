@@ -4,6 +4,7 @@
 
 #include "gpu/cuda/cuda.h"
 #include "gpu/cuda/mutant.h"
+#include "gpu/cuda/vmm.h"
 
 struct cairn_home_segment {
     unsigned long long handle;
@@ -77,7 +78,7 @@ static int create_segment(struct cairn_cuda *cuda, struct cairn_home_segment *se
 
 static int create_segments(struct cairn_cuda *cuda, const struct taken *taken)
 {
-    const struct cairn_cu_allocation how = cairn_cuda_allocation(cuda, taken->is_exportable);
+    const struct cairn_cu_allocation how = cairn_vmm_allocation(cuda->device, taken->is_exportable);
     struct cairn_home_segment *segments = taken->segments;
     int result = CAIRN_CU_OK;
     for (uint64_t done = 0; done < taken->bytes && result == CAIRN_CU_OK;

@@ -66,7 +66,7 @@ ROOMS = {
        for above, room in enumerate(COORDINATOR)},
     **{room: ["proto/", *CLIENT[:above]] for above, room in enumerate(CLIENT)},
     **{room: ["proto/", *CLIENT] for room in ("client/session.h", "client/job.h")},
-    "client/device/": ["proto/", "client/include/", "client/base/", "gpu/cuda/driver.h"],
+    "client/device/": ["proto/", "client/include/", "client/base/", "gpu/cuda/driver.h", "gpu/cuda/vmm.h"],
     "client/ctl/": ["proto/", "client/include/", "client/base/env.h", "client/ctl/bench/bench.h",
                     "server/shard/job/need.h"],
     "client/ctl/bench/": ["proto/", "client/include/", "gpu/gpu.h", "gpu/home.h", "client/ctl/ctl.h",
