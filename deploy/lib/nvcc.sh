@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # An nvcc for the kernels (gpu/cuda/image.cmake): the one that is installed, else one of PyPI in a folder of the
-# caller's. Nothing is installed into the system. Sourced by tests/run; a packager may:
+# caller's. Nothing is installed into the system. Sourced by tests/run and deploy/bundle; a packager may:
 #
 #   . deploy/lib/nvcc.sh; nvcc=$(nvcc_get FOLDER) && cmake -DCAIRN_NVCC="$nvcc" ...
 #

@@ -38,8 +38,10 @@ static void check_place(double fraction)
     const bool has_device = strcmp(cairn_test_backend(), "cuda") == 0;
     const bool on_device = has_device && fraction < 1, on_host = !has_device || fraction > 0;
     bool is_so = false;
-    for (int tries = 0; tries < 1000 && !is_so; tries++)
+    for (int tries = 0; tries < 1000 && !is_so; tries++) {
+        if (tries > 0) usleep(20000);
         is_so = (memory_of("device") > 0) == on_device && (memory_of("state") > 0) == on_host;
+    }
     ck_assert_msg(is_so, "at %g: %s", fraction, said.out);
     const json_int_t device = memory_said("device"), state = memory_said("state");
     cluster_cli(&cluster, &said, "job", "plan", BITS_JOB, "--backend", cairn_test_backend(), "-o",

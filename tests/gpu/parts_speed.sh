@@ -126,7 +126,7 @@ part_ncu() {
     ncu=$(command -v ncu || compgen -G '/usr/local/cuda*/bin/ncu' | head -n 1) || skip "ncu is not here"
     # Six passes of each, the one included that is not measured; an update is also made to fill the arrays.
     for part in fold:6 adamw:7 hash:6; do
-        "$ncu" --target-processes all --csv --page raw \
+        "$ncu" --target-processes all --clock-control none --csv --page raw \
             --metrics dram__bytes_read.sum,dram__bytes_write.sum,gpu__time_duration.sum \
             "$bin/cairn" bench update --backend cuda --params "$params" --only "${part%:*}" --threads 1 \
             --seconds 0.001 -o json >"$run/ncu" 2>&1 || true

@@ -117,7 +117,7 @@ under_mps() {
 part_tenants() {
     local expected
     [ -e "$data" ] || skip "Fashion-MNIST is not here: apt install dataset-fashion-mnist"
-    [ -e "$tests/libillegal.so" ] || absent libillegal.so
+    [ -e "$tests/libillegal.so" ] || fail "$tests/libillegal.so is not built"
     on_card
     train 2 "$run/expected" 60 "$host_setting"
     expected=$root_now path=

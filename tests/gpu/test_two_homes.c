@@ -39,10 +39,19 @@ static cairn_status try_open(const char *name, double offload, cairn_job **job_o
     return cairn_job_open(session, name, &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, job_out);
 }
 
+/* The fault of the card that is to come after jobs are opened; NULL: none. */
+static const char *opens_before;
+
 static cairn_job *open_job(const char *name, double offload)
 {
+    static struct cluster_said said;
     cairn_job *job;
-    ck_assert_msg(try_open(name, offload, &job) == CAIRN_OK, "%s", cairn_error());
+    if (try_open(name, offload, &job) != CAIRN_OK) {
+        const char *why = cairn_error();
+        cluster_cli(&cluster, &said, "cluster", "status", NULL); // it counts launches
+        ck_abort_msg("%s (the card: %s, which must come later)\n%s", why,
+                     opens_before == NULL ? "no fault" : opens_before, said.out);
+    }
     good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
     return job;
 }
@@ -87,6 +96,7 @@ TEST_EACH(a_card_that_fails_stops_the_jobs_that_lie_there_and_no_other, 0, 3)
 
     emulated_choose(faults[_i]);
     start("cuda");
+    opens_before = faults[_i];
     cairn_job *on_card = open_job("card", 0), *in_part = open_job("part", 0.5),
               *beside = open_job("beside", 1);
     train(beside, 0, 1);
