@@ -24,7 +24,7 @@ fsdp2|590|a transformer of 1 G: one rank of FSDP2 against one worker and a shard
 ncu|400|bytes a parameter that the main kernels move, by the card's counters"
 
 # The test programs that parts run; deploy/bundle takes them.
-tests_of_kernels=(test_home)
+tests_of_kernels=(test_home test_home_large)
 tests_of_bits=(test_bits test_bits_faults test_bits_state)
 tests_of_faults=(test_restart test_resume test_shard_loss test_tiles_matrix test_tiles_calls test_tiles_faults
     test_write test_amend test_nonfinite test_lease test_drop test_mapped)
@@ -52,7 +52,8 @@ on_card() {
 # What is in the way of a card, if anything is, as a sentence at once.
 has_home() {
     local said
-    said=$("$bin/cairn" bench update --backend cuda --params 1 --seconds 0.001 2>&1) || fail "no home on the card: $said"
+    said=$("$bin/cairn" bench update --backend cuda --params 1 --seconds 0.001 2>&1) ||
+        fail "no home on the card: $said"
 }
 
 # shards_are_on_card: of the cluster at $endpoint; a shard that fell back to the host would show nothing.
@@ -108,7 +109,8 @@ part_sanitizer() {
     sanitizer=$(command -v compute-sanitizer || compgen -G '/usr/local/cuda*/bin/compute-sanitizer' | head -n 1) ||
         skip "compute-sanitizer is not here"
     for tool in memcheck racecheck; do
-        CK_FORK=no "$sanitizer" --tool "$tool" --report-api-errors no --error-exitcode 9 "$tests/test_home" || fail "$tool: exit status $?"
+        CK_FORK=no "$sanitizer" --tool "$tool" --report-api-errors no --error-exitcode 9 "$tests/test_home" ||
+            fail "$tool: exit status $?"
         note "$tool: clean"
     done
 }

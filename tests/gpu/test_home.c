@@ -53,14 +53,20 @@ static uint64_t below(struct world *w, uint64_t limit)
         ck_assert_msg((call) == CAIRN_OK, "%s: %s", #call, must_why.text); \
     } while (0)
 
-/* Numbers that are small and finite as bf16 and as f32, and a few that are infinite. */
+/* Small numbers as bf16 and as f32; some subnormal, or zero of either sign; and a few that are the largest,
+ * infinite or NaN. */
 static void fill(struct world *w, uint8_t *to, size_t bytes)
 {
+    static const uint16_t odd[] = { 0x7f7f, 0xff7f, 0x7f80, 0xff80, 0x7fc1, 0xff81 };
     uint16_t *words = (uint16_t *)to;
     for (size_t i = 0; i < bytes / sizeof *words; i++) {
-        const uint64_t x = next(w);
+        const uint64_t x = next(w), chance = below(w, 16384);
         words[i] = (uint16_t)((x & 0x807f) | (100 + (x >> 16) % 30) << 7);
-        if (x % 65536 == 0) words[i] = 0x7f80;
+        if (chance < 500) words[i] &= 0x807f;
+        if (chance < 250) words[i] &= 0x8000;
+        if (chance < 125 && i % 2 == 1) words[i - 1] = 0; // f32, too
+        if (chance >= 500 && chance < 500 + sizeof odd / sizeof odd[0])
+            words[i] = odd[chance - 500];
     }
 }
 

@@ -2,6 +2,7 @@
 
 #include <check.h>
 #include <dlfcn.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,6 +18,14 @@ __attribute__((constructor)) static void look(void)
 bool emulated_is_real(void)
 {
     return is_real;
+}
+
+bool emulated_cannot(const char *what)
+{
+    if (!is_real) return false;
+    printf("note: not shown on a card of this machine: %s\n", what);
+    fflush(stdout);
+    return true;
 }
 
 void emulated_choose(const char *options)

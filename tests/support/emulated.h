@@ -24,6 +24,8 @@ struct emulated {
 
 /* True: it is a card of this machine. */
 bool emulated_is_real(void);
+/* True: it is a card of this machine, on which what is named cannot be shown; a note says so. */
+bool emulated_cannot(const char *what);
 /* The environment names the library, and what the emulated card of this process and its children begins with:
  * "seed=5,total=1G". NULL: nothing. */
 void emulated_choose(const char *options);
