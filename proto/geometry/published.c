@@ -67,6 +67,11 @@ void cairn_published_write_end(struct cairn_published_head *head, struct cairn_v
     atomic_store_explicit(&head->sequence, sequence + 1, memory_order_release);
 }
 
+void cairn_published_set_sides(struct cairn_published_head *head, uint32_t sides)
+{
+    atomic_store_explicit(&head->sides, sides, memory_order_release); // behind what they have
+}
+
 bool cairn_published_read_begin(const struct cairn_published_head *head,
                                 struct cairn_version version, enum cairn_published_side side,
                                 uint64_t *sequence_out)
@@ -75,7 +80,7 @@ bool cairn_published_read_begin(const struct cairn_published_head *head,
     if (sequence % 2 == 1) return false;
     if (atomic_load_explicit(&head->generation, memory_order_relaxed) != version.generation ||
         atomic_load_explicit(&head->step, memory_order_relaxed) != version.step ||
-        (atomic_load_explicit(&head->sides, memory_order_relaxed) & (uint32_t)side) == 0)
+        (atomic_load_explicit(&head->sides, memory_order_acquire) & (uint32_t)side) == 0)
         return false;
     *sequence_out = sequence;
     return true;

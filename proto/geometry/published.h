@@ -79,6 +79,8 @@ void cairn_published_head_init(struct cairn_published_head *head, const struct c
 void cairn_published_write_begin(struct cairn_published_head *head);
 void cairn_published_write_end(struct cairn_published_head *head, struct cairn_version version,
                                uint32_t sides);
+/* The same version, on other sides from now on: what was read of it is whole all the same. */
+void cairn_published_set_sides(struct cairn_published_head *head, uint32_t sides);
 /* The reader. False: it is another version, or being written, or that side has it not. */
 bool cairn_published_read_begin(const struct cairn_published_head *head,
                                 struct cairn_version version, enum cairn_published_side side,

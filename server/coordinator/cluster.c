@@ -72,6 +72,7 @@ static void on_tick(uv_timer_t *timer)
         cairn_cluster_job_tick(job, cairn_cluster_now_ms(cluster));
         cairn_cluster_leases_tick(job);
         cairn_cluster_job_parts_tick(job);
+        cairn_cluster_park_advance(job);
         cairn_cluster_cut_tick(job);
         cairn_cluster_recovery_tick(job);
     }

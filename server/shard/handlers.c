@@ -77,6 +77,15 @@ static void on_decision(struct cairn_shard_job *job, enum cairn_step_event_kind 
     cairn_write_resolved(job, decision.round);
 }
 
+/* A coordinator that has not heard of the move hears of it in the next Hello; nothing was touched. */
+static void refuse_round(struct cairn_shard_job *job, const Cairn__RoundOpen *message)
+{
+    cairn_session_refuse(job->shard, CAIRN_ERR_PROTOCOL,
+                         "round %llu of job %s was opened while its state is moved to or from the "
+                         "device: ask with PartPark first",
+                         (unsigned long long)message->round, job->spec.name);
+}
+
 static void on_round_open(struct cairn_shard_job *job, const Cairn__RoundOpen *message)
 {
     if (job->state != CAIRN_JOB_SERVING || message->n_members > UINT32_MAX) {
@@ -85,7 +94,7 @@ static void on_round_open(struct cairn_shard_job *job, const Cairn__RoundOpen *m
         return;
     }
     if (job->park.is_under_way) {
-        cairn_shard_job_fault(job, "a round was opened while its state was being moved");
+        refuse_round(job, message);
         return;
     }
     cairn_write_close(job);

@@ -1,15 +1,31 @@
 /* A job whose state lies on the emulated card is parked in host memory and taken back. */
 #include <check.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
+#include "proto/geometry/published.h"
 #include "tests/support/emulated.h"
 #include "tests/support/shard_model.h"
 #include "tests/support/suite.h"
 
 static struct scene scene;
 static struct model model;
+
+/* madvise is this file's (tests/gpu/CMakeLists.txt): a page alone is not to be had while this is so. */
+static bool no_page;
+
+int __real_madvise(void *at, size_t bytes, int advice);
+int __wrap_madvise(void *at, size_t bytes, int advice);
+int __wrap_madvise(void *at, size_t bytes, int advice)
+{
+    if (!no_page || advice != MADV_POPULATE_WRITE || bytes != CAIRN_PUBLISHED_PAGE_BYTES)
+        return __real_madvise(at, bytes, advice);
+    errno = ENOMEM;
+    return -1;
+}
 
 /* A job that has made a step. */
 static struct emulated open_scene(const char *offload, uint64_t limit_bytes)
@@ -108,7 +124,7 @@ TEST_EACH(a_parked_job_leaves_the_card_and_comes_back_with_the_same_bits, 0, 2)
     close_scene();
 }
 
-static void keep(uint64_t lease, uint64_t step)
+static void ask_keep(uint64_t lease, uint64_t step)
 {
     Cairn__LeaseKeep message = CAIRN__LEASE_KEEP__INIT;
     message.job = SCENE_JOB;
@@ -117,13 +133,25 @@ static void keep(uint64_t lease, uint64_t step)
     message.step = step;
     message.ttl_ms = 60000;
     scene_say(&scene, CAIRN_MSG_LEASE_KEEP, 40, &message.base);
+}
+
+static void keep(uint64_t lease, uint64_t step)
+{
+    ask_keep(lease, step);
     ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 40);
+}
+
+static void end_lease(uint64_t lease)
+{
+    Cairn__LeaseEnd over = CAIRN__LEASE_END__INIT;
+    over.job = SCENE_JOB;
+    over.lease = lease;
+    scene_say(&scene, CAIRN_MSG_LEASE_END, 0, &over.base);
 }
 
 /* Of each lease a published copy more, which has a side on the card. */
 TEST(leased_versions_leave_the_card_and_come_back_with_the_rest)
 {
-    Cairn__LeaseEnd over = CAIRN__LEASE_END__INIT;
     (void)open_scene("0", 0);
     const uint64_t all = free_bytes() + the_job()->memory.device;
     keep(1, 1);
@@ -134,13 +162,136 @@ TEST(leased_versions_leave_the_card_and_come_back_with_the_rest)
     ck_assert_uint_eq(free_bytes(), all); // a parked job's copies are in host memory
     expect_done(false);
     ck_assert_uint_eq(free_bytes() + the_job()->memory.device, all);
-    over.job = SCENE_JOB;
-    for (over.lease = 1; over.lease <= 2; over.lease++)
-        scene_say(&scene, CAIRN_MSG_LEASE_END, 0, &over.base);
+    for (uint64_t lease = 1; lease <= 2; lease++) end_lease(lease);
     model_round(&model, &scene, 2, 1);
     for (int tries = 0; tries < 1000 && free_bytes() + the_job()->memory.device != all; tries++)
         scene_settle(&scene); // another thread gives it back
     ck_assert_uint_eq(free_bytes() + the_job()->memory.device, all);
+    expect_bits();
+    close_scene();
+}
+
+static const struct cairn_published *copy_of(uint64_t step)
+{
+    const struct cairn_published *copy = cairn_published_find(the_job(),
+                                                              (struct cairn_version) { 1, step });
+    ck_assert_ptr_nonnull(copy);
+    return copy;
+}
+
+static bool has(const struct cairn_published *copy, enum cairn_published_side side,
+                uint64_t *sequence)
+{
+    const struct cairn_published_head *head = (const struct cairn_published_head *)copy->head.base;
+    return cairn_published_read_begin(head, copy->version, side, sequence);
+}
+
+static bool is_whole(const struct cairn_published *copy, uint64_t sequence)
+{
+    return cairn_published_read_end((const struct cairn_published_head *)copy->head.base, sequence);
+}
+
+TEST(what_was_read_of_a_version_is_whole_wherever_its_job_went_meanwhile)
+{
+    uint64_t newest, leased, sequence;
+    (void)open_scene("0", 0);
+    keep(1, 0);
+    const struct cairn_published *first = copy_of(0), *second = copy_of(1);
+    ck_assert(has(first, CAIRN_PUBLISHED_DEVICE, &leased));
+    ck_assert(has(second, CAIRN_PUBLISHED_DEVICE, &newest));
+    expect_done(true);
+    ck_assert(is_whole(first, leased) && is_whole(second, newest));
+    ck_assert(!has(second, CAIRN_PUBLISHED_DEVICE, &sequence));
+    ck_assert(has(second, CAIRN_PUBLISHED_HOST, &sequence));
+    expect_done(false);
+    ck_assert(is_whole(first, leased) && is_whole(second, newest));
+    ck_assert(has(second, CAIRN_PUBLISHED_DEVICE, &sequence));
+    for (uint64_t round = 2; round < 4; round++) model_round(&model, &scene, round, round - 1);
+    ck_assert(is_whole(first, leased) && !is_whole(second, newest)); // written over
+    close_scene();
+}
+
+/* The copy of a lease is read in host memory then. */
+TEST(a_job_comes_back_although_the_card_has_no_room_for_copies_of_leases)
+{
+    const struct emulated card = open_scene("0", 0);
+    const uint64_t device = the_job()->memory.device;
+    char others[64];
+    keep(1, 0);
+    expect_done(true);
+    const uint64_t staging = cairn_compute_staging_left(&scene.shard->device);
+    snprintf(others, sizeof others, "others=%llu",
+             (unsigned long long)(free_bytes() - device - staging));
+    emulated_set(&card, others);
+    expect_done(false);
+    ck_assert_uint_eq(the_job()->memory.device, device);
+    ck_assert_uint_eq(free_bytes(), staging);
+    expect_bits();
+    for (uint64_t round = 2; round < 5; round++) model_round(&model, &scene, round, round - 1);
+    expect_bits();
+    end_lease(1);
+    emulated_set(&card, "others=0");
+    expect_done(true);
+    expect_done(false);
+    expect_bits();
+    close_scene();
+}
+
+TEST(a_lease_whose_copy_has_no_head_is_refused)
+{
+    (void)open_scene("0", 0);
+    const uint64_t used = scene.shard->memory.budget.used_bytes;
+    no_page = true;
+    ask_keep(1, 1);
+    const struct scene_frame told = scene_hear(&scene, CAIRN_MSG_ERROR);
+    const Cairn__Error *error = (const Cairn__Error *)told.message;
+    no_page = false;
+    ck_assert_int_eq(error->status, CAIRN_ERR_NO_MEMORY);
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used);
+    keep(1, 1);
+    model_round(&model, &scene, 2, 1);
+    expect_bits();
+    close_scene();
+}
+
+/* ---- a coordinator that goes and comes ---- */
+
+/* A move that takes a while, in which another coordinator, or the same again, is told of it. */
+static void lose_coordinator(const struct emulated *card, bool to_host)
+{
+    emulated_set(card, "copy_rate=2M");
+    ask(to_host);
+    while (!the_job()->park.is_under_way) uv_run(&scene.loop, UV_RUN_ONCE);
+    cairn_peer_close(scene.session, CAIRN_OK, "gone");
+    const Cairn__Hello *hello = (const Cairn__Hello *)scene_hear(&scene, CAIRN_MSG_HELLO).message;
+    ck_assert_uint_eq(hello->n_held, 1);
+    ck_assert(hello->held[0]->parked);
+}
+
+TEST_EACH(a_coordinator_that_comes_in_mid_move_is_told_of_it_and_waits_for_its_end, 0, 2)
+{
+    const struct emulated card = open_scene("0", 0);
+    const bool to_host = _i == 0;
+    if (!to_host) expect_done(true);
+    lose_coordinator(&card, to_host);
+    expect_done(to_host);
+    emulated_set(&card, "copy_rate=0");
+    expect_done(false);
+    model_round(&model, &scene, 2, 1);
+    expect_bits();
+    close_scene();
+}
+
+TEST(a_round_that_is_opened_in_mid_move_ends_the_session_and_nothing_else)
+{
+    const struct emulated card = open_scene("0", 0);
+    lose_coordinator(&card, true);
+    scene_round_open(&scene, 2, 1, 2);
+    const Cairn__Hello *hello = (const Cairn__Hello *)scene_hear(&scene, CAIRN_MSG_HELLO).message;
+    ck_assert(hello->n_held == 1 && hello->held[0]->parked);
+    expect_done(true);
+    emulated_set(&card, "copy_rate=0");
+    expect_done(false);
     expect_bits();
     close_scene();
 }

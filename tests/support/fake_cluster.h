@@ -68,13 +68,17 @@ struct fake_shard {
     const char *refuse_tiles; /* answer MemberTiles with NO_MEMORY and this */
     const char *refuse_lease; /* answer LeaseKeep with refuse_lease_status and this */
     cairn_status refuse_lease_status;
-    bool holds_lease;             /* do not answer LeaseKeep */
+    bool holds_lease;        /* do not answer LeaseKeep */
+    bool holds_park;         /* do not answer PartPark: it moves */
+    const char *refuse_park; /* answer PartPark with refuse_park_status and this */
+    cairn_status refuse_park_status;
     const char *refuse_relay;     /* answer MemberJoin of a relay with BUSY and this */
     const char *refuse_relay_set; /* answer RelaySet with NO_MEMORY and this */
     char host[32];       /* where it is, from its next connection on; empty: it does not say */
     const void *address; /* borrowed: where its data goes; NULL: made up */
     size_t address_bytes;
     /* what it has */
+    bool parked;                      /* or on its way there, or back */
     uint64_t leases[FAKE_LEASES_MAX]; /* their numbers; 0: none */
     uint32_t lease_count;
     uint32_t lease_request; /* of the last LeaseKeep */

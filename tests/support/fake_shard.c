@@ -32,7 +32,7 @@ void fake_shard_clear(struct fake_shard *shard)
     shard->layout = NULL;
     shard->tiles_world = 0;
     cairn_paged_release(&shard->terms_pages);
-    shard->has_job = shard->reduced = shard->settled = shard->serving = false;
+    shard->has_job = shard->reduced = shard->settled = shard->serving = shard->parked = false;
     shard->round_seen = 0;
     shard->epoch = 0;
     shard->round = shard->create_request = 0;
@@ -604,6 +604,7 @@ static void fill_held(const struct fake_shard *shard, Cairn__HeldJob *out)
     out->revision = shard->spec.revision;
     out->round = shard->round_seen;
     out->unsettled = !shard->settled;
+    out->parked = shard->parked;
 }
 
 /* What a Hello has no room for. */
@@ -726,6 +727,19 @@ static void on_adopted(struct fake_shard *shard, uint32_t request,
     done(shard, request);
 }
 
+static void on_park(struct fake_shard *shard, uint32_t request, const Cairn__PartPark *message)
+{
+    if (shard->refuse_park != NULL) {
+        refuse(shard, request, shard->refuse_park_status, shard->refuse_park);
+    } else if (shard->holds_park) {
+        shard->held_request = request;
+        shard->parked = true; // until it is back
+    } else {
+        shard->parked = message->parked;
+        done(shard, request);
+    }
+}
+
 static void on_pin(struct fake_shard *shard, const Cairn__Pin *pin)
 {
     if (!pin->files && !shard->holds_part) fake_shard_answer_pin(shard, pin->snapshot, "");
@@ -830,6 +844,7 @@ static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
         on_lease_keep(shard, request, (const Cairn__LeaseKeep *)message);
         break;
     case CAIRN_MSG_LEASE_END: on_lease_end(shard, (const Cairn__LeaseEnd *)message); break;
+    case CAIRN_MSG_PART_PARK: on_park(shard, request, (const Cairn__PartPark *)message); break;
     case CAIRN_MSG_PIN: on_pin(shard, (const Cairn__Pin *)message); break;
     case CAIRN_MSG_PIN_FOLDER: on_pin_folder(shard, (const Cairn__PinFolder *)message); break;
     case CAIRN_MSG_SNAPSHOT_PART_NEXT:

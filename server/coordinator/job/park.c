@@ -1,5 +1,6 @@
 /* Parking, as extend.c in its first phase: the gate of the core is shut, an open round ends, and then every
- * shard is asked. If one cannot, those that have moved their part move it back. */
+ * shard is asked. One that is at work is asked again; if one cannot, those that have moved their part move it
+ * back. */
 #include "server/coordinator/job/park.h"
 
 #include <string.h>
@@ -81,6 +82,8 @@ static void on_moved(struct cairn_cluster_job *job, const void *about, cairn_sta
     (void)about;
     if (!job->park.asking) return;
     job->park.asking = false;
+    // It ends what it does, or another move; or the way back waits for it: with a tick, when all are there.
+    if (status == CAIRN_ERR_BUSY || (status == CAIRN_ERR_CLOSED && job->park.undoes)) return;
     if (status != CAIRN_OK) {
         undo(job, status, why);
         return;
@@ -108,7 +111,7 @@ void cairn_cluster_park_advance(struct cairn_cluster_job *job)
         cairn_round_stage_of(job->core) != CAIRN_ROUND_STEADY || !all_up(job))
         return;
     struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_moved, NULL, 0);
-    if (gather == NULL) return; // with the next event
+    if (gather == NULL) return; // with the next event, or tick
     Cairn__PartPark message = CAIRN__PART_PARK__INIT;
     message.job = job->id;
     message.parked = park->wanted;

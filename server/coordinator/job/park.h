@@ -19,7 +19,7 @@ struct cairn_cluster_park {
 
 void cairn_cluster_job_park(struct cairn_cluster_session *session, uint32_t request,
                             const Cairn__JobPark *message);
-/* An event of the core is over: is this a step boundary? */
+/* An event of the core is over, or a tick: is this a step boundary? */
 void cairn_cluster_park_advance(struct cairn_cluster_job *job);
 /* A shard is back with its part. */
 void cairn_cluster_park_part(struct cairn_cluster_job *job, bool is_parked);

@@ -63,7 +63,7 @@ size_t cairn_held_list(const struct cairn_shard *shard, Cairn__HeldJob *out, boo
         held->round = cairn_step_round_seen(job->collector.step);
         held->unsettled = !job->terms.settled;
         held->staged = job->staged;
-        held->parked = job->park.is_parked;
+        held->parked = job->park.is_parked || job->park.is_under_way;
         if (full) fill_more(job, held);
     }
     return count;

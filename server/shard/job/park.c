@@ -226,8 +226,16 @@ static bool rests(const struct cairn_shard_job *job)
 {
     return cairn_step_phase_of(job->collector.step) == CAIRN_STEP_IDLE &&
            cairn_step_slots_used(job->collector.step) == 0 && !job->pass.updating &&
-           job->pass.parts_left == 0 && job->pins.copying == 0 && job->puts.write == NULL &&
-           !job->park.is_under_way;
+           job->pass.parts_left == 0 && job->pins.copying == 0 && job->puts.write == NULL;
+}
+
+/* The coordinator that asked first went away meanwhile: this one is answered at the end. */
+static void take_over(struct cairn_shard_job *job, struct cairn_request asked)
+{
+    struct cairn_sentence why;
+    cairn_sentence_set(&why, "it was asked for again");
+    cairn_session_answer(job->shard, &job->park.asked, CAIRN_ERR_CANCELED, &why);
+    job->park.asked = asked;
 }
 
 void cairn_park_on_message(struct cairn_shard_job *job, uint32_t request,
@@ -236,8 +244,14 @@ void cairn_park_on_message(struct cairn_shard_job *job, uint32_t request,
     struct cairn_request asked = cairn_session_request(job->shard, request);
     struct cairn_sentence why;
     cairn_status status = CAIRN_OK;
+    if (job->park.is_under_way && job->park.to_host == message->parked) {
+        take_over(job, asked);
+        return;
+    }
     if (job->state != CAIRN_JOB_SERVING)
         status = cairn_fail(&why, CAIRN_ERR_NOT_READY, "the job has no version yet");
+    else if (job->park.is_under_way)
+        status = cairn_fail(&why, CAIRN_ERR_BUSY, "it moves the other way; ask again");
     else if (!rests(job))
         status = cairn_fail(&why, CAIRN_ERR_BUSY, "it is at work on the job; ask again");
     const bool is_so = job->planes.host_from == 0 || message->parked == job->planes.parked;

@@ -18,7 +18,9 @@
 struct cairn_shard_job;
 
 struct cairn_park {
-    bool is_parked; /* by the word of a coordinator, of which the next one hears; moved or not */
+    /* By the word of a coordinator; moved or not. The next one hears of it, and of a move under way, before
+     * it opens a round. */
+    bool is_parked;
     bool is_under_way, to_host;          /* to_host: of the move at hand */
     struct cairn_request asked;          /* its PartPark */
     struct cairn_arena to[CAIRN_PLANES]; /* owned: where the planes go */
@@ -26,9 +28,10 @@ struct cairn_park {
     uint64_t host_bytes; /* of memory.state, while it is parked */
 };
 
-/* Answers when it is done, at once where nothing of it is on a device. CAIRN_ERR_NOT_READY, CAIRN_ERR_BUSY:
- * it is at work; CAIRN_ERR_NO_MEMORY: it stays where it is, with the numbers; CAIRN_ERR_IO: the device
- * failed. */
+/* Answers when it is done, at once where nothing of it is on a device; of a move that is under way to there,
+ * at its end, whoever began it. CAIRN_ERR_NOT_READY; CAIRN_ERR_BUSY: it is at work, or moves the other way,
+ * and is to be asked again; CAIRN_ERR_NO_MEMORY: it stays where it is, with the numbers; CAIRN_ERR_IO: the
+ * device failed. */
 void cairn_park_on_message(struct cairn_shard_job *job, uint32_t request,
                            const Cairn__PartPark *message);
 /* With the job. */

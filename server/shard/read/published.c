@@ -9,6 +9,8 @@
 #include "proto/geometry/published.h"
 #include "server/shard/shard.h"
 
+#define COPIES_ALWAYS 2 /* of every job; the others are for leases */
+
 static const struct cairn_published NO_COPY = { .head = { .base = NULL } };
 
 static bool is_there(const struct cairn_published *copy)
@@ -18,10 +20,16 @@ static bool is_there(const struct cairn_published *copy)
 
 /* ---- copies ---- */
 
-static uint64_t device_bytes(const struct cairn_published *copy)
+/* What so many bytes take of a device. */
+static uint64_t units(uint64_t bytes)
 {
     const uint64_t unit = CAIRN_PLANE_UNIT_BYTES;
-    return (copy->device.bytes + unit - 1) / unit * unit;
+    return (bytes + unit - 1) / unit * unit;
+}
+
+static uint64_t device_bytes(const struct cairn_published *copy)
+{
+    return units(copy->device.bytes);
 }
 
 /* Of the budget, for a copy more. */
@@ -111,7 +119,33 @@ static cairn_status open_device(struct cairn_shard_job *job, struct cairn_publis
                                    why);
 }
 
-/* Of those for leases: without the device's side, if there is no room. */
+static uint32_t copy_count(const struct cairn_shard_job *job)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++)
+        count += is_there(&job->versions.copies[i]);
+    return count;
+}
+
+/* Beside what the streams of the device may still take for themselves. */
+static bool has_room(const struct cairn_shard_job *job, uint64_t bytes)
+{
+    const uint64_t staging = cairn_compute_staging_left(&job->shard->device);
+    const uint64_t free_bytes = cairn_home_free_bytes(job->shard->device.home);
+    return staging <= free_bytes && bytes <= free_bytes - staging;
+}
+
+/* The `count`-th of the copies. Those beyond two are for leases: without the device's side, if there is no
+ * room. */
+static cairn_status open_side(struct cairn_shard_job *job, struct cairn_published *copy,
+                              uint32_t count, uint64_t wire_bytes, struct cairn_sentence *why)
+{
+    const bool may_lack = count > COPIES_ALWAYS;
+    if (may_lack && has_device_side(job) && !has_room(job, units(wire_bytes))) return CAIRN_OK;
+    const cairn_status status = open_device(job, copy, wire_bytes, why);
+    return may_lack && status == CAIRN_ERR_NO_MEMORY ? CAIRN_OK : status;
+}
+
 static cairn_status open_copy(struct cairn_shard_job *job, uint32_t index, uint64_t wire_bytes,
                               struct cairn_sentence *why)
 {
@@ -122,8 +156,7 @@ static cairn_status open_copy(struct cairn_shard_job *job, uint32_t index, uint6
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the checksums of a version");
     cairn_status status = open_host(copy, index, wire_bytes, why);
     if (status == CAIRN_OK && !job->planes.parked && !job->park.is_under_way)
-        status = open_device(job, copy, wire_bytes, why);
-    if (status == CAIRN_ERR_NO_MEMORY && index > 1 && copy->wire.base != NULL) status = CAIRN_OK;
+        status = open_side(job, copy, copy_count(job), wire_bytes, why);
     if (status == CAIRN_OK) {
         cairn_published_head_init(head_of(copy), &job->table.map, job->number, wire_bytes);
         share_copy(job, copy);
@@ -306,14 +339,15 @@ bool cairn_published_move(const struct cairn_shard_job *job, bool to_host, uint3
 
 uint64_t cairn_published_device_bytes(const struct cairn_shard_job *job, bool all)
 {
-    const uint64_t unit = CAIRN_PLANE_UNIT_BYTES;
     uint64_t bytes = 0;
+    uint32_t count = 0;
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
         const struct cairn_published *copy = &job->versions.copies[i];
+        count += is_there(copy);
         if (!all)
             bytes += device_bytes(copy);
-        else if (has_device_side(job))
-            bytes += (copy->wire.bytes + unit - 1) / unit * unit;
+        else if (is_there(copy) && count <= COPIES_ALWAYS && has_device_side(job))
+            bytes += units(copy->wire.bytes);
     }
     return bytes;
 }
@@ -321,19 +355,18 @@ uint64_t cairn_published_device_bytes(const struct cairn_shard_job *job, bool al
 cairn_status cairn_published_open_device(struct cairn_shard_job *job, struct cairn_sentence *why)
 {
     cairn_status status = CAIRN_OK;
+    uint32_t count = 0;
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX && status == CAIRN_OK; i++) {
         struct cairn_published *copy = &job->versions.copies[i];
-        if (is_there(copy)) status = open_device(job, copy, copy->wire.bytes, why);
+        if (is_there(copy)) status = open_side(job, copy, ++count, copy->wire.bytes, why);
     }
     return status;
 }
 
-/* Whoever has it mapped keeps that, and reads of the head that it is of no version any more. */
+/* Whoever has a side mapped keeps that, and what was read of it; nobody begins to read one that is gone. */
 static void tell_sides(const struct cairn_published *copy)
 {
-    if (!copy->readable) return;
-    cairn_published_write_begin(head_of(copy));
-    cairn_published_write_end(head_of(copy), copy->version, sides_of(copy));
+    if (copy->readable) cairn_published_set_sides(head_of(copy), sides_of(copy));
 }
 
 void cairn_published_park(struct cairn_shard_job *job)
@@ -373,14 +406,6 @@ static uint32_t leased_count(const struct cairn_shard_job *job)
     return count;
 }
 
-static uint32_t copy_count(const struct cairn_shard_job *job)
-{
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++)
-        count += is_there(&job->versions.copies[i]);
-    return count;
-}
-
 cairn_status cairn_published_add(struct cairn_shard_job *job, const char *what,
                                  struct cairn_sentence *why)
 {
@@ -408,7 +433,7 @@ void cairn_published_trim(struct cairn_shard_job *job)
 {
     const uint64_t bytes = copy_bytes(job);
     if (job->park.is_under_way) return; // it copies them; when it has ended
-    while (copy_count(job) > 2 + leased_count(job)) {
+    while (copy_count(job) > COPIES_ALWAYS + leased_count(job)) {
         const uint32_t index = oldest_spare(job);
         assert(index < CAIRN_SHARD_PUBLISHED_MAX); // of three that nobody leased, two are in use
         if (job->versions.copies[index].sends > 0) return; // when they end

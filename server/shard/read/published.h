@@ -88,10 +88,10 @@ struct cairn_published_move {
 };
 bool cairn_published_move(const struct cairn_shard_job *job, bool to_host, uint32_t n,
                           struct cairn_published_move *move_out);
-/* What copies take of the device, or would take if all were there. */
+/* What copies take of the device, or must have of it: those for leases do without. */
 uint64_t cairn_published_device_bytes(const struct cairn_shard_job *job, bool all);
-/* Room on the device for the copies that there are. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: cairn_published_park
- * is to be called all the same. */
+/* Room on the device for the copies that there are; those for leases stay in host memory alone where there
+ * is none. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: cairn_published_park is to be called all the same. */
 CAIRN_MUST_CHECK cairn_status cairn_published_open_device(struct cairn_shard_job *job,
                                                           struct cairn_sentence *why);
 /* What had to be copied is: the copies have the host's side alone, or both, from here on. */
