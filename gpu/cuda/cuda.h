@@ -6,7 +6,8 @@
  *     │   └──► pin.c      host memory that the card reads by itself
  *     └──► stream.c ──► run.c   works ─► lower.c: what fits a plan ─► slice.c: copies in, kernels, copies out
  *
- * One reservation of addresses has all that a home gives: what lies in it lies in the home.
+ * One reservation of addresses has all that a home gives: what lies in it lies in the home. The part of it
+ * that imports get is their own: whoever shows much takes none of the planes' addresses.
  *
  * The context is the card's primary one, so that other libraries of this process can share it; each entry
  * makes it the calling thread's (cairn_cuda_enter).
@@ -47,8 +48,11 @@ struct cairn_cuda {
     struct CUstream_st *zeroing;
     struct CUevent_st *zeroed;
     unsigned multiprocessors;
-    uint64_t granularity; /* of memory */
-    struct cairn_cuda_span space;
+    uint64_t granularity;  /* of memory */
+    uint64_t imported_max; /* bytes: what the card and those that it reads have */
+    struct cairn_cuda_span space, planes, imports; /* all; its parts */
+
+    uint64_t imported_bytes; /* now: of the thread that imports */
 
     struct {
         atomic_uint_fast64_t runs, launches, bytes_in, bytes_out, pinned_bytes, unpinned_bytes;
@@ -111,9 +115,10 @@ uint64_t cairn_cuda_spans_gap(const struct cairn_cuda_spans *spans, struct cairn
 /* The devices whose memory this one reads by itself. */
 void cairn_cuda_find_peers(struct cairn_cuda *cuda, int device_count);
 
-/* ---- memory.c: addresses of the space; 0: there is no room ---- */
+/* ---- memory.c: addresses of a part of the space; 0: there is no room ---- */
 
-uint64_t cairn_cuda_take_addresses(struct cairn_cuda *cuda, uint64_t bytes);
+uint64_t cairn_cuda_take_addresses(struct cairn_cuda *cuda, struct cairn_cuda_span part,
+                                   uint64_t bytes);
 void cairn_cuda_give_addresses(struct cairn_cuda *cuda, uint64_t at);
 
 /* ---- memory.c, import.c, pin.c, stream.c, run.c: of the kind (gpu/home_kind.h) ---- */

@@ -6,8 +6,9 @@
 #include "gpu/cuda/mutant.h"
 #include "gpu/cuda/stream.h"
 
-/* Addresses cost nothing: so many that planes which come and go leave gaps that are large enough. */
+/* Addresses cost nothing: so many that what comes and goes leaves gaps that are large enough. */
 #define SPACE_PER_MEMORY 4
+#define SPACE_PER_IMPORT 2
 #define WORKS_BEST       256
 
 static const char *const kernel_names[CAIRN_KERNEL_COUNT] = {
@@ -201,15 +202,22 @@ static cairn_status load_kernels(struct cairn_cuda *cuda, struct cairn_sentence 
 
 static cairn_status reserve(struct cairn_cuda *cuda, struct cairn_sentence *why)
 {
+    const uint64_t cards = 1 + cuda->home.info.peer_count;
     const uint64_t segments = cuda->home.info.total_bytes / CAIRN_SEGMENT_BYTES + 1;
-    const uint64_t bytes = segments * CAIRN_SEGMENT_BYTES * SPACE_PER_MEMORY;
+    const uint64_t planes = segments * CAIRN_SEGMENT_BYTES * SPACE_PER_MEMORY,
+                   imports = segments * CAIRN_SEGMENT_BYTES * SPACE_PER_IMPORT * cards;
+    const uint64_t bytes = planes + imports;
     uint64_t *at_out = &cuda->space.at;
     int result = cuda->driver.cuMemAddressReserve(at_out, (size_t)bytes,
                                                   (size_t)CAIRN_SEGMENT_BYTES, 0, 0);
     if (result == CAIRN_CU_INVALID_VALUE) // whole segments are found sooner; nothing needs it
         result = cuda->driver.cuMemAddressReserve(at_out, (size_t)bytes, 0, 0, 0);
-    if (result == CAIRN_CU_OK) cuda->space.bytes = bytes;
-    return cairn_cuda_check(cuda, result, "reserving addresses", why);
+    if (result != CAIRN_CU_OK) return cairn_cuda_check(cuda, result, "reserving addresses", why);
+    cuda->space.bytes = bytes;
+    cuda->planes = (struct cairn_cuda_span) { cuda->space.at, planes };
+    cuda->imports = (struct cairn_cuda_span) { cuda->space.at + planes, imports };
+    cuda->imported_max = cuda->home.info.total_bytes * cards;
+    return CAIRN_OK;
 }
 
 static cairn_status open_context(struct cairn_cuda *cuda, struct cairn_sentence *why)

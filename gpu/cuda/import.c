@@ -1,6 +1,7 @@
 /* Memory of the card, or of others that it reads by itself, which other processes own: a handle that came as
  * a descriptor, mapped to be read in the home's own reservation, so that works find it there. What is wrong
- * with a descriptor harms nothing: no result here breaks the home. */
+ * with a descriptor harms nothing: no result here breaks the home. Nor does how much is shown: at most as
+ * much as the cards have is mapped at a time, at addresses that planes do not use. */
 #include <inttypes.h>
 #include <string.h>
 #include <unistd.h>
@@ -17,22 +18,39 @@ static cairn_status refuse(const struct cairn_cuda *cuda, int result, const char
                       "%s: %s", what, cairn_driver_error(&cuda->driver, result, text));
 }
 
+/* 0: so much is not to be had. */
+static uint64_t take_addresses(struct cairn_cuda *cuda, uint64_t bytes)
+{
+    if (bytes > cuda->imported_max - cuda->imported_bytes) return 0;
+    const uint64_t at = cairn_cuda_take_addresses(cuda, cuda->imports, bytes);
+    if (at != 0) cuda->imported_bytes += bytes;
+    return at;
+}
+
+static void give_addresses(struct cairn_cuda *cuda, uint64_t at, uint64_t bytes)
+{
+    cairn_cuda_give_addresses(cuda, at);
+    cuda->imported_bytes -= bytes;
+}
+
 static cairn_status map(struct cairn_cuda *cuda, unsigned long long handle, uint64_t bytes,
                         uint64_t *at_out, struct cairn_sentence *why)
 {
-    const uint64_t at = cairn_cuda_take_addresses(cuda, bytes);
+    const uint64_t at = take_addresses(cuda, bytes);
     if (at == 0)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY,
-                          "no addresses are left for %" PRIu64 " bytes of it", bytes);
+                          "it has %" PRIu64 " bytes, and %" PRIu64 " are mapped of the %" PRIu64
+                          " that may be at a time: as many as the cards have",
+                          bytes, cuda->imported_bytes, cuda->imported_max);
     int result = cuda->driver.cuMemMap(at, (size_t)bytes, 0, handle, 0);
     if (result != CAIRN_CU_OK) {
-        cairn_cuda_give_addresses(cuda, at);
+        give_addresses(cuda, at, bytes);
         return refuse(cuda, result, "it has not the size that its owner says", why);
     }
     result = cairn_vmm_open_to_read(&cuda->driver, cuda->device, at, bytes);
     if (result != CAIRN_CU_OK) {
         (void)cuda->driver.cuMemUnmap(at, (size_t)bytes);
-        cairn_cuda_give_addresses(cuda, at);
+        give_addresses(cuda, at, bytes);
         return refuse(cuda, result, "the card may not read it", why);
     }
     *at_out = at;
@@ -111,5 +129,5 @@ void cairn_cuda_import_release(struct cairn_home *home, const void *address, uin
     cairn_cuda_enter_anyway(cuda);
     if (!atomic_load(&cuda->has_failed)) // else it goes with the context
         (void)cuda->driver.cuMemUnmap(at, (size_t)bytes);
-    cairn_cuda_give_addresses(cuda, at);
+    give_addresses(cuda, at, bytes);
 }

@@ -55,10 +55,11 @@ void cairn_cuda_give_addresses(struct cairn_cuda *cuda, uint64_t at)
 
 /* ---- the way there ---- */
 
-uint64_t cairn_cuda_take_addresses(struct cairn_cuda *cuda, uint64_t bytes)
+uint64_t cairn_cuda_take_addresses(struct cairn_cuda *cuda, struct cairn_cuda_span part,
+                                   uint64_t bytes)
 {
     pthread_mutex_lock(&cuda->lock);
-    uint64_t at = cairn_cuda_spans_gap(&cuda->used, cuda->space, bytes);
+    uint64_t at = cairn_cuda_spans_gap(&cuda->used, part, bytes);
     const struct cairn_cuda_span span = { at, bytes };
     if (at != 0 && cairn_cuda_spans_add(&cuda->used, span) != CAIRN_OK) at = 0;
     pthread_mutex_unlock(&cuda->lock);
@@ -140,7 +141,7 @@ cairn_status cairn_cuda_memory_open(struct cairn_home *home, const char *label,
         return is_full(cuda, label, memory_out->bytes, why);
     struct taken taken = { .bytes = round_up(memory_out->bytes, cuda->granularity),
                            .is_exportable = memory_out->is_exportable };
-    taken.at = cairn_cuda_take_addresses(cuda, taken.bytes);
+    taken.at = cairn_cuda_take_addresses(cuda, cuda->planes, taken.bytes);
     if (taken.at == 0) return is_full(cuda, label, taken.bytes, why);
     taken.segments = calloc((size_t)segment_count(taken.bytes), sizeof *taken.segments);
     status = taken.segments == NULL

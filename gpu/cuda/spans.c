@@ -91,10 +91,12 @@ bool cairn_cuda_spans_have(const struct cairn_cuda_spans *spans, uint64_t at, ui
 uint64_t cairn_cuda_spans_gap(const struct cairn_cuda_spans *spans, struct cairn_cuda_span within,
                               uint64_t bytes)
 {
+    const uint64_t end = within.at + within.bytes;
     uint64_t at = within.at;
-    for (size_t i = 0; i < spans->count; i++) {
+    size_t i = first_behind(spans, at);
+    for (; i < spans->count && spans->list[i].at < end; i++) {
         if (spans->list[i].at - at >= bytes) return at;
         at = spans->list[i].at + spans->list[i].bytes;
     }
-    return within.at + within.bytes - at >= bytes ? at : 0;
+    return end - at >= bytes ? at : 0;
 }

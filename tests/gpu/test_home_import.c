@@ -203,6 +203,33 @@ TEST_EACH(memory_of_another_card_is_read_where_that_can_be, 0, 2)
     close_home();
 }
 
+/* One owner shows the same again and again. */
+TEST(as_much_as_the_cards_have_is_mapped_at_a_time_and_none_of_it_where_planes_lie)
+{
+    enum { LARGE = 64 << 20, MOST = 16 };
+    const void *at[MOST];
+    struct cairn_home_memory planes = { 0 };
+    struct cairn_sentence why = { "" };
+    open_home("total=1G,quiet=1");
+    struct emulated_memory owned = emulated_alloc(&card, LARGE);
+    unsigned count = 0;
+    const void *more;
+    while (count < MOST &&
+           cairn_home_import(home, export(&owned), LARGE, &at[count], &why) == CAIRN_OK)
+        count++;
+    ck_assert_uint_eq(count, MOST);
+    ck_assert_int_eq(cairn_home_import(home, export(&owned), LARGE, &more, &why),
+                     CAIRN_ERR_NO_MEMORY);
+    ck_assert_msg(strstr(why.text, "as many as the cards have") != NULL, "%s", why.text);
+    ck_assert_int_eq(cairn_home_memory_open(home, "planes", 3 * LARGE, &planes, &why), CAIRN_OK);
+    cairn_home_memory_close(&planes);
+    cairn_home_import_release(home, at[0], LARGE);
+    ck_assert_int_eq(cairn_home_import(home, export(&owned), LARGE, &at[0], &why), CAIRN_OK);
+    for (unsigned i = 0; i < count; i++) cairn_home_import_release(home, at[i], LARGE);
+    emulated_free(&card, &owned);
+    close_home();
+}
+
 TEST(the_host_imports_nothing_and_closes_what_it_was_given)
 {
     struct cairn_sentence why;
