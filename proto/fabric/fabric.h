@@ -103,7 +103,8 @@ struct cairn_fabric_device {
     uint32_t uuid_count;
     void *context;
     /* Judges the descriptor, which is used up in any case, and maps it. Not OK: `why` says what is wrong with
-     * it, or what is lacking here; the connection that it came by ends. */
+     * it, and the connection that it came by ends; but of CAIRN_ERR_NO_MEMORY and CAIRN_ERR_IO what is
+     * lacking here: it is not mapped, and its owner hears that this node imports no more. */
     cairn_status (*import)(void *context, const struct cairn_fabric_offer *offer, int fd,
                            void **address_out, struct cairn_sentence *why);
     void (*release)(void *context, void *address, uint64_t bytes);
@@ -265,7 +266,9 @@ CAIRN_MUST_CHECK cairn_status cairn_fabric_region_add(struct cairn_fabric *fabri
 CAIRN_MUST_CHECK cairn_status cairn_fabric_region_add_device(
     struct cairn_fabric *fabric, const void *base, size_t bytes, int fd, const uint8_t *uuid,
     const void *note, size_t note_bytes, struct cairn_fabric_region **region_out);
-/* The peer takes memory of that card by reference. */
+/* The peer takes memory of that card by reference: its address says so, and it has not said since that it
+ * cannot any more, for want of room or as the card has failed. What was on its way by reference then ends the
+ * connection; the next one is known not to take it. */
 bool cairn_fabric_peer_imports(const struct cairn_fabric_peer *peer, const uint8_t *uuid);
 /* Shows the region to a peer before anything of it is sent, so that it gets on_mapping. Without effect
  * on a peer that does not map, or import memory of that card. CAIRN_ERR_CLOSED, CAIRN_ERR_BUSY,

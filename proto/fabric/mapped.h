@@ -24,6 +24,7 @@ enum {
     MAPPED_STRANGER_MS = 5000,  /* to do so */
     MAPPED_RELEASES_MAX = 1024, /* that a peer does not take, before we stop reading its messages */
     MAPPED_CONTROL_MAX = 8192,  /* REGION and REGION_GONE that a peer does not take */
+    MAPPED_UNWILLING_MAX = 64,  /* peers that are known not to import any more */
     MAPPED_ARENAS = 4,          /* of the staging area, in the first slots; 64 MiB in all, or */
     MAPPED_ARENA_BYTES = 16 << 20, /* as many times max_payload, if that is larger */
 };
@@ -108,6 +109,7 @@ struct mapped_in {
     struct mapped_fabric *fabric;
     bool is_proven, is_over; /* over: nothing more is read */
     bool is_gone;            /* nor is anybody there to be released */
+    bool imports_none;       /* it was told so: what it shows of cards is not mapped any more */
     bool is_dirty;           /* in fabric->dirty: has releases to write */
     TAILQ_ENTRY(mapped_in) dirty;
     uint64_t since_ms;
@@ -152,6 +154,12 @@ struct mapped_fabric {
     char socket_path[108];              /* to be unlinked; "" if the name is abstract */
     uint8_t key[FRAME_KEY_BYTES];
     struct mapped_cards cards; /* whose memory is imported */
+    /* peers that said NO_IMPORTS, whatever cards their addresses have */
+    struct {
+        /* of their addresses; the oldest goes */
+        uint8_t keys[MAPPED_UNWILLING_MAX][FRAME_KEY_BYTES];
+        uint32_t count; /* ever told */
+    } unwilling;
     struct mapped_link listener, timer;
     LIST_HEAD(, mapped_in) ins;
     LIST_HEAD(, mapped_out) outs;
@@ -203,6 +211,8 @@ void mapped_disconnect(struct cairn_fabric_peer *peer);
 bool mapped_imports(const struct cairn_fabric_peer *peer, const uint8_t *uuid);
 bool mapped_cards_have(const struct mapped_cards *cards, const uint8_t *uuid);
 void mapped_out_end(struct mapped_out *out);
+/* It takes no memory of cards any more, now and when it is connected again. */
+void mapped_import_none(struct mapped_out *out);
 
 /* mapped_out.c */
 cairn_status mapped_send(struct cairn_fabric_peer *peer, struct fabric_op *op, const void *payload);
@@ -237,10 +247,13 @@ void mapped_unstage(struct mapped_fabric *fabric, struct fabric_pages pages);
 void mapped_memory_close(struct mapped_fabric *fabric);
 
 /* mapped_mapping.c */
-/* Judges the descriptor, which is used up in any case, and maps it. */
+/* Judges the descriptor, which is used up in any case, and maps it. Memory of a card for which there is no
+ * room, or whose card has failed, becomes a mapping of 0 bytes, and the peer is told. */
 CAIRN_MUST_CHECK cairn_status mapped_mapping_open(struct mapped_in *in,
                                                   const struct frame_region *frame, int fd,
                                                   struct cairn_fabric_mapping **mapping_out);
+/* What it shows of cards is not mapped any more, and it is told. */
+void mapped_import_none_of(struct mapped_in *in, const char *why);
 /* Every page of these bytes is there: to read them takes no memory, so it cannot fail for want of it. */
 bool mapped_mapping_has(const struct cairn_fabric_mapping *mapping, uint64_t offset, size_t bytes);
 /* The peer took it back or is gone; its slot's reference is given up. */

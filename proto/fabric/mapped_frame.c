@@ -56,6 +56,7 @@ enum frame_kind frame_judge(const union frame *frame, size_t bytes)
         break;
     case FRAME_MESSAGE: is_sound = is_message(&frame->message, bytes); break;
     case FRAME_RELEASE: is_sound = is_release(bytes); break;
+    case FRAME_NO_IMPORTS: is_sound = bytes == sizeof frame->head; break;
     case FRAME_MALFORMED: break;
     }
     return is_sound ? kind : FRAME_MALFORMED;

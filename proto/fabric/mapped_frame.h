@@ -9,6 +9,7 @@
  *   MESSAGE { serial, where } header ... ->
  *   REGION_GONE { slot }                 ->
  *                                        <-   RELEASE    { serials }
+ *                                        <-   NO_IMPORTS, if it lacks room for memory of a card
  *
  * The proofs are HMAC-SHA-512-256 over both nonces, keyed with the 32 random bytes of the acceptor's address:
  * each shows that it knows the address, which only members have, without sending it to a stranger who took
@@ -44,6 +45,7 @@ enum frame_kind {
     FRAME_REGION_GONE = 5,
     FRAME_MESSAGE = 6,
     FRAME_RELEASE = 7,
+    FRAME_NO_IMPORTS = 8, /* a head: memory of cards is not taken any more */
 };
 
 struct frame_head {

@@ -184,9 +184,14 @@ void mapped_receive(struct cairn_fabric_message *common, struct fabric_op *op, v
         status = device->copy(device->context, buffer, message->view, common->payload_bytes);
     else
         memcpy(buffer, message->view, common->payload_bytes);
+    struct mapped_in *unread = status == CAIRN_OK ? NULL : message->in;
     if (status == CAIRN_OK && !is_whole(message)) status = CAIRN_ERR_CLOSED;
     fabric_op_done(op, status);
     let_go(message);
+    if (unread == NULL || unread->is_over) return;
+    mapped_import_none_of(unread,
+                          "the card did not copy it to the host: it has failed, or is full");
+    refuse(unread);
 }
 
 static void offer_inline(struct mapped_in *in, const struct frame_message *frame)
@@ -281,7 +286,7 @@ static bool on_region(struct mapped_in *in, const struct frame_region *frame, in
     struct cairn_fabric_mapping *mapping;
     if (mapped_mapping_open(in, frame, fd, &mapping) != CAIRN_OK) return false;
     in->mappings[frame->slot] = mapping;
-    if (mapping->is_staging || options->on_mapping == NULL) return true;
+    if (mapping->is_staging || mapping->bytes == 0 || options->on_mapping == NULL) return true;
     mapping->is_shown = true;
     options->on_mapping(options->on_message_arg, mapping);
     return true;

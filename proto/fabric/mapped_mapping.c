@@ -34,21 +34,33 @@ bool mapped_mapping_has(const struct cairn_fabric_mapping *mapping, uint64_t off
     return hole >= 0 && (uint64_t)hole >= offset + bytes;
 }
 
-static void tell_refused(const struct cairn_fabric_options *options, const char *why)
+static void tell_refused(const struct cairn_fabric_options *options, const char *what_comes,
+                         const char *why)
 {
     struct cairn_sentence text;
     if (options->on_refused == NULL) return;
-    cairn_sentence_set(&text,
-                       "memory of a card that a worker of this host showed is refused, and its "
-                       "connection with it: %s",
-                       why);
+    cairn_sentence_set(&text, "memory of a card that a process of this host showed is %s: %s",
+                       what_comes, why);
     options->on_refused(options->on_message_arg, text.text);
 }
 
+/* It is right, but there is no room for it here, or the card has failed: whoever shows it is told once, and
+ * then sends what lies there through the host. If the socket is full it is not told, and loses a connection
+ * by what it sends of it. */
+void mapped_import_none_of(struct mapped_in *in, const char *why)
+{
+    const struct frame_head head = frame_head(FRAME_NO_IMPORTS);
+    in->imports_none = true;
+    tell_refused(&in->fabric->common.options,
+                 "not read where it lies, and passes the host from now on", why);
+    (void)frame_write_one(in->link.fd, &head, sizeof head, -1);
+}
+
 /* Uses the descriptor up. */
-static cairn_status import(struct cairn_fabric_mapping *mapping, const struct mapped_fabric *fabric,
+static cairn_status import(struct cairn_fabric_mapping *mapping, struct mapped_in *in,
                            const struct frame_region *frame, int fd)
 {
+    const struct mapped_fabric *fabric = in->fabric;
     const struct cairn_fabric_options *options = &fabric->common.options;
     const struct cairn_fabric_device *device = options->device;
     const struct cairn_fabric_offer offer = { .uuid = frame->uuid,
@@ -57,16 +69,21 @@ static cairn_status import(struct cairn_fabric_mapping *mapping, const struct ma
                                               .note_bytes = frame->note_bytes };
     struct cairn_sentence why = { "it is of a card whose memory is not imported here" };
     cairn_status status = CAIRN_ERR_REFUSED;
-    if (mapped_cards_have(&fabric->cards, frame->uuid))
+    mapping->fd = -1;
+    if (mapped_cards_have(&fabric->cards, frame->uuid) && !in->imports_none)
         status = device->import(device->context, &offer, fd, &mapping->memory, &why);
     else
         close(fd);
+    if (in->imports_none) return CAIRN_OK; // shown before it heard of that
+    if (status == CAIRN_ERR_NO_MEMORY || status == CAIRN_ERR_IO) {
+        mapped_import_none_of(in, why.text);
+        return CAIRN_OK;
+    }
     if (status != CAIRN_OK) {
-        tell_refused(options, why.text);
+        tell_refused(options, "refused, and its connection with it", why.text);
         return status;
     }
     mapping->bytes = frame->bytes;
-    mapping->fd = -1;
     mapping->device = device;
     memcpy(mapping->uuid, frame->uuid, sizeof mapping->uuid);
     mapping->is_whole = true;
@@ -74,10 +91,10 @@ static cairn_status import(struct cairn_fabric_mapping *mapping, const struct ma
 }
 
 /* Uses the descriptor up if it is not OK. */
-static cairn_status map(struct cairn_fabric_mapping *mapping, const struct mapped_in *in,
+static cairn_status map(struct cairn_fabric_mapping *mapping, struct mapped_in *in,
                         const struct frame_region *frame, int fd)
 {
-    if (frame->memory == FRAME_MEMORY_DEVICE) return import(mapping, in->fabric, frame, fd);
+    if (frame->memory == FRAME_MEMORY_DEVICE) return import(mapping, in, frame, fd);
     const cairn_status status = map_host(mapping, frame->bytes, fd);
     if (status != CAIRN_OK) close(fd);
     return status;
@@ -156,7 +173,7 @@ void cairn_fabric_mapping_release(struct cairn_fabric_mapping *mapping)
     }
     if (mapping->device != NULL)
         mapping->device->release(mapping->device->context, mapping->memory, mapping->bytes);
-    else
+    else if (mapping->bytes > 0)
         munmap(mapping->memory, mapping->bytes);
     if (mapping->fd >= 0) close(mapping->fd);
     free(mapping);

@@ -296,6 +296,9 @@ static bool on_frame(struct mapped_out *out, const union frame *frame, size_t by
         return true;
     case FRAME_RELEASE:
         return out->is_welcome && on_release(out, &frame->release, frame_release_count(bytes));
+    case FRAME_NO_IMPORTS:
+        if (out->is_welcome) mapped_import_none(out);
+        return out->is_welcome;
     default: return false;
     }
 }

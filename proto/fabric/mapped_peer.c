@@ -22,6 +22,13 @@ static int connect_socket(const struct mapped_address *address)
     return -1;
 }
 
+static bool is_unwilling(const struct mapped_fabric *fabric, const uint8_t *key)
+{
+    for (uint32_t i = 0; i < fabric->unwilling.count && i < MAPPED_UNWILLING_MAX; i++)
+        if (memcmp(fabric->unwilling.keys[i], key, FRAME_KEY_BYTES) == 0) return true;
+    return false;
+}
+
 cairn_status mapped_connect(struct cairn_fabric_peer *peer, const void *address, size_t bytes)
 {
     struct mapped_fabric *fabric = mapped_of(peer->fabric);
@@ -42,7 +49,7 @@ cairn_status mapped_connect(struct cairn_fabric_peer *peer, const void *address,
     out->fabric = fabric;
     out->peer = peer;
     memcpy(out->key, to.key, sizeof out->key);
-    out->cards = to.cards;
+    if (!is_unwilling(fabric, to.key)) out->cards = to.cards;
     TAILQ_INIT(&out->queue);
     TAILQ_INIT(&out->waiting);
     LIST_INSERT_HEAD(&fabric->outs, out, entry);
@@ -62,6 +69,15 @@ bool mapped_imports(const struct cairn_fabric_peer *peer, const uint8_t *uuid)
 {
     const struct mapped_out *out = ((const struct mapped_peer *)peer)->out;
     return mapped_cards_have(&out->cards, uuid);
+}
+
+void mapped_import_none(struct mapped_out *out)
+{
+    struct mapped_fabric *fabric = out->fabric;
+    out->cards.count = 0;
+    if (is_unwilling(fabric, out->key)) return;
+    const uint32_t at = fabric->unwilling.count++ % MAPPED_UNWILLING_MAX;
+    memcpy(fabric->unwilling.keys[at], out->key, FRAME_KEY_BYTES);
 }
 
 static void end_frames(struct mapped_out *out, struct mapped_frames *frames)

@@ -56,14 +56,18 @@ static cairn_job *open_job(const char *name, double offload)
     return job;
 }
 
-static cairn_status step(cairn_job *job)
+static const float *gradient(void)
 {
-    static float gradient[ELEMS];
+    static float elems[ELEMS];
+    for (int i = 0; i < ELEMS; i++) elems[i] = (float)(i % 7) - 3;
+    return elems;
+}
+
+static cairn_status step_with(cairn_job *job, struct cairn_mem mem)
+{
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
-    const struct cairn_mem mem = trainer_mem(gradient, CAIRN_F32);
     cairn_op *op = NULL;
-    for (int i = 0; i < ELEMS; i++) gradient[i] = (float)(i % 7) - 3;
     cairn_status status = cairn_round_begin(job, CLUSTER_WAIT_MS, &round);
     if (status == CAIRN_OK) status = cairn_push(job, &round, 0, "w", NULL, &mem, &op);
     if (status == CAIRN_OK)
@@ -73,14 +77,24 @@ static cairn_status step(cairn_job *job)
     return status == CAIRN_OK ? pushed : status;
 }
 
+static cairn_status step(cairn_job *job)
+{
+    return step_with(job, trainer_mem(gradient(), CAIRN_F32));
+}
+
 /* To so many applied steps; the shard closes its connection when a job of it stops, which voids a round. */
-static void train(cairn_job *job, int from, int to)
+static void train_with(cairn_job *job, struct cairn_mem mem, int from, int to)
 {
     while (from < to) {
-        const cairn_status status = step(job);
+        const cairn_status status = step_with(job, mem);
         ck_assert_msg(status == CAIRN_OK || status == CAIRN_ERR_EPOCH_CHANGED, "%s", cairn_error());
         from += status == CAIRN_OK;
     }
+}
+
+static void train(cairn_job *job, int from, int to)
+{
+    train_with(job, trainer_mem(gradient(), CAIRN_F32), from, to);
 }
 
 static const char *const faults[] = { "ecc_at=150", "launch_fails=60", "lost_at=150" };
@@ -113,6 +127,37 @@ TEST_EACH(a_card_that_fails_stops_the_jobs_that_lie_there_and_no_other, 0, 3)
     ck_assert_int_ne(try_open("new", 0, &other), CAIRN_OK);
     ck_assert_msg(strstr(cairn_error(), "CUDA") != NULL, "%s", cairn_error());
     train(open_job("another", 1), 0, 2);
+    stop();
+}
+
+/* The worker's card is another process's, and well. */
+TEST(gradients_on_a_card_that_has_failed_for_their_shard_pass_the_host)
+{
+    char root[65], expected[65];
+    start("host");
+    train(open_job("beside", 1), 0, STEPS);
+    trainer_digest(&cluster, "beside", expected);
+    stop();
+
+    emulated_choose("ecc_at=150");
+    start("cuda");
+    emulated_choose("quiet=1");
+    const struct emulated card = emulated_open("quiet=1");
+    struct emulated_memory memory = emulated_alloc(&card, 2 << 20);
+    struct cairn_mem mem = trainer_mem((void *)(uintptr_t)memory.at, CAIRN_F32);
+    mem.device = CAIRN_GPU(0);
+    ck_assert_int_eq(card.driver.cuMemcpyHtoDAsync(memory.at, gradient(), ELEMS * 4, NULL), 0);
+    ck_assert_int_eq(card.driver.cuStreamSynchronize(NULL), 0);
+    cairn_job *on_card = open_job("card", 0), *beside = open_job("beside", 1);
+    train_with(beside, mem, 0, 1);
+    cairn_status status = CAIRN_OK;
+    for (int i = 0; i < STEPS_MAX && status == CAIRN_OK; i++) status = step(on_card);
+    ck_assert_int_ne(status, CAIRN_OK);
+    train_with(beside, mem, 1, STEPS);
+    trainer_digest(&cluster, "beside", root);
+    ck_assert_str_eq(root, expected);
+    ck_assert_int_ge(cluster_logged(&cluster, "shard-0.log", "passes the host from now on"), 1);
+    emulated_free(&card, &memory);
     stop();
 }
 

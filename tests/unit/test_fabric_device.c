@@ -24,6 +24,7 @@ static const uint8_t card[CAIRN_FABRIC_UUID_BYTES] = "card 0", other_card[16] = 
 static struct {
     unsigned imported, released, copied;
     bool copies_fail;
+    cairn_status imports_fail; /* CAIRN_OK: they do not */
     char note[CAIRN_FABRIC_NOTE_MAX];
 } counts;
 
@@ -37,6 +38,10 @@ static cairn_status import(void *context, const struct cairn_fabric_offer *offer
     const bool fits = (uint64_t)file.st_size == offer->bytes;
     void *at = fits ? mmap(NULL, offer->bytes, PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
     close(fd);
+    if (counts.imports_fail != CAIRN_OK) {
+        ck_assert_int_eq(munmap(at, offer->bytes), 0);
+        return cairn_fail(why, counts.imports_fail, "there is no room");
+    }
     if (at == MAP_FAILED) return cairn_fail(why, CAIRN_ERR_REFUSED, "it has not that size");
     memcpy(counts.note, offer->note, offer->note_bytes);
     counts.imported++;
@@ -340,6 +345,51 @@ TEST(a_descriptor_that_is_not_what_it_is_said_to_be_ends_its_connection_with_a_s
     to_b = node_connect_to(&a, &b);
     node_send(&a, to_b, 2, "next", 4);
     pump(&a, &b, &b.arrived, 1);
+    close_pair();
+}
+
+/* Want of room, or a card that failed: what is shown is not mapped, and nothing else comes of it. */
+TEST_EACH(who_cannot_import_keeps_the_connection_until_something_is_sent_and_is_sent_no_more, 0, 2)
+{
+    open_pair(mapping_kinds[_i], card, NULL);
+    counts.imports_fail = _i == 0 ? CAIRN_ERR_NO_MEMORY : CAIRN_ERR_IO;
+    struct memory first = make_memory(&a, BYTES), second = make_memory(&a, BYTES);
+    ck_assert_int_eq(cairn_fabric_region_show(first.region, to_b), CAIRN_OK);
+    ck_assert_int_eq(cairn_fabric_region_show(second.region, to_b), CAIRN_OK);
+    pump(&a, &b, &told, 1);
+    node_send(&a, to_b, 1, "still", 5);
+    pump(&a, &b, &b.arrived, 1);
+    pump_for_ms(&a, &b, 5);
+    ck_assert_uint_eq(a.downs, 0);
+    ck_assert(!cairn_fabric_peer_imports(to_b, card));
+    ck_assert_int_eq(try(first.base, BYTES), CAIRN_ERR_UNSUPPORTED);
+    ck_assert_uint_eq(shown, 0);
+    ck_assert_uint_eq(told, 1);
+    ck_assert_msg(strstr(refusal, "passes the host from now on: there is no room") != NULL, "%s",
+                  refusal);
+    cairn_fabric_region_drop(first.region);
+    cairn_fabric_peer_close(to_b);
+    to_b = node_connect_to(&a, &b);
+    ck_assert(!cairn_fabric_peer_imports(to_b, card));
+    node_send(&a, to_b, 2, "next", 4);
+    pump(&a, &b, &b.arrived, 2);
+    close_pair();
+    ck_assert_uint_eq(counts.released, 0);
+}
+
+TEST(what_is_sent_by_reference_to_who_cannot_import_ends_one_connection_and_not_the_next)
+{
+    open_pair("mapped", card, NULL);
+    counts.imports_fail = CAIRN_ERR_NO_MEMORY;
+    struct memory memory = make_memory(&a, BYTES);
+    node_send(&a, to_b, 1, memory.base, BYTES);
+    pump(&a, &b, &a.downs, 1);
+    cairn_fabric_peer_close(to_b);
+    to_b = node_connect_to(&a, &b);
+    ck_assert(!cairn_fabric_peer_imports(to_b, card));
+    node_send(&a, to_b, 2, "next", 4);
+    pump(&a, &b, &b.arrived, 1);
+    ck_assert_uint_eq(a.downs, 1);
     close_pair();
 }
 

@@ -147,6 +147,7 @@ static const struct lie lies[] = {
     { "a second hello", { HEAD(FRAME_HELLO) }, sizeof(struct frame_greeting) },
     { "what only an acceptor says", { HEAD(FRAME_WELCOME) }, sizeof(struct frame_greeting) },
     { "a release of the wrong way", { HEAD(FRAME_RELEASE) }, 16 },
+    { "what only an acceptor says of cards", { HEAD(FRAME_NO_IMPORTS) }, 8 },
     { "half a message", { HEAD(FRAME_MESSAGE) }, MESSAGE_BYTES - 1 },
     { "no header", { .message = { HEAD(FRAME_MESSAGE), .slot = FRAME_INLINE } }, MESSAGE_BYTES },
     { "a header over the limit",
