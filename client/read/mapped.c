@@ -271,8 +271,9 @@ struct published *cairn_mapped_find(struct shard_link *link, struct cairn_versio
 {
     struct published *copy = link->job->session->published;
     if (copy == NULL || !know_places(link)) return NULL;
-    while (copy != NULL && !(has_side(copy, link, side) &&
-                             cairn_published_read_begin(copy->head, version, side, sequence_out)))
+    while (copy != NULL &&
+           !(has_side(copy, link, side) &&
+             cairn_published_read_begin(copy->head, copy->note.copy, version, side, sequence_out)))
         copy = copy->next;
     return copy;
 }

@@ -49,6 +49,11 @@ void cairn_published_head_init(struct cairn_published_head *head, const struct c
     atomic_store_explicit(&head->sequence, 1, memory_order_release);
 }
 
+void cairn_published_set_copy(struct cairn_published_head *head, uint32_t copy)
+{
+    atomic_store_explicit(&head->copy, copy, memory_order_release);
+}
+
 void cairn_published_write_begin(struct cairn_published_head *head)
 {
     const uint64_t sequence = atomic_load_explicit(&head->sequence, memory_order_relaxed);
@@ -72,12 +77,14 @@ void cairn_published_set_sides(struct cairn_published_head *head, uint32_t sides
     atomic_store_explicit(&head->sides, sides, memory_order_release); // behind what they have
 }
 
-bool cairn_published_read_begin(const struct cairn_published_head *head,
+bool cairn_published_read_begin(const struct cairn_published_head *head, uint32_t copy,
                                 struct cairn_version version, enum cairn_published_side side,
                                 uint64_t *sequence_out)
 {
     const uint64_t sequence = atomic_load_explicit(&head->sequence, memory_order_acquire);
     if (sequence % 2 == 1) return false;
+    // Behind the sequence: a version that was written to new regions comes with their number.
+    if (atomic_load_explicit(&head->copy, memory_order_relaxed) != copy) return false;
     if (atomic_load_explicit(&head->generation, memory_order_relaxed) != version.generation ||
         atomic_load_explicit(&head->step, memory_order_relaxed) != version.step ||
         (atomic_load_explicit(&head->sides, memory_order_acquire) & (uint32_t)side) == 0)

@@ -42,6 +42,7 @@ struct cairn_published_head {
     _Atomic uint64_t sequence; /* odd: being written, or never written */
     _Atomic uint64_t generation, step;
     _Atomic uint32_t sides; /* of enum cairn_published_side */
+    _Atomic uint32_t copy;  /* as in the notes of its regions: those of before are of it no more */
 };
 
 enum cairn_published_side {
@@ -75,14 +76,17 @@ uint64_t cairn_published_place(const struct cairn_shard_map *map, size_t extent,
 /* A page of zeros becomes the head of a copy that was never written. */
 void cairn_published_head_init(struct cairn_published_head *head, const struct cairn_shard_map *map,
                                uint64_t job, uint64_t bytes);
+/* It is shown under this number from now on, before anything is written to regions that have it. */
+void cairn_published_set_copy(struct cairn_published_head *head, uint32_t copy);
 /* The writer, around a new version. One at a time. */
 void cairn_published_write_begin(struct cairn_published_head *head);
 void cairn_published_write_end(struct cairn_published_head *head, struct cairn_version version,
                                uint32_t sides);
 /* The same version, on other sides from now on: what was read of it is whole all the same. */
 void cairn_published_set_sides(struct cairn_published_head *head, uint32_t sides);
-/* The reader. False: it is another version, or being written, or that side has it not. */
-bool cairn_published_read_begin(const struct cairn_published_head *head,
+/* The reader of regions whose notes have the number `copy`. False: it is another version, or being written,
+ * or that side has it not, or it is shown under another number. */
+bool cairn_published_read_begin(const struct cairn_published_head *head, uint32_t copy,
                                 struct cairn_version version, enum cairn_published_side side,
                                 uint64_t *sequence_out);
 /* What was read since read_begin is whole. */

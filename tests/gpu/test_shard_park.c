@@ -183,7 +183,8 @@ static bool has(const struct cairn_published *copy, enum cairn_published_side si
                 uint64_t *sequence)
 {
     const struct cairn_published_head *head = (const struct cairn_published_head *)copy->head.base;
-    return cairn_published_read_begin(head, copy->version, side, sequence);
+    return cairn_published_read_begin(head, atomic_load(&head->copy), copy->version, side,
+                                      sequence);
 }
 
 static bool is_whole(const struct cairn_published *copy, uint64_t sequence)

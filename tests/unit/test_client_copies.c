@@ -162,6 +162,7 @@ static void open_copy(uint32_t shard)
         cairn_arena_open_shared(host, "wire", published_bytes(shard), &wires[shard], &why),
         CAIRN_OK);
     cairn_published_head_init(head_of(shard), &links[shard].map, JOB, published_bytes(shard));
+    cairn_published_set_copy(head_of(shard), 1);
     write_version(shard);
     struct cairn_published_note note = note_of(shard, 1);
     ck_assert(cairn_arena_share(&wires[shard], daemon_node.fabric, &note));
@@ -282,6 +283,7 @@ static void show_region(const struct cairn_published_note *note, uint64_t bytes,
     if (is_head) {
         struct cairn_published_head *head = base;
         cairn_published_head_init(head, &links[0].map, JOB, published_bytes(0));
+        cairn_published_set_copy(head, note->copy);
         cairn_published_write_end(head, version, CAIRN_PUBLISHED_HOST);
     }
     ck_assert_int_eq(fcntl(fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS), 0);

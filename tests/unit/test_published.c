@@ -83,24 +83,28 @@ TEST(a_copy_is_read_at_its_version_only)
     const struct cairn_version none = { 0, 0 }, first = { 1, 41 }, second = { 1, 42 };
     uint64_t sequence = 99;
     ck_assert_uint_eq(head->job, 7);
-    ck_assert(!cairn_published_read_begin(head, none, CAIRN_PUBLISHED_HOST,
+    ck_assert(!cairn_published_read_begin(head, 0, none, CAIRN_PUBLISHED_HOST,
                                           &sequence)); // it was never written
     cairn_published_write_begin(head);
     cairn_published_write_end(head, first, CAIRN_PUBLISHED_HOST);
-    ck_assert(!cairn_published_read_begin(head, second, CAIRN_PUBLISHED_HOST, &sequence));
+    ck_assert(!cairn_published_read_begin(head, 0, second, CAIRN_PUBLISHED_HOST, &sequence));
     ck_assert_uint_eq(sequence, 99);
-    ck_assert(cairn_published_read_begin(head, first, CAIRN_PUBLISHED_HOST, &sequence));
+    ck_assert(cairn_published_read_begin(head, 0, first, CAIRN_PUBLISHED_HOST, &sequence));
     ck_assert(cairn_published_read_end(head, sequence));
     cairn_published_write_begin(head);
     ck_assert(!cairn_published_read_end(head, sequence));
-    ck_assert(!cairn_published_read_begin(head, first, CAIRN_PUBLISHED_HOST, &sequence));
+    ck_assert(!cairn_published_read_begin(head, 0, first, CAIRN_PUBLISHED_HOST, &sequence));
     cairn_published_write_end(head, second, CAIRN_PUBLISHED_HOST);
     ck_assert(!cairn_published_read_end(head, sequence));
-    ck_assert(cairn_published_read_begin(head, second, CAIRN_PUBLISHED_HOST, &sequence));
+    ck_assert(cairn_published_read_begin(head, 0, second, CAIRN_PUBLISHED_HOST, &sequence));
     cairn_published_write_begin(head);
     cairn_published_write_end(head, second, CAIRN_PUBLISHED_DEVICE);
-    ck_assert(!cairn_published_read_begin(head, second, CAIRN_PUBLISHED_HOST, &sequence));
-    ck_assert(cairn_published_read_begin(head, second, CAIRN_PUBLISHED_DEVICE, &sequence));
+    ck_assert(!cairn_published_read_begin(head, 0, second, CAIRN_PUBLISHED_HOST, &sequence));
+    ck_assert(cairn_published_read_begin(head, 0, second, CAIRN_PUBLISHED_DEVICE, &sequence));
+    cairn_published_set_copy(head, 2); // shown anew: who began before goes on, nobody else begins
+    ck_assert(cairn_published_read_end(head, sequence));
+    ck_assert(!cairn_published_read_begin(head, 0, second, CAIRN_PUBLISHED_DEVICE, &sequence));
+    ck_assert(cairn_published_read_begin(head, 2, second, CAIRN_PUBLISHED_DEVICE, &sequence));
     free(head);
     cairn_layout_close(layout);
 }
@@ -136,7 +140,7 @@ TEST(a_version_that_is_overwritten_while_it_is_read_is_never_taken_for_whole)
         last = race.over;
         uint64_t sequence, seen[64];
         const struct cairn_version version = { 1, atomic_load(&race.head->step) };
-        if (!cairn_published_read_begin(race.head, version, CAIRN_PUBLISHED_HOST, &sequence))
+        if (!cairn_published_read_begin(race.head, 0, version, CAIRN_PUBLISHED_HOST, &sequence))
             continue;
         for (size_t i = 0; i < 64; i++)
             seen[i] = atomic_load_explicit(&race.words[i], memory_order_relaxed);

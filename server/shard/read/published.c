@@ -69,6 +69,7 @@ static void share_copy(struct cairn_shard_job *job, struct cairn_published *copy
     all = all && cairn_arena_share(&copy->head, job->shard->fabric, &note);
     note.segment = 0;
     note.side = CAIRN_PUBLISHED_DEVICE;
+    cairn_published_set_copy(head_of(copy), note.copy);
     all = all && cairn_arena_share(&copy->device, job->shard->fabric, &note);
     if (!all) {
         cairn_arena_unshare(&copy->head, false);
