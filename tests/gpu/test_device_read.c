@@ -1,7 +1,6 @@
 /* Parameters come to a card from where shards publish them on it: real daemons on the emulated card, a worker
  * that computes on it and others that do not. */
 #include <check.h>
-#include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +10,7 @@
 
 #include "client/base/handle.h"
 #include "client/job.h"
+#include "tests/support/descriptors.h"
 #include "tests/support/emulated.h"
 #include "tests/support/suite.h"
 #include "tests/support/trainer.h"
@@ -379,18 +379,6 @@ TEST(a_worker_that_writes_over_what_is_published_changes_no_state_and_no_later_v
     cluster_stop(&cluster);
 }
 
-static int descriptors_of(pid_t pid)
-{
-    char path[64];
-    int count = 0;
-    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
-    DIR *folder = opendir(path);
-    ck_assert_ptr_nonnull(folder);
-    while (readdir(folder) != NULL) count++;
-    closedir(folder);
-    return count;
-}
-
 static void read_and_die(void)
 {
     card = emulated_open(NULL);
@@ -400,12 +388,12 @@ static void read_and_die(void)
 }
 
 /* Once it stays the same for half a second: connections of who has died end soon. */
-static int settled_descriptors_of(pid_t pid)
+static unsigned settled_descriptors_of(pid_t pid)
 {
-    int last = descriptors_of(pid);
+    unsigned last = descriptors_of(pid);
     for (int i = 0, same = 0; i < WAIT_MS / 20 && same < 25; i++) {
         usleep(20000);
-        const int now = descriptors_of(pid);
+        const unsigned now = descriptors_of(pid);
         same = now == last ? same + 1 : 0;
         last = now;
     }
@@ -416,7 +404,7 @@ static int settled_descriptors_of(pid_t pid)
 TEST(workers_that_die_leave_nothing_open_in_a_shard)
 {
     enum { WORKERS = 6, OTHERS = WORKERS - 2 };
-    int first = 0, now = 0;
+    unsigned first = 0, now = 0;
     start("cuda");
     for (int i = 0; i < WORKERS; i++) {
         int status;
@@ -434,7 +422,7 @@ TEST(workers_that_die_leave_nothing_open_in_a_shard)
         if (now <= first + OTHERS) break;
         usleep(20000);
     }
-    ck_assert_int_le(now, first + OTHERS);
+    ck_assert_uint_le(now, first + OTHERS);
     cluster_stop(&cluster);
 }
 
