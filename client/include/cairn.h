@@ -12,10 +12,10 @@
  * cairn_commit (pushes) or cairn_init_done (puts). Timeouts are milliseconds, finite and not negative;
  * CAIRN_ERR_TIMEOUT changes nothing, and cairn_error() then names who is awaited. The library never aborts,
  * forks, or touches signals, and prints only what cairn_opts.on_wait would be told, where that is NULL; it
- * owns one thread and one descriptor to poll. Not for use after fork() without exec(): there the parent's
- * handles are CAIRN_ERR_HANDLE, cairn_close and cairn_job_close of them do nothing, and cairn_open may hang:
- * UCX may have a thread from the moment it is loaded, and a lock of that thread would stay held in the child
- * (UCX_VFS_ENABLE=n starts none).
+ * owns one thread, from the first cairn_stream_wait on a second one, and one descriptor to poll. Not for use
+ * after fork() without exec(): there the parent's handles are CAIRN_ERR_HANDLE, cairn_close and
+ * cairn_job_close of them do nothing, and cairn_open may hang: UCX may have a thread from the moment it is
+ * loaded, and a lock of that thread would stay held in the child (UCX_VFS_ENABLE=n starts none).
  *
  * Names: of a job 1 to 255 bytes of [A-Za-z0-9._-], not beginning with '.' or '-'; of tensors, units and
  * groups 1 to 255 bytes of UTF-8 without control characters. What an update computes, the formulas of the
