@@ -61,7 +61,6 @@ static cairn_status judge_tensor(const struct cairn_layout *layout, uint32_t t, 
         if (e->shard >= layout->shard_count) return CAIRN_ERR_INVALID;
         if (e->first_quantum != next || e->quantum_count == 0) return CAIRN_ERR_INVALID;
         if (e->quantum_count > quantum_count - next) return CAIRN_ERR_INVALID;
-        if (next > 0 && e[-1].shard == e->shard) return CAIRN_ERR_INVALID;
         next += e->quantum_count;
     }
     if (next != quantum_count) return CAIRN_ERR_INVALID;

@@ -2,7 +2,8 @@
  * (proto/plan/plan.h), sent to members, kept by the coordinator; everything else reads the table.
  *
  *   tensor     a number: the place in the job's tensor list, [0, tensor_count)
- *   extent     a run of quanta of one tensor on one shard
+ *   extent     a run of quanta of one tensor on one shard; two on one shard may follow each other, as
+ *              they do after one was cut: their state may lie apart there
  *   state      the arrays of a shard (parameters, moments, sums) are its extents one after another, in
  *              the table's order; "local" counts elements, leaves and chunks there
  *   chunk      consecutive leaves of one extent, counted from the extent's first leaf in steps of
@@ -59,8 +60,7 @@ struct cairn_layout {
 
 /* Makes a layout of a table. `extents` is malloc'ed memory and becomes the layout's on success; it
  * stays the caller's otherwise. CAIRN_ERR_INVALID: a limit, a shape, two tensors of one name, or a
- * table that does not cover every quantum of every tensor exactly once, in order, with neighbours
- * on one shard joined. CAIRN_ERR_NO_MEMORY. */
+ * table that does not cover every quantum of every tensor exactly once, in order. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_layout_make(const struct cairn_layout_tensor *tensors, uint32_t tensor_count,
                                uint32_t shard_count, uint64_t version, struct cairn_extent *extents,
                                size_t extent_count,
