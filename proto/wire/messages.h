@@ -105,14 +105,25 @@
     X(94, PAUSE, Pause, pause)                                      \
     X(95, PIN_FOLDER, PinFolder, pin_folder)                        \
     X(110, JOB_SPEC_GET, JobSpecGet, job_spec_get)                  \
-    X(111, JOB_SPEC_TOLD, JobSpecTold, job_spec_told)
+    X(111, JOB_SPEC_TOLD, JobSpecTold, job_spec_told)               \
+    X(114, PART_PREPARE, PartPrepare, part_prepare)                 \
+    X(115, PART_UNPREPARE, PartUnprepare, part_unprepare)           \
+    X(116, PART_MOVED, PartMoved, part_moved)                       \
+    X(117, PART_SETTLED, PartSettled, part_settled)                 \
+    X(118, PART_PUBLISH, PartPublish, part_publish)                 \
+    X(119, LAYOUT_CHANGED, LayoutChanged, layout_changed)           \
+    X(120, RESHARD_ASK, ReshardAsk, reshard_ask)                    \
+    X(121, RESHARD_TOLD, ReshardTold, reshard_told)                 \
+    X(122, MEMBER_DRAIN, MemberDrain, member_drain)                 \
+    X(123, DRAIN_ME, DrainMe, drain_me)                             \
+    X(124, MEMBER_END, MemberEnd, member_end)
 
 enum cairn_message {
 #define X(number, constant, type, field) CAIRN_MSG_##constant = (number),
     CAIRN_MESSAGE_TABLE(X)
 #undef X
 };
-#define CAIRN_MSG_MAX 111
+#define CAIRN_MSG_MAX 124
 
 /* Versions of a job that can be leased at a time: for each, every shard has a published copy more. */
 #define CAIRN_LEASED_VERSIONS_MAX 4
@@ -123,6 +134,14 @@ enum cairn_message {
 enum cairn_lack_flags {
     CAIRN_LACK_WAITS = 1,   /* something of it is here, and others come first */
     CAIRN_LACK_RELAYED = 2, /* at the relay */
+};
+
+/* ReshardAsk.op */
+enum cairn_reshard_op {
+    CAIRN_RESHARD_PLAN = 0,
+    CAIRN_RESHARD_APPLY = 1,
+    CAIRN_RESHARD_STATUS = 2,
+    CAIRN_RESHARD_CANCEL = 3,
 };
 
 /* Who speaks, in Hello and in MemberJoin. */
