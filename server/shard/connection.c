@@ -129,6 +129,7 @@ static void on_welcome(struct cairn_shard *shard, const Cairn__Welcome *welcome)
                    (unsigned long long)welcome->coordinator_incarnation);
     cairn_held_judge(shard, welcome->cluster);
     cairn_storage_watch_told(&shard->storage, welcome->storage_path, welcome->storage_token);
+    cairn_drain_on_welcome(shard);
     if (session->served_before) return;
     session->served_before = true;
     if (shard->events.on_ready != NULL) shard->events.on_ready(shard, shard->events.context);

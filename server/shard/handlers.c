@@ -270,7 +270,8 @@ void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *f
                              cairn_message_name(frame->type), frame->payload_bytes);
         return;
     }
-    if (cairn_held_on_message(shard, frame, message)) {
+    if (cairn_drain_on_message(shard, frame, message) ||
+        cairn_held_on_message(shard, frame, message)) {
         cairn_message_free(message);
         return;
     }

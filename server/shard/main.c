@@ -14,7 +14,8 @@
 #include "server/shard/shard.h"
 
 struct values {
-    char *name, *coordinator, *import_folders;
+    char *name, *coordinator, *import_folders, *on_sigterm;
+    int64_t drain_seconds;
     int64_t memory_bytes, relay_cache_bytes, compute_threads;
     char *backend, *device;
     char *memory_lock;
@@ -30,6 +31,12 @@ static const struct cairn_option options[] = {
     { "shard", "coordinator", CAIRN_OPTION_ADDRESS, offsetof(struct values, coordinator), "", 0, 0,
       "The coordinator's control address. Empty: CAIRN_ENDPOINT of the environment, else "
       "cairn/coordinator.sock in $XDG_RUNTIME_DIR, else in /run." },
+    { "shard", "on_sigterm", CAIRN_OPTION_STRING, offsetof(struct values, on_sigterm), "exit", 0, 0,
+      "exit: it ends at once, and what it holds is lost; drain: what it holds is brought to other "
+      "shards first." },
+    { "shard", "drain_seconds", CAIRN_OPTION_INT, offsetof(struct values, drain_seconds), "100", 1,
+      1000000,
+      "For which it drains; then it ends all the same. Keep it below TimeoutStopSec of its unit." },
     { "memory", "limit", CAIRN_OPTION_BYTES, offsetof(struct values, memory_bytes), "0", 0,
       INT64_MAX,
       "Memory for state, landing, staging and replies. 0: four fifths of the machine's, or of its "
@@ -93,6 +100,13 @@ static void on_closed(void *context)
     cairn_daemon_stop(&program->daemon, 0);
 }
 
+static void end_shard(struct program *program)
+{
+    struct cairn_shard *shard = program->shard;
+    program->shard = NULL;
+    cairn_shard_close(shard, on_closed, program);
+}
+
 static void on_stop(struct cairn_daemon *daemon, void *context)
 {
     struct program *program = context;
@@ -100,8 +114,16 @@ static void on_stop(struct cairn_daemon *daemon, void *context)
         cairn_daemon_stop(daemon, 0);
         return;
     }
-    cairn_shard_close(program->shard, on_closed, program);
-    program->shard = NULL;
+    if (strcmp(program->values.on_sigterm, "drain") == 0)
+        cairn_shard_drain(program->shard, (uint32_t)program->values.drain_seconds);
+    else
+        end_shard(program);
+}
+
+static void on_drained(struct cairn_shard *shard, void *context)
+{
+    (void)shard;
+    end_shard(context);
 }
 
 static void on_ready(struct cairn_shard *shard, void *context)
@@ -247,6 +269,10 @@ static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
         return cairn_fail(why, CAIRN_ERR_CONFIG, "log.level = %s: error, warn, info or debug",
                           values->log_level);
     }
+    if (strcmp(values->on_sigterm, "exit") != 0 && strcmp(values->on_sigterm, "drain") != 0) {
+        return cairn_fail(why, CAIRN_ERR_CONFIG, "shard.on_sigterm = %s: exit or drain is allowed",
+                          values->on_sigterm);
+    }
     if (!cairn_device_backend_ok(values->backend)) {
         return cairn_fail(why, CAIRN_ERR_CONFIG,
                           "compute.backend = %s: host, cuda or auto is allowed", values->backend);
@@ -319,6 +345,7 @@ static cairn_status open_shard(struct program *program, struct cairn_sentence *w
         .fabric_host = values->fabric_host[0] != '\0' ? values->fabric_host : NULL,
         .on_ready = on_ready,
         .on_fenced = on_fenced,
+        .on_drained = on_drained,
         .context = program,
     };
     return cairn_shard_open(&program->daemon.loop, &shard_options, &program->shard, why);

@@ -72,7 +72,7 @@ void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *contex
         cairn_connection_close(shard, on_timer_closed);
     }
     uv_timer_t *const timers[] = { &shard->connects.again, &shard->lease_timer, &shard->relay_timer,
-                                   &shard->memory.give_timer };
+                                   &shard->memory.give_timer, &shard->drain.timer };
     for (size_t i = 0; i < sizeof timers / sizeof *timers; i++) {
         if (timers[i]->data == NULL) continue;
         shard->end.handles++;
@@ -203,11 +203,14 @@ cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options 
     shard->relay_timer.data = shard;
     uv_timer_init(loop, &shard->memory.give_timer);
     shard->memory.give_timer.data = shard;
+    uv_timer_init(loop, &shard->drain.timer);
+    shard->drain.timer.data = shard;
     shard->memory.give_max_bytes = CAIRN_GIVE_MAX_BYTES;
     shard->memory.budget.limit_bytes = options->memory_bytes;
     shard->relay_cache_bytes = options->relay_cache_bytes;
     shard->events.on_ready = options->on_ready;
     shard->events.on_fenced = options->on_fenced;
+    shard->events.on_drained = options->on_drained;
     shard->events.context = options->context;
     cairn__shard_stats__init(&shard->stats);
     shard->name = strdup(options->name);

@@ -54,6 +54,7 @@
 #include "server/shard/collect/frozen.h"
 #include "server/shard/collect/step_message.h"
 #include "server/shard/collect/tiles.h"
+#include "server/shard/drain.h"
 #include "server/shard/job/admit.h"
 #include "server/shard/job/need.h"
 #include "server/shard/job/park.h"
@@ -107,6 +108,9 @@ struct cairn_shard_options {
     /* The coordinator said that this process is to end (the log has the sentence); it may be closed in here.
      * NULL: it goes on asking for its place. */
     void (*on_fenced)(struct cairn_shard *shard, void *context);
+    /* It is time to end: of cairn_shard_drain, or the coordinator said so; it may be closed in here. NULL:
+     * it goes on. */
+    void (*on_drained)(struct cairn_shard *shard, void *context);
     void *context;
 };
 
@@ -197,6 +201,7 @@ struct cairn_shard {
     uint32_t copies_made; /* published ones: each has a number */
     struct cairn_session session;
     struct cairn_storage_watch storage;
+    struct cairn_drain drain;
     struct cairn_fabric *fabric;
     struct cairn_fabric_poll poll;
     struct cairn_compute host, device; /* device: all 0 if there is none */
@@ -216,6 +221,7 @@ struct cairn_shard {
     struct {
         void (*on_ready)(struct cairn_shard *shard, void *context);
         void (*on_fenced)(struct cairn_shard *shard, void *context);
+        void (*on_drained)(struct cairn_shard *shard, void *context);
         void *context;
     } events; /* as of cairn_shard_options */
 
