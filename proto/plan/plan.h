@@ -70,13 +70,15 @@ cairn_status cairn_plan_make(const struct cairn_plan_request *request,
                              struct cairn_plan_report *report_out) CAIRN_MUST_CHECK;
 
 #define CAIRN_TENSOR_NEW UINT32_MAX
-/* A layout of the tensors over the shards of `previous`, in which nothing moves: tensor t keeps the table of
- * tensor was[t], which has the same shape; where was[t] is CAIRN_TENSOR_NEW it is planned as a fresh table of
- * the new ones alone is, weighed so that it fills the least loaded shards first. Tensors that nobody was are
- * gone. Pure; the same for any order of the list. `spread` as above. CAIRN_ERR_INVALID: as above, or a tensor
- * had another shape. CAIRN_ERR_NO_MEMORY. */
+/* A layout of the tensors over the shards of `previous`, in which nothing moves: tensor t keeps the
+ * table of tensor was[t], which has the same shape; where was[t] is CAIRN_TENSOR_NEW it is planned as a
+ * fresh table of the new ones alone is, weighed so that it fills the least loaded shards first, and
+ * never a hole: holes[s] is 1 where no shard has the number s any longer (NULL: none is). Tensors that
+ * nobody was are gone. Pure; the same for any order of the list. `spread` as above. CAIRN_ERR_INVALID:
+ * as above, or a tensor had another shape, or there are new ones and only holes. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_plan_extend(const struct cairn_layout_tensor *tensors, uint32_t tensor_count,
                                const struct cairn_layout *previous, const uint32_t *was,
-                               uint32_t spread, struct cairn_layout **layout_out) CAIRN_MUST_CHECK;
+                               const uint8_t *holes, uint32_t spread,
+                               struct cairn_layout **layout_out) CAIRN_MUST_CHECK;
 
 #endif

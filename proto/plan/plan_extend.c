@@ -12,7 +12,8 @@ struct extending {
     const struct cairn_layout_tensor *tensors; /* [tensor_count] */
     uint32_t tensor_count;
     const struct cairn_layout *previous;
-    const uint32_t *was; /* [tensor_count] */
+    const uint32_t *was;  /* [tensor_count] */
+    const uint8_t *holes; /* [shard_count], or NULL */
     uint32_t spread;
 
     struct cairn_layout_tensor *added; /* owned: [added_count] */
@@ -92,7 +93,12 @@ static uint64_t level_of(const uint64_t *sorted, uint32_t shard_count, uint64_t 
         const uint64_t level = (below + bytes) / (s + 1);
         if (s + 1 == shard_count || level <= sorted[s + 1]) return level + 1;
     }
-    return 0; // there is a shard at least
+    return 0; // no shard
+}
+
+static bool is_hole(const struct extending *x, uint32_t shard)
+{
+    return x->holes != NULL && x->holes[shard];
 }
 
 static cairn_status weigh_shards(struct extending *x)
@@ -104,12 +110,15 @@ static cairn_status weigh_shards(struct extending *x)
         free(sorted);
         return CAIRN_ERR_NO_MEMORY;
     }
-    memcpy(sorted, x->loads, count * sizeof *sorted);
-    qsort(sorted, count, sizeof *sorted, compare_loads);
-    const uint64_t level = level_of(sorted, count, x->added_bytes), most = level - sorted[0];
+    uint32_t present = 0;
+    for (uint32_t s = 0; s < count; s++)
+        if (!is_hole(x, s)) sorted[present++] = x->loads[s];
+    qsort(sorted, present, sizeof *sorted, compare_loads);
+    const uint64_t level = level_of(sorted, present, x->added_bytes);
+    const uint64_t most = present == 0 ? 0 : level - sorted[0];
     free(sorted);
     for (uint32_t s = 0; s < count; s++) {
-        if (x->loads[s] >= level) continue;
+        if (is_hole(x, s) || x->loads[s] >= level) continue;
         const unsigned __int128 scaled = (unsigned __int128)(level - x->loads[s]) * WEIGHT_MAX;
         x->weights[s] = (uint32_t)(scaled / most) + 1;
     }
@@ -160,12 +169,14 @@ static cairn_status join(const struct extending *x, struct cairn_layout **layout
 
 cairn_status cairn_plan_extend(const struct cairn_layout_tensor *tensors, uint32_t tensor_count,
                                const struct cairn_layout *previous, const uint32_t *was,
-                               uint32_t spread, struct cairn_layout **layout_out)
+                               const uint8_t *holes, uint32_t spread,
+                               struct cairn_layout **layout_out)
 {
     struct extending x = { .tensors = tensors,
                            .tensor_count = tensor_count,
                            .previous = previous,
                            .was = was,
+                           .holes = holes,
                            .spread = spread };
     cairn_status status = list_added(&x);
     if (status == CAIRN_OK) status = weigh_kept(&x);

@@ -52,8 +52,8 @@ TEST(nothing_that_stays_moves_and_what_is_added_has_one_owner)
         struct cairn_layout *old = plan(&request, NULL), *layout;
         for (uint32_t t = 0; t < job.tensor_count; t++) was[t] = t < kept ? t : CAIRN_TENSOR_NEW;
         // It judges that every quantum has one owner.
-        ck_assert_int_eq(cairn_plan_extend(job.tensors, job.tensor_count, old, was, 0, &layout),
-                         CAIRN_OK);
+        ck_assert_int_eq(
+            cairn_plan_extend(job.tensors, job.tensor_count, old, was, NULL, 0, &layout), CAIRN_OK);
         ck_assert_uint_eq(layout->version, old->version + 1);
         for (uint32_t t = 0; t < kept; t++) ck_assert(same_table(old, t, layout, t));
         free(was);
@@ -75,7 +75,7 @@ TEST(the_least_loaded_shards_fill_up_first)
     const uint32_t weights[4] = { 1, 0, 3, 0 };
     request.weights = weights;
     struct cairn_layout *old = plan(&request, NULL), *layout, *other;
-    ck_assert_int_eq(cairn_plan_extend(job.tensors, 3, old, was, 0, &layout), CAIRN_OK);
+    ck_assert_int_eq(cairn_plan_extend(job.tensors, 3, old, was, NULL, 0, &layout), CAIRN_OK);
     const uint64_t full = bytes_on(&job, old, 2);
     ck_assert_uint_eq(bytes_on(&job, layout, 2), full); // above the level of the others
     uint64_t least = UINT64_MAX, most = 0;
@@ -89,10 +89,31 @@ TEST(the_least_loaded_shards_fill_up_first)
     // The order of the list does not matter.
     struct cairn_layout_tensor swapped[3] = { job.tensors[2], job.tensors[0], job.tensors[1] };
     const uint32_t swapped_was[3] = { CAIRN_TENSOR_NEW, 0, CAIRN_TENSOR_NEW };
-    ck_assert_int_eq(cairn_plan_extend(swapped, 3, old, swapped_was, 0, &other), CAIRN_OK);
+    ck_assert_int_eq(cairn_plan_extend(swapped, 3, old, swapped_was, NULL, 0, &other), CAIRN_OK);
     ck_assert_mem_eq(layout->hash, other->hash, sizeof layout->hash);
     cairn_layout_close(other);
     cairn_layout_close(layout);
+    cairn_layout_close(old);
+    job_close(&job);
+}
+
+TEST(a_hole_gets_nothing)
+{
+    struct job job = job_open(2);
+    const uint32_t was[2] = { 0, CAIRN_TENSOR_NEW };
+    job_set(&job, 0, 0, matrix_of(1000, 1000));
+    job_set(&job, 1, 1, matrix_of(3000, 1000));
+    struct job before = { job.tensors, 1 };
+    struct cairn_plan_request request = ask(&before, 4);
+    request.weights = (const uint32_t[]) { 1, 0, 1, 0 };
+    struct cairn_layout *old = plan(&request, NULL), *layout = NULL;
+    const uint8_t holes[4] = { 0, 1, 0, 0 }, all[4] = { 1, 1, 1, 1 };
+    ck_assert_int_eq(cairn_plan_extend(job.tensors, 2, old, was, holes, 0, &layout), CAIRN_OK);
+    ck_assert_uint_eq(bytes_on(&job, layout, 1), 0);
+    ck_assert_uint_gt(bytes_on(&job, layout, 3), 0);
+    cairn_layout_close(layout);
+    ck_assert_int_eq(cairn_plan_extend(job.tensors, 2, old, was, all, 0, &layout),
+                     CAIRN_ERR_INVALID);
     cairn_layout_close(old);
     job_close(&job);
 }
@@ -106,8 +127,9 @@ TEST(a_tensor_of_another_shape_is_refused)
     const struct cairn_plan_request request = ask(&job, 2);
     struct cairn_layout *old = plan(&request, NULL);
     job.tensors[0].shape = matrix_of(800, 1000);
-    ck_assert_int_eq(cairn_plan_extend(job.tensors, 1, old, &was, 0, &layout), CAIRN_ERR_INVALID);
-    ck_assert_int_eq(cairn_plan_extend(job.tensors, 1, old, &beyond, 0, &layout),
+    ck_assert_int_eq(cairn_plan_extend(job.tensors, 1, old, &was, NULL, 0, &layout),
+                     CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_plan_extend(job.tensors, 1, old, &beyond, NULL, 0, &layout),
                      CAIRN_ERR_INVALID);
     cairn_layout_close(old);
     job_close(&job);

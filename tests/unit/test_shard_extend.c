@@ -67,7 +67,7 @@ static void amend_scene(cairn_init_kind init)
         };
         was[t] = t < T_WEIGHT ? t : t == T_WEIGHT ? CAIRN_TENSOR_NEW : T_WEIGHT;
     }
-    ck_assert_int_eq(cairn_plan_extend(tensors, TENSORS + 1, scene.layout, was, 0, &layout),
+    ck_assert_int_eq(cairn_plan_extend(tensors, TENSORS + 1, scene.layout, was, NULL, 0, &layout),
                      CAIRN_OK);
     cairn_shard_map_release(&scene.map);
     cairn_layout_close(scene.layout);

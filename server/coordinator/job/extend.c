@@ -260,7 +260,7 @@ static cairn_status plan_layout(const struct cairn_cluster_job *job, struct cair
         was[t] = kept ? (uint32_t)from : CAIRN_TENSOR_NEW;
     }
     if (status == CAIRN_OK)
-        status = cairn_plan_extend(tensors, count, job->layout, was, body->spec.spread,
+        status = cairn_plan_extend(tensors, count, job->layout, was, NULL, body->spec.spread,
                                    &body->layout);
     free(tensors);
     free(was);
