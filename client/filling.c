@@ -14,6 +14,7 @@ bool cairn_filling_init(struct filling *filling, const struct cairn_job_spec_dat
     if (filling->tensors == NULL || filling->frozen_tensors == NULL ||
         filling->frozen_groups == NULL || filling->rates == NULL)
         return false;
+    filling->had_last = true; // before its first round it brings what it begins with
     for (size_t g = 0; g < spec->group_count; g++) filling->rates[g] = (double)NAN;
     return true;
 }

@@ -7,15 +7,18 @@
 #include <stdint.h>
 
 #include "proto/base/sentence.h"
+#include "proto/spec/batch.h"
 
 struct cairn_job_spec_data;
 
 struct filling {
     uint64_t round;
-    uint32_t micro;       /* the micro-batch being filled */
-    bool any;             /* something was pushed in it */
-    bool committed;       /* the round is */
-    uint8_t *tensors;     /* owned: [tensor_count], enum filled: those of the micro-batch */
+    struct cairn_batch batch; /* of the round; of a write, too, without a total */
+    bool had_last;    /* the last micro-batch of the batch was this worker's in its last round */
+    uint32_t micro;   /* the micro-batch being filled: its place among this worker's */
+    bool any;         /* something was pushed in it */
+    bool committed;   /* the round is */
+    uint8_t *tensors; /* owned: [tensor_count], enum filled: those of the micro-batch */
     bool *frozen_tensors; /* owned: [tensor_count] that take no gradient in this round */
     bool *frozen_groups;  /* owned: [group_count], likewise */
     double *rates;        /* owned: [group_count] of cairn_group_lr; NaN: none was given yet */

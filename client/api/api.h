@@ -46,6 +46,19 @@ cairn_status cairn_api_commit(struct job *job, const struct cairn_round *round, 
  * group is driven. CAIRN_ERR_INVALID: one has none yet. */
 cairn_status cairn_driven_take(struct job *job, double *room, double **driven_out) CAIRN_MUST_CHECK;
 
+/* ---- batch.c: which micro-batches of a step are this worker's (proto/spec/batch.h) ---- */
+/* The number that the caller has for a micro-batch of the open round becomes its place among this worker's.
+ * CAIRN_ERR_INVALID: it is another's. Fails as the round does, too. */
+cairn_status cairn_api_batch_place(struct job *job, const struct cairn_round *round,
+                                   uint32_t *micro) CAIRN_MUST_CHECK;
+/* Under the lock: the open round has no micro-batch for this worker. */
+bool cairn_batch_is_surplus(const struct job *job);
+/* Under the lock, with global_batch: are all of its micro-batches ended, or all but the last? *is_open: that
+ * one is to be ended. CAIRN_ERR_INVALID. Without it nothing is judged, and *is_open stays. */
+cairn_status cairn_batch_judge_commit(const struct job *job, bool *is_open) CAIRN_MUST_CHECK;
+/* May this worker write what is no parameter? CAIRN_ERR_REFUSED. */
+cairn_status cairn_api_batch_judge_buffer(struct job *job, size_t tensor) CAIRN_MUST_CHECK;
+
 /* ---- push.c ---- */
 /* Did this job begin it? Rounds of two jobs may have the same number. */
 cairn_status cairn_api_judge_begun(const struct job *job,

@@ -21,6 +21,8 @@ static void fill_info(struct job *job, struct cairn_job_info *info)
         .initialized = job->known.initialized,
         .stage = CAIRN_STAGE(job->spec.stage),
         .micro_batches = job->spec.micro_batches,
+        .global_batch = job->spec.global_batch,
+        .seed = job->spec.seed,
         .client_state_max = job->spec.client_state_max,
         .reduce_groups = job->spec.reduce_groups,
         .workers_max = job->spec.workers_max,

@@ -54,7 +54,8 @@ static cairn_status judge_micro(const struct job *job, uint32_t micro)
         return cairn_client_fail(
             CAIRN_ERR_INVALID,
             "this is micro-batch %u, micro-batch %u is being filled; end it with cairn_micro_end",
-            micro, job->filling.micro);
+            cairn_batch_number(&job->filling.batch, micro),
+            cairn_batch_number(&job->filling.batch, job->filling.micro));
     if (job->spec.stage < 2 && micro >= job->spec.micro_batches)
         return cairn_client_fail(CAIRN_ERR_INVALID,
                                  "micro-batch %u: job %s is of stage %u and declares micro_batches "
@@ -87,7 +88,8 @@ static cairn_status fill(struct job *job, uint32_t micro, size_t tensor)
         return cairn_client_fail(CAIRN_ERR_EXISTS,
                                  "tensor %s was pushed in micro-batch %u already; add gradients "
                                  "before pushing, or end the micro-batch",
-                                 job->spec.tensors[tensor].name, micro);
+                                 job->spec.tensors[tensor].name,
+                                 cairn_batch_number(&job->filling.batch, micro));
     job->filling.tensors[tensor] = PUSHED;
     job->filling.any = true;
     job->filling.adding += cairn_accumulate_wanted(job);
@@ -148,7 +150,8 @@ static cairn_status fill_part(struct job *job, const struct cairn_round *round,
         status = cairn_client_fail(
             CAIRN_ERR_EXISTS,
             "tensor %s is a box of %s, all of which was pushed in micro-batch %u already",
-            portion->name, job->spec.tensors[portion->tensor].name, portion->micro);
+            portion->name, job->spec.tensors[portion->tensor].name,
+            cairn_batch_number(&job->filling.batch, portion->micro));
     if (status == CAIRN_OK && job->sums.ended) status = refuse_after_sums(portion->name);
     if (status == CAIRN_OK) status = cairn_assemble_claim(job, portion, out);
     if (status == CAIRN_OK) {
@@ -304,6 +307,7 @@ static cairn_status push_inside(struct job *job, const struct cairn_round *round
     struct cairn_mem mem;
     const struct cairn_box *part;
     cairn_status status = cairn_api_judge_data(job, tensor, given, &mem, &index, &part);
+    if (status == CAIRN_OK) status = cairn_api_batch_place(job, round, &micro);
     if (status != CAIRN_OK) return status;
     if (job->spec.tensors[index].kind != CAIRN_TRAINED)
         return cairn_client_fail(

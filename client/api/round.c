@@ -22,8 +22,20 @@ static void note_frozen(struct job *job, const Cairn__RoundOpened *opened)
             job->filling.frozen_tensors[opened->frozen_tensors[i]] = true;
 }
 
+/* Under the lock. */
+static void note_batch(struct job *job, const Cairn__RoundOpened *opened, bool is_write)
+{
+    struct filling *filling = &job->filling;
+    filling->batch = (struct cairn_batch) { is_write ? 0 : job->spec.global_batch, opened->rank,
+                                            opened->world };
+    uint32_t place;
+    if (filling->batch.total > 0)
+        filling->had_last = cairn_batch_place(&filling->batch, filling->batch.total - 1, &place);
+}
+
 /* True if the round can be used: nothing voided it between its reply and now. */
-static bool take_round(struct job *job, const Cairn__RoundOpened *opened, struct cairn_round *out)
+static bool take_round(struct job *job, const Cairn__RoundOpened *opened, bool is_write,
+                       struct cairn_round *out)
 {
     pthread_mutex_lock(&job->session->lock);
     const bool good = opened->round > job->filling.void_round;
@@ -32,6 +44,7 @@ static bool take_round(struct job *job, const Cairn__RoundOpened *opened, struct
         job->filling.round = opened->round;
         job->filling.micro = 0;
         job->filling.any = job->filling.committed = false;
+        note_batch(job, opened, is_write);
         memset(job->filling.tensors, 0, job->spec.tensor_count);
         note_frozen(job, opened);
         cairn_accumulate_new_round(job);
@@ -48,9 +61,14 @@ static bool take_round(struct job *job, const Cairn__RoundOpened *opened, struct
     out->loss_scale = opened->loss_scale;
     out->revision = opened->revision;
     out->micro_batches = opened->micro_batches;
+    if (job->spec.global_batch > 0)
+        out->micro_batches = cairn_batch_count(
+            &(struct cairn_batch) { job->spec.global_batch, opened->rank, opened->world });
     out->job = job->member.number;
     out->skips = opened->skips;
     out->index = opened->step + opened->skips;
+    out->seed = job->spec.seed;
+    out->global_batch = job->spec.global_batch;
     return true;
 }
 
@@ -86,22 +104,24 @@ cairn_status cairn_api_round_begin(struct job *job, uint16_t type, uint64_t dead
     // A void round's buffers come back before the caller fills them again.
     const uint64_t from_us = cairn_client_now_us();
     cairn_status status = await_pushes(job, deadline_ms);
+    const bool is_write = type == CAIRN_MSG_WRITE_BEGIN;
     for (bool taken = false; status == CAIRN_OK && !taken;) {
         Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
         Cairn__WriteBegin write = CAIRN__WRITE_BEGIN__INIT;
         ProtobufCMessage *reply;
-        status = cairn_ask(job, type, type == CAIRN_MSG_WRITE_BEGIN ? &write.base : &begin.base,
-                           CAIRN_MSG_ROUND_OPENED, deadline_ms, &reply);
+        status = cairn_ask(job, type, is_write ? &write.base : &begin.base, CAIRN_MSG_ROUND_OPENED,
+                           deadline_ms, &reply);
         if (status != CAIRN_OK) break;
         // Another thread may have pushed while this one waited for its turn.
         status = await_pushes(job, deadline_ms);
-        taken = status == CAIRN_OK && take_round(job, (const Cairn__RoundOpened *)reply, out);
+        taken = status == CAIRN_OK &&
+                take_round(job, (const Cairn__RoundOpened *)reply, is_write, out);
         cairn_message_free(reply);
     }
     pthread_mutex_lock(&job->session->lock);
     cairn_step_times_waited(&job->times, CAIRN_TIME_WAIT, from_us);
     pthread_mutex_unlock(&job->session->lock);
-    if (status == CAIRN_OK && type == CAIRN_MSG_ROUND_BEGIN) note_launch(job, out->world);
+    if (status == CAIRN_OK && !is_write) note_launch(job, out->world);
     return status;
 }
 
@@ -182,9 +202,19 @@ cairn_status cairn_micro_end(cairn_job *handle, const struct cairn_round *round,
     struct job *job = cairn_api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
     cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK) status = cairn_api_batch_place(job, round, &micro);
     if (status == CAIRN_OK) status = cairn_api_judge_fill(job, round, micro, CAIRN_API_NO_TENSOR);
     if (status == CAIRN_OK) status = send_micro_end(job, round, micro);
     return cairn_api_leave(handle, status);
+}
+
+static cairn_status note_committed(struct job *job, const struct cairn_round *round)
+{
+    pthread_mutex_lock(&job->session->lock);
+    if (job->filling.round == round->round)
+        job->filling.committed = true; // not a write that came between
+    pthread_mutex_unlock(&job->session->lock);
+    return CAIRN_OK;
 }
 
 /* Ends the micro-batch being filled, if any, and commits; nothing if that was done before. */
@@ -194,13 +224,16 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
     const bool is_void = round->round != 0 && round->round <= job->filling.void_round;
     const bool is_done = job->filling.committed && round->round == job->filling.round;
     const uint32_t micro = job->filling.micro;
-    const bool open = job->filling.any || micro == 0;
+    bool open = job->filling.any || micro == 0;
     cairn_status status = is_void || is_done ? CAIRN_OK : cairn_api_judge_round(job, round);
+    if (!is_void && !is_done && status == CAIRN_OK) status = cairn_batch_judge_commit(job, &open);
+    const bool is_surplus = cairn_batch_is_surplus(job);
     // From here on, before the micro-batch ends: else a push could come between its end and the sums.
     const bool mine = !is_void && !is_done && status == CAIRN_OK && claim_sums(job, round);
     pthread_mutex_unlock(&job->session->lock);
     if (is_void || is_done || status != CAIRN_OK)
         return status; // the coordinator says how it ended
+    if (is_surplus) return note_committed(job, round);
     if (open) {
         status = cairn_api_judge_fill(job, round, micro, CAIRN_API_NO_TENSOR);
         if (status == CAIRN_OK) status = send_micro_end(job, round, micro);
@@ -212,12 +245,7 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
     if (weight == 0) weight = micros;
     if (weight == CAIRN_WEIGHT_NONE) weight = 0;
     status = send_word(job, cairn_pushes_commit_run, round, summed ? 0 : micros - 1, weight);
-    if (status != CAIRN_OK) return status;
-    pthread_mutex_lock(&job->session->lock);
-    if (job->filling.round == round->round)
-        job->filling.committed = true; // not a write that came between
-    pthread_mutex_unlock(&job->session->lock);
-    return CAIRN_OK;
+    return status == CAIRN_OK ? note_committed(job, round) : status;
 }
 
 static cairn_status take_result(const Cairn__RoundResult *result, struct cairn_result *out)
@@ -248,7 +276,8 @@ static bool tell_times(struct job *job, uint64_t round, Cairn__StepTimes *out,
 {
     cairn__worker_memory__init(memory);
     pthread_mutex_lock(&job->session->lock);
-    const bool told = cairn_step_times_commit(&job->times, round, out);
+    const bool told = cairn_step_times_commit(&job->times, round, out) &&
+                      !cairn_batch_is_surplus(job); // it did nothing that others are measured by
     memory->shared = cairn_memory_bytes(job->session);
     memory->sums = job->stats.accumulated_bytes;
     memory->units = job->stats.mapped_bytes;
@@ -340,13 +369,14 @@ cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, ui
     return cairn_api_leave(handle, status);
 }
 
-/* CAIRN_OK with *over_out: it is void already. */
+/* CAIRN_OK with *over_out: it is void already, or not this worker's to give up. */
 static cairn_status judge_abandon(struct job *job, const struct cairn_round *round, bool *over_out)
 {
     pthread_mutex_lock(&job->session->lock);
     cairn_status status = cairn_api_judge_round(job, round);
+    *over_out = status == CAIRN_ERR_EPOCH_CHANGED ||
+                (status == CAIRN_OK && cairn_batch_is_surplus(job));
     pthread_mutex_unlock(&job->session->lock);
-    *over_out = status == CAIRN_ERR_EPOCH_CHANGED;
     return *over_out ? CAIRN_OK : status;
 }
 
@@ -362,9 +392,9 @@ static cairn_status take_void(const Cairn__RoundResult *result)
 static cairn_status abandon_inside(struct job *job, const struct cairn_round *round,
                                    uint64_t deadline_ms)
 {
-    bool is_void;
-    cairn_status status = judge_abandon(job, round, &is_void);
-    if (status == CAIRN_OK && !is_void) {
+    bool is_over;
+    cairn_status status = judge_abandon(job, round, &is_over);
+    if (status == CAIRN_OK && !is_over) {
         Cairn__RoundCommit message = CAIRN__ROUND_COMMIT__INIT;
         message.round = round->round;
         message.abandon = true;

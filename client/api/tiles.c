@@ -73,6 +73,13 @@ static cairn_status judge(const struct job *job, const struct cairn_tile *tiles,
         return cairn_client_fail(CAIRN_ERR_REFUSED, "a reader holds no tiles");
     if ((tiles == NULL && tile_count > 0) || timeout_ms < 0)
         return cairn_client_fail(CAIRN_ERR_INVALID, "tiles must be given, timeout_ms be 0 or more");
+    if (world > 0 && job->spec.global_batch > 0)
+        return cairn_client_fail(
+            CAIRN_ERR_REFUSED,
+            "job %s has global_batch = %u: its micro-batches are dealt to workers that hold whole "
+            "tensors, and with tiles a round is of certain ranks; declare none, or make the job "
+            "without global_batch",
+            job->name, job->spec.global_batch);
     if (world == 0 && tile_count > 0)
         return cairn_client_fail(
             CAIRN_ERR_INVALID, "world is 0, which says that there are no tiles, and %zu are given",

@@ -203,6 +203,7 @@ cairn_status cairn_api_write_put(struct job *job, uint64_t round, const char *te
                                  "tensor %s: \"param\", \"exp_avg\" and \"exp_avg_sq\" are written",
                                  tensor);
     status = cairn_api_judge_plane(job, index, number);
+    if (status == CAIRN_OK) status = cairn_api_batch_judge_buffer(job, index);
     if (status != CAIRN_OK) return status;
     status = cairn_api_judge_dtype(job, index, number, &mem);
     if (status != CAIRN_OK) return status;

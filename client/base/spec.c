@@ -313,6 +313,8 @@ static void fill_job(struct cairn_job_spec_data *spec, const struct cairn_job_sp
     if (from->stage != 0) spec->stage = from->stage - CAIRN_STAGE(0);
     if (from->skips_max != 0) // 64 bits: 32 would lie in what older callers have as padding
         spec->skips_max = from->skips_max < UINT32_MAX ? (uint32_t)from->skips_max : UINT32_MAX;
+    spec->global_batch = from->global_batch < UINT32_MAX ? (uint32_t)from->global_batch
+                                                         : UINT32_MAX;
 }
 
 static cairn_status fill(struct cairn_job_spec_data *spec, struct groups *groups,

@@ -204,11 +204,19 @@ static void print_group(const Cairn__GroupSpec *g)
     cairn_ctl_line("", "  %s; lr of the %s round %g", text, driven ? "last" : "next", g->lr_now);
 }
 
+/* With global_batch the round's micro-batches are those of all workers together. */
+static void print_stage(const Cairn__JobSpec *s)
+{
+    const uint32_t micros = s->global_batch > 0 ? s->global_batch : s->micro_batches;
+    cairn_ctl_line("stage", "%u: %s; %u micro-batch%s a round%s", s->stage,
+                   cairn_capability_name(CAIRN_CAPABILITY_STAGE, (int)s->stage), micros,
+                   micros == 1 ? "" : "es",
+                   s->global_batch > 0 ? ", dealt to the workers that there are" : "");
+}
+
 static void print_spec(const Cairn__JobSpec *s)
 {
-    cairn_ctl_line("stage", "%u: %s; %u micro-batch%s a round", s->stage,
-                   cairn_capability_name(CAIRN_CAPABILITY_STAGE, (int)s->stage), s->micro_batches,
-                   s->micro_batches == 1 ? "" : "es");
+    print_stage(s);
     if (s->clip_norm > 0) cairn_ctl_line("clip norm", "%g", s->clip_norm);
     if (s->offload_fraction > 0)
         cairn_ctl_line("offload", "%g of the state in host memory, where a shard has a GPU",
@@ -254,6 +262,17 @@ static void print_frozen(const Cairn__JobStatus *j)
                        (unsigned long long)(j->frozen_tensor_count - j->n_frozen_tensors));
 }
 
+static void print_workers(const Cairn__JobStatus *j)
+{
+    const uint32_t batch = j->spec != NULL ? j->spec->global_batch : 0;
+    char most[32] = "", surplus[64] = "";
+    if (j->workers_max > 0) snprintf(most, sizeof most, ", at most %u", j->workers_max);
+    if (batch > 0 && j->workers > batch)
+        snprintf(surplus, sizeof surplus, "; %u without a micro-batch idle", j->workers - batch);
+    cairn_ctl_line("workers", "%u attached, at least %u%s%s", j->workers, j->workers_min, most,
+                   surplus);
+}
+
 static void print_job(const struct ctl *ctl, const Cairn__JobStatus *j)
 {
     char text[64], other[64];
@@ -272,11 +291,7 @@ static void print_job(const struct ctl *ctl, const Cairn__JobStatus *j)
     if (j->restores > 0)
         cairn_ctl_line("restored", "%u time%s by itself since a step was applied", j->restores,
                        j->restores == 1 ? "" : "s");
-    if (j->workers_max > 0)
-        snprintf(text, sizeof text, ", at most %u", j->workers_max);
-    else
-        text[0] = '\0';
-    cairn_ctl_line("workers", "%u attached, at least %u%s", j->workers, j->workers_min, text);
+    print_workers(j);
     if (j->heaviest_over_mean > 0)
         cairn_ctl_line("shards", "%u, heaviest/mean %.3f, layout %s", j->shards,
                        j->heaviest_over_mean, j->layout_hash);

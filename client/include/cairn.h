@@ -343,7 +343,7 @@ struct cairn_job_spec {
     cairn_loss_scale loss_scale_policy;
     uint32_t loss_scale_growth_steps; /* DYNAMIC; 0 = 2000 */
     uint32_t stage;                   /* CAIRN_STAGE(0) to CAIRN_STAGE(3); 0 = CAIRN_STAGE(2) */
-    uint32_t micro_batches;           /* of each worker in a round; 0 = 1 */
+    uint32_t micro_batches;           /* of each worker in a round; 0 = 1. With global_batch none */
     /* Weights that the shards begin with, each reading its own part: a .safetensors file or a folder of
      * Hugging Face, an absolute path where the shards are, in a folder that their import.folders allows.
      * F32, BF16, F16 and F64. Every tensor must be there, by its name or by init_prefix + its name, or have
@@ -392,6 +392,16 @@ struct cairn_job_spec {
      * means nothing, which the shard's log says. No amendment changes it; a restored job has it again. */
     double offload_fraction;
     cairn_tiers tiers; /* 0 = CAIRN_TIERS_TOGETHER */
+    /* Elastic workers with the same bits: a step is so many micro-batches, numbered from 0, whoever is there
+     * (1 to 65536; 0 = none, each worker has its micro_batches). struct cairn_round says which of them are
+     * this worker's, and each is pushed for itself, with its weight. Then what N steps make does not depend
+     * on how many workers there were, nor on when they came and went, if the gradients of a micro-batch
+     * depend on nothing but the round's version, the micro-batch and its seed (cairn_micro_seed). Learning
+     * rates and schedules go by steps: another number of workers touches neither. More workers than
+     * micro-batches: the surplus is told so, idles, and takes part when others leave. Needs stage 2 or 3,
+     * micro_batches 0 or 1, no reduce_groups, no tiles (else CAIRN_ERR_INVALID). No amendment changes it. */
+    uint64_t global_batch;
+    uint64_t seed; /* of cairn_micro_seed; below 2^53. No amendment changes it */
 };
 #define CAIRN_OPEN_MUST_EXIST 1
 #define CAIRN_OPEN_RESUME     2
@@ -426,14 +436,21 @@ struct cairn_round {
     uint64_t step;                /* updates applied so far: this round makes step + 1 */
     uint64_t epoch;               /* of the membership: one more when somebody came or went */
     struct cairn_version version; /* compute with this one */
-    uint32_t rank, world; /* dense, of this round's contributors: address the batch by them .. */
-    double loss_scale;    /* multiply the loss by it before backward */
-    uint64_t revision;    /* of the spec: one more with every amendment */
+    /* Dense, of this round's contributors: address the batch by them .. A surplus worker has a rank from
+     * world on: it contributes nothing */
+    uint32_t rank, world;
+    double loss_scale; /* multiply the loss by it before backward */
+    uint64_t revision; /* of the spec: one more with every amendment */
+    /* Of this worker. With global_batch they are numbered over all workers, and those of this one are rank,
+     * rank + world, rank + 2 * world, ... below global_batch; 0: it is surplus. It commits as the others do,
+     * which waits for the round's end */
     uint32_t micro_batches;
     uint32_t job; /* which open job of this process it is of: no other takes it */
     /* Rounds of the job that were skipped so far, and .. by step + skips, the number of the batch. A skip
      * leaves the step and uses its batch up; a void round does not count, its batch comes again. */
     uint64_t skips, index;
+    uint64_t seed;         /* the job's; see cairn_micro_seed */
+    uint64_t global_batch; /* micro-batches of the step; 0: each worker has micro_batches */
 };
 
 struct cairn_result {
@@ -557,6 +574,7 @@ struct cairn_job_info {
     uint32_t client_state_max;
     cairn_reduce_groups reduce_groups;
     uint32_t workers_max; /* 0: as many as the cluster's round.workers_max */
+    uint64_t global_batch, seed;
 };
 CAIRN_EXPORT cairn_status cairn_job_describe(cairn_job *job,
                                              struct cairn_job_info *out) CAIRN_CHECKED;
@@ -574,7 +592,8 @@ CAIRN_EXPORT void cairn_job_close(cairn_job *job);
  * Collective: every worker calls it, after opening the job, and again (all of them, with other boxes if
  * need be) between rounds, in one it is CAIRN_ERR_BUSY; it returns when all have. CAIRN_ERR_TIMEOUT names
  * who is awaited. Rounds are then of exactly these ranks; a worker that takes the place of one that died
- * declares, too. Without it, and after it with world 0, every worker holds whole tensors. */
+ * declares, too. Without it, and after it with world 0, every worker holds whole tensors. A job with
+ * global_batch has none: CAIRN_ERR_REFUSED. */
 CAIRN_EXPORT cairn_status cairn_tiles(cairn_job *job, const struct cairn_tile *tiles,
                                       size_t tile_count, uint32_t world,
                                       int timeout_ms) CAIRN_CHECKED;
@@ -665,14 +684,16 @@ CAIRN_EXPORT cairn_status cairn_init_done(cairn_job *job, const uint8_t *digest,
                                           int timeout_ms) CAIRN_CHECKED;
 
 /* Writes planes at a step boundary, outside the optimizer. begin waits for the open round to end (one that
- * would wait for this worker is void); until end, no round opens (others wait in round_begin). Between
- * them cairn_put gives tensors of any kind, in CAIRN_F32, "param", "exp_avg" or "exp_avg_sq": any boxes of
- * them (NULL: the whole, of a worker with tiles, too) that have no element in common (CAIRN_ERR_EXISTS);
- * blobs in CAIRN_U8, whole. What is not put stays. end makes all of it one new version, (generation + 1,
- * the same step), on all shards alike; fetches see the one or the other. A writer that dies, fails a put,
- * or takes longer than the cluster's step_deadline has written nothing. Any worker may, when it has no
- * round open. begin: CAIRN_ERR_EXISTS, a write is open; CAIRN_ERR_TIMEOUT, its wish is withdrawn. end:
- * CAIRN_ERR_EPOCH_CHANGED, nothing was written, begin again; CAIRN_ERR_TIMEOUT, call it again. */
+ * would wait for this worker is void); until end, no round opens (others wait in round_begin). Between them
+ * cairn_put gives tensors of any kind, in CAIRN_F32, "param", "exp_avg" or "exp_avg_sq": any boxes of them
+ * (NULL: the whole, of a worker with tiles, too) that have no element in common (CAIRN_ERR_EXISTS); blobs in
+ * CAIRN_U8, whole. What is not put stays. With global_batch a buffer is put by the worker that had the last
+ * micro-batch in its last round, from which it is to come (another one: CAIRN_ERR_REFUSED). end makes all of
+ * it one new version, (generation + 1, the same step), on all shards alike; fetches see the one or the
+ * other. A writer that dies, fails a put, or takes longer than the cluster's step_deadline has written
+ * nothing. Any worker may, when it has no round open. begin: CAIRN_ERR_EXISTS, a write is open;
+ * CAIRN_ERR_TIMEOUT, its wish is withdrawn. end: CAIRN_ERR_EPOCH_CHANGED, nothing was written, begin again;
+ * CAIRN_ERR_TIMEOUT, call it again. */
 CAIRN_EXPORT cairn_status cairn_write_begin(cairn_job *job, int timeout_ms) CAIRN_CHECKED;
 CAIRN_EXPORT cairn_status cairn_write_end(cairn_job *job, int timeout_ms,
                                           struct cairn_version *out) CAIRN_CHECKED;
@@ -688,13 +709,21 @@ CAIRN_EXPORT cairn_status cairn_write_end(cairn_job *job, int timeout_ms,
  * trainer goes on. */
 CAIRN_EXPORT cairn_status cairn_round_begin(cairn_job *job, int timeout_ms,
                                             struct cairn_round *out) CAIRN_CHECKED;
+/* A seed for what is random in a micro-batch (dropout, the order of the rows), below 2^63: a function of the
+ * job's seed, the round's index and the number of the micro-batch, the same whoever computes it, and when a
+ * void round is computed again. With global_batch `micro` is that number, else it is one of this worker's
+ * and the number is micro * world + rank. With splitmix64's mix(x),
+ *   x += 0x9e3779b97f4a7c15; x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9; x = (x ^ x >> 27) * 0x94d049bb133111eb;
+ *   x ^ x >> 31
+ * it is mix(mix(mix(seed) ^ index) ^ number) >> 1. 0: `round` is not given, or of an older cairn.h. */
+CAIRN_EXPORT uint64_t cairn_micro_seed(const struct cairn_round *round, uint32_t micro);
 /* The gradient of what this worker holds of a tensor (`box` NULL, or just that), for this round and
  * micro-batch: multiplied by the loss scale, summed (not averaged) over what its weight counts. Once a
- * tensor and micro-batch (else CAIRN_ERR_EXISTS); micro-batches in order. CAIRN_ERR_EPOCH_CHANGED: the
- * round is void. CAIRN_ERR_INVALID: no round is begun. CAIRN_ERR_STALE: the round is committed, or is
- * not the open one; call cairn_round_begin. Stages 0 and 1 with several micro-batches copy: the operation is
- * over at once; a micro-batch beyond the job's micro_batches is CAIRN_ERR_INVALID. Does not wait for a
- * shard.
+ * tensor and micro-batch (else CAIRN_ERR_EXISTS); micro-batches in order, with global_batch by their numbers
+ * in the step (CAIRN_ERR_INVALID: it is another worker's). CAIRN_ERR_EPOCH_CHANGED: the round is void.
+ * CAIRN_ERR_INVALID: no round is begun. CAIRN_ERR_STALE: the round is committed, or is not the open one;
+ * call cairn_round_begin. Stages 0 and 1 with several micro-batches copy: the operation is over at once; a
+ * micro-batch beyond the job's micro_batches is CAIRN_ERR_INVALID. Does not wait for a shard.
  *   Memory of a GPU: what was queued on mem.stream before the call, which does not wait for it, unless the
  * host has to read it: stages 0 and 1 with several micro-batches, strides, aliases of boxes. What of the
  * round is given later goes behind it. If what is queued fails, so does the job's handle, with
@@ -715,14 +744,17 @@ CAIRN_EXPORT cairn_status cairn_micro_end(cairn_job *job, const struct cairn_rou
  * again.
  * CAIRN_ERR_EPOCH_CHANGED: nothing was applied; call round_begin again and recompute.
  * CAIRN_ERR_TIMEOUT: nothing is known yet; call commit again with the same round to go on waiting.
- * A commit without any push is a contribution of zeros with its weight. Where all weights add up to 0,
+ * A commit without any push is a contribution of zeros with its weight. With global_batch the weight is that
+ * of this worker's micro-batches together, all of which are to be ended, but for the last one (else
+ * CAIRN_ERR_INVALID); of a surplus worker nothing counts. Where all weights add up to 0,
  * there is no mean: nothing is applied (out->applied false, out->finite true), and the loss scale stays.
  *
  * client_state: bytes of the trainer's own (where the data loader stands, a random state) that belong to the
  * version which this round makes: in its snapshots and content root, restored with it. Rank 0 of the round
- * gives them (the same when it calls again); from another one, or without client_state_max, they are
- * CAIRN_ERR_REFUSED, over it CAIRN_ERR_INVALID. NULL: the version has none. A skipped round and a write keep
- * the last ones. No round ends before its rank 0 is here; they go to every shard: small is good. */
+ * gives them (the same when it calls again), whoever that is: with global_batch they are to depend on the
+ * step alone; from another one, or without client_state_max, they are CAIRN_ERR_REFUSED, over it
+ * CAIRN_ERR_INVALID. NULL: the version has none. A skipped round and a write keep the last ones. No round
+ * ends before its rank 0 is here; they go to every shard: small is good. */
 #define CAIRN_WEIGHT_NONE UINT64_MAX
 CAIRN_EXPORT cairn_status cairn_commit(cairn_job *job, const struct cairn_round *round,
                                        uint64_t weight, const void *client_state,
@@ -751,7 +783,8 @@ CAIRN_EXPORT cairn_status cairn_group_lr(cairn_job *job, const char *group,
 
 /* Gives up a round that this worker has not committed, and stays in the job. What was pushed cannot be
  * taken back: the round is void for all, who do the step again. CAIRN_OK: it is, and every push's buffer is
- * the caller's again. CAIRN_ERR_STALE: it is committed, or not open. CAIRN_ERR_TIMEOUT: call again. */
+ * the caller's again. CAIRN_ERR_STALE: it is committed, or not open. CAIRN_ERR_TIMEOUT: call again. A surplus
+ * worker has nothing to give up: the round goes on. */
 CAIRN_EXPORT cairn_status cairn_round_abandon(cairn_job *job, const struct cairn_round *round,
                                               int timeout_ms) CAIRN_CHECKED;
 

@@ -30,6 +30,7 @@
     0x1p64 /* of a loss scale; the least is its inverse: beyond, fp32 would not hold a gradient */
 #define CAIRN_SPEC_HYPER_MAX        1e18 /* hyper-parameters, as in optimizer.h; betas: below 1 */
 #define CAIRN_SPEC_MICRO_MAX        65536
+#define CAIRN_SPEC_SEED_MAX         (((uint64_t)1 << 53) - 1) /* exact in JSON and in a double */
 #define CAIRN_SPEC_PATH_MAX         1023 /* bytes of init_from, without the terminating NUL */
 #define CAIRN_SPEC_CLIENT_STATE_MAX 65536
 #define CAIRN_SPEC_SKIPS_DEFAULT    100                 /* skips_max */
@@ -192,6 +193,10 @@ struct cairn_job_spec_data {
     /* of each shard's elements, in host memory beside a device; likewise */
     double offload_fraction;
     cairn_tiers tiers; /* likewise */
+    /* Micro-batches of a step, whoever is there (proto/spec/batch.h); 0: each worker has micro_batches of
+     * its own. Likewise */
+    uint32_t global_batch;
+    uint64_t seed; /* of which the seeds of micro-batches are made. Likewise */
     struct cairn_policy policy;
     uint64_t revision;  /* counted by the coordinator; not part of hash and diff */
     uint64_t amend_key; /* of the last amendment; 0: none. Likewise, and not in a manifest */

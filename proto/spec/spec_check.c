@@ -77,6 +77,30 @@ static cairn_status check_policy(const struct cairn_policy *p, struct cairn_sent
     return CAIRN_OK;
 }
 
+/* The order of the fold is the order of the numbers only if every micro-batch travels by itself. */
+static cairn_status check_batch(const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
+{
+    if (spec->global_batch == 0) return CAIRN_OK;
+    if (spec->micro_batches > 1)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "global_batch is %u and micro_batches %u: a step has the one for all "
+                          "workers or the other for each; allowed: one of them",
+                          spec->global_batch, spec->micro_batches);
+    if (spec->stage < 2)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "global_batch is %u, and in stage %u a worker adds its micro-batches up "
+                          "before it pushes, so that the bits depend on who had which; allowed: "
+                          "stage 2 or 3",
+                          spec->global_batch, spec->stage);
+    if (spec->reduce_groups != CAIRN_GROUPS_NONE)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "global_batch is %u, and reduce_groups %d (%s) adds up by host first, so "
+                          "that the bits depend on who is where; allowed: reduce_groups 0 (none)",
+                          spec->global_batch, (int)spec->reduce_groups,
+                          cairn_capability_name(CAIRN_CAPABILITY_GROUPS, (int)spec->reduce_groups));
+    return CAIRN_OK;
+}
+
 static cairn_status check_job(const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
 {
     if (!cairn_job_name_ok(spec->name)) {
@@ -95,6 +119,7 @@ static cairn_status check_job(const struct cairn_job_spec_data *spec, struct cai
         status = cairn_spec_count_check("", "workers_max", spec->workers_max, spec->workers_min,
                                         CAIRN_SPEC_WORKERS_MAX, why);
     if (status == CAIRN_OK) status = check_policy(&spec->policy, why);
+    if (status == CAIRN_OK) status = check_batch(spec, why);
     return status == CAIRN_OK ? check_loss_scale(spec, why) : status;
 }
 

@@ -73,7 +73,9 @@ enum cairn_spec_part {
       CAIRN_SPEC_LOSS_WAIT_S, POLICY, GIVEN)                                                       \
     X(workers_max, workers_max, COUNT, RANGE(0, CAIRN_SPEC_WORKERS_MAX), 0, LATER, GIVEN)          \
     X(offload_fraction, offload_fraction, REAL, RANGE(0, 1), 0, LATER, GIVEN)                      \
-    X(tiers, tiers, CHOICE, LISTED(TIERS), CAIRN_TIERS_TOGETHER, LATER, GIVEN)
+    X(tiers, tiers, CHOICE, LISTED(TIERS), CAIRN_TIERS_TOGETHER, LATER, GIVEN)                     \
+    X(global_batch, global_batch, COUNT, RANGE(0, CAIRN_SPEC_MICRO_MAX), 0, LATER, OTHERWISE)      \
+    X(seed, seed, COUNT, RANGE(0, CAIRN_SPEC_SEED_MAX), 0, LATER, GIVEN)
 
 /* Of a group: name (struct cairn_group_hyper has it, too) | kind | what is allowed | default. */
 #define CAIRN_GROUP_FIELDS(X)                                \

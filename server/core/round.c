@@ -173,7 +173,9 @@ static void on_worker_begin(struct cairn_round *core, uint64_t member,
     worker->wants = true;
     // A contributor that has not committed has not heard of the round, or lost the answer.
     const bool open = core->stage == CAIRN_ROUND_OPEN && !core->writing;
-    if (open && worker->contributor && !worker->committed) send_opened(core, worker, actions);
+    const bool idles = worker->surplus && !cairn_round_has_asked(worker, core->open_round);
+    if (open && ((worker->contributor && !worker->committed) || idles))
+        send_opened(core, worker, actions);
 }
 
 static void on_worker_write(struct cairn_round *core, uint64_t member,
@@ -275,8 +277,9 @@ static void finish(struct cairn_round *core, struct cairn_round_actions *actions
     cairn_round_note_end(core, round);
     for (uint32_t i = 0; i < core->worker_count; i++) {
         struct worker *worker = &core->workers[i];
-        const bool unasked = !cairn_round_has_asked(worker, round) && worker->contributor && !ended;
-        worker->contributor = worker->committed = false;
+        const bool told = worker->contributor || worker->surplus;
+        const bool unasked = !cairn_round_has_asked(worker, round) && told && !ended;
+        worker->contributor = worker->committed = worker->surplus = false;
         if (unasked) cairn_round_send_void(core, worker->id, round, actions);
         cairn_round_answer_asked(core, worker, actions);
     }
@@ -331,15 +334,17 @@ static bool round_wanted(const struct cairn_round *core)
 /* A write goes before the next step; its one contributor is the writer. */
 static void choose_contributors(struct cairn_round *core)
 {
+    const uint32_t most = core->config.contributors_max;
     struct worker *writer = find_writer(core);
     core->writing = writer != NULL;
     core->world = 0;
     for (uint32_t i = 0; i < core->worker_count; i++) {
         struct worker *worker = &core->workers[i];
         if (writer != NULL && worker != writer) continue;
-        worker->contributor = true;
-        worker->dense = core->world;
-        core->contributors[core->world++] = worker->id;
+        worker->surplus = writer == NULL && most != 0 && i >= most;
+        worker->contributor = !worker->surplus;
+        worker->dense = writer == NULL ? i : 0;
+        if (worker->contributor) core->contributors[core->world++] = worker->id;
     }
 }
 
@@ -367,7 +372,7 @@ static void open_round(struct cairn_round *core, struct cairn_round_actions *act
     for (uint32_t i = 0; i < core->worker_count; i++) {
         struct worker *worker = &core->workers[i];
         const bool asked = core->writing ? worker->writes : worker->wants;
-        if (worker->contributor && asked) send_opened(core, worker, actions);
+        if ((worker->contributor || worker->surplus) && asked) send_opened(core, worker, actions);
     }
 }
 

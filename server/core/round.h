@@ -19,6 +19,8 @@
  *  - A decision stands once it is made. A worker lost after it changes the epoch before the next round.
  *  - A round's contributors are the workers attached when it opens, by rank. Joins never disturb it. Where
  *    workers hold tiles of tensors a gate stands before it: a round needs exactly certain ranks.
+ *  - With contributors_max only the first so many by rank contribute. The others are surplus: they are told
+ *    of the round, with a place from its world on, may ask how it ends, and nobody waits for them.
  *  - Workers hear "committed" only when all shards have published.
  *  - Where the trainer gives states, one belongs to each version: that of the round's rank 0, without whose
  *    COMMIT nothing is decided; a skip and a write keep it. It travels in the payload, as the loss scale.
@@ -79,8 +81,9 @@ struct cairn_round_scaling {
 };
 
 struct cairn_round_config {
-    uint32_t shard_count; /* at least 1 */
-    uint32_t member_max;  /* attached workers at a time, at least 1 */
+    uint32_t shard_count;      /* at least 1 */
+    uint32_t member_max;       /* attached workers at a time, at least 1 */
+    uint32_t contributors_max; /* to a round of steps; 0: all that are attached */
     /* So long after a round opened the shards are asked whom they wait for, and those workers are dropped;
      * 0 = never. */
     uint64_t step_deadline_ms;
@@ -178,7 +181,7 @@ enum cairn_round_action_kind {
     CAIRN_ROUND_ASK_LACKS, /* epoch, round: whose contributions lack → LACKS */
     /* to the worker `member` */
     CAIRN_ROUND_WORKER_OPENED, /* epoch, round, version, rank = the dense one, world, loss_scale; it goes by
-                                * the terms in force */
+                                * the terms in force. rank >= world: the worker is surplus */
     CAIRN_ROUND_WORKER_RESULT, /* round, status, version. OK or CAIRN_ERR_NONFINITE: how it ended is in
                                 * `decision` (its payload perhaps without groups and state), at that version;
                                 * of each worker the last step and the last write that it was in are known.

@@ -50,7 +50,8 @@ void cairn_round_note_end(struct cairn_round *core, uint64_t round)
     }
     if (ended) take_end(core, &end);
     for (uint32_t i = 0; ended && i < core->worker_count; i++)
-        if (core->workers[i].contributor) core->workers[i].ends[kind] = end;
+        if (core->workers[i].contributor || core->workers[i].surplus)
+            core->workers[i].ends[kind] = end;
     note_absent(core, round, kind, ended ? &end : NULL);
 }
 
@@ -78,11 +79,12 @@ void cairn_round_keep_ends(struct cairn_round *core, const struct worker *worker
 {
     const bool has_none = worker->ends[END_OF_STEP].decision.round == 0 &&
                           worker->ends[END_OF_WRITE].decision.round == 0;
-    if (has_none && !worker->contributor) return;
+    const bool told = worker->contributor || worker->surplus;
+    if (has_none && !told) return;
     struct absent *place = find_absent(core, worker->id);
     if (place == NULL) place = make_place(core, worker->id);
     place->since = ++core->left;
-    if (worker->contributor) {
+    if (told) {
         place->round = core->open_round;
         core->absent_contribute = true;
     }

@@ -17,11 +17,12 @@ enum { END_OF_STEP, END_OF_WRITE, ENDS };
 struct worker {
     uint64_t id;
     uint32_t rank;
-    uint32_t dense;     /* contributor: its place in the open round */
+    uint32_t dense;     /* contributor, surplus: its place in the open round */
     uint32_t launch;    /* how many workers came together; 0: not said */
     uint64_t paused_ms; /* until then it pauses; 0: it does not */
     uint64_t start_ms;  /* until then the first round waits for the rest of its launch */
     bool contributor;   /* of the open round */
+    bool surplus;       /* was there when the open round began, and has no part in it */
     bool committed;     /* the open round */
     bool wants;         /* asked for a round, not answered */
     bool writes;        /* asked to write, not answered */
@@ -89,7 +90,7 @@ struct cairn_round {
     struct cairn_round_counts counts;
     uint32_t worker_count, world;
     uint64_t left;          /* how many workers have left so far */
-    bool absent_contribute; /* some that left are contributors of the open round */
+    bool absent_contribute; /* some that left are contributors of the open round, or its surplus */
     struct end inherited;   /* how the round ended that the incarnation before decided last */
 
     /* in the caller's memory, behind this struct */

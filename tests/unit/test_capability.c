@@ -133,6 +133,8 @@ CHANGE(shard_loss_wait_s, s->policy.on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LAT
 CHANGE(client_state_max, s->client_state_max = 3)
 CHANGE(reduce_groups, s->reduce_groups = CAIRN_GROUPS_HOST)
 CHANGE(offload_fraction, s->offload_fraction = 0.25)
+CHANGE(global_batch, s->global_batch = 12)
+CHANGE(seed, s->seed = 7)
 CHANGE(tiers, s->tiers = CAIRN_TIERS_MOMENTS_ON_HOST)
 CHANGE(init_nonfinite_ok, s->init_from = strdup("/w"); s->init_nonfinite_ok = true)
 
@@ -192,6 +194,8 @@ static const struct {
     FIELD(reduce_groups),
     FIELD(offload_fraction),
     FIELD(tiers),
+    FIELD(global_batch),
+    FIELD(seed),
     FIELD(init_nonfinite_ok),
     FIELD(blob),
 };

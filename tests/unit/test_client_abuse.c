@@ -62,6 +62,18 @@ NOTHING(cairn_error)
     return given_cairn_error(a);
 }
 
+GIVEN(cairn_micro_seed)
+{
+    const struct cairn_round round = { .struct_size = 1 };
+    (void)a;
+    return cairn_micro_seed(&round, 0) == 0 ? CAIRN_ERR_INVALID : CAIRN_OK;
+}
+NOTHING(cairn_micro_seed)
+{
+    (void)a;
+    return cairn_micro_seed(NULL, 0) == 0 ? CAIRN_ERR_INVALID : CAIRN_OK;
+}
+
 /* ---- of a session ---- */
 
 GIVEN(cairn_close)
@@ -455,6 +467,7 @@ static const struct call {
     CALL(cairn_env_read, NONE),
     CALL(cairn_data_path, OF_SESSION),
     CALL(cairn_error, NONE),
+    CALL(cairn_micro_seed, NONE),
     CALL(cairn_close, OF_SESSION),
     CALL(cairn_event_fd, OF_SESSION),
     CALL(cairn_alloc, OF_SESSION),

@@ -72,6 +72,7 @@ static void add_rest(struct cairn_job_spec_data *spec)
     spec->loss_scale_max = 1e9;
     spec->micro_batches = 5;
     spec->skips_max = 12;
+    spec->seed = CAIRN_SPEC_SEED_MAX;
     spec->workers_max = 9;
     memset(former, 0xcd, sizeof former);
     ck_assert_int_eq(cairn_spec_add_former(spec, former), CAIRN_OK);

@@ -102,6 +102,29 @@ static void no_skips(struct cairn_job_spec_data *s)
 {
     s->skips_max = 0;
 }
+static void huge_batch(struct cairn_job_spec_data *s)
+{
+    s->global_batch = CAIRN_SPEC_MICRO_MAX + 1;
+}
+static void two_batches(struct cairn_job_spec_data *s)
+{
+    s->global_batch = 4;
+    s->micro_batches = 2;
+}
+static void batch_added_up(struct cairn_job_spec_data *s)
+{
+    s->global_batch = 4;
+    s->stage = 1;
+}
+static void batch_in_groups(struct cairn_job_spec_data *s)
+{
+    s->global_batch = 4;
+    s->reduce_groups = CAIRN_GROUPS_HOST;
+}
+static void huge_seed(struct cairn_job_spec_data *s)
+{
+    s->seed = CAIRN_SPEC_SEED_MAX + 1;
+}
 static void nan_clip(struct cairn_job_spec_data *s)
 {
     s->clip_norm = NAN;
@@ -300,6 +323,11 @@ static const struct spoil spoils[] = {
     { "loss", loss_3, CAIRN_ERR_INVALID,
       "on_shard_loss is 3; allowed: 0 (wait), 1 (restore-latest)" },
     { "wait", idle_wait, CAIRN_ERR_INVALID, "with on_shard_loss wait it has no effect" },
+    { "batch", huge_batch, CAIRN_ERR_INVALID, "global_batch is 65537; allowed: 0 to 65536" },
+    { "two batches", two_batches, CAIRN_ERR_INVALID, "global_batch is 4 and micro_batches 2" },
+    { "added up", batch_added_up, CAIRN_ERR_INVALID, "allowed: stage 2 or 3" },
+    { "batch in groups", batch_in_groups, CAIRN_ERR_INVALID, "allowed: reduce_groups 0 (none)" },
+    { "seed", huge_seed, CAIRN_ERR_INVALID, "seed is 9007199254740992; allowed: 0 to" },
     { "skips", no_skips, CAIRN_ERR_INVALID, "skips_max is 0; allowed: 1 to 4294967295" },
     { "clip", nan_clip, CAIRN_ERR_INVALID, "clip_norm" },
     { "scale", zero_scale, CAIRN_ERR_INVALID, "loss_scale" },

@@ -96,7 +96,8 @@ class JobSpec(Sized):
                 ("snapshot_every", c_uint64), ("snapshot_keep", c_uint64), ("on_shard_loss", c_int),
                 ("shard_loss_wait_s", c_uint32),
                 ("workers_max", c_uint32), ("world", c_uint32), ("start_wait_ms", c_uint64),
-                ("open_flags", c_uint64), ("offload_fraction", c_double), ("tiers", c_int)]
+                ("open_flags", c_uint64), ("offload_fraction", c_double), ("tiers", c_int),
+                ("global_batch", c_uint64), ("seed", c_uint64)]
 
 
 class Tie(ctypes.Structure):
@@ -130,7 +131,7 @@ class Round(Sized):
     _fields_ = [("struct_size", c_size_t), ("round", c_uint64), ("step", c_uint64), ("epoch", c_uint64),
                 ("version", Version), ("rank", c_uint32), ("world", c_uint32), ("loss_scale", c_double),
                 ("revision", c_uint64), ("micro_batches", c_uint32), ("job", c_uint32), ("skips", c_uint64),
-                ("index", c_uint64)]
+                ("index", c_uint64), ("seed", c_uint64), ("global_batch", c_uint64)]
 
 
 class Result(Sized):
@@ -165,7 +166,7 @@ class JobInfo(Sized):
                 ("rank", c_uint32), ("workers_min", c_uint32), ("clip_norm", c_double), ("loss_scale", c_double),
                 ("on_nonfinite", c_int), ("newest", Version), ("initialized", c_bool), ("stage", c_uint32),
                 ("micro_batches", c_uint32), ("client_state_max", c_uint32), ("reduce_groups", c_int),
-                ("workers_max", c_uint32)]
+                ("workers_max", c_uint32), ("global_batch", c_uint64), ("seed", c_uint64)]
 
 
 class Env(Sized):
@@ -196,6 +197,7 @@ FUNCTIONS = {
     "cairn_push": (c_int, [_handle, POINTER(Round), c_uint32, c_char_p, POINTER(Box), POINTER(Mem),
                            POINTER(_handle)]),
     "cairn_micro_end": (c_int, [_handle, POINTER(Round), c_uint32]),
+    "cairn_micro_seed": (c_uint64, [POINTER(Round), c_uint32]),
     "cairn_commit": (c_int, [_handle, POINTER(Round), c_uint64, c_void_p, c_size_t, c_int, POINTER(Result)]),
     "cairn_round_abandon": (c_int, [_handle, POINTER(Round), c_int]),
     "cairn_group_lr": (c_int, [_handle, c_char_p, c_double]),

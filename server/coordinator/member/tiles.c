@@ -186,6 +186,11 @@ cairn_status cairn_cluster_tiles_set(struct cairn_cluster_member *member, struct
     struct cairn_cluster_tiles *t = &job->tiles;
     const uint32_t world = member->tiles.world;
     struct cairn_cluster_tile_list *before = NULL;
+    if (world > 0 && job->spec.global_batch > 0)
+        return cairn_fail(why, CAIRN_ERR_REFUSED,
+                          "job %s has global_batch = %" PRIu32
+                          ", whose workers hold whole tensors: it has no tiles",
+                          job->spec.name, job->spec.global_batch);
     if (world == t->world && world > 0) before = t->of_rank[member->rank];
     const bool same = world == t->world &&
                       (world == 0 || (before != NULL && cairn_tiles_equal(&before->tiles, tiles)));

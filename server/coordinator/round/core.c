@@ -48,6 +48,7 @@ static struct cairn_round_config core_config(const struct cairn_cluster_job *job
     return (struct cairn_round_config) {
         .shard_count = job->layout->shard_count,
         .member_max = (uint32_t)options->workers_max,
+        .contributors_max = spec->global_batch,
         .step_deadline_ms = (uint64_t)options->step_deadline_ms,
         .terms = job->rounds.terms->core,
         .group_count = (uint32_t)spec->group_count,
