@@ -17,9 +17,17 @@ void cairn_attachment_drop_pages(struct attachment *attachment)
     attachment->reply = NULL;
 }
 
+void cairn_attachment_drop_changed(struct attachment *attachment)
+{
+    cairn_paged_release(&attachment->changed_pages);
+    cairn_message_free((ProtobufCMessage *)attachment->changed);
+    attachment->changed = NULL;
+}
+
 void cairn_attachment_lost(struct job *job)
 {
     cairn_attachment_drop_pages(&job->attachment);
+    cairn_attachment_drop_changed(&job->attachment);
     cairn_attachment_put_off(job, "");
     job->tiles.request = 0;
     job->attachment.state = JOB_DETACHED;

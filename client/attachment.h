@@ -29,10 +29,14 @@ struct attachment {
     bool lost_under_way;
     Cairn__Attached *reply; /* owned: its pages are coming */
     struct cairn_paged spec_pages, layout_pages;
+    Cairn__LayoutChanged *changed; /* owned: likewise */
+    struct cairn_paged changed_pages;
 };
 
 /* Loop thread: the reply and its pages are done with, or void. */
 void cairn_attachment_drop_pages(struct attachment *attachment);
+/* Loop thread: likewise with a change of the layout. */
+void cairn_attachment_drop_changed(struct attachment *attachment);
 /* Loop thread: the job is not attached, and has to ask anew. */
 void cairn_attachment_lost(struct job *job);
 /* Any thread: why the job waits; "": it does not. Not under the lock. */

@@ -6,6 +6,7 @@
 
 #include "client/api/write.h"
 #include "client/attachment.h"
+#include "client/body.h"
 #include "client/base/step_times.h"
 #include "client/filling.h"
 #include "client/push/accumulate.h"
@@ -42,6 +43,12 @@ struct known_state {
     double clip_norm; /* amendments change it */
 };
 
+/* What it asked the coordinator to keep. */
+struct leased {
+    struct cairn_version oldest; /* until then, by this process's clock; 0: nothing */
+    uint64_t until_ms;
+};
+
 struct job {
     struct session *session; /* borrowed */
     struct job *next;        /* loop thread: the session's list */
@@ -58,6 +65,7 @@ struct job {
     bool closed;
     struct failure failure; /* fenced, mismatch, lost, closed */
     struct known_state known;
+    struct leased leased;
     struct cairn_stats stats;
     struct step_times times; /* of a worker */
     struct pause pause;      /* this worker's own */
@@ -73,7 +81,8 @@ struct job {
     struct mapped_reads reads;
     struct stitches stitches;
     struct cache *cache; /* owned; NULL: no unit was asked for */
-    struct job_body body;
+    struct body *bodies; /* owned: newest first; NULL: it was never attached */
+    struct job_shards shards;
 
     /* loop thread */
     struct failure broken; /* of a card: the job fails with it at the next turn */

@@ -119,6 +119,7 @@ void cairn_op_let_go(struct op *op, cairn_status status, const char *why)
 void cairn_command_free(struct command *command)
 {
     cairn_card_event_free(command->event);
+    cairn_body_put(command->body);
     free(command);
 }
 
@@ -172,7 +173,7 @@ cairn_status cairn_op_begin(struct job *job, uint8_t kind, bool (*run)(struct co
     op->ptr = pattern->ptr;
     op->card = pattern->card;
     op->owned = pattern->owned;
-    op->strides = pattern->piece.strides;
+    op->piece = pattern->piece;
     op->on_done = pattern->on_done;
     op->context = pattern->context;
     *command = *pattern;

@@ -11,6 +11,7 @@
 struct card;
 struct card_event;
 struct card_word;
+struct body;
 struct job;
 struct session;
 
@@ -25,9 +26,9 @@ struct op {
     void *handle;            /* NULL: nobody waits for this one */
     uint8_t kind;            /* CAIRN_CHUNK_PUSH, _PUT, _FETCH */
     uint32_t tensor;
-    const void *lent; /* memory of cairn_alloc; NULL: another's */
-    uint8_t *ptr;     /* on loan */
-    struct strides strides;
+    const void *lent;         /* memory of cairn_alloc; NULL: another's */
+    uint8_t *ptr;             /* on loan */
+    struct piece piece;       /* of the tensor */
     struct card *card;        /* whose memory ptr is; NULL: the host's */
     void *owned;              /* freed with the loan: what was brought to the host; or NULL */
     cairn_op_done_fn on_done; /* NULL: the caller's, who hears by the event descriptor */
@@ -65,7 +66,9 @@ struct command {
     struct cairn_version version;
     cairn_op_done_fn on_done; /* of its op */
     void *context;
-    size_t next_extent; /* loop thread: where it stands */
+    /* loop thread: where it stands */
+    struct body *body; /* held: that it is cut by; NULL: it has not begun */
+    size_t next_extent;
     uint64_t next_chunk;
 };
 

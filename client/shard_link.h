@@ -1,11 +1,11 @@
-/* A shard, as the owner of its chunks, and the connection to it. The two part where a relay speaks for the
- * owner (proto/wire/chunk.h): then what is pushed to the owner, and some of what is fetched, goes over
- * the connection of another link, its carrier. Loop thread, but for what says otherwise. */
+/* A shard, as the owner of chunks, and the connection to it; which chunks, the job's bodies say
+ * (client/body.h). The two part where a relay speaks for the owner (proto/wire/chunk.h): then what is pushed
+ * to the owner, and some of what is fetched, goes over the connection of another link, its carrier. Loop
+ * thread, but for what says otherwise. */
 #ifndef CAIRN_CLIENT_SHARD_LINK_H
 #define CAIRN_CLIENT_SHARD_LINK_H
 
 #include "proto/base/sentence.h"
-#include "proto/geometry/layout.h"
 #include "proto/link/asker.h"
 #include "proto/link/chunk_link.h"
 
@@ -20,10 +20,6 @@ struct shard_link {
     char name[64];
     uint8_t *address; /* owned */
     size_t address_bytes;
-    struct cairn_shard_map map;
-    /* lock; owned: [map.extent_count], where each extent lies in a published copy; NULL: not known yet */
-    uint64_t *published_at;
-    uint64_t published_bytes;        /* lock; of a copy, once published_at is there */
     struct cairn_chunk_header grant; /* the last one; kind 0: none on its connection */
     struct shard_link *carrier;      /* takes what is pushed in the open round; NULL: not granted */
     bool relayed;               /* MICRO_END and COMMIT to the carrier have this owner's index */
@@ -36,17 +32,16 @@ struct shard_link {
     bool relays;               /* it has granted for others */
     bool reached;              /* something came from it, ever */
     uint64_t unheard_since_ms; /* there, awaited and not heard since; 0: not looked at yet */
-    bool silent;               /* for so long that body.silence says so */
+    bool silent;               /* for so long that shards.silence says so */
     uint64_t judged_ms;        /* when that was last looked at */
 };
 
-/* What a layout brings, and another one would replace: any thread reads layout, shards and their maps under
- * the lock. Changed by the loop thread, under the lock. */
-struct job_body {
-    struct cairn_layout *layout;
-    struct shard_link *shards; /* [shard_count] */
-    uint32_t shard_count;
-    struct cairn_sentence silence; /* over which way nothing comes any more; else empty */
+/* Those of a job, by the number that a shard has in all of its layouts. */
+struct job_shards {
+    /* loop thread */
+    struct shard_link **links; /* owned, each: [count] */
+    uint32_t count;
+    struct cairn_sentence silence; /* lock: over which way nothing comes any more; else empty */
 };
 
 #endif

@@ -61,7 +61,7 @@ bool cairn_client_waits_on(struct patience *p, const Cairn__Awaited *awaited, ui
 void cairn_client_silence(struct job *job, struct cairn_sentence *out)
 {
     pthread_mutex_lock(&job->session->lock);
-    *out = job->body.silence;
+    *out = job->shards.silence;
     pthread_mutex_unlock(&job->session->lock);
     if (out->text[0] != '\0') cairn_sentence_add(out, "; ");
 }

@@ -18,7 +18,6 @@ static void free_job(struct job *job)
 {
     struct session *s = job->session;
     cairn_parcels_release(&job->parcels);
-    cairn_pusher_close(&job->pushing.pusher);
     cairn_packed_release(job->attachment.spec_packed);
     cairn_client_tiles_free(job->tiles.declared);
     cairn_filling_release(&job->filling);

@@ -24,6 +24,18 @@ static void cancel(struct job *job, uint64_t key)
     cairn_client_fail(CAIRN_OK, "%s", said.text);
 }
 
+/* The layouts by which it is read are kept as long. */
+static void note(struct job *job, struct cairn_version version, int ttl_ms)
+{
+    const uint64_t now_ms = cairn_client_now_ms(), until_ms = now_ms + (uint64_t)ttl_ms;
+    struct leased *leased = &job->leased;
+    pthread_mutex_lock(&job->session->lock);
+    if (leased->until_ms <= now_ms || cairn_version_compare(version, leased->oldest) < 0)
+        leased->oldest = version;
+    if (until_ms > leased->until_ms) leased->until_ms = until_ms;
+    pthread_mutex_unlock(&job->session->lock);
+}
+
 static cairn_status take(struct job *job, struct cairn_version version, int ttl_ms,
                          uint64_t deadline_ms, struct cairn_version *out)
 {
@@ -41,6 +53,7 @@ static cairn_status take(struct job *job, struct cairn_version version, int ttl_
     const Cairn__Leased *leased = (const Cairn__Leased *)reply;
     *out = (struct cairn_version) { leased->generation, leased->step };
     cairn_message_free(reply);
+    note(job, *out, ttl_ms);
     return CAIRN_OK;
 }
 

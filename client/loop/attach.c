@@ -6,6 +6,7 @@
 
 #include "client/job.h"
 #include "client/loop/again.h"
+#include "client/loop/layouts.h"
 #include "client/loop/link.h"
 #include "client/op.h"
 #include "client/push/fail.h"
@@ -69,107 +70,6 @@ void cairn_attach_on_error(struct job *job, cairn_status status, const char *tex
 }
 
 /* ---- what Attached brings ---- */
-
-static cairn_status decode_layout(struct job *job, struct cairn_layout **layout_out)
-{
-    const size_t count = job->spec.tensor_count;
-    struct cairn_layout_tensor *tensors = calloc(count + 1, sizeof *tensors);
-    if (tensors == NULL) return CAIRN_ERR_NO_MEMORY;
-    for (size_t i = 0; i < count; i++) {
-        tensors[i] = (struct cairn_layout_tensor) { .name = job->spec.tensors[i].name,
-                                                    .unit = job->spec.tensors[i].unit,
-                                                    .shape = job->spec.tensors[i].shape,
-                                                    .elem_bytes = 1 };
-    }
-    cairn_status status = cairn_layout_decode(job->attachment.layout_pages.bytes,
-                                              job->attachment.layout_pages.have_bytes, tensors,
-                                              (uint32_t)count, layout_out);
-    free(tensors);
-    return status;
-}
-
-static cairn_status set_address(struct shard_link *link, const Cairn__ShardInfo *info)
-{
-    uint8_t *address = malloc(info->fabric_address.len + 1);
-    if (address == NULL) return CAIRN_ERR_NO_MEMORY;
-    if (info->fabric_address.len > 0)
-        memcpy(address, info->fabric_address.data, info->fabric_address.len);
-    const bool same = info->fabric_address.len == link->address_bytes && link->address != NULL &&
-                      memcmp(address, link->address, link->address_bytes) == 0;
-    free(link->address);
-    link->address = address;
-    link->address_bytes = info->fabric_address.len;
-    snprintf(link->name, sizeof link->name, "%s", info->name);
-    if (!same) cairn_chunk_link_restart(&link->conn);
-    return CAIRN_OK;
-}
-
-static cairn_status set_addresses(struct job *job, Cairn__ShardInfo *const *infos,
-                                  size_t info_count)
-{
-    cairn_status status = CAIRN_OK;
-    for (size_t i = 0; status == CAIRN_OK && i < info_count; i++) {
-        if (infos[i]->index >= job->body.shard_count) return CAIRN_ERR_PROTOCOL;
-        status = set_address(&job->body.shards[infos[i]->index], infos[i]);
-    }
-    return status;
-}
-
-/* Other threads look at the layout and the shards under the lock (lent.c). */
-static void drop_shards(struct job *job)
-{
-    pthread_mutex_lock(&job->session->lock);
-    for (uint32_t i = 0; i < job->body.shard_count; i++) {
-        cairn_chunk_link_close(&job->body.shards[i].conn);
-        cairn_shard_map_release(&job->body.shards[i].map);
-        free(job->body.shards[i].address);
-        free(job->body.shards[i].published_at);
-    }
-    free(job->body.shards);
-    job->body.shards = NULL;
-    job->body.shard_count = 0;
-    job->body.silence.text[0] = '\0';
-    cairn_layout_close(job->body.layout);
-    job->body.layout = NULL;
-    pthread_mutex_unlock(&job->session->lock);
-}
-
-/* Takes `layout` in any case. */
-static cairn_status use_layout(struct job *job, struct cairn_layout *layout)
-{
-    drop_shards(job);
-    struct shard_link *shards = calloc(layout->shard_count, sizeof *shards);
-    cairn_status status = shards != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
-    uint32_t count = 0;
-    while (status == CAIRN_OK && count < layout->shard_count) {
-        status = cairn_shard_map_init(&shards[count].map, layout, count, job->spec.chunk_leaves);
-        if (status != CAIRN_OK) break;
-        cairn_link_open(&shards[count], job, count);
-        count++;
-    }
-    pthread_mutex_lock(&job->session->lock);
-    job->body.layout = layout;
-    job->body.shards = shards;
-    job->body.shard_count = count;
-    pthread_mutex_unlock(&job->session->lock);
-    return status;
-}
-
-/* The first layout is taken. Another one later means that the job was restored onto other shards: what
- * this member knows is void, and it has to open the job anew. */
-static cairn_status take_layout(struct job *job, struct cairn_sentence *why)
-{
-    struct cairn_layout *layout;
-    cairn_status status = decode_layout(job, &layout);
-    if (status != CAIRN_OK) return status;
-    if (job->body.layout == NULL) return use_layout(job, layout);
-    const bool same = memcmp(job->body.layout->hash, layout->hash, sizeof layout->hash) == 0;
-    cairn_layout_close(layout);
-    if (same) return CAIRN_OK;
-    cairn_sentence_set(why, "job %s was restored onto other shards; close it and open it again",
-                       job->name);
-    return CAIRN_ERR_ROLLED_BACK;
-}
 
 /* A restore that nobody could tell of: it was while the coordinator was away. */
 static cairn_status judge_step(const struct job *job, struct cairn_sentence *why)
@@ -238,16 +138,8 @@ static cairn_status take_spec(struct job *job, struct cairn_sentence *why)
  * 15 s measured) to notice that one end alone was made anew. */
 static void restart_links(struct job *job)
 {
-    for (uint32_t i = 0; i < job->body.shard_count; i++)
-        cairn_chunk_link_restart(&job->body.shards[i].conn);
-}
-
-/* Not with the next tick: its first words to the shards would wait for that. */
-static void connect_links(struct job *job)
-{
-    const uint64_t now_ms = cairn_client_now_ms();
-    for (uint32_t i = 0; i < job->body.shard_count; i++)
-        cairn_link_tick(&job->body.shards[i], now_ms);
+    for (uint32_t i = 0; i < job->shards.count; i++)
+        cairn_chunk_link_restart(&job->shards.links[i]->conn);
 }
 
 static void attached(struct job *job)
@@ -258,8 +150,7 @@ static void attached(struct job *job)
     cairn_sentence_set(&why, "the coordinator sent a layout that is not one of this job");
     cairn_status status = take_spec(job, &why);
     if (status == CAIRN_OK) status = judge_step(job, &why);
-    if (status == CAIRN_OK) status = take_layout(job, &why);
-    if (status == CAIRN_OK) status = set_addresses(job, a->shards, a->n_shards);
+    if (status == CAIRN_OK) status = cairn_layouts_attached(job, &why);
     if (status != CAIRN_OK) {
         cairn_job_fail(job, status, why.text);
         return;
@@ -279,7 +170,7 @@ static void attached(struct job *job)
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
     cairn_attachment_drop_pages(&job->attachment);
-    connect_links(job);
+    cairn_layouts_apply(job);
     cairn_again_tiles(job);
     cairn_again_ask_round(job);
     cairn_again_pause(job);
@@ -311,13 +202,6 @@ void cairn_attach_on_page(struct job *job, const Cairn__Page *page)
         attached(job);
 }
 
-void cairn_attach_on_shards(struct job *job, const Cairn__ShardsChanged *message)
-{
-    cairn_status status = set_addresses(job, message->shards, message->n_shards);
-    if (status != CAIRN_OK)
-        cairn_job_fail(job, status, "the coordinator named a shard out of range");
-}
-
 /* ---- the list, and the end ---- */
 
 bool cairn_attach_list_run(struct command *command)
@@ -334,8 +218,8 @@ bool cairn_attach_list_run(struct command *command)
 
 static bool loans_are_back(const struct job *job)
 {
-    for (uint32_t i = 0; i < job->body.shard_count; i++)
-        if (job->body.shards[i].conn.on_loan > 0) return false;
+    for (uint32_t i = 0; i < job->shards.count; i++)
+        if (job->shards.links[i]->conn.on_loan > 0) return false;
     return true;
 }
 
@@ -371,10 +255,12 @@ void cairn_attach_release(struct job *job)
         cairn_control_send(job->session, CAIRN_MSG_JOB_LEAVE, 0, &leave.base);
     }
     cairn_fail_parcels(job, CAIRN_ERR_CANCELED);
-    for (uint32_t i = 0; i < job->body.shard_count; i++)
-        cairn_chunk_link_close(&job->body.shards[i].conn);
+    for (uint32_t i = 0; i < job->shards.count; i++)
+        cairn_chunk_link_close(&job->shards.links[i]->conn);
     if (!loans_are_back(job)) return; // the fabric gives them back soon; the tick comes again
-    drop_shards(job);
+    cairn_bodies_release(job);
+    cairn_pushes_release(job);
+    cairn_links_release(job);
     unlink_job(job);
     cairn_job_unref(job);
 }

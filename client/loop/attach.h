@@ -13,7 +13,6 @@ void cairn_attach_begin(struct job *job);
 void cairn_attach_on_attached(struct job *job, Cairn__Attached *attached); /* takes it */
 void cairn_attach_on_page(struct job *job, const Cairn__Page *page);
 void cairn_attach_on_error(struct job *job, cairn_status status, const char *text);
-void cairn_attach_on_shards(struct job *job, const Cairn__ShardsChanged *message);
 /* The job is closing: leaves it, and takes it out of the list once the fabric has nothing of it on loan. */
 void cairn_attach_release(struct job *job);
 

@@ -9,6 +9,7 @@
 #include "client/job.h"
 #include "client/loop/again.h"
 #include "client/loop/attach.h"
+#include "client/loop/layouts.h"
 #include "client/loop/link.h"
 #include "client/push/fail.h"
 
@@ -175,8 +176,8 @@ void cairn_control_tick(struct session *s)
         connect_now(s);
     if (s->control.stream != NULL) keep_alive(s, now_ms);
     for (struct job *job = s->jobs; job != NULL; job = job->next)
-        for (uint32_t i = 0; i < job->body.shard_count; i++)
-            cairn_link_tick(&job->body.shards[i], now_ms);
+        for (uint32_t i = 0; i < job->shards.count; i++)
+            cairn_link_tick(job->shards.links[i], now_ms);
 }
 
 /* ---- frames ---- */
@@ -196,6 +197,24 @@ static struct job *job_attaching(struct session *s, uint32_t request)
     return NULL;
 }
 
+/* The pages of its layout are coming. */
+static struct job *job_changing(struct session *s)
+{
+    struct job *job = s->jobs;
+    while (job != NULL && job->attachment.changed == NULL) job = job->next;
+    return job;
+}
+
+/* Takes the message. */
+static void on_layout_changed(struct session *s, Cairn__LayoutChanged *message)
+{
+    struct job *job = job_of_id(s, message->job);
+    if (job != NULL)
+        cairn_layouts_on_changed(job, message);
+    else
+        cairn_message_free(&message->base);
+}
+
 /* What a reply or notice changes here, before the thread that asked hears of it. */
 static void take_effect(struct session *s, uint32_t request, uint16_t type,
                         const ProtobufCMessage *message)
@@ -211,7 +230,7 @@ static void take_effect(struct session *s, uint32_t request, uint16_t type,
     } else if (type == CAIRN_MSG_SHARDS_CHANGED) {
         const Cairn__ShardsChanged *changed = (const Cairn__ShardsChanged *)message;
         struct job *job = job_of_id(s, changed->job);
-        if (job != NULL) cairn_attach_on_shards(job, changed);
+        if (job != NULL) cairn_layouts_on_shards(job, changed);
     } else if (type == CAIRN_MSG_TILES_SET) {
         struct job *job = job_of_id(s, ((const Cairn__TilesSet *)message)->job);
         if (job != NULL) cairn_again_on_tiles_set(job, request);
@@ -347,6 +366,11 @@ static void on_frame(struct cairn_stream *stream, const struct cairn_frame *fram
         return;
     } else if (frame->type == CAIRN_MSG_PAGE && attaching != NULL) {
         cairn_attach_on_page(attaching, (const Cairn__Page *)message);
+    } else if (frame->type == CAIRN_MSG_PAGE && job_changing(s) != NULL) {
+        cairn_layouts_on_page(job_changing(s), (const Cairn__Page *)message);
+    } else if (frame->type == CAIRN_MSG_LAYOUT_CHANGED) {
+        on_layout_changed(s, (Cairn__LayoutChanged *)message);
+        return;
     } else if (frame->type == CAIRN_MSG_ERROR &&
                on_error(s, frame->request, (const Cairn__Error *)message)) {
         // said

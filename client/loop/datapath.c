@@ -16,6 +16,7 @@
 #include "client/job.h"
 #include "client/loop/link.h"
 #include "client/push/fail.h"
+#include "client/push/recut.h"
 #include "proto/fabric/where.h"
 
 #define SHARDS_WAIT_MS 3000 /* for the first shard to join a cluster of several hosts */
@@ -248,16 +249,16 @@ static void note_silence(struct job *job)
 {
     struct cairn_sentence silence = { "" };
     uint32_t more = 0;
-    for (uint32_t i = 0; i < job->body.shard_count; i++) {
-        if (!job->body.shards[i].silent) continue;
+    for (uint32_t i = 0; i < job->shards.count; i++) {
+        if (!job->shards.links[i]->silent) continue;
         if (silence.text[0] == '\0')
-            explain_silence(&job->body.shards[i], &silence);
+            explain_silence(job->shards.links[i], &silence);
         else
             more++;
     }
     if (more > 0) cairn_sentence_add(&silence, " (%" PRIu32 " more shards are as silent)", more);
     pthread_mutex_lock(&job->session->lock);
-    job->body.silence = silence;
+    job->shards.silence = silence;
     pthread_mutex_unlock(&job->session->lock);
 }
 
@@ -296,6 +297,13 @@ static bool would_speak(const struct shard_link *link)
            (link->job->attachment.state == JOB_ATTACHED && link->conn.hands->waits(&link->conn));
 }
 
+static bool has_left(const struct shard_link *link)
+{
+    const struct body *newest = link->job->bodies;
+    return newest != NULL && link->index < newest->layout->shard_count &&
+           newest->parts[link->index].absent;
+}
+
 void cairn_datapath_judge(struct shard_link *link, uint64_t now_ms)
 {
     struct cairn_place there;
@@ -305,6 +313,10 @@ void cairn_datapath_judge(struct shard_link *link, uint64_t now_ms)
     if (!speaks || is_heard) end_silence(link, is_heard);
     if (!speaks || is_late || is_heard) link->unheard_since_ms = now_ms;
     if (link->silent || now_ms - link->unheard_since_ms < SILENCE_MS) return;
+    if (has_left(link)) {
+        cairn_recut_gone(link);
+        return;
+    }
     if (link->reached) {
         begin_silence(link);
         return;

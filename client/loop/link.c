@@ -4,6 +4,8 @@
  * what concerns chunks is the owner's. */
 #include "client/loop/link.h"
 
+#include <stdlib.h>
+
 #include "client/job.h"
 #include "client/push/transfer.h"
 
@@ -36,18 +38,48 @@ static void lost(struct cairn_chunk_link *conn)
 
 static const struct cairn_chunk_link_hands hands = { .sign = sign, .waits = waits, .lost = lost };
 
-void cairn_link_open(struct shard_link *link, struct job *job, uint32_t index)
+static struct shard_link *open_link(struct job *job, uint32_t index)
 {
+    struct shard_link *link = calloc(1, sizeof *link);
+    if (link == NULL) return NULL;
     link->job = job;
     link->index = index;
     link->conn.hands = &hands;
     cairn_asker_open(&link->asker, cairn_transfer_send);
+    return link;
+}
+
+cairn_status cairn_links_add(struct job *job, uint32_t count)
+{
+    struct job_shards *shards = &job->shards;
+    if (count <= shards->count) return CAIRN_OK;
+    struct shard_link **links = realloc(shards->links, count * sizeof(struct shard_link *));
+    if (links == NULL) return CAIRN_ERR_NO_MEMORY;
+    shards->links = links;
+    for (; shards->count < count; shards->count++) {
+        links[shards->count] = open_link(job, shards->count);
+        if (links[shards->count] == NULL) return CAIRN_ERR_NO_MEMORY;
+    }
+    return CAIRN_OK;
+}
+
+void cairn_links_release(struct job *job)
+{
+    for (uint32_t i = 0; i < job->shards.count; i++) {
+        cairn_chunk_link_close(&job->shards.links[i]->conn);
+        free(job->shards.links[i]->address);
+        free(job->shards.links[i]);
+    }
+    free(job->shards.links);
+    pthread_mutex_lock(&job->session->lock);
+    job->shards = (struct job_shards) { .links = NULL };
+    pthread_mutex_unlock(&job->session->lock);
 }
 
 void cairn_link_tick(struct shard_link *link, uint64_t now_ms)
 {
     const struct job *job = link->job;
-    const bool connects = job->body.layout != NULL && !job->closing;
+    const bool connects = job->bodies != NULL && !job->closing;
     cairn_datapath_judge(link, now_ms);
     cairn_asker_retry(&link->asker);
     cairn_chunk_link_tick(&link->conn, connects ? job->session->path.fabric : NULL, link->address,
@@ -60,8 +92,7 @@ void cairn_link_tick(struct shard_link *link, uint64_t now_ms)
 static struct job *job_of_header(struct session *s, const struct cairn_chunk_header *h)
 {
     for (struct job *job = s->jobs; job != NULL; job = job->next)
-        if (job->member.id == h->member && job->member.token == h->token &&
-            job->body.layout != NULL)
+        if (job->member.id == h->member && job->member.token == h->token && job->bodies != NULL)
             return job;
     return NULL;
 }
@@ -69,9 +100,9 @@ static struct job *job_of_header(struct session *s, const struct cairn_chunk_hea
 /* In whose name a shard sends: the index of the owner is in the place of the tile. */
 static struct shard_link *link_of_header(struct job *job, const struct cairn_chunk_header *h)
 {
-    if (h->tile >= job->body.shard_count) return NULL;
-    if (h->kind == CAIRN_CHUNK_GRANT && h->tensor > job->body.shard_count) return NULL;
-    return &job->body.shards[h->tile];
+    if (h->tile >= job->shards.count) return NULL;
+    if (h->kind == CAIRN_CHUNK_GRANT && h->tensor > job->shards.count) return NULL;
+    return job->shards.links[h->tile];
 }
 
 /* Which shard sends it, as far as that can be told: the one that we asked. */
@@ -81,11 +112,11 @@ static struct shard_link *sender_of_header(struct shard_link *owner,
     struct job *job = owner->job;
     if (h->kind == CAIRN_CHUNK_HELLO) return owner;
     if (h->kind == CAIRN_CHUNK_GRANT)
-        return h->tensor == 0 ? owner : &job->body.shards[h->tensor - 1];
+        return h->tensor == 0 ? owner : job->shards.links[h->tensor - 1];
     if ((h->request & CAIRN_REQUEST_OF_ASKER) == 0)
         return owner->carrier != NULL ? owner->carrier : owner;
     const struct parcel *parcel = cairn_parcel_of_request(job, h->request);
-    return parcel != NULL && parcel->shard == owner->index ? &job->body.shards[parcel->via] : owner;
+    return parcel != NULL && parcel->shard == owner->index ? job->shards.links[parcel->via] : owner;
 }
 
 static void take_hello(struct shard_link *link, uint64_t way)
@@ -93,8 +124,8 @@ static void take_hello(struct shard_link *link, uint64_t way)
     const struct job *job = link->job;
     if (cairn_chunk_link_on_hello(&link->conn, way)) {
         cairn_transfer_lost(link);
-        for (uint32_t i = 0; link->relays && i < job->body.shard_count; i++)
-            cairn_asker_pump(&job->body.shards[i].asker);
+        for (uint32_t i = 0; link->relays && i < job->shards.count; i++)
+            cairn_asker_pump(&job->shards.links[i]->asker);
         cairn_asker_retry(&link->asker);
     }
     cairn_pushes_on_hello(link, way);

@@ -5,12 +5,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "proto/base/status.h"
+
 struct cairn_fabric_message;
 struct job;
 struct shard_link;
 
-/* Of a new one. */
-void cairn_link_open(struct shard_link *link, struct job *job, uint32_t index);
+/* There are so many, at least: those of shards that were not heard of have no address yet. */
+cairn_status cairn_links_add(struct job *job, uint32_t count) CAIRN_MUST_CHECK;
+void cairn_links_release(struct job *job); /* nothing of them is on loan */
 void cairn_link_tick(struct shard_link *link, uint64_t now_ms);
 /* cairn_fabric_options.on_message */
 void cairn_link_on_message(void *session, const void *header, size_t header_bytes,

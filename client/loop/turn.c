@@ -5,6 +5,7 @@
 #include "client/ask.h"
 #include "client/job.h"
 #include "client/loop/attach.h"
+#include "client/loop/layouts.h"
 #include "client/op.h"
 #include "client/push/fail.h"
 
@@ -119,5 +120,6 @@ void cairn_turn_run(struct session *s)
     pthread_mutex_lock(&s->lock);
     for (struct ask *ask; (ask = next_ask(s)) != NULL;) send_ask(s, ask);
     pthread_mutex_unlock(&s->lock);
+    for (struct job *job = s->jobs; job != NULL; job = job->next) cairn_layouts_trim(job);
     close_jobs(s);
 }

@@ -45,10 +45,10 @@ void cairn_explain_parcel(const struct parcel *parcel, cairn_status status,
         cairn_sentence_set(out,
                            "tensor %s at shard %s: it was put with other values before; give "
                            "those, or drop the job (`cairn job drop %s`) to begin anew",
-                           tensor, job->body.shards[parcel->shard].name, job->name);
+                           tensor, job->shards.links[parcel->shard]->name, job->name);
     else
         cairn_sentence_set(out, "tensor %s at shard %s: %s", tensor,
-                           job->body.shards[parcel->shard].name, cairn_status_text((int)status));
+                           job->shards.links[parcel->shard]->name, cairn_status_text((int)status));
 }
 
 /* Chunks of the job that a shard has not answered. *via_out: the other shard that one of them went to, which
@@ -60,7 +60,7 @@ static uint32_t count_open(const struct job *job, uint32_t shard, const struct s
     for (uint32_t i = 0; i < job->parcels.count; i++) {
         const struct parcel *parcel = job->parcels.all[i];
         if (parcel->op == NULL || parcel->answered || parcel->shard != shard) continue;
-        if (parcel->via != shard) *via_out = &job->body.shards[parcel->via];
+        if (parcel->via != shard) *via_out = job->shards.links[parcel->via];
         count++;
     }
     return count;
@@ -79,10 +79,10 @@ static void add_awaited(const struct shard_link *owner, uint32_t open, const str
 
 static void list_awaited(const struct job *job, struct cairn_sentence *out)
 {
-    for (uint32_t i = 0; i < job->body.shard_count; i++) {
+    for (uint32_t i = 0; i < job->shards.count; i++) {
         const struct shard_link *via;
         const uint32_t open = count_open(job, i, &via);
-        if (open > 0) add_awaited(&job->body.shards[i], open, via, out);
+        if (open > 0) add_awaited(job->shards.links[i], open, via, out);
     }
 }
 

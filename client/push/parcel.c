@@ -52,7 +52,7 @@ struct parcel *cairn_parcel_new(struct job *job, const struct command *command, 
 {
     struct parcel *parcel = take_parcel(job);
     if (parcel == NULL) return NULL;
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->body.shards[shard].map,
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&command->body->parts[shard].map,
                                                                  chunk);
     const size_t elem_bytes = cairn_dtype_bytes(command->dtype);
     const uint64_t first = before(command, place.first_elem);
@@ -71,6 +71,7 @@ struct parcel *cairn_parcel_new(struct job *job, const struct command *command, 
         .plane = command->plane,
         .dtype = command->dtype,
         .tile = puts_box && !boxed ? CAIRN_TILE_WHOLE : command->piece.tile,
+        .layout = command->body->layout->version,
         .shard = shard,
         .via = shard,
         .place = place,
@@ -172,8 +173,8 @@ static cairn_status pack(struct parcel *parcel, const struct cairn_fabric_peer *
     const cairn_status status = cairn_parcel_open(parcel);
     if (status != CAIRN_OK || parcel->packed == NULL) return status;
     memcpy(parcel->packed, op->box, parcel->head_bytes);
-    if (op->strides.given)
-        cairn_strides_gather(&op->strides, op->ptr, elem_bytes, parcel->first,
+    if (op->piece.strides.given)
+        cairn_strides_gather(&op->piece.strides, op->ptr, elem_bytes, parcel->first,
                              parcel->byte_count / elem_bytes, parcel->bytes);
     else
         memcpy(parcel->bytes, op->ptr + parcel->first * elem_bytes, parcel->byte_count);
@@ -186,7 +187,7 @@ cairn_status cairn_parcel_arrived(struct parcel *parcel)
     const size_t elem_bytes = cairn_dtype_bytes(parcel->dtype);
     struct cairn_sentence why;
     if (parcel->packed != NULL)
-        cairn_strides_scatter(&op->strides, op->ptr, elem_bytes, parcel->first,
+        cairn_strides_scatter(&op->piece.strides, op->ptr, elem_bytes, parcel->first,
                               parcel->byte_count / elem_bytes, parcel->packed);
     if (parcel->staged.at == NULL) return CAIRN_OK;
     return cairn_card_fill(op->card, op->ptr + parcel->first * elem_bytes, parcel->staged.at,
@@ -250,13 +251,13 @@ void cairn_parcel_end(struct parcel *parcel, cairn_status status)
 void cairn_parcel_loan(struct parcel *parcel)
 {
     parcel->on_loan++;
-    cairn_chunk_link_loan(&parcel->job->body.shards[parcel->via].conn);
+    cairn_chunk_link_loan(&parcel->job->shards.links[parcel->via]->conn);
 }
 
 void cairn_parcel_loan_back(struct parcel *parcel)
 {
     parcel->on_loan--;
-    cairn_chunk_link_loan_back(&parcel->job->body.shards[parcel->via].conn);
+    cairn_chunk_link_loan_back(&parcel->job->shards.links[parcel->via]->conn);
     finish(parcel);
 }
 
@@ -287,7 +288,7 @@ static void count(const struct parcel *parcel, bool shared)
 cairn_status cairn_parcel_send(struct parcel *parcel, uint32_t via,
                                struct cairn_chunk_header *header)
 {
-    struct shard_link *link = &parcel->job->body.shards[via];
+    struct shard_link *link = parcel->job->shards.links[via];
     const bool is_fetch = parcel->kind == CAIRN_CHUNK_FETCH;
     // What is on loan is counted where it went: no other way before all of it is back.
     if (parcel->on_loan > 0 && via != parcel->via) return CAIRN_ERR_BUSY;
@@ -321,33 +322,32 @@ cairn_status cairn_parcel_send(struct parcel *parcel, uint32_t via,
 
 /* ---- cutting ---- */
 
-/* The piece has an element of this chunk. */
-static bool touches(const struct command *command, uint32_t shard, uint64_t chunk)
+bool cairn_command_touches(const struct command *command, uint32_t shard, uint64_t chunk)
 {
     if (command->piece.whole) return true;
-    const struct cairn_shard_map *map = &command->job->body.shards[shard].map;
+    const struct cairn_shard_map *map = &command->body->parts[shard].map;
     const struct cairn_chunk_place place = cairn_shard_map_chunk(map, chunk);
     return before(command, place.first_elem) < before(command, place.first_elem + place.elem_count);
 }
 
 bool cairn_command_chunk(struct command *command, uint32_t *shard_out, uint64_t *chunk_out)
 {
-    const struct job *job = command->job;
-    const struct cairn_geometry *g = &job->body.layout->geometry[command->tensor];
+    const struct body *body = command->body;
+    const struct cairn_geometry *g = &body->layout->geometry[command->tensor];
     size_t extent_count;
-    const struct cairn_extent *extents = cairn_layout_tensor_extents(
-        job->body.layout, command->tensor, &extent_count);
+    const struct cairn_extent *extents = cairn_layout_tensor_extents(body->layout, command->tensor,
+                                                                     &extent_count);
     while (command->next_extent < extent_count) {
         const struct cairn_extent *extent = &extents[command->next_extent];
         const struct cairn_local_extent *local = cairn_shard_map_find(
-            &job->body.shards[extent->shard].map, command->tensor,
+            &body->parts[extent->shard].map, command->tensor,
             cairn_quantum_first_leaf(g, extent->first_quantum));
         assert(local != NULL); // map and extents are of one layout
         for (; command->next_chunk < local->chunk_count; command->next_chunk++) {
-            if (!touches(command, extent->shard, local->first_chunk + command->next_chunk))
-                continue;
+            const uint64_t chunk = local->first_chunk + command->next_chunk;
+            if (!cairn_command_touches(command, extent->shard, chunk)) continue;
             *shard_out = extent->shard;
-            *chunk_out = local->first_chunk + command->next_chunk;
+            *chunk_out = chunk;
             return true;
         }
         command->next_extent++;

@@ -26,7 +26,8 @@ struct parcel {
     bool answered;
     cairn_status status;
     uint32_t on_loan; /* sends and receives that the fabric has not completed */
-    uint32_t shard;   /* the owner of the chunk */
+    uint64_t layout;  /* the version of the one that it was cut by */
+    uint32_t shard;   /* the owner of the chunk there */
     uint32_t via;     /* the shard to whose endpoint it went last: another's is a relay */
     bool direct;      /* a relay had no answer to this fetch */
     struct cairn_chunk_place place;
@@ -44,7 +45,8 @@ struct parcel {
     uint64_t checksum; /* of what a fetch is receiving, as the shard says */
     uint64_t came;     /* and as it came */
     struct cairn_version version;
-    uint64_t round; /* of a put in a write; else 0 */
+    uint64_t round;      /* of a put in a write; else 0 */
+    uint64_t word_by_ms; /* the shard knows no such chunk, and is asked again until then; else 0 */
 };
 
 /* Those of a job. */
@@ -54,7 +56,7 @@ struct parcel_table {
     struct parcel *first_free;
 };
 
-/* A parcel of the op for chunk `chunk` of the shard. NULL: out of memory. */
+/* A parcel of the op for chunk `chunk` of the shard in the command's body. NULL: out of memory. */
 struct parcel *cairn_parcel_new(struct job *job, const struct command *command, uint32_t shard,
                                 uint64_t chunk);
 /* It was never sent: as if it had not been made. */
@@ -83,6 +85,8 @@ void cairn_explain_awaited(struct job *job);
 /* Where a put, push or fetch stands: the shard and chunk that are next, past those of which the piece has
  * nothing. False: it is cut whole. */
 bool cairn_command_chunk(struct command *command, uint32_t *shard_out, uint64_t *chunk_out);
+/* The piece has an element of this chunk of the command's body. */
+bool cairn_command_touches(const struct command *command, uint32_t shard, uint64_t chunk);
 /* True, and the op is ended, if the job is closing or has failed. */
 bool cairn_command_refused(struct command *command);
 

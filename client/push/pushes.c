@@ -22,14 +22,14 @@ static struct shard_link *carrier_of(struct shard_link *owner)
 static uint32_t owners_of(const struct shard_link *link, uint32_t *first_out)
 {
     *first_out = link->relays ? 0 : link->index;
-    return link->relays ? link->job->body.shard_count : link->index + 1;
+    return link->relays ? link->job->shards.count : link->index + 1;
 }
 
 struct shard_link *cairn_pushes_granter(struct shard_link *owner)
 {
     const struct cairn_chunk_header *grant = &owner->grant;
     return grant->kind == 0 || grant->tensor == 0 ? owner
-                                                  : &owner->job->body.shards[grant->tensor - 1];
+                                                  : owner->job->shards.links[grant->tensor - 1];
 }
 
 /* ---- hands of the pusher ---- */
@@ -41,7 +41,7 @@ static struct job *job_of(const struct cairn_pusher *pusher)
 
 static struct cairn_chunk_link *link_to(struct cairn_pusher *pusher, uint32_t shard)
 {
-    return &carrier_of(&job_of(pusher)->body.shards[shard])->conn;
+    return &carrier_of(job_of(pusher)->shards.links[shard])->conn;
 }
 
 static void link_failed(struct cairn_pusher *pusher, struct cairn_chunk_link *link)
@@ -56,25 +56,25 @@ static cairn_status send_chunk(struct cairn_pusher *pusher, const struct cairn_p
     struct job *job = job_of(pusher);
     struct parcel *parcel = cairn_parcel_of_request(job, action->cookie);
     assert(parcel != NULL && parcel->kind == CAIRN_CHUNK_PUSH); // it is not released yet
-    return cairn_parcel_send(parcel, carrier_of(&job->body.shards[action->shard])->index, header);
+    return cairn_parcel_send(parcel, carrier_of(job->shards.links[action->shard])->index, header);
 }
 
 static uint32_t mark(const struct cairn_pusher *pusher, uint32_t shard)
 {
-    const struct shard_link *owner = &job_of(pusher)->body.shards[shard];
+    const struct shard_link *owner = job_of(pusher)->shards.links[shard];
     return owner->relayed ? owner->index + 1 : 0;
 }
 
 static size_t absent_max(const struct cairn_pusher *pusher, uint32_t shard)
 {
-    return job_of(pusher)->body.shards[shard].map.extent_count;
+    return job_of(pusher)->pushing.body->parts[shard].map.extent_count;
 }
 
 static size_t list_absent(const struct cairn_pusher *pusher, uint32_t shard, uint32_t micro,
                           uint32_t *out)
 {
     const struct job *job = job_of(pusher);
-    const struct cairn_shard_map *map = &job->body.shards[shard].map;
+    const struct cairn_shard_map *map = &job->pushing.body->parts[shard].map;
     size_t count = 0;
     for (size_t i = 0; i < map->extent_count; i++) {
         const uint32_t tensor = map->extents[i].tensor;
@@ -123,18 +123,30 @@ void cairn_pushes_drop(struct job *job, cairn_status status)
     forget_micros(job);
 }
 
+void cairn_pushes_release(struct job *job)
+{
+    cairn_pusher_close(&job->pushing.pusher);
+    cairn_body_put(job->pushing.body);
+    job->pushing.body = NULL;
+}
+
+/* For the newest body, which is of the layout that the round has. */
 static cairn_status open_pusher(struct job *job)
 {
     uint64_t chunks = 0;
-    if (job->pushing.pusher.memory != NULL) return CAIRN_OK; // the layout never changes
-    for (uint32_t i = 0; i < job->body.shard_count; i++)
-        chunks += job->body.shards[i].map.chunk_count;
+    struct body *body = job->bodies;
+    if (job->pushing.body == body) return CAIRN_OK;
+    cairn_pushes_release(job);
+    for (uint32_t i = 0; i < body->layout->shard_count; i++)
+        chunks += body->parts[i].map.chunk_count;
     // Two micro-batches: one being answered, one being filled. More is stalled, not refused.
-    const uint64_t queue = 2 * chunks + 4 * (uint64_t)job->body.shard_count;
+    const uint64_t queue = 2 * chunks + 4 * (uint64_t)body->layout->shard_count;
     if (queue > UINT32_MAX) return CAIRN_ERR_NO_MEMORY;
-    const struct cairn_push_config config = { .shard_count = job->body.shard_count,
+    const struct cairn_push_config config = { .shard_count = body->layout->shard_count,
                                               .queue_max = (uint32_t)queue };
-    return cairn_pusher_open(&job->pushing.pusher, &hands, &config);
+    const cairn_status status = cairn_pusher_open(&job->pushing.pusher, &hands, &config);
+    if (status == CAIRN_OK) job->pushing.body = cairn_body_get(body);
+    return status;
 }
 
 void cairn_pushes_on_opened(struct job *job, const Cairn__RoundOpened *opened)
@@ -148,11 +160,11 @@ void cairn_pushes_on_opened(struct job *job, const Cairn__RoundOpened *opened)
         return;
     }
     cairn_pusher_begin(&job->pushing.pusher, opened->epoch, opened->round);
-    for (uint32_t i = 0; i < job->body.shard_count; i++) {
-        job->body.shards[i].carrier = NULL;
-        job->body.shards[i].relayed = false;
-        job->body.shards[i].grant_deadline_ms = cairn_client_now_ms() + GRANT_MAX_MS;
-        cairn_pushes_on_grant(&job->body.shards[i]);
+    for (uint32_t i = 0; i < job->shards.count; i++) {
+        job->shards.links[i]->carrier = NULL;
+        job->shards.links[i]->relayed = false;
+        job->shards.links[i]->grant_deadline_ms = cairn_client_now_ms() + GRANT_MAX_MS;
+        cairn_pushes_on_grant(job->shards.links[i]);
     }
 }
 
@@ -174,7 +186,7 @@ void cairn_pushes_on_hello(struct shard_link *link, uint64_t way)
     struct job *job = link->job;
     uint32_t i;
     for (const uint32_t end = owners_of(link, &i); i < end; i++) {
-        if (job->body.shards[i].carrier == link)
+        if (job->shards.links[i]->carrier == link)
             cairn_pusher_on_hello(&job->pushing.pusher, i, way);
     }
 }
@@ -186,7 +198,7 @@ bool cairn_pushes_waits(const struct shard_link *link)
     uint32_t i;
     if (job->pushing.pusher.push == NULL) return false;
     for (const uint32_t end = owners_of(link, &i); i < end; i++) {
-        const struct shard_link *carrier = job->body.shards[i].carrier;
+        const struct shard_link *carrier = job->shards.links[i]->carrier;
         if ((carrier == NULL || carrier == link) && cairn_pusher_waits(&job->pushing.pusher, i))
             return true;
     }
@@ -208,7 +220,7 @@ void cairn_pushes_lost(struct shard_link *link)
 {
     uint32_t i;
     for (const uint32_t end = owners_of(link, &i); i < end; i++)
-        lose_owner(&link->job->body.shards[i], link);
+        lose_owner(link->job->shards.links[i], link);
 }
 
 /* Who asked late hears of a version that is not the newest any more. */
@@ -289,6 +301,7 @@ bool cairn_pushes_run(struct command *command)
     const enum card_state state = state_of(command);
     if (state == CARD_WAITS) return false;
     if (state == CARD_FAILED) return end_push(command, CAIRN_ERR_IO, job->failure.why.text);
+    if (command->body == NULL) command->body = cairn_body_get(job->pushing.body);
     uint8_t *pushed = pushed_in(job, command->micro);
     if (pushed == NULL) return end_push(command, CAIRN_ERR_NO_MEMORY, NULL);
     pushed[command->tensor] = 1;

@@ -5,12 +5,15 @@
 #include "proto/link/pusher.h"
 #include "proto/wire/messages.h"
 
+struct body;
 struct command;
 struct job;
 struct shard_link;
 
 struct pushing {
     struct cairn_pusher pusher;
+    struct body
+        *body; /* held: of the last round, that the pusher is made for; NULL: there was none */
     uint8_t **pushed;     /* owned: [micro_count][tensor_count] 1: pushed in that micro-batch */
     uint32_t micro_count; /* begun in this round */
 };
@@ -25,6 +28,7 @@ void cairn_pushes_on_opened(struct job *job, const Cairn__RoundOpened *opened);
 void cairn_pushes_on_result(struct job *job, const Cairn__RoundResult *result);
 /* Every parcel of the machine ends; it is dropped. */
 void cairn_pushes_drop(struct job *job, cairn_status status);
+void cairn_pushes_release(struct job *job); /* with the job, behind that */
 
 /* The connection that the owner's last GRANT came by. */
 struct shard_link *cairn_pushes_granter(struct shard_link *owner);

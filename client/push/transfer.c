@@ -6,6 +6,7 @@
 #include "client/device/card.h"
 #include "client/job.h"
 #include "client/op.h"
+#include "client/push/recut.h"
 #include "client/read/lent.h"
 
 #define COPIED_MAX ((size_t)8 << 20) /* bytes out of mapped memory, before others have their turn */
@@ -47,7 +48,7 @@ static bool awaits_grant(const struct shard_link *owner, const struct parcel *pa
 cairn_status cairn_transfer_send(struct cairn_chunk_request *request)
 {
     struct parcel *parcel = parcel_of(request);
-    struct shard_link *owner = &parcel->job->body.shards[parcel->shard];
+    struct shard_link *owner = parcel->job->shards.links[parcel->shard];
     if (awaits_grant(owner, parcel)) return CAIRN_ERR_NOT_READY; // the GRANT, or the tick
     struct shard_link *via = route(owner, parcel);
     // Before the shard's HELLO it is not known by which of its endpoints it will answer.
@@ -61,11 +62,11 @@ cairn_status cairn_transfer_send(struct cairn_chunk_request *request)
 }
 
 /* A fetch whose data this host has. */
-static bool copy_here(struct parcel *parcel, const struct piece *piece)
+static bool copy_here(struct parcel *parcel, struct body *body, const struct piece *piece)
 {
     if (parcel->kind != CAIRN_CHUNK_FETCH) return false;
     if (parcel->op->card != NULL && cairn_parcel_open(parcel) != CAIRN_OK) return false;
-    if (!cairn_mapped_read(parcel, piece)) return false;
+    if (!cairn_mapped_read(parcel, body, piece)) return false;
     pthread_mutex_lock(&parcel->job->session->lock);
     cairn_mapped_count(parcel->job, parcel->byte_count);
     pthread_mutex_unlock(&parcel->job->session->lock);
@@ -114,6 +115,9 @@ bool cairn_transfer_run(struct command *command)
     const enum card_state state = state_of(command);
     if (state != CARD_DONE) return state == CARD_FAILED;
     if (copy_on_card(command)) return true;
+    if (command->body == NULL)
+        command->body = cairn_body_get(
+            cairn_recut_body(job, command->op->kind, command->plane, command->version));
     cairn_status status = CAIRN_OK;
     size_t copied = 0;
     for (; status == CAIRN_OK && cairn_command_chunk(command, &shard, &chunk);
@@ -125,13 +129,12 @@ bool cairn_transfer_run(struct command *command)
         struct parcel *parcel = cairn_parcel_new(job, command, shard, chunk);
         if (parcel == NULL)
             status = CAIRN_ERR_NO_MEMORY;
-        else if (copy_here(parcel, &command->piece))
+        else if (copy_here(parcel, command->body, &command->piece))
             copied += parcel->byte_count;
         else
-            cairn_asker_ask(&job->body.shards[shard].asker, &parcel->request);
+            cairn_asker_ask(&job->shards.links[shard]->asker, &parcel->request);
     }
-    for (uint32_t i = 0; i < job->body.shard_count; i++)
-        cairn_asker_pump(&job->body.shards[i].asker);
+    for (uint32_t i = 0; i < job->shards.count; i++) cairn_asker_pump(&job->shards.links[i]->asker);
     cairn_op_let_go(command->op, status, NULL);
     return true;
 }
@@ -143,7 +146,7 @@ static struct parcel *parcel_answered(struct shard_link *link, const struct cair
     if (parcel == NULL || parcel->shard != link->index ||
         !cairn_asker_answered(&link->asker, &parcel->request, h->request))
         return NULL;
-    link->job->body.shards[parcel->via].asked--;
+    link->job->shards.links[parcel->via]->asked--;
     return parcel;
 }
 
@@ -162,7 +165,8 @@ static bool ask_owner(struct shard_link *owner, struct parcel *parcel, uint64_t 
 static void refused(struct shard_link *owner, struct parcel *parcel, uint64_t status)
 {
     if (ask_owner(owner, parcel, status) ||
-        cairn_asker_again(&owner->asker, &parcel->request, status))
+        cairn_asker_again(&owner->asker, &parcel->request, status) ||
+        cairn_recut_refused(parcel, status))
         return;
     const bool is_known = status <= CAIRN_ERR_INTERNAL && cairn_status_known((int)status) &&
                           status != CAIRN_OK;
@@ -185,8 +189,8 @@ void cairn_transfer_on_answer(struct shard_link *link, const struct cairn_chunk_
 static void on_received(void *arg, cairn_status status)
 {
     struct parcel *parcel = arg;
-    struct shard_link *link = &parcel->job->body.shards[parcel->shard];
-    const bool lost = parcel->job->body.shards[parcel->via].conn.lost;
+    struct shard_link *link = parcel->job->shards.links[parcel->shard];
+    const bool lost = parcel->job->shards.links[parcel->via]->conn.lost;
     const bool whole = status == CAIRN_OK && parcel->came == parcel->checksum;
     if (parcel->answered) {
         // all of the job has failed
@@ -239,18 +243,18 @@ void cairn_transfer_lost(struct shard_link *link)
     for (uint32_t i = 0; i < job->parcels.count; i++) {
         struct parcel *parcel = job->parcels.all[i];
         if (parcel->via == link->index)
-            cairn_asker_lost(&job->body.shards[parcel->shard].asker, &parcel->request);
+            cairn_asker_lost(&job->shards.links[parcel->shard]->asker, &parcel->request);
     }
     link->asked = 0;
 }
 
 void cairn_transfer_fail_all(struct job *job, cairn_status status)
 {
-    for (uint32_t i = 0; i < job->body.shard_count; i++) job->body.shards[i].asked = 0;
+    for (uint32_t i = 0; i < job->shards.count; i++) job->shards.links[i]->asked = 0;
     for (uint32_t i = 0; i < job->parcels.count; i++) {
         struct parcel *parcel = job->parcels.all[i];
         if (parcel->op == NULL || parcel->kind == CAIRN_CHUNK_PUSH) continue;
-        cairn_asker_drop(&job->body.shards[parcel->shard].asker, &parcel->request);
+        cairn_asker_drop(&job->shards.links[parcel->shard]->asker, &parcel->request);
         cairn_parcel_end(parcel, status);
     }
 }

@@ -16,7 +16,8 @@ struct source {
 };
 
 struct lent {
-    struct job *job; /* borrowed */
+    struct job *job;   /* borrowed */
+    struct body *body; /* borrowed; that serves the version, while it is opened */
     struct cairn_version version;
     enum cairn_published_side side;
     struct source *sources; /* owned: [shard_count]; copy NULL: nothing is of that shard */
@@ -60,7 +61,7 @@ static struct published *copy_of(struct lent *lent, uint32_t shard)
 {
     struct source *source = &lent->sources[shard];
     if (source->copy == NULL) {
-        source->copy = cairn_mapped_find(&lent->job->body.shards[shard], lent->version, lent->side,
+        source->copy = cairn_mapped_find(lent->job, lent->body, shard, lent->version, lent->side,
                                          &source->sequence);
         if (source->copy != NULL) source->copy->uses++;
     }
@@ -73,12 +74,12 @@ static struct published *locate(struct lent *lent, const struct cairn_extent *ex
 {
     struct published *copy = copy_of(lent, extent->shard);
     if (copy == NULL) return NULL;
-    const struct shard_link *link = &lent->job->body.shards[extent->shard];
-    const struct cairn_geometry *g = &lent->job->body.layout->geometry[extent->tensor];
+    const struct body_part *part = &lent->body->parts[extent->shard];
+    const struct cairn_geometry *g = &lent->body->layout->geometry[extent->tensor];
     const struct cairn_local_extent *local = cairn_shard_map_find(
-        &link->map, extent->tensor, cairn_quantum_first_leaf(g, extent->first_quantum));
+        &part->map, extent->tensor, cairn_quantum_first_leaf(g, extent->first_quantum));
     assert(local != NULL); // map and extents are of one layout
-    *at_out = link->published_at[local - link->map.extents];
+    *at_out = part->published_at[local - part->map.extents];
     *local_out = local;
     return copy;
 }
@@ -122,7 +123,7 @@ static bool lend(struct lent *lent, size_t i, uint32_t tensor)
 {
     static const uint8_t nothing[1] __attribute__((aligned(64)));
     size_t extent_count;
-    const struct cairn_extent *extents = cairn_layout_tensor_extents(lent->job->body.layout, tensor,
+    const struct cairn_extent *extents = cairn_layout_tensor_extents(lent->body->layout, tensor,
                                                                      &extent_count);
     const size_t elem_bytes = cairn_dtype_bytes((int)lent->job->spec.tensors[tensor].wire);
     if (extent_count == 0) { // of no elements
@@ -143,17 +144,19 @@ static bool lend(struct lent *lent, size_t i, uint32_t tensor)
 struct lent *cairn_lent_open(struct job *job, struct cairn_version version,
                              enum cairn_published_side side, const uint32_t *tensors, size_t count)
 {
-    if (job->session->published == NULL || job->body.layout == NULL) return NULL;
+    if (job->session->published == NULL || job->bodies == NULL) return NULL;
     struct lent *lent = calloc(1, sizeof *lent);
     if (lent == NULL) return NULL;
     lent->job = job;
     lent->version = version;
     lent->side = side;
-    lent->sources = calloc(job->body.shard_count, sizeof *lent->sources);
+    lent->body = cairn_body_of_version(job, version);
+    const uint32_t shard_count = lent->body->layout->shard_count;
+    lent->sources = calloc(shard_count, sizeof *lent->sources);
     lent->at = calloc(count + 1, sizeof *lent->at);
     lent->stitches = calloc(count + 1, sizeof(struct stitch *));
     bool all = lent->sources != NULL && lent->at != NULL && lent->stitches != NULL;
-    if (all) lent->shard_count = job->body.shard_count;
+    if (all) lent->shard_count = shard_count;
     if (all) lent->count = count;
     for (size_t i = 0; all && i < count; i++) all = lend(lent, i, tensors[i]);
     if (all && cairn_lent_whole(lent)) return lent;
@@ -188,11 +191,13 @@ bool cairn_lent_copy(struct job *job, struct cairn_version version, uint32_t ten
     if (!cairn_lent_has_card(job, card)) return false;
     pthread_mutex_lock(&s->lock);
     struct lent *lent = cairn_lent_open(job, version, CAIRN_PUBLISHED_DEVICE, NULL, 0);
-    const struct cairn_extent *extents = cairn_layout_tensor_extents(job->body.layout, tensor,
-                                                                     &count);
-    if (lent != NULL && count > 0)
-        runs = find_runs(lent, extents, count,
-                         cairn_dtype_bytes((int)job->spec.tensors[tensor].wire));
+    if (lent != NULL) {
+        const struct cairn_extent *extents = cairn_layout_tensor_extents(lent->body->layout, tensor,
+                                                                         &count);
+        if (count > 0)
+            runs = find_runs(lent, extents, count,
+                             cairn_dtype_bytes((int)job->spec.tensors[tensor].wire));
+    }
     pthread_mutex_unlock(&s->lock);
     bool whole = runs != NULL && copy_runs(runs, count, card, to);
     pthread_mutex_lock(&s->lock);

@@ -223,56 +223,65 @@ static bool is_on_card(struct published *copy)
     return !copy->gone;
 }
 
-/* It is of this shard's part of the job, and all that it has to be. */
-static bool is_of(const struct published *copy, const struct shard_link *link)
+/* A shard's part of a job, by one of its layouts. */
+struct part_of {
+    const struct job *job;
+    const struct body *body;
+    uint32_t shard;
+    uint64_t bytes; /* of a copy of it */
+};
+
+/* It is a copy of that part, and all that it has to be. */
+static bool is_of(const struct published *copy, const struct part_of *part)
 {
-    const struct job *job = link->job;
+    const struct job *job = part->job;
     const struct cairn_published_note *note = &copy->note;
     uint64_t layout_hash;
-    memcpy(&layout_hash, job->body.layout->hash, sizeof layout_hash);
-    if (note->job != job->attachment.job || note->shard != link->index ||
+    memcpy(&layout_hash, part->body->layout->hash, sizeof layout_hash);
+    if (note->job != job->attachment.job || note->shard != part->shard ||
         note->layout_hash != layout_hash ||
-        note->segment_count != cairn_published_segments(link->published_bytes) ||
-        copy->head == NULL)
+        note->segment_count != cairn_published_segments(part->bytes) || copy->head == NULL)
         return false;
     const struct cairn_published_head *head = copy->head;
     return head->magic == CAIRN_PUBLISHED_MAGIC && head->job == job->attachment.job &&
-           head->shard == link->index && head->layout_hash == layout_hash &&
-           head->bytes == link->published_bytes;
+           head->shard == part->shard && head->layout_hash == layout_hash &&
+           head->bytes == part->bytes;
 }
 
 /* It is all here, on that side. */
-static bool has_side(struct published *copy, const struct shard_link *link,
+static bool has_side(struct published *copy, const struct part_of *part,
                      enum cairn_published_side side)
 {
-    if (copy->gone || !is_of(copy, link)) return false;
-    copy->bytes = (size_t)link->published_bytes;
+    if (copy->gone || !is_of(copy, part)) return false;
+    copy->bytes = (size_t)part->bytes;
     return side == CAIRN_PUBLISHED_HOST ? make_whole(copy) : is_on_card(copy);
 }
 
 /* Where the shard's extents stand in its copies; made when they are first used. */
-static bool know_places(struct shard_link *link)
+static bool know_places(const struct job *job, struct body_part *part)
 {
-    if (link->published_at != NULL) return true;
-    link->published_at = malloc((link->map.extent_count + 1) * sizeof *link->published_at);
-    if (link->published_at == NULL) return false;
+    if (part->published_at != NULL) return true;
+    part->published_at = malloc((part->map.extent_count + 1) * sizeof *part->published_at);
+    if (part->published_at == NULL) return false;
     uint64_t end = 0;
-    for (size_t i = 0; i < link->map.extent_count; i++) {
-        const cairn_dtype wire = link->job->spec.tensors[link->map.extents[i].tensor].wire;
-        link->published_at[i] = cairn_published_place(&link->map, i, cairn_dtype_bytes((int)wire),
+    for (size_t i = 0; i < part->map.extent_count; i++) {
+        const cairn_dtype wire = job->spec.tensors[part->map.extents[i].tensor].wire;
+        part->published_at[i] = cairn_published_place(&part->map, i, cairn_dtype_bytes((int)wire),
                                                       &end);
     }
-    link->published_bytes = end;
+    part->published_bytes = end;
     return true;
 }
 
-struct published *cairn_mapped_find(struct shard_link *link, struct cairn_version version,
-                                    enum cairn_published_side side, uint64_t *sequence_out)
+struct published *cairn_mapped_find(struct job *job, struct body *body, uint32_t shard,
+                                    struct cairn_version version, enum cairn_published_side side,
+                                    uint64_t *sequence_out)
 {
-    struct published *copy = link->job->session->published;
-    if (copy == NULL || !know_places(link)) return NULL;
+    struct published *copy = job->session->published;
+    if (copy == NULL || !know_places(job, &body->parts[shard])) return NULL;
+    const struct part_of part = { job, body, shard, body->parts[shard].published_bytes };
     while (copy != NULL &&
-           !(has_side(copy, link, side) &&
+           !(has_side(copy, &part, side) &&
              cairn_published_read_begin(copy->head, copy->note.copy, version, side, sequence_out)))
         copy = copy->next;
     return copy;
@@ -302,23 +311,24 @@ static void copy_box(const struct parcel *parcel, const struct piece *piece, con
     assert(to == parcel->bytes + parcel->byte_count);
 }
 
-bool cairn_mapped_read(struct parcel *parcel, const struct piece *piece)
+bool cairn_mapped_read(struct parcel *parcel, struct body *body, const struct piece *piece)
 {
-    struct shard_link *link = &parcel->job->body.shards[parcel->shard];
+    struct job *job = parcel->job;
+    const struct body_part *part = &body->parts[parcel->shard];
     uint64_t sequence;
     if (parcel->plane != CAIRN_PLANE_WIRE || parcel->bytes == NULL) return false;
-    pthread_mutex_lock(&parcel->job->session->lock);
-    const struct published *copy = cairn_mapped_find(link, parcel->version, CAIRN_PUBLISHED_HOST,
-                                                     &sequence);
-    pthread_mutex_unlock(&parcel->job->session->lock); // this thread alone would take it away
+    pthread_mutex_lock(&job->session->lock);
+    const struct published *copy = cairn_mapped_find(job, body, parcel->shard, parcel->version,
+                                                     CAIRN_PUBLISHED_HOST, &sequence);
+    pthread_mutex_unlock(&job->session->lock); // this thread alone would take it away
     if (copy == NULL) return false;
-    const struct cairn_local_extent *extent = cairn_shard_map_find(&link->map, parcel->place.tensor,
+    const struct cairn_local_extent *extent = cairn_shard_map_find(&part->map, parcel->place.tensor,
                                                                    parcel->place.first_leaf);
     assert(extent != NULL); // the parcel is of this map
     const size_t elem_bytes = cairn_dtype_bytes(parcel->dtype);
-    const uint8_t *chunk = copy->base + link->published_at[extent - link->map.extents] +
+    const uint8_t *chunk = copy->base + part->published_at[extent - part->map.extents] +
                            (parcel->place.first_elem - extent->first_elem) * elem_bytes;
-    if (piece->whole && link->published_bytes >= FAR_COPY_BYTES &&
+    if (piece->whole && part->published_bytes >= FAR_COPY_BYTES &&
         parcel->byte_count >= FAR_PARCEL_BYTES)
         cairn_far_copy(parcel->bytes, chunk, parcel->byte_count);
     else if (piece->whole)

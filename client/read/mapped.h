@@ -7,11 +7,11 @@
 #include "client/base/piece.h"
 #include "proto/geometry/published.h"
 
+struct body;
 struct cairn_fabric_mapping;
 struct job;
 struct parcel;
 struct session;
-struct shard_link;
 
 /* A head or a segment of a copy. */
 struct shown {
@@ -55,13 +55,14 @@ void cairn_mapped_sweep(struct session *s);
 void cairn_mapped_release(struct session *s);
 /* Any thread, under the lock: a use of the copy ends. */
 void cairn_mapped_unuse(struct published *copy);
-/* Any thread, under the lock: the shard's copy that has the version now on that side, and its sequence; NULL:
- * none. The places of the link are known then. */
-struct published *cairn_mapped_find(struct shard_link *link, struct cairn_version version,
-                                    enum cairn_published_side side, uint64_t *sequence_out);
-/* Copies what a fetch wants of a chunk, if memory that is mapped here has it. False: it has to be asked
- * for. */
-bool cairn_mapped_read(struct parcel *parcel, const struct piece *piece);
+/* Any thread, under the lock: the copy of the shard's part of that body that has the version now on that
+ * side, and its sequence; NULL: none. The places of the part are known then. */
+struct published *cairn_mapped_find(struct job *job, struct body *body, uint32_t shard,
+                                    struct cairn_version version, enum cairn_published_side side,
+                                    uint64_t *sequence_out);
+/* Copies what a fetch wants of a chunk of that body, if memory that is mapped here has it. False: it has to
+ * be asked for. */
+bool cairn_mapped_read(struct parcel *parcel, struct body *body, const struct piece *piece);
 /* Any thread, under the lock: so much of published memory was read here, or lent. Told to the coordinator
  * with the heartbeats. */
 void cairn_mapped_count(struct job *job, uint64_t bytes);

@@ -114,7 +114,9 @@ static bool is_of(const struct stitch *stitch, uint32_t tensor, const struct sti
 {
     if (stitch->tensor != tensor || stitch->run_count != count) return false;
     for (size_t i = 0; i < count; i++)
-        if (stitch->runs[i].copy != runs[i].copy) return false;
+        if (stitch->runs[i].copy != runs[i].copy || stitch->runs[i].at != runs[i].at ||
+            stitch->runs[i].from != runs[i].from || stitch->runs[i].end != runs[i].end)
+            return false;
     return true;
 }
 

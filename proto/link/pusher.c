@@ -164,6 +164,12 @@ void cairn_pusher_resolved(struct cairn_pusher *pusher)
 
 /* ---- the shards ---- */
 
+/* Others come and go: what they say is not for this machine. */
+static bool is_its(const struct cairn_pusher *pusher, uint32_t shard)
+{
+    return pusher->push != NULL && shard < pusher->config.shard_count;
+}
+
 bool cairn_grant_is_newer(const struct cairn_chunk_header *last,
                           const struct cairn_chunk_header *grant)
 {
@@ -174,7 +180,7 @@ bool cairn_grant_is_newer(const struct cairn_chunk_header *last,
 void cairn_pusher_on_grant(struct cairn_pusher *pusher, uint32_t shard,
                            const struct cairn_chunk_header *grant, uint64_t way)
 {
-    if (pusher->push == NULL || grant->kind == 0 || grant->round != pusher->round) return;
+    if (!is_its(pusher, shard) || grant->kind == 0 || grant->round != pusher->round) return;
     const bool is_window = grant->value >= 1 && grant->value <= WINDOW_MAX;
     cairn_push_on_grant(pusher->push, shard, grant->request, is_window ? (uint32_t)grant->value : 1,
                         &pusher->actions);
@@ -184,7 +190,7 @@ void cairn_pusher_on_grant(struct cairn_pusher *pusher, uint32_t shard,
 
 void cairn_pusher_on_hello(struct cairn_pusher *pusher, uint32_t shard, uint64_t way)
 {
-    if (pusher->push == NULL) return;
+    if (!is_its(pusher, shard)) return;
     cairn_push_on_hello(pusher->push, shard, way, &pusher->actions);
     act(pusher);
 }
@@ -192,7 +198,7 @@ void cairn_pusher_on_hello(struct cairn_pusher *pusher, uint32_t shard, uint64_t
 void cairn_pusher_on_answer(struct cairn_pusher *pusher, uint32_t shard,
                             const struct cairn_chunk_header *header)
 {
-    if (pusher->push == NULL || header->round != pusher->round) return;
+    if (!is_its(pusher, shard) || header->round != pusher->round) return;
     if (header->kind == CAIRN_CHUNK_MICRO_ACK)
         cairn_push_on_micro_ack(pusher->push, shard, header->micro, &pusher->actions);
     else if (header->kind == CAIRN_CHUNK_ACK)
@@ -207,12 +213,12 @@ void cairn_pusher_on_answer(struct cairn_pusher *pusher, uint32_t shard,
 
 void cairn_pusher_on_lost(struct cairn_pusher *pusher, uint32_t shard)
 {
-    if (pusher->push == NULL) return;
+    if (!is_its(pusher, shard)) return;
     cairn_push_on_lost(pusher->push, shard, &pusher->actions);
     act(pusher);
 }
 
 bool cairn_pusher_waits(const struct cairn_pusher *pusher, uint32_t shard)
 {
-    return pusher->push != NULL && cairn_push_waits(pusher->push, shard);
+    return is_its(pusher, shard) && cairn_push_waits(pusher->push, shard);
 }

@@ -57,7 +57,7 @@ CAIRN_MUST_CHECK cairn_status cairn_pusher_micro_end(struct cairn_pusher *pusher
 CAIRN_MUST_CHECK cairn_status cairn_pusher_commit(struct cairn_pusher *pusher, uint64_t weight);
 void cairn_pusher_resolved(struct cairn_pusher *pusher);
 
-/* ---- the shards. Without a round, or of another round, nothing happens ---- */
+/* ---- the shards. Without a round, or of another round or shard, nothing happens ---- */
 /* Rounds grow, and so do the numbers of a shard's ways: one that was overtaken is no newer than `last` (of
  * kind 0: none). Ways of several shards cannot be compared, but a round has one carrier. */
 bool cairn_grant_is_newer(const struct cairn_chunk_header *last,

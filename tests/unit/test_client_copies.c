@@ -25,7 +25,7 @@ static unsigned shown;
 static struct session session;
 static struct job job;
 static struct cairn_tensor_spec tensor;
-static struct shard_link links[SHARDS];
+static struct body *body;
 
 /* What shards publish. */
 static struct cairn_arena heads[SHARDS], wires[SHARDS];
@@ -55,10 +55,11 @@ static void open_all(uint32_t shard_count)
                                                 .shard_count = shard_count };
     const struct cairn_fabric_options options = { .on_mapping = on_mapping,
                                                   .on_mapping_gone = on_gone };
+    const struct cairn_version none = { 0, 0 };
+    struct cairn_layout *layout;
     shown = 0;
     memset(&session, 0, sizeof session);
     memset(&job, 0, sizeof job);
-    memset(links, 0, sizeof links);
     pthread_mutex_init(&session.lock, NULL);
     session.jobs = &job;
     tensor = (struct cairn_tensor_spec) { .shape = shape, .wire = CAIRN_F32 };
@@ -66,12 +67,10 @@ static void open_all(uint32_t shard_count)
     job.spec.tensors = &tensor;
     job.spec.tensor_count = 1;
     job.attachment.job = JOB;
-    job.body = (struct job_body) { .shards = links, .shard_count = shard_count };
-    ck_assert_int_eq(cairn_plan_make(&request, &job.body.layout, NULL), CAIRN_OK);
-    for (uint32_t i = 0; i < shard_count; i++) {
-        links[i] = (struct shard_link) { .job = &job, .index = i };
-        ck_assert_int_eq(cairn_shard_map_init(&links[i].map, job.body.layout, i, 4), CAIRN_OK);
-    }
+    job.spec.chunk_leaves = 4;
+    ck_assert_int_eq(cairn_plan_make(&request, &layout, NULL), CAIRN_OK);
+    ck_assert_int_eq(cairn_body_open(&job.spec, layout, none, &body), CAIRN_OK);
+    cairn_bodies_add(&job, body);
     node_open(&daemon_node, "mapped", NULL);
     node_open(&worker, "mapped", &options);
     to_worker = node_connect_to(&daemon_node, &worker);
@@ -83,23 +82,21 @@ static void close_all(void)
     cairn_mapped_release(&session);
     node_close(&worker);
     node_close(&daemon_node);
-    for (uint32_t i = 0; i < job.body.shard_count; i++) {
+    for (uint32_t i = 0; i < body->layout->shard_count; i++) {
         cairn_arena_unshare(&heads[i], true);
         cairn_arena_unshare(&wires[i], true);
         cairn_arena_close(&heads[i]);
         cairn_arena_close(&wires[i]);
-        cairn_shard_map_release(&links[i].map);
-        free(links[i].published_at);
     }
-    cairn_layout_close(job.body.layout);
+    cairn_bodies_release(&job);
     pthread_mutex_destroy(&session.lock);
 }
 
 static uint64_t published_bytes(uint32_t shard)
 {
     uint64_t end = 0;
-    for (size_t i = 0; i < links[shard].map.extent_count; i++)
-        (void)cairn_published_place(&links[shard].map, i, sizeof(float), &end);
+    for (size_t i = 0; i < body->parts[shard].map.extent_count; i++)
+        (void)cairn_published_place(&body->parts[shard].map, i, sizeof(float), &end);
     return end;
 }
 
@@ -111,7 +108,7 @@ static struct cairn_published_note note_of(uint32_t shard, uint32_t copy)
                                          .incarnation = 99,
                                          .side = CAIRN_PUBLISHED_HOST,
                                          .copy = copy };
-    memcpy(&note.layout_hash, job.body.layout->hash, sizeof note.layout_hash);
+    memcpy(&note.layout_hash, body->layout->hash, sizeof note.layout_hash);
     note.segment_count = (uint32_t)cairn_published_segments(published_bytes(shard));
     return note;
 }
@@ -147,9 +144,9 @@ static void write_version(uint32_t shard)
 {
     uint64_t end = 0;
     cairn_published_write_begin(head_of(shard));
-    for (size_t i = 0; i < links[shard].map.extent_count; i++)
-        write_some(shard, &links[shard].map.extents[i],
-                   cairn_published_place(&links[shard].map, i, sizeof(float), &end));
+    for (size_t i = 0; i < body->parts[shard].map.extent_count; i++)
+        write_some(shard, &body->parts[shard].map.extents[i],
+                   cairn_published_place(&body->parts[shard].map, i, sizeof(float), &end));
     cairn_published_write_end(head_of(shard), version, CAIRN_PUBLISHED_HOST);
 }
 
@@ -161,7 +158,7 @@ static void open_copy(uint32_t shard)
     ck_assert_int_eq(
         cairn_arena_open_shared(host, "wire", published_bytes(shard), &wires[shard], &why),
         CAIRN_OK);
-    cairn_published_head_init(head_of(shard), &links[shard].map, JOB, published_bytes(shard));
+    cairn_published_head_init(head_of(shard), &body->parts[shard].map, JOB, published_bytes(shard));
     cairn_published_set_copy(head_of(shard), 1);
     write_version(shard);
     struct cairn_published_note note = note_of(shard, 1);
@@ -190,11 +187,11 @@ static void give_back(struct lent *lent)
 static void check_bytes(const uint8_t *tensor_bytes)
 {
     size_t wrong = 0, seen = 0;
-    for (uint32_t s = 0; s < job.body.shard_count; s++) {
+    for (uint32_t s = 0; s < body->layout->shard_count; s++) {
         uint64_t end = 0;
-        for (size_t e = 0; e < links[s].map.extent_count; e++) {
-            const struct cairn_local_extent *extent = &links[s].map.extents[e];
-            const uint64_t at = cairn_published_place(&links[s].map, e, sizeof(float), &end);
+        for (size_t e = 0; e < body->parts[s].map.extent_count; e++) {
+            const struct cairn_local_extent *extent = &body->parts[s].map.extents[e];
+            const uint64_t at = cairn_published_place(&body->parts[s].map, e, sizeof(float), &end);
             const uint64_t from = extent->first_elem * sizeof(float);
             for (uint64_t cut = CAIRN_SEGMENT_BYTES; cut < end; cut += CAIRN_SEGMENT_BYTES) {
                 if (cut < at + 4096) continue;
@@ -282,7 +279,7 @@ static void show_region(const struct cairn_published_note *note, uint64_t bytes,
     void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (is_head) {
         struct cairn_published_head *head = base;
-        cairn_published_head_init(head, &links[0].map, JOB, published_bytes(0));
+        cairn_published_head_init(head, &body->parts[0].map, JOB, published_bytes(0));
         cairn_published_set_copy(head, note->copy);
         cairn_published_write_end(head, version, CAIRN_PUBLISHED_HOST);
     }

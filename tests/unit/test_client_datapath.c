@@ -11,7 +11,7 @@ enum { STEP_MS = 50, BEGIN_MS = 1000 };
 
 static struct session session;
 static struct job job;
-static struct shard_link shard;
+static struct shard_link shard, *links[] = { &shard };
 
 static void on_nothing(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
                        struct cairn_fabric_message *message)
@@ -83,8 +83,8 @@ static void be_attached(void)
     static const struct cairn_chunk_link_hands hands = { .waits = waits };
     shard.conn.hands = &hands;
     snprintf(shard.name, sizeof shard.name, "s0");
-    job.body.shards = &shard;
-    job.body.shard_count = 1;
+    job.shards.links = links;
+    job.shards.count = 1;
     job.attachment.state = JOB_ATTACHED;
     awaited = true;
     cairn_datapath_heard(&shard);

@@ -1,0 +1,55 @@
+/* A body: what a layout brings, and who serves what by it. While a job is re-sharded it has several, newest
+ * first. Each serves the versions from its `since` up to the next one's: who published a version serves it,
+ * whoever owns what it has by now. What is pushed and written, and the state itself, go by the newest.
+ *
+ * Any thread reads the list and what is in it under the lock; it is changed by the loop thread, under the
+ * lock. */
+#ifndef CAIRN_CLIENT_BODY_H
+#define CAIRN_CLIENT_BODY_H
+
+#include <cairn.h>
+
+#include "proto/geometry/layout.h"
+
+struct cairn_job_spec_data;
+struct job;
+
+/* What one shard has of a body. */
+struct body_part {
+    struct cairn_shard_map map;
+    /* lock; owned: [map.extent_count], where each extent lies in a published copy; NULL: not known yet */
+    uint64_t *published_at;
+    uint64_t published_bytes; /* lock; of a copy, once published_at is there */
+    bool absent;              /* a hole: it owns nothing, and takes no part in rounds */
+};
+
+struct body {
+    struct body *older; /* of the job's list */
+    uint32_t refs;      /* loop thread: of the list, of commands and of the open round */
+    struct cairn_version since;
+    struct cairn_layout *layout; /* owned */
+    struct body_part parts[];    /* [layout->shard_count] */
+};
+
+/* Takes `layout` on success. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_body_open(const struct cairn_job_spec_data *spec, struct cairn_layout *layout,
+                             struct cairn_version since, struct body **out) CAIRN_MUST_CHECK;
+/* Loop thread. */
+struct body *cairn_body_get(struct body *body);
+void cairn_body_put(struct body *body); /* NULL is fine */
+
+/* Loop thread, not under the lock: it becomes the job's newest, with its reference. */
+void cairn_bodies_add(struct job *job, struct body *body);
+/* Likewise: the body serves from this version on. */
+void cairn_bodies_serve_since(struct job *job, struct body *body, struct cairn_version since);
+/* Likewise: those go by which nothing is fetched any more. True: any did. */
+bool cairn_bodies_trim(struct job *job);
+void cairn_bodies_release(struct job *job); /* likewise: all of them */
+/* By which a version that was published is fetched: the newest one that serves it. There is one. */
+struct body *cairn_body_of_version(const struct job *job, struct cairn_version version);
+/* NULL: the job has none of that number. */
+struct body *cairn_body_of_layout(const struct job *job, uint64_t layout);
+/* The shard owns something in a body of the job, or takes part in its rounds. */
+bool cairn_bodies_need(const struct job *job, uint32_t shard);
+
+#endif

@@ -1,0 +1,270 @@
+#include "client/loop/layouts.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/job.h"
+#include "client/loop/link.h"
+#include "client/push/fail.h"
+#include "client/push/recut.h"
+
+static cairn_status decode(struct job *job, const struct cairn_paged *pages,
+                           struct cairn_layout **layout_out)
+{
+    const size_t count = job->spec.tensor_count;
+    struct cairn_layout_tensor *tensors = calloc(count + 1, sizeof *tensors);
+    if (tensors == NULL) return CAIRN_ERR_NO_MEMORY;
+    for (size_t i = 0; i < count; i++) {
+        tensors[i] = (struct cairn_layout_tensor) { .name = job->spec.tensors[i].name,
+                                                    .unit = job->spec.tensors[i].unit,
+                                                    .shape = job->spec.tensors[i].shape,
+                                                    .elem_bytes = 1 };
+    }
+    cairn_status status = cairn_layout_decode(pages->bytes, pages->have_bytes, tensors,
+                                              (uint32_t)count, layout_out);
+    free(tensors);
+    if (status != CAIRN_OK || (*layout_out)->shard_count <= CAIRN_CLIENT_SHARDS_MAX) return status;
+    cairn_layout_close(*layout_out);
+    return CAIRN_ERR_PROTOCOL;
+}
+
+/* ---- where shards are ---- */
+
+static cairn_status set_address(struct shard_link *link, const Cairn__ShardInfo *info)
+{
+    uint8_t *address = malloc(info->fabric_address.len + 1);
+    if (address == NULL) return CAIRN_ERR_NO_MEMORY;
+    if (info->fabric_address.len > 0)
+        memcpy(address, info->fabric_address.data, info->fabric_address.len);
+    const bool same = info->fabric_address.len == link->address_bytes && link->address != NULL &&
+                      memcmp(address, link->address, link->address_bytes) == 0;
+    free(link->address);
+    link->address = address;
+    link->address_bytes = info->fabric_address.len;
+    snprintf(link->name, sizeof link->name, "%s", info->name);
+    if (!same) cairn_chunk_link_restart(&link->conn);
+    return CAIRN_OK;
+}
+
+/* Of a shard that joins, this may be the first word. */
+static cairn_status set_addresses(struct job *job, Cairn__ShardInfo *const *infos,
+                                  size_t info_count)
+{
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; status == CAIRN_OK && i < info_count; i++) {
+        if (infos[i]->index >= CAIRN_CLIENT_SHARDS_MAX) return CAIRN_ERR_PROTOCOL;
+        status = cairn_links_add(job, infos[i]->index + 1);
+        if (status == CAIRN_OK) status = set_address(job->shards.links[infos[i]->index], infos[i]);
+    }
+    return status;
+}
+
+static bool is_named(uint32_t shard, Cairn__ShardInfo *const *infos, size_t info_count)
+{
+    size_t i = 0;
+    while (i < info_count && (infos[i]->index != shard || infos[i]->name[0] == '\0')) i++;
+    return i < info_count;
+}
+
+/* A shard that owns nothing joins, or has left: then it is not named. */
+static void note_holes(struct body *body, Cairn__ShardInfo *const *infos, size_t info_count)
+{
+    for (uint32_t i = 0; i < body->layout->shard_count; i++)
+        body->parts[i].absent = body->parts[i].map.extent_count == 0 &&
+                                !is_named(i, infos, info_count);
+}
+
+/* Of shards that left the job: where nobody needs them, or they are away for good, nothing is asked any
+ * more. */
+static void let_go_of_holes(struct job *job)
+{
+    const struct body *newest = job->bodies;
+    for (uint32_t i = 0; newest != NULL && i < newest->layout->shard_count; i++) {
+        struct shard_link *link = job->shards.links[i];
+        if (!newest->parts[i].absent) continue;
+        if (link->address_bytes > 0 && !cairn_bodies_need(job, i)) {
+            link->address_bytes = 0;
+            cairn_chunk_link_close(&link->conn);
+        }
+        if (link->address_bytes == 0) cairn_recut_gone(link);
+    }
+}
+
+void cairn_layouts_apply(struct job *job)
+{
+    const uint64_t now_ms = cairn_client_now_ms();
+    // Not with the next tick: the first words to new shards would wait for that.
+    for (uint32_t i = 0; i < job->shards.count; i++) cairn_link_tick(job->shards.links[i], now_ms);
+    cairn_recut_all(job);
+    let_go_of_holes(job);
+}
+
+void cairn_layouts_on_shards(struct job *job, const Cairn__ShardsChanged *message)
+{
+    cairn_status status = set_addresses(job, message->shards, message->n_shards);
+    if (status == CAIRN_OK)
+        let_go_of_holes(job);
+    else
+        cairn_job_fail(job, status, "the coordinator named a shard out of range");
+}
+
+/* ---- layouts ---- */
+
+/* Takes `layout` in any case; *body_out is the job's newest. */
+static cairn_status add_body(struct job *job, struct cairn_layout *layout,
+                             struct cairn_version since, struct body **body_out)
+{
+    cairn_status status = cairn_links_add(job, layout->shard_count);
+    if (status == CAIRN_OK) status = cairn_body_open(&job->spec, layout, since, body_out);
+    if (status != CAIRN_OK)
+        cairn_layout_close(layout);
+    else
+        cairn_bodies_add(job, *body_out);
+    return status;
+}
+
+static bool is_layout(const struct body *body, const struct cairn_layout *layout)
+{
+    return body != NULL && memcmp(body->layout->hash, layout->hash, sizeof layout->hash) == 0;
+}
+
+/* The first layout is taken; later one that is known, or a newer one, if what happened in between was no
+ * restore. */
+static cairn_status take_attached(struct job *job, struct cairn_layout *layout,
+                                  struct body **body_out, struct cairn_sentence *why)
+{
+    const Cairn__Attached *a = job->attachment.reply;
+    const struct cairn_version none = { 0, 0 }, now = { a->generation, a->step };
+    pthread_mutex_lock(&job->session->lock);
+    const uint64_t generation = job->known.newest.generation;
+    pthread_mutex_unlock(&job->session->lock);
+    struct body *known = cairn_body_of_layout(job, layout->version);
+    if (job->bodies == NULL) return add_body(job, layout, none, body_out);
+    if (is_layout(known, layout)) {
+        cairn_layout_close(layout);
+        *body_out = known;
+        return CAIRN_OK;
+    }
+    if (generation == now.generation && layout->version > job->bodies->layout->version)
+        return add_body(job, layout, now, body_out);
+    cairn_layout_close(layout);
+    cairn_sentence_set(why, "job %s was restored onto other shards; close it and open it again",
+                       job->name);
+    return CAIRN_ERR_ROLLED_BACK;
+}
+
+cairn_status cairn_layouts_attached(struct job *job, struct cairn_sentence *why)
+{
+    const Cairn__Attached *a = job->attachment.reply;
+    struct cairn_layout *layout;
+    struct body *body;
+    cairn_status status = decode(job, &job->attachment.layout_pages, &layout);
+    if (status == CAIRN_OK) status = take_attached(job, layout, &body, why);
+    if (status == CAIRN_OK) status = set_addresses(job, a->shards, a->n_shards);
+    if (status != CAIRN_OK) return status;
+    note_holes(body, a->shards, a->n_shards);
+    return CAIRN_OK;
+}
+
+/* ---- a change while the job goes on ---- */
+
+static cairn_status judge_changed(struct job *job, const struct cairn_layout *layout,
+                                  struct cairn_sentence *why)
+{
+    const Cairn__LayoutChanged *message = job->attachment.changed;
+    const struct body *known = cairn_body_of_layout(job, layout->version);
+    const struct body *newest = job->bodies;
+    if (layout->version != message->layout)
+        return cairn_fail(why, CAIRN_ERR_PROTOCOL,
+                          "the coordinator announced layout %" PRIu64 " and sent layout %" PRIu64,
+                          message->layout, layout->version);
+    if (known != NULL && !is_layout(known, layout))
+        return cairn_fail(why, CAIRN_ERR_PROTOCOL,
+                          "the coordinator sent another layout %" PRIu64 " than before",
+                          layout->version);
+    if (known == NULL && layout->version < newest->layout->version)
+        return cairn_fail(why, CAIRN_ERR_PROTOCOL,
+                          "the coordinator sent layout %" PRIu64 " after layout %" PRIu64,
+                          layout->version, newest->layout->version);
+    return CAIRN_OK;
+}
+
+/* Takes `layout` in any case. */
+static cairn_status take_changed(struct job *job, struct cairn_layout *layout,
+                                 struct cairn_sentence *why)
+{
+    const Cairn__LayoutChanged *message = job->attachment.changed;
+    const struct cairn_version since = { message->since_generation, message->since_step };
+    struct body *body = cairn_body_of_layout(job, layout->version);
+    cairn_status status = judge_changed(job, layout, why);
+    if (status != CAIRN_OK || body != NULL)
+        cairn_layout_close(layout);
+    else
+        status = add_body(job, layout, since, &body);
+    if (status == CAIRN_OK) status = set_addresses(job, message->shards, message->n_shards);
+    if (status != CAIRN_OK) return status;
+    note_holes(body, message->shards, message->n_shards);
+    cairn_bodies_serve_since(job, body, since);
+    return CAIRN_OK;
+}
+
+/* Grants of rounds that are over: who relayed then may not do so any more. */
+static void forget_grants(struct job *job)
+{
+    for (uint32_t i = 0; i < job->shards.count; i++) {
+        struct shard_link *owner = job->shards.links[i];
+        if (owner->grant.round > job->pushing.pusher.round) continue;
+        owner->grant = (struct cairn_chunk_header) { 0 };
+        owner->declined = false;
+    }
+}
+
+static void changed(struct job *job)
+{
+    struct cairn_sentence why;
+    struct cairn_layout *layout;
+    const struct cairn_paged *pages = &job->attachment.changed_pages;
+    cairn_sentence_set(
+        &why, "the coordinator sent a layout %" PRIu64 " of %zu bytes that is not one of this job",
+        job->attachment.changed->layout, (size_t)pages->have_bytes);
+    cairn_status status = decode(job, pages, &layout);
+    if (status == CAIRN_OK) status = take_changed(job, layout, &why);
+    cairn_attachment_drop_changed(&job->attachment);
+    if (status != CAIRN_OK) {
+        cairn_job_fail(job, status, why.text);
+        return;
+    }
+    forget_grants(job);
+    cairn_layouts_apply(job);
+    cairn_session_kick(job->session); // a stalled command may go on
+}
+
+void cairn_layouts_on_changed(struct job *job, Cairn__LayoutChanged *message)
+{
+    cairn_attachment_drop_changed(&job->attachment);
+    job->attachment.changed = message;
+    if (cairn_paged_init(&job->attachment.changed_pages, message->layout_bytes) != CAIRN_OK ||
+        message->layout_bytes == 0)
+        cairn_job_fail(job, CAIRN_ERR_PROTOCOL,
+                       "the coordinator announced a layout that is empty, or too large");
+}
+
+void cairn_layouts_on_page(struct job *job, const Cairn__Page *page)
+{
+    const cairn_status status = page->what == CAIRN_PAGE_LAYOUT
+                                    ? cairn_paged_add(&job->attachment.changed_pages, page)
+                                    : CAIRN_ERR_PROTOCOL;
+    if (status != CAIRN_OK)
+        cairn_job_fail(job, status, "the coordinator sent the pages of a layout out of order");
+    else if (cairn_paged_whole(&job->attachment.changed_pages))
+        changed(job);
+}
+
+void cairn_layouts_trim(struct job *job)
+{
+    if (!cairn_bodies_trim(job)) return;
+    cairn_recut_all(job);
+    let_go_of_holes(job);
+}
