@@ -93,8 +93,8 @@ static void fill_shards(struct job_view *view, const struct cairn_cluster_job *j
     s->n_bytes = view->bytes.count;
     s->pushed_bytes = all->pushed_shared + all->pushed_carried + all->put;
     s->fetched_bytes = all->fetched_shared + all->fetched_carried;
-    s->shards = job->layout->shard_count;
-    for (uint32_t i = 0; i < s->shards; i++) s->shards_told += job->shards[i].seat->has_stats;
+    s->shards = job->seat_count;
+    CAIRN_EACH_SHARD (job, i) s->shards_told += job->shards[i].seat->has_stats;
     cairn_cluster_memory_of(job, &view->memory);
     s->memory = view->memory.list;
     s->n_memory = view->memory.count;
@@ -257,7 +257,7 @@ static void on_job_spec(struct cairn_cluster_session *session, uint32_t request,
     Cairn__JobSpecTold told = CAIRN__JOB_SPEC_TOLD__INIT;
     told.spec_bytes = job->planned.spec->size;
     told.workers_max = (uint32_t)session->cluster->options->workers_max;
-    told.shards = job->layout->shard_count;
+    told.shards = job->seat_count;
     cairn_cluster_session_send(session, CAIRN_MSG_JOB_SPEC_TOLD, request, &told.base);
     cairn_cluster_session_pages(session, request, CAIRN_PAGE_SPEC, job->planned.spec);
 }

@@ -24,7 +24,7 @@ static struct cairn_cluster_job *place_of(struct cairn_cluster_session *session,
 {
     struct cairn_cluster_job *job = cairn_cluster_job_by_id(session->cluster, job_id);
     if (job == NULL || session->seat == NULL) return NULL;
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         if (job->shards[i].seat != session->seat || !job->shards[i].up) continue;
         *shard_out = i;
         return job;

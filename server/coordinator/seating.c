@@ -135,7 +135,7 @@ static bool sitter_holds(const struct cairn_cluster *cluster, const struct cairn
         if (may_want(cluster, seat->held[i].job, seat->held[i].generation)) return true;
     }
     for (const struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next) {
-        for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        CAIRN_EACH_SHARD (job, i) {
             const struct cairn_cluster_job_shard *s = &job->shards[i];
             if (s->seat == seat && (s->up || job->state == CAIRN_CLUSTER_JOB_CREATING)) return true;
         }

@@ -15,7 +15,9 @@ static struct cairn_cluster_seat seats[SHARDS] = { { .name = (char[]) { "s0" } }
 static struct cairn_cluster_job_shard shards[SHARDS] = { { .seat = &seats[0] },
                                                          { .seat = &seats[1] } };
 static struct cairn_layout layout = { .shard_count = SHARDS };
-static struct cairn_cluster_job job = { .id = JOB, .layout = &layout, .shards = shards };
+static struct cairn_cluster_job job = {
+    .id = JOB, .layout = &layout, .shards = shards, .shard_count = SHARDS, .seat_count = SHARDS
+};
 static struct cairn_bytes_view view;
 
 static Cairn__BytesTold told_of(uint64_t number, uint64_t steps, uint64_t carried)

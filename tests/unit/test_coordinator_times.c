@@ -100,7 +100,9 @@ static struct cairn_cluster_seat seats[SHARDS] = { { .name = (char[]) { "s0" } }
 static struct cairn_cluster_job_shard shards[SHARDS] = { { .seat = &seats[0] },
                                                          { .seat = &seats[1] } };
 static struct cairn_layout layout = { .shard_count = SHARDS };
-static struct cairn_cluster_job job = { .layout = &layout, .shards = shards };
+static struct cairn_cluster_job job = {
+    .layout = &layout, .shards = shards, .shard_count = SHARDS, .seat_count = SHARDS
+};
 
 /* Ranks descend along the list. */
 static void attach(uint32_t worker_count)

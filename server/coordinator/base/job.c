@@ -80,17 +80,45 @@ struct cairn_cluster_member *cairn_cluster_job_member(struct cairn_cluster_job *
 
 /* ---- its shards ---- */
 
+bool cairn_cluster_job_shards_init(struct cairn_cluster_job *job, uint32_t shard_room)
+{
+    job->shard_room = shard_room;
+    job->shards = calloc(job->shard_room, sizeof *job->shards);
+    return job->shards != NULL;
+}
+
+void cairn_cluster_job_set_seat(struct cairn_cluster_job *job, uint32_t shard,
+                                struct cairn_cluster_seat *seat)
+{
+    struct cairn_cluster_job_shard *s = &job->shards[shard];
+    if (seat != NULL) job->seat_count++;
+    if (s->seat != NULL) job->seat_count--;
+    if (shard >= job->shard_count) job->shard_count = shard + 1;
+    *s = (struct cairn_cluster_job_shard) { .seat = seat };
+}
+
+uint32_t cairn_cluster_job_shard_from(const struct cairn_cluster_job *job, uint32_t index)
+{
+    while (index < job->shard_count && job->shards[index].seat == NULL) index++;
+    return index;
+}
+
+bool cairn_cluster_job_in_force(const struct cairn_cluster_job *job, uint32_t shard)
+{
+    return shard < job->layout->shard_count && job->shards[shard].seat != NULL;
+}
+
 bool cairn_cluster_job_has_seat(const struct cairn_cluster_job *job,
                                 const struct cairn_cluster_seat *seat)
 {
-    for (uint32_t i = 0; i < job->layout->shard_count; i++)
+    CAIRN_EACH_SHARD (job, i)
         if (job->shards[i].seat == seat) return true;
     return false;
 }
 
 bool cairn_cluster_job_shards_up(const struct cairn_cluster_job *job)
 {
-    for (uint32_t i = 0; i < job->layout->shard_count; i++)
+    CAIRN_EACH_SHARD (job, i)
         if (!job->shards[i].up) return false;
     return true;
 }
@@ -113,17 +141,18 @@ bool cairn_cluster_job_shard_moved(struct cairn_cluster_job_shard *shard)
 }
 
 bool cairn_cluster_shard_infos_init(struct cairn_cluster_shard_infos *infos,
-                                    const struct cairn_cluster_job *job)
+                                    const struct cairn_cluster_job *job, uint32_t shard_count)
 {
-    const uint32_t count = job->layout->shard_count;
-    infos->infos = calloc(count, sizeof *infos->infos);
-    infos->list = calloc(count, sizeof *infos->list);
+    infos->infos = calloc(shard_count + 1, sizeof *infos->infos);
+    infos->list = calloc(shard_count + 1, sizeof *infos->list);
+    infos->count = 0;
     if (infos->infos == NULL || infos->list == NULL) {
         cairn_cluster_shard_infos_release(infos);
         return false;
     }
-    for (uint32_t i = 0; i < count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         const struct cairn_cluster_seat *seat = job->shards[i].seat;
+        if (i >= shard_count) break;
         Cairn__ShardInfo *info = &infos->infos[i];
         cairn__shard_info__init(info);
         info->index = i;
@@ -132,7 +161,7 @@ bool cairn_cluster_shard_infos_init(struct cairn_cluster_shard_infos *infos,
             info->fabric_address.data = seat->fabric_address;
             info->fabric_address.len = seat->fabric_address_bytes;
         }
-        infos->list[i] = info;
+        infos->list[infos->count++] = info;
     }
     return true;
 }
@@ -146,8 +175,8 @@ void cairn_cluster_shard_infos_release(struct cairn_cluster_shard_infos *infos)
 void cairn_cluster_job_send_all(struct cairn_cluster_job *job, uint16_t type,
                                 const ProtobufCMessage *message)
 {
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
-        if (job->shards[i].up)
+    CAIRN_EACH_SHARD (job, i) {
+        if (job->shards[i].up && cairn_cluster_job_in_force(job, i))
             cairn_cluster_session_send(job->shards[i].seat->session, type, 0, message);
     }
 }

@@ -33,16 +33,19 @@ enum cairn_cluster_job_state {
 
 /* A shard's part of a job. */
 struct cairn_cluster_job_shard {
-    struct cairn_cluster_seat *seat;
-    bool up;               /* as the core knows it */
-    uint64_t incarnation;  /* of the shard when JobCreate was sent */
-    uint64_t address_told; /* hash of the fabric address that members know; 0: none yet */
+    struct cairn_cluster_seat *seat; /* NULL: a hole, see CAIRN_EACH_SHARD */
+    bool up;                         /* as the core knows it */
+    uint64_t incarnation;            /* of the shard when JobCreate was sent */
+    uint64_t address_told;           /* hash of the fabric address that members know; 0: none yet */
     uint64_t missed_ms;   /* cairn_cluster_now_ms: its shard came without the part; 0: it did not */
     uint64_t patience_ms; /* the part may be missed for so long; then the job is LOST */
     /* cairn_cluster_now_ms: since then restore/recovery.c sees it away; 0: it is not */
     uint64_t away_ms;
     bool newer;        /* the shard has a staged generation beside ours */
     uint64_t revision; /* of the spec that the shard has; 0: not known */
+    /* The job's version when the shard's first layout came into force: of that and older ones it has nothing.
+     * 0.0: it was there from the beginning. */
+    struct cairn_version joined_at;
     struct cairn_step_ring times;
     struct cairn_cluster_part_tiles tiles;
     struct cairn_cluster_part_results results;
@@ -78,8 +81,11 @@ struct cairn_cluster_job {
 
     struct cairn_job_spec_data spec; /* owned */
     struct cairn_layout *layout;     /* owned */
-    /* owned: [layout->shard_count], by index in the layout */
+    /* owned: [shard_room], by index in the layout; behind those of the layout stand the ones that join */
     struct cairn_cluster_job_shard *shards;
+    uint32_t shard_count,
+        shard_room;      /* that there are, and may ever be: nobody's index is given anew */
+    uint32_t seat_count; /* without holes */
     struct cairn_cluster_planned planned;
 
     struct cairn_round *core; /* NULL in CREATING; dead in LOST, unless loss.may_return */
@@ -97,6 +103,23 @@ struct cairn_cluster_job {
     struct cairn_cluster_park park;
     struct cairn_cluster_loss loss;
 };
+
+/* Shards that may join a job from when it is made, or found in the store, until the next restore or start. */
+#define CAIRN_JOB_JOINS_MAX 1024
+/* Room for so many shards in all. False: no memory. */
+bool cairn_cluster_job_shards_init(struct cairn_cluster_job *job, uint32_t shard_room);
+/* A shard takes its place in the job, or (NULL) leaves a hole. */
+void cairn_cluster_job_set_seat(struct cairn_cluster_job *job, uint32_t shard,
+                                struct cairn_cluster_seat *seat);
+/* Each shard of the job by its index: those of the layout in force and those that join. A shard that was
+ * drained leaves a hole, which owns nothing and has no seat; it is passed over. */
+#define CAIRN_EACH_SHARD(job, i)                                                      \
+    for (uint32_t i = cairn_cluster_job_shard_from((job), 0); i < (job)->shard_count; \
+         i = cairn_cluster_job_shard_from((job), i + 1))
+/* The first that has a seat, from `index` on; shard_count: there is none. */
+uint32_t cairn_cluster_job_shard_from(const struct cairn_cluster_job *job, uint32_t index);
+/* The layout in force has that shard: rounds count on it. */
+bool cairn_cluster_job_in_force(const struct cairn_cluster_job *job, uint32_t shard);
 
 /* NULL: there is none. */
 struct cairn_cluster_job *cairn_cluster_job_find(struct cairn_cluster *cluster, const char *name);
@@ -116,7 +139,7 @@ bool cairn_cluster_job_shards_up(const struct cairn_cluster_job *job);
 /* The shard is back: has it another address than the members were told? Notes the present one. */
 bool cairn_cluster_job_shard_moved(struct cairn_cluster_job_shard *shard);
 
-/* To all shards of the job that are up. */
+/* To all shards of the layout in force that are up. */
 void cairn_cluster_job_send_all(struct cairn_cluster_job *job, uint16_t type,
                                 const ProtobufCMessage *message);
 /* JobDrop, whose Done nobody waits for. */
@@ -124,12 +147,13 @@ void cairn_cluster_job_send_drop(struct cairn_cluster *cluster, struct cairn_clu
                                  uint64_t job_id);
 /* Where the shards are, as messages; the addresses are borrowed from the seats. */
 struct cairn_cluster_shard_infos {
-    Cairn__ShardInfo *infos; /* owned, [shard_count] */
-    Cairn__ShardInfo **list; /* owned, [shard_count] */
+    Cairn__ShardInfo *infos; /* owned, [shard_count], by index */
+    Cairn__ShardInfo **list; /* owned, [count], without holes */
+    size_t count;
 };
-/* False: no memory. */
+/* Of those with an index below shard_count. False: no memory. */
 bool cairn_cluster_shard_infos_init(struct cairn_cluster_shard_infos *infos,
-                                    const struct cairn_cluster_job *job);
+                                    const struct cairn_cluster_job *job, uint32_t shard_count);
 void cairn_cluster_shard_infos_release(struct cairn_cluster_shard_infos *infos);
 
 #endif

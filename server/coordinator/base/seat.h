@@ -43,6 +43,7 @@ struct cairn_cluster_seat {
     enum cairn_standing standing;
     Cairn__HeldJobs *parts; /* owned; NULL: it has not told yet, or holds nothing */
     bool parts_awaited; /* it holds jobs that are not known here, and has not told their names */
+    bool leaving;       /* its jobs go to others, and it gets no part of any */
     uint64_t planned_bytes; /* of job/jobs.c, while it chooses the shards of a job */
 };
 

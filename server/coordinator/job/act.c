@@ -71,7 +71,7 @@ static void send_open(struct cairn_cluster_job *job, const struct cairn_round_ac
         cairn_cluster_job_send_all(job, CAIRN_MSG_ROUND_OPEN, &open.base);
         return;
     }
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         if (!job->shards[i].up) continue;
         cairn_cluster_groups_fill(job, i, &open);
         cairn_cluster_session_send(job->shards[i].seat->session, CAIRN_MSG_ROUND_OPEN, 0,

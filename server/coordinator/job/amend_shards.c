@@ -38,7 +38,7 @@ void cairn_cluster_amend_failed(struct cairn_cluster_member *member, cairn_statu
 void cairn_cluster_terms_advance(struct cairn_cluster_job *job)
 {
     uint64_t all = UINT64_MAX;
-    for (uint32_t i = 0; i < job->layout->shard_count; i++)
+    CAIRN_EACH_SHARD (job, i)
         if (job->shards[i].revision < all) all = job->shards[i].revision;
     if (job->amends.waiters != NULL && job->amends.revision != 0 && job->amends.revision <= all) {
         Cairn__JobAmended amended = CAIRN__JOB_AMENDED__INIT;
@@ -112,5 +112,5 @@ void cairn_cluster_terms_tell(struct cairn_cluster_job *job, uint32_t shard, boo
 
 void cairn_cluster_terms_tell_all(struct cairn_cluster_job *job)
 {
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) cairn_cluster_terms_tell(job, i, false);
+    CAIRN_EACH_SHARD (job, i) cairn_cluster_terms_tell(job, i, false);
 }

@@ -102,7 +102,7 @@ const Cairn__BytesTold *cairn_cluster_bytes_of(const struct cairn_cluster_job *j
 {
     out->count = 1;
     cairn__bytes_told__init(&out->told[0]);
-    for (uint32_t s = 0; s < job->layout->shard_count; s++) {
+    CAIRN_EACH_SHARD (job, s) {
         const struct cairn_cluster_seat *seat = job->shards[s].seat;
         for (size_t i = 0; i < seat->bytes_count; i++) {
             const Cairn__BytesTold *told = &seat->bytes[i];
@@ -135,13 +135,12 @@ static void fill_memory(const struct cairn_cluster_job *job, uint32_t shard, Cai
 
 void cairn_cluster_memory_of(const struct cairn_cluster_job *job, struct cairn_memory_view *out)
 {
-    const uint32_t shards = job->layout->shard_count;
-    *out = (struct cairn_memory_view) { .told = calloc(shards + 1, sizeof *out->told),
-                                        .list = calloc(shards + 1, sizeof *out->list) };
+    *out = (struct cairn_memory_view) { .told = calloc(job->seat_count + 1, sizeof *out->told),
+                                        .list = calloc(job->seat_count + 1, sizeof *out->list) };
     if (out->told == NULL || out->list == NULL) return;
-    out->count = shards;
-    for (uint32_t s = 0; s < shards; s++) {
-        Cairn__MemoryTold *told = out->list[s] = &out->told[s];
+    CAIRN_EACH_SHARD (job, s) {
+        Cairn__MemoryTold *told = out->list[out->count] = &out->told[out->count];
+        out->count++;
         fill_memory(job, s, told);
         out->sum += told->state + told->published + told->landing + told->staging + told->tables;
     }

@@ -24,8 +24,8 @@ const Cairn__BytesTold *cairn_cluster_bytes_of(const struct cairn_cluster_job *j
                                                struct cairn_bytes_view *out);
 
 struct cairn_memory_view {
-    Cairn__MemoryTold *told;  /* owned: [shard_count] of the job, by index */
-    Cairn__MemoryTold **list; /* owned: [shard_count], to these */
+    Cairn__MemoryTold *told;  /* owned: [seat_count] of the job, by index */
+    Cairn__MemoryTold **list; /* owned: [seat_count], to these */
     size_t count;             /* 0: no memory */
     uint64_t sum;
 };

@@ -112,7 +112,7 @@ static struct cairn_cluster_drop *new_drop(const struct cairn_cluster_job *job)
     job->cluster->drops = drop;
     cairn__job_removed__init(&drop->removed);
     drop->name = strdup(job->spec.name);
-    drop->away = calloc(job->layout->shard_count, sizeof *drop->away);
+    drop->away = calloc(job->seat_count + 1, sizeof *drop->away);
     if (drop->name == NULL || drop->away == NULL) {
         free_drop(drop);
         return NULL;
@@ -130,7 +130,7 @@ static void ask_shards(struct cairn_cluster_drop *drop, const struct cairn_clust
 {
     Cairn__JobDrop message = CAIRN__JOB_DROP__INIT;
     message.job = job->id;
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         struct cairn_cluster_seat *seat = job->shards[i].seat;
         if (!cairn_cluster_seat_obeys(seat)) {
             char *name = strdup(seat->name);

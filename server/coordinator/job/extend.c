@@ -52,8 +52,7 @@ void cairn_cluster_job_send_switch(const struct cairn_cluster_job *job,
 
 static void switch_all(const struct cairn_cluster_job *job, uint64_t generation)
 {
-    for (uint32_t i = 0; i < job->layout->shard_count; i++)
-        cairn_cluster_job_send_switch(job, job->shards[i].seat, generation);
+    CAIRN_EACH_SHARD (job, i) cairn_cluster_job_send_switch(job, job->shards[i].seat, generation);
 }
 
 /* ---- the end ---- */
@@ -101,6 +100,7 @@ static void become(struct cairn_cluster_job *job, struct cairn_cluster_job *body
     job->planned.layout = body->planned.layout;
     job->planned.heaviest_over_mean = body->planned.heaviest_over_mean;
     job->shards = body->shards;
+    job->shard_count = body->shard_count;
     job->generation = body->generation;
     job->reserved.generation = body->reserved.generation;
     job->base_step = body->base_step;
@@ -234,7 +234,7 @@ void cairn_cluster_extend_advance(struct cairn_cluster_job *job)
     if (job->extension.body == NULL || job->extension.making || job->rounds.in_event ||
         job->core == NULL || cairn_round_stage_of(job->core) != CAIRN_ROUND_STEADY)
         return;
-    for (uint32_t i = 0; i < job->layout->shard_count; i++)
+    CAIRN_EACH_SHARD (job, i)
         if (!job->shards[i].up || job->shards[i].seat->session == NULL) return;
     make(job);
 }
@@ -253,17 +253,22 @@ static cairn_status plan_layout(const struct cairn_cluster_job *job, struct cair
     const uint32_t count = (uint32_t)body->spec.tensor_count;
     struct cairn_layout_tensor *tensors = cairn_plan_tensors(&body->spec);
     uint32_t *was = calloc((size_t)count + 1, sizeof *was);
-    cairn_status status = tensors == NULL || was == NULL ? CAIRN_ERR_NO_MEMORY : CAIRN_OK;
+    uint8_t *closed = calloc((size_t)job->layout->shard_count + 1, sizeof *closed);
+    cairn_status status = tensors == NULL || was == NULL || closed == NULL ? CAIRN_ERR_NO_MEMORY
+                                                                           : CAIRN_OK;
+    for (uint32_t i = 0; i < job->layout->shard_count && status == CAIRN_OK; i++)
+        closed[i] = job->shards[i].seat == NULL || job->shards[i].seat->leaving;
     for (uint32_t t = 0; t < count && status == CAIRN_OK; t++) {
         const size_t from = cairn_spec_find_tensor(&job->spec, body->spec.tensors[t].name);
         const bool kept = from != SIZE_MAX && stays(&job->spec, from, &body->spec, t);
         was[t] = kept ? (uint32_t)from : CAIRN_TENSOR_NEW;
     }
     if (status == CAIRN_OK)
-        status = cairn_plan_extend(tensors, count, job->layout, was, NULL, body->spec.spread,
+        status = cairn_plan_extend(tensors, count, job->layout, was, closed, body->spec.spread,
                                    &body->layout);
     free(tensors);
     free(was);
+    free(closed);
     if (status != CAIRN_OK) return status;
     body->planned.layout = cairn_packed_layout(body->layout);
     return body->planned.layout != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
@@ -273,16 +278,16 @@ static cairn_status plan_layout(const struct cairn_cluster_job *job, struct cair
 static cairn_status make_body(const struct cairn_cluster_job *job, struct cairn_job_spec_data *next,
                               struct cairn_cluster_job *body, struct cairn_sentence *why)
 {
-    const uint32_t count = job->layout->shard_count;
     body->cluster = job->cluster;
     body->id = job->id;
     body->state = CAIRN_CLUSTER_JOB_CREATING;
     body->initialized = true;
     body->spec = *next; // borrowed until the end
-    body->shards = calloc(count, sizeof *body->shards);
-    cairn_status status = body->shards == NULL ? CAIRN_ERR_NO_MEMORY : CAIRN_OK;
-    for (uint32_t i = 0; i < count && status == CAIRN_OK; i++)
-        body->shards[i].seat = job->shards[i].seat;
+    cairn_status status = cairn_cluster_job_shards_init(body, job->shard_room)
+                              ? CAIRN_OK
+                              : CAIRN_ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < job->shard_count && status == CAIRN_OK; i++)
+        cairn_cluster_job_set_seat(body, i, job->shards[i].seat);
     if (status == CAIRN_OK) body->planned.spec = cairn_packed_spec(&body->spec);
     if (body->planned.spec == NULL) status = CAIRN_ERR_NO_MEMORY;
     if (status == CAIRN_OK) status = plan_layout(job, body);

@@ -185,7 +185,7 @@ void cairn_cluster_job_try_seal(struct cairn_cluster_job *job)
     if (!job->init.seal_wanted || job->init.seal_running ||
         job->state != CAIRN_CLUSTER_JOB_INITIALIZING)
         return;
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         if (!job->shards[i].up || !cairn_cluster_seat_obeys(job->shards[i].seat)) return;
     }
     struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_sealed, NULL, 0);
@@ -193,7 +193,7 @@ void cairn_cluster_job_try_seal(struct cairn_cluster_job *job)
     job->init.seal_running = true;
     Cairn__JobSeal seal = CAIRN__JOB_SEAL__INIT;
     seal.job = job->id;
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         const uint32_t request = cairn_cluster_gather_ask(gather, job->shards[i].seat);
         if (request == 0) continue;
         cairn_cluster_session_send(job->shards[i].seat->session, CAIRN_MSG_JOB_SEAL, request,

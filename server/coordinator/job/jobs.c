@@ -40,8 +40,7 @@ void cairn_cluster_job_free(struct cairn_cluster_job *job)
 static void forget(struct cairn_cluster_job *job)
 {
     struct cairn_cluster *cluster = job->cluster;
-    for (uint32_t i = 0; i < job->layout->shard_count; i++)
-        cairn_cluster_job_send_drop(cluster, job->shards[i].seat, job->id);
+    CAIRN_EACH_SHARD (job, i) cairn_cluster_job_send_drop(cluster, job->shards[i].seat, job->id);
     cairn_cluster_job_unlink(job);
     cairn_cluster_job_free(job);
     cairn_cluster_openings_advance(cluster);
@@ -98,17 +97,18 @@ static cairn_status choose_shards(struct cairn_cluster_job *job, uint32_t shard_
 {
     struct cairn_cluster_seat *seats[CAIRN_SEATS_MAX];
     uint32_t count = 0;
-    job->shards = calloc(shard_count, sizeof *job->shards);
-    if (job->shards == NULL) return CAIRN_ERR_NO_MEMORY;
+    if (!cairn_cluster_job_shards_init(job, shard_count + CAIRN_JOB_JOINS_MAX))
+        return CAIRN_ERR_NO_MEMORY;
     weigh_seats(job);
     for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next) {
-        if (!cairn_cluster_seat_obeys(s) || count == CAIRN_SEATS_MAX) continue;
+        if (!cairn_cluster_seat_obeys(s) || s->leaving || count == CAIRN_SEATS_MAX) continue;
         uint32_t place = count++;
         for (; place > 0 && is_better(s, seats[place - 1]); place--)
             seats[place] = seats[place - 1];
         seats[place] = s;
     }
-    for (uint32_t i = 0; i < shard_count && i < count; i++) job->shards[i].seat = seats[i];
+    for (uint32_t i = 0; i < shard_count && i < count; i++)
+        cairn_cluster_job_set_seat(job, i, seats[i]);
     return count >= shard_count ? CAIRN_OK : CAIRN_ERR_NOT_READY;
 }
 
@@ -135,11 +135,20 @@ cairn_status cairn_cluster_judge_packed(const char *job, const struct cairn_pack
         job, packed->size, CAIRN_PAGED_BYTES_MAX);
 }
 
+static uint32_t count_wanted(const struct cairn_cluster *cluster, bool all)
+{
+    const uint32_t least = (uint32_t)cluster->options->shards;
+    uint32_t here = 0;
+    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
+        here += cairn_cluster_seat_obeys(s) && !s->leaving && s->storage.text[0] == '\0';
+    return all && here > least ? here : least;
+}
+
 struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
-                                                 const struct cairn_job_spec_data *spec,
+                                                 const struct cairn_job_spec_data *spec, bool all,
                                                  struct cairn_sentence *why)
 {
-    const uint32_t shard_count = cairn_plan_job_shards(spec, (uint32_t)cluster->options->shards);
+    const uint32_t shard_count = cairn_plan_job_shards(spec, count_wanted(cluster, all));
     struct cairn_cluster_job *job = calloc(1, sizeof *job);
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     if (job != NULL) {
@@ -193,7 +202,7 @@ void cairn_cluster_job_send_create(struct cairn_cluster_job *job,
         cairn_cluster_decision_to_message(load->last, &last);
         create.last = &last;
     }
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         struct cairn_cluster_seat *seat = job->shards[i].seat;
         const uint32_t request = cairn_cluster_gather_ask(gather, seat);
         if (request == 0) continue;
@@ -209,7 +218,7 @@ void cairn_cluster_job_send_create(struct cairn_cluster_job *job,
 cairn_status cairn_cluster_job_judge_shards(const struct cairn_cluster_job *job,
                                             struct cairn_sentence *why)
 {
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         const struct cairn_cluster_job_shard *s = &job->shards[i];
         if (s->seat->incarnation == s->incarnation) continue;
         return cairn_fail(why, CAIRN_ERR_CLOSED, "%s: it restarted without its part",
@@ -285,7 +294,7 @@ cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
                           "there are %zu jobs, which are the most; `cairn job drop` takes one away",
                           count);
     }
-    struct cairn_cluster_job *job = cairn_cluster_job_plan(cluster, spec, why);
+    struct cairn_cluster_job *job = cairn_cluster_job_plan(cluster, spec, false, why);
     if (job == NULL) return CAIRN_ERR_NO_MEMORY;
     const struct cairn_cluster_job_load load = { .version = { job->generation, 0 } };
     struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_created, NULL, 0);
@@ -312,10 +321,9 @@ static cairn_status fill_job(struct cairn_cluster_job *job, const struct cairn_s
     struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
     job->planned.spec = cairn_packed_copy(row->spec, row->spec_bytes);
     job->planned.layout = cairn_packed_copy(row->layout, row->layout_bytes);
-    job->shards = calloc(row->shard_count, sizeof *job->shards);
     status = CAIRN_ERR_NO_MEMORY;
     if (tensors != NULL && job->planned.spec != NULL && job->planned.layout != NULL &&
-        job->shards != NULL)
+        cairn_cluster_job_shards_init(job, row->shard_count + CAIRN_JOB_JOINS_MAX))
         status = cairn_layout_decode(row->layout, row->layout_bytes, tensors,
                                      (uint32_t)job->spec.tensor_count, &job->layout);
     free(tensors);
@@ -329,8 +337,11 @@ static cairn_status fill_job(struct cairn_cluster_job *job, const struct cairn_s
                           row->name, row->shard_count, job->layout->shard_count);
     }
     for (uint32_t i = 0; i < row->shard_count; i++) {
-        job->shards[i].seat = cairn_cluster_seat_get(job->cluster, row->shards[i]);
-        if (job->shards[i].seat == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        const bool is_hole = row->shards[i][0] == '\0';
+        struct cairn_cluster_seat *seat =
+            is_hole ? NULL : cairn_cluster_seat_get(job->cluster, row->shards[i]);
+        if (seat == NULL && !is_hole) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        cairn_cluster_job_set_seat(job, i, seat);
     }
     return CAIRN_OK;
 }
@@ -364,8 +375,8 @@ cairn_status cairn_cluster_job_load(struct cairn_cluster *cluster,
     cairn_cluster_job_link(job);
     cairn_log_info("job %s: generation %" PRIu64 ", epoch %" PRIu64 ", waiting for %" PRIu32
                    " shard%s",
-                   job->spec.name, job->generation, job->epoch, row->shard_count,
-                   row->shard_count == 1 ? "" : "s");
+                   job->spec.name, job->generation, job->epoch, job->seat_count,
+                   job->seat_count == 1 ? "" : "s");
     return CAIRN_OK;
 }
 

@@ -26,9 +26,10 @@ void cairn_cluster_job_free(struct cairn_cluster_job *job);
 CAIRN_MUST_CHECK cairn_status cairn_cluster_judge_packed(const char *job,
                                                          const struct cairn_packed *packed,
                                                          struct cairn_sentence *why);
-/* A job that nobody knows yet: spec, layout, shards. For creation and for restores. NULL: `why` says it. */
+/* A job that nobody knows yet: spec, layout, shards, as many as `shards` of the configuration
+ * says; with `all` as many more as are here and see the snapshots. NULL: `why` says it. */
 struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
-                                                 const struct cairn_job_spec_data *spec,
+                                                 const struct cairn_job_spec_data *spec, bool all,
                                                  struct cairn_sentence *why);
 /* What JobCreate says. */
 struct cairn_cluster_job_load {

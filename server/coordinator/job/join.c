@@ -112,7 +112,7 @@ void cairn_cluster_opening_join(struct cairn_cluster_member *member, struct cair
     struct cairn_sentence why;
     cairn_status status = judge_join(member, job, &why);
     if (status == CAIRN_OK) {
-        member->known_to = calloc(job->layout->shard_count, 2);
+        member->known_to = calloc(job->shard_room, 2);
         if (member->known_to == NULL) {
             status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
         }
@@ -125,7 +125,7 @@ void cairn_cluster_opening_join(struct cairn_cluster_member *member, struct cair
     struct cairn_cluster_member *same = cairn_cluster_job_member(job, member->id);
     if (same != NULL) take_over(member, same);
     cairn_spec_release(&member->opening.spec);
-    member->tiles.known_to = member->known_to + job->layout->shard_count;
+    member->tiles.known_to = member->known_to + job->shard_room;
     member->phase = CAIRN_MEMBER_JOINING;
     cairn_cluster_job_member_add(job, member);
     cairn_cluster_member_tell_shards(member);

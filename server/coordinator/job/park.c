@@ -30,7 +30,7 @@ void cairn_cluster_park_forget(struct cairn_cluster *cluster,
 
 static bool has_device(const struct cairn_cluster_job *job)
 {
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         const struct cairn_cluster_session *session = job->shards[i].seat->session;
         if (session != NULL && session->home != NULL && session->home->backend != NULL &&
             strcmp(session->home->backend, "host") != 0)
@@ -44,7 +44,7 @@ static void answer(struct cairn_cluster_job *job)
     Cairn__JobParked parked = CAIRN__JOB_PARKED__INIT;
     parked.name = job->spec.name;
     parked.parked = job->park.wanted;
-    parked.shards = job->layout->shard_count;
+    parked.shards = job->seat_count;
     if (!has_device(job))
         parked.note = (char *)(uintptr_t) "all of its state lies in host memory: nothing was moved";
     cairn_cluster_waiters_answer(&job->park.waiters, CAIRN_MSG_JOB_PARKED, &parked.base);
@@ -99,7 +99,7 @@ static void on_moved(struct cairn_cluster_job *job, const void *about, cairn_sta
 
 static bool all_up(const struct cairn_cluster_job *job)
 {
-    for (uint32_t i = 0; i < job->layout->shard_count; i++)
+    CAIRN_EACH_SHARD (job, i)
         if (!job->shards[i].up || job->shards[i].seat->session == NULL) return false;
     return true;
 }
@@ -116,7 +116,7 @@ void cairn_cluster_park_advance(struct cairn_cluster_job *job)
     message.job = job->id;
     message.parked = park->wanted;
     job->park.asking = true;
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         struct cairn_cluster_seat *seat = job->shards[i].seat;
         const uint32_t request = cairn_cluster_gather_ask(gather, seat);
         if (request != 0)

@@ -80,7 +80,7 @@ static void start_over(struct cairn_cluster_job *job, const struct cairn_cluster
 /* Every shard has said what it holds, and nothing is newer than our store: what destroys may be done. */
 static bool all_here(const struct cairn_cluster_job *job)
 {
-    for (uint32_t i = 0; i < job->layout->shard_count; i++)
+    CAIRN_EACH_SHARD (job, i)
         if (!cairn_cluster_seat_obeys(job->shards[i].seat)) return false;
     return true;
 }
@@ -115,7 +115,7 @@ void cairn_cluster_job_parts_tick(struct cairn_cluster_job *job)
 {
     const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
     if (job->state != CAIRN_CLUSTER_JOB_RUNNING || !all_here(job)) return;
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         const struct cairn_cluster_job_shard *s = &job->shards[i];
         if (s->missed_ms == 0 || now_ms < s->missed_ms + s->patience_ms) continue;
         cairn_cluster_job_lose(
@@ -134,7 +134,7 @@ static void find_part(struct cairn_cluster_job *job, uint32_t shard)
     job->shards[shard].missed_ms = 0;
     cairn_log_info("job %s: shard %s is back with its part", job->spec.name,
                    job->shards[shard].seat->name);
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         if (job->shards[i].missed_ms != 0) return;
     }
     if (job->state == CAIRN_CLUSTER_JOB_LOST) job->state = CAIRN_CLUSTER_JOB_RUNNING;
@@ -144,7 +144,7 @@ static void find_part(struct cairn_cluster_job *job, uint32_t shard)
 /* All are here. True: the job is gone. */
 static bool settle_all(struct cairn_cluster_job *job)
 {
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         struct cairn_cluster_job_shard *s = &job->shards[i];
         if (s->missed_ms != 0 && !job->initialized) {
             start_over(job, s->seat);
@@ -191,7 +191,7 @@ void cairn_cluster_jobs_seat_up(struct cairn_cluster *cluster, struct cairn_clus
     struct cairn_cluster_job *job = cluster->jobs;
     while (job != NULL) {
         struct cairn_cluster_job *next = job->next;
-        for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        CAIRN_EACH_SHARD (job, i) {
             if (job->shards[i].seat != seat) continue;
             shard_up(job, i, &list);
             break; // a shard stands in a layout once
@@ -221,7 +221,7 @@ static void shard_down(struct cairn_cluster_job *job, uint32_t shard)
 void cairn_cluster_jobs_seat_down(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
 {
     for (struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next) {
-        for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+        CAIRN_EACH_SHARD (job, i) {
             if (job->shards[i].seat == seat) shard_down(job, i);
         }
     }

@@ -68,8 +68,10 @@ static void end_kept(struct cairn_cluster_job *job, struct cairn_cluster_kept *k
     Cairn__LeaseEnd end = CAIRN__LEASE_END__INIT;
     end.job = job->id;
     end.lease = kept->number;
-    for (uint32_t i = 0; i < job->layout->shard_count && !job->cluster->closing; i++)
+    CAIRN_EACH_SHARD (job, i) {
+        if (job->cluster->closing) break;
         cairn_cluster_session_send(job->shards[i].seat->session, CAIRN_MSG_LEASE_END, 0, &end.base);
+    }
     free(kept);
 }
 
@@ -165,6 +167,14 @@ static uint32_t longest_ms(const struct cairn_cluster_job *job,
     return (uint32_t)longest;
 }
 
+/* A shard that joined later, or joins, has nothing of the version. */
+static bool may_have(const struct cairn_cluster_job *job, uint32_t shard,
+                     struct cairn_version version)
+{
+    return cairn_cluster_job_in_force(job, shard) &&
+           cairn_version_compare(version, job->shards[shard].joined_at) > 0;
+}
+
 static void ask_shards(struct cairn_cluster_job *job, struct cairn_cluster_kept *kept)
 {
     struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_kept, &kept->number,
@@ -185,8 +195,9 @@ static void ask_shards(struct cairn_cluster_job *job, struct cairn_cluster_kept 
     keep.generation = kept->version.generation;
     keep.step = kept->version.step;
     keep.ttl_ms = longest_ms(job, kept);
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         struct cairn_cluster_seat *seat = job->shards[i].seat;
+        if (!may_have(job, i, kept->version)) continue;
         const uint32_t request = cairn_cluster_gather_ask(gather, seat);
         if (request != 0)
             cairn_cluster_session_send(seat->session, CAIRN_MSG_LEASE_KEEP, request, &keep.base);

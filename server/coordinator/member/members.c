@@ -100,7 +100,7 @@ static void tell_shards_gone(struct cairn_cluster_job *job,
     Cairn__MemberLeave leave = CAIRN__MEMBER_LEAVE__INIT;
     leave.job = job->id;
     leave.member = member->id;
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         if (member->known_to[i] == UNKNOWN) continue;
         cairn_cluster_session_send(job->shards[i].seat->session, CAIRN_MSG_MEMBER_LEAVE, 0,
                                    &leave.base);
@@ -175,10 +175,9 @@ void cairn_cluster_member_fault(struct cairn_cluster_job *job, uint64_t id, cons
 static void send_attached(struct cairn_cluster_member *member)
 {
     struct cairn_cluster_job *job = member->job;
-    const uint32_t count = job->layout->shard_count;
     Cairn__Attached message = CAIRN__ATTACHED__INIT;
     struct cairn_cluster_shard_infos infos;
-    if (!cairn_cluster_shard_infos_init(&infos, job)) {
+    if (!cairn_cluster_shard_infos_init(&infos, job, job->layout->shard_count)) {
         fail_requests(member, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
         return;
     }
@@ -192,7 +191,7 @@ static void send_attached(struct cairn_cluster_member *member)
     message.spec_bytes = job->planned.spec->size;
     message.layout_bytes = job->planned.layout->size;
     message.shards = infos.list;
-    message.n_shards = count;
+    message.n_shards = infos.count;
     const uint32_t request = member->open_request;
     member->open_request = 0;
     cairn_cluster_session_send(member->session, CAIRN_MSG_ATTACHED, request, &message.base);
@@ -206,7 +205,7 @@ static bool may_attach(const struct cairn_cluster_member *member)
     const struct cairn_cluster_job *job = member->job;
     if (member->phase != CAIRN_MEMBER_JOINING || job->core == NULL) return false;
     if (job->initialized && !job->rounds.heard) return false; // nobody knows yet which step it is
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         if (member->known_to[i] != KNOWN) return false;
     }
     return true;
@@ -258,7 +257,7 @@ static void on_joined(struct cairn_cluster_job *job, const void *about, cairn_st
                       const char *why)
 {
     const struct joining *joining = about;
-    if (joining->shard >= job->layout->shard_count) return;
+    if (joining->shard >= job->shard_count) return;
     struct cairn_cluster_member *member = cairn_cluster_job_member(job, joining->member);
     if (member == NULL || member->known_to[joining->shard] != TOLD) return;
     if (status == CAIRN_OK) {
@@ -297,7 +296,7 @@ static void tell_shard(struct cairn_cluster_member *member, uint32_t shard)
 
 void cairn_cluster_member_tell_shards(struct cairn_cluster_member *member)
 {
-    for (uint32_t i = 0; i < member->job->layout->shard_count; i++) tell_shard(member, i);
+    CAIRN_EACH_SHARD (member->job, i) tell_shard(member, i);
 }
 
 void cairn_cluster_members_tell_shard(struct cairn_cluster_job *job, uint32_t shard)
@@ -320,11 +319,11 @@ void cairn_cluster_members_forget_shard(struct cairn_cluster_job *job, uint32_t 
 void cairn_cluster_members_shards_changed(struct cairn_cluster_job *job)
 {
     struct cairn_cluster_shard_infos infos;
-    if (!cairn_cluster_shard_infos_init(&infos, job)) return;
+    if (!cairn_cluster_shard_infos_init(&infos, job, job->layout->shard_count)) return;
     Cairn__ShardsChanged message = CAIRN__SHARDS_CHANGED__INIT;
     message.job = job->id;
     message.shards = infos.list;
-    message.n_shards = job->layout->shard_count;
+    message.n_shards = infos.count;
     for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         if (m->phase != CAIRN_MEMBER_ATTACHED) continue;
         cairn_cluster_session_send(m->session, CAIRN_MSG_SHARDS_CHANGED, 0, &message.base);

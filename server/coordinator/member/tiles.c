@@ -108,7 +108,7 @@ void cairn_cluster_tiles_fail(struct cairn_cluster_member *m, cairn_status statu
 
 static void forget_told(struct cairn_cluster_member *m)
 {
-    memset(m->tiles.known_to, UNKNOWN, m->job->layout->shard_count);
+    memset(m->tiles.known_to, UNKNOWN, m->job->shard_count);
     m->tiles.knowing = 0;
     m->tiles.serial++; // an answer on its way is of the list before
 }
@@ -240,7 +240,7 @@ static const struct cairn_cluster_tile_list *list_of(const struct cairn_cluster_
 
 static bool all_know(const struct cairn_cluster_member *m)
 {
-    return m->tiles.knowing == m->job->layout->shard_count;
+    return m->tiles.knowing == m->job->seat_count;
 }
 
 /* A MemberTiles on its way. */
@@ -272,8 +272,10 @@ static void on_told(struct cairn_cluster_job *job, const void *about, cairn_stat
                     const char *why)
 {
     const struct telling telling = *(const struct telling *)about;
-    if (telling.shard >= job->layout->shard_count) return;
-    job->shards[telling.shard].tiles.told_bytes -= telling.bytes;
+    if (telling.shard >= job->shard_count || job->shards[telling.shard].seat == NULL) return;
+    size_t *told_bytes = &job->shards[telling.shard].tiles.told_bytes;
+    *told_bytes -= telling.bytes < *told_bytes ? telling.bytes
+                                               : *told_bytes; // another may join there
     struct cairn_cluster_member *member = cairn_cluster_job_member(job, telling.member);
     const bool awaited = member != NULL && member->tiles.serial == telling.serial &&
                          member->tiles.known_to[telling.shard] == TOLD;
@@ -340,7 +342,7 @@ static void tell_all(struct cairn_cluster_job *job)
 {
     const struct cairn_cluster_tiles *t = &job->tiles;
     if (!t->telling || (t->world > 0 && !t->covered)) return;
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         job->shards[i].tiles.next = job->members.list;
         tell_more(job, i);
     }
@@ -356,7 +358,7 @@ void cairn_cluster_tiles_member_gone(struct cairn_cluster_job *job,
                                      const struct cairn_cluster_member *m)
 {
     job->tiles.changed = true;
-    for (uint32_t i = 0; i < job->layout->shard_count; i++)
+    CAIRN_EACH_SHARD (job, i)
         if (job->shards[i].tiles.next == m) job->shards[i].tiles.next = m->next_of_job;
 }
 

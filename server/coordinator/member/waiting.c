@@ -135,7 +135,7 @@ void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn
         cairn_sentence_set(out, "job %s, which is %s", job->spec.name, job->loss.why.text);
         return;
     }
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         const struct cairn_cluster_job_shard *s = &job->shards[i];
         if (cairn_cluster_seat_obeys(s->seat) && s->missed_ms == 0) continue;
         if (!cairn_cluster_seat_obeys(s->seat))

@@ -126,7 +126,7 @@ bool cairn_cluster_restore_on_part(struct cairn_cluster_session *session,
     const struct cairn_cluster_job *job =
         r == NULL ? NULL : cairn_cluster_job_by_id(session->cluster, r->job_id);
     if (job == NULL) return r != NULL;
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         struct cairn_sentence why = { "" };
         if (job->shards[i].seat != session->seat || !cairn_part_is_open(r->parts[i])) continue;
         const cairn_status status = take_part(r, part, &why);
@@ -146,7 +146,7 @@ void cairn_cluster_restores_seat_gone(struct cairn_cluster *cluster,
 {
     for (struct cairn_cluster_restore *r = cluster->restores; r != NULL; r = r->next) {
         const struct cairn_cluster_job *job = cairn_cluster_job_by_id(cluster, r->job_id);
-        for (uint32_t i = 0; r->parts != NULL && job != NULL && i < job->layout->shard_count; i++)
+        for (uint32_t i = 0; r->parts != NULL && job != NULL && i < job->shard_count; i++)
             if (job->shards[i].seat == seat && cairn_part_is_open(r->parts[i]))
                 end_part(r, i, CAIRN_ERR_CLOSED, seat->name,
                          "it went away before it told what it had loaded");

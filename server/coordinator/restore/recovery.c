@@ -14,7 +14,7 @@
 /* Its part counts as missed, and is found if it comes back. */
 static void lose_away(struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat)
 {
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         struct cairn_cluster_job_shard *s = &job->shards[i];
         if (s->away_ms != 0) s->missed_ms = s->away_ms;
     }
@@ -27,7 +27,7 @@ static void watch_away(struct cairn_cluster_job *job)
     const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
     const uint64_t wait_ms = (uint64_t)job->spec.policy.shard_loss_wait_s * 1000;
     const struct cairn_cluster_seat *gone = NULL;
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         struct cairn_cluster_job_shard *s = &job->shards[i];
         if (s->up || s->missed_ms != 0)
             s->away_ms = 0;

@@ -168,7 +168,7 @@ void cairn_cluster_restore_advance(struct cairn_cluster_restore *restore)
     const struct cairn_cluster_job *job = cairn_cluster_job_by_id(restore->cluster,
                                                                   restore->job_id);
     if (!restore->made || job == NULL) return;
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         if (cairn_part_is_open(restore->parts[i])) return;
     }
     restore->made = false; // once
@@ -238,7 +238,7 @@ static void remove_old(struct cairn_cluster_job *old, const struct cairn_cluster
         old->spec.name, folder, body->base_step);
     while (old->members.list != NULL)
         cairn_cluster_member_expel(old->members.list, CAIRN_ERR_ROLLED_BACK, text.text);
-    for (uint32_t i = 0; i < old->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (old, i) {
         struct cairn_cluster_seat *seat = old->shards[i].seat;
         if (!cairn_cluster_job_has_seat(body, seat))
             cairn_cluster_job_send_drop(old->cluster, seat, old->id);
@@ -291,7 +291,7 @@ static cairn_status replace(struct cairn_cluster_restore *restore, struct cairn_
                             struct cairn_sentence *why)
 {
     struct cairn_manifest *m = &restore->manifest;
-    struct cairn_cluster_job *body = cairn_cluster_job_plan(restore->cluster, &m->spec, why);
+    struct cairn_cluster_job *body = cairn_cluster_job_plan(restore->cluster, &m->spec, true, why);
     if (body == NULL) return CAIRN_ERR_NOT_READY;
     if (old != NULL) cairn_cluster_job_keep_pauses(old);
     inherit(body, old, restore);

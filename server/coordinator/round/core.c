@@ -70,7 +70,7 @@ static struct cairn_round_config core_config(const struct cairn_cluster_job *job
 /* Shards that took their part and are still the same process. */
 static void announce_shards(struct cairn_cluster_job *job)
 {
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         struct cairn_cluster_job_shard *s = &job->shards[i];
         if (s->incarnation == 0 || s->seat->session == NULL) continue;
         if (s->seat->incarnation != s->incarnation) continue;

@@ -49,8 +49,8 @@ static struct cairn_cluster_groups *groups_of(struct cairn_cluster_job *job)
     if (job->groups != NULL) return job->groups;
     job->groups = calloc(1, sizeof *job->groups);
     if (job->groups == NULL) return NULL;
-    job->groups->knows = calloc(job->layout->shard_count, sizeof *job->groups->knows);
-    job->groups->may_relay = calloc(job->layout->shard_count, sizeof *job->groups->may_relay);
+    job->groups->knows = calloc(job->shard_room, sizeof *job->groups->knows);
+    job->groups->may_relay = calloc(job->shard_room, sizeof *job->groups->may_relay);
     if (job->groups->knows == NULL || job->groups->may_relay == NULL)
         cairn_cluster_groups_free(job);
     return job->groups;
@@ -61,7 +61,7 @@ cairn_status cairn_cluster_groups_doubt(struct cairn_cluster_job *job)
     if (job->spec.reduce_groups != CAIRN_GROUPS_HOST) return CAIRN_OK;
     const struct cairn_cluster_groups *groups = groups_of(job);
     if (groups == NULL) return CAIRN_ERR_NO_MEMORY;
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) groups->may_relay[i] = true;
+    CAIRN_EACH_SHARD (job, i) groups->may_relay[i] = true;
     return CAIRN_OK;
 }
 
@@ -202,8 +202,9 @@ static cairn_status form(struct cairn_cluster_job *job, const uint64_t *members,
     if (ranks != NULL && hosts_init(&workers, count) && hosts_init(&shards, shard_count) &&
         look_up(job, members, count, &workers, ranks)) {
         set_off(job, &off);
-        for (uint32_t i = 0; i < shard_count; i++) {
+        CAIRN_EACH_SHARD (job, i) {
             const struct cairn_cluster_seat *seat = job->shards[i].seat;
+            if (i >= shard_count) break;
             if (job->shards[i].up && off.text[0] == '\0')
                 find_host(&shards, i, seat->fabric_address, seat->fabric_address_bytes);
         }
@@ -251,13 +252,13 @@ static bool make_room(const struct cairn_cluster_job *job, const struct formed *
     into->members = calloc((size_t)plan->worker_count + 1, sizeof *into->members);
     into->opened = calloc((size_t)plan->group_count + 1, sizeof *into->opened);
     into->relays = calloc((size_t)plan->relay_count + 1, sizeof *into->relays);
-    into->relay_of = calloc(job->layout->shard_count, sizeof *into->relay_of);
+    into->relay_of = calloc(job->shard_room, sizeof *into->relay_of);
     into->names = calloc((size_t)plan->group_count + 1, sizeof *into->names);
     if (into->members == NULL || into->opened == NULL || into->relays == NULL ||
         into->relay_of == NULL || into->names == NULL)
         return false;
     memcpy(into->members, members, plan->worker_count * sizeof *members);
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) into->relay_of[i] = CAIRN_GROUPS_ALONE;
+    CAIRN_EACH_SHARD (job, i) into->relay_of[i] = CAIRN_GROUPS_ALONE;
     for (uint32_t g = 0, r = 0; g < plan->group_count; g++) {
         for (; r < plan->ends[g]; r++) {
             into->relays[r] = (struct cairn_group_relay) { .shard = plan->relays[r], .group = g };
@@ -307,8 +308,8 @@ static void take(struct cairn_cluster_job *job, uint64_t round, struct formed *f
 
 static bool all_know(const struct cairn_cluster_job *job)
 {
-    for (uint32_t i = 0; i < job->layout->shard_count; i++)
-        if (!job->groups->knows[i]) return false;
+    CAIRN_EACH_SHARD (job, i)
+        if (cairn_cluster_job_in_force(job, i) && !job->groups->knows[i]) return false;
     return true;
 }
 
@@ -428,8 +429,8 @@ void cairn_cluster_groups_forget(struct cairn_cluster_job *job)
     }
     cairn_rank_groups_release(&groups->before);
     groups->made_step = true;
-    memset(groups->knows, 0, job->layout->shard_count * sizeof *groups->knows);
-    memset(groups->may_relay, 0, job->layout->shard_count * sizeof *groups->may_relay);
+    memset(groups->knows, 0, job->shard_room * sizeof *groups->knows);
+    memset(groups->may_relay, 0, job->shard_room * sizeof *groups->may_relay);
 }
 
 cairn_status cairn_cluster_groups_restored(struct cairn_cluster_job *job,

@@ -58,15 +58,15 @@ struct cairn_cluster_groups {
     uint64_t *members; /* [plan.worker_count] by rank */
     struct cairn_groups_plan plan;
     struct cairn_group_relay *relays; /* [plan.relay_count], as plan.relays */
-    uint32_t *relay_of; /* [shard_count] place in relays; CAIRN_GROUPS_ALONE: it does not relay */
+    uint32_t *relay_of; /* [shard_room] place in relays; CAIRN_GROUPS_ALONE: it does not relay */
     char **names;       /* [now.group_count] "s0, s1"; NULL: not known, or no relay */
     uint64_t *opened;   /* [plan.group_count] for cairn_cluster_groups_fill */
     /* owned: who is added up together; before: in the last step that others than `now` made */
     struct cairn_rank_groups now, before;
     bool made_step; /* `now` made the last one */
     /* owned: of shards */
-    bool *knows;     /* [shard_count] its connection is the one on which it was told */
-    bool *may_relay; /* [shard_count] it may have a RelaySet, of this incarnation or another */
+    bool *knows;     /* [shard_room] its connection is the one on which it was told */
+    bool *may_relay; /* [shard_room] it may have a RelaySet, of this incarnation or another */
 
     bool stale;                    /* somebody went: look again */
     bool tiled;                    /* the workers held tiles */

@@ -117,8 +117,8 @@ static size_t list_owners(const struct cairn_cluster_job *job, uint32_t relay,
                           const struct cairn_cluster_shard_infos *infos, Cairn__ShardInfo **out)
 {
     size_t count = 0;
-    for (uint32_t i = 0; i < job->layout->shard_count; i++)
-        if (serves(job->groups, relay, i)) out[count++] = infos->list[i];
+    CAIRN_EACH_SHARD (job, i)
+        if (serves(job->groups, relay, i)) out[count++] = &infos->infos[i];
     return count;
 }
 
@@ -140,7 +140,7 @@ static void set_relay(struct cairn_cluster_job *job, uint32_t relay,
     Cairn__RelaySet set = CAIRN__RELAY_SET__INIT;
     if (session_of(job, r->shard) == NULL) return;
     uint64_t *members = calloc(groups->plan.worker_count, sizeof *members);
-    Cairn__ShardInfo **owners = calloc(job->layout->shard_count, sizeof *owners);
+    Cairn__ShardInfo **owners = calloc(job->shard_count, sizeof *owners);
     if (members != NULL && owners != NULL) {
         set.job = job->id;
         set.relay = r->number;
@@ -163,7 +163,7 @@ void cairn_cluster_groups_take_back(struct cairn_cluster_job *job)
 {
     struct cairn_cluster_groups *groups = job->groups;
     for (uint32_t r = 0; r < groups->plan.relay_count; r++)
-        for (uint32_t i = 0; i < job->layout->shard_count; i++)
+        CAIRN_EACH_SHARD (job, i)
             if (serves(groups, r, i)) leave_at(job, groups->relays[r].number, i);
 }
 
@@ -172,7 +172,7 @@ static void tell_owners(struct cairn_cluster_job *job, uint32_t relay)
     struct cairn_sentence name;
     name_relay(job, &job->groups->relays[relay], &name);
     name.text[CAIRN_NAME_MAX] = '\0';
-    for (uint32_t i = 0; i < job->layout->shard_count; i++)
+    CAIRN_EACH_SHARD (job, i)
         if (serves(job->groups, relay, i)) join_at(job, &job->groups->relays[relay], i, name.text);
 }
 
@@ -180,12 +180,12 @@ void cairn_cluster_groups_tell(struct cairn_cluster_job *job)
 {
     struct cairn_cluster_groups *groups = job->groups;
     struct cairn_cluster_shard_infos infos;
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         if (groups->relay_of[i] == CAIRN_GROUPS_ALONE) release_relay(job, i);
         groups->knows[i] = session_of(job, i) != NULL;
     }
     if (groups->plan.relay_count == 0) return;
-    if (!cairn_cluster_shard_infos_init(&infos, job)) {
+    if (!cairn_cluster_shard_infos_init(&infos, job, job->layout->shard_count)) {
         (void)cairn_cluster_groups_fault(job, groups->relays[0].number,
                                          "the coordinator is out of memory");
         return;

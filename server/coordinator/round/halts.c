@@ -47,8 +47,7 @@ void cairn_cluster_halts_reduced(struct cairn_cluster_job *job, uint32_t shard,
 static struct cairn_results join_results(const struct cairn_cluster_job *job)
 {
     struct cairn_results all = { 0 };
-    for (uint32_t i = 0; i < job->layout->shard_count; i++)
-        cairn_results_join(&all, &job->shards[i].results.published);
+    CAIRN_EACH_SHARD (job, i) cairn_results_join(&all, &job->shards[i].results.published);
     return all;
 }
 
@@ -95,7 +94,7 @@ struct cairn_results cairn_cluster_halts_gradients(const struct cairn_cluster_jo
                                                    uint64_t round)
 {
     struct cairn_results all = { 0 };
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         if (job->shards[i].results.gradients_round == round)
             cairn_results_join(&all, &job->shards[i].results.gradients);
     }

@@ -99,14 +99,15 @@ static size_t list_workers(const struct cairn_cluster_job *job, struct cairn_tim
 
 static size_t list_shards(const struct cairn_cluster_job *job, struct cairn_times_entry *entries)
 {
-    for (uint32_t s = 0; s < job->layout->shard_count; s++) {
-        struct cairn_times_entry *entry = &entries[s];
+    size_t count = 0;
+    CAIRN_EACH_SHARD (job, s) {
+        struct cairn_times_entry *entry = &entries[count++];
         cairn_step_ring_medians(&job->shards[s].times, &entry->told, entry->us);
         entry->told.of_shard = true;
         entry->told.number = s;
         entry->told.name = job->shards[s].seat->name;
     }
-    return job->layout->shard_count;
+    return count;
 }
 
 /* What others wait for: of a worker its computing and fetching, of a shard all but the collecting. */
@@ -133,7 +134,7 @@ static void mark_slowest(struct cairn_times_entry *entries, size_t count, uint32
 bool cairn_cluster_times_show(const struct cairn_cluster_job *job, struct cairn_times_view *view,
                               Cairn__JobStatus *status)
 {
-    const size_t most = job->members.count + (size_t)job->layout->shard_count + 1;
+    const size_t most = job->members.count + (size_t)job->seat_count + 1;
     uint32_t *values = calloc(most, sizeof *values);
     view->entries = calloc(most, sizeof *view->entries);
     view->list = calloc(most, sizeof *view->list);

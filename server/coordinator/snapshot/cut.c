@@ -124,7 +124,7 @@ bool cairn_cluster_cut_waiting(const struct cairn_cluster_job *job, struct cairn
     out->text[0] = '\0';
     if (cut == NULL || cut->stage == CAIRN_CUT_PINNING) cairn_cluster_job_waiting(job, out);
     if (cut != NULL && cut->making_folder) cairn_sentence_set(out, "the disk of snapshots.path");
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         is_away |= job->shards[i].seat->session == NULL;
         if (cut == NULL || !cairn_part_is_open(cut->parts[i])) continue;
         cairn_sentence_add(out, "%sshard %s", out->text[0] != '\0' ? ", " : "",
@@ -167,7 +167,7 @@ static struct cairn_cluster_cut *new_cut(struct cairn_cluster_job *job)
     cut->job = job;
     cut->work.cluster = job->cluster;
     randombytes_buf(&cut->number, sizeof cut->number);
-    cut->parts = calloc(job->layout->shard_count, 1);
+    cut->parts = calloc(job->shard_room, 1);
     if (cut->parts != NULL) return cut;
     cairn_cluster_cut_free(cut);
     return NULL;
@@ -178,7 +178,7 @@ static cairn_status judge_storage(const struct cairn_cluster_job *job, struct ca
 {
     const char *said = job->cluster->storage.watch.said.text;
     if (said[0] != '\0') return cairn_fail(why, CAIRN_ERR_IO, "%s", said);
-    for (uint32_t i = 0; i < job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (job, i) {
         const struct cairn_cluster_seat *seat = job->shards[i].seat;
         if (seat->storage.text[0] != '\0')
             return cairn_fail(why, CAIRN_ERR_IO, "shard %s cannot save: %s", seat->name,
@@ -283,7 +283,7 @@ static void answer_begun(struct cairn_cluster_cut *cut)
     status->path = cut->folder;
     status->generation = cut->version.generation;
     status->step = cut->version.step;
-    status->shards = cut->job->layout->shard_count;
+    status->shards = cut->job->seat_count;
     status->created_unix_ms = cut->manifest.created_unix_s * 1000;
     cairn_cluster_waiters_answer(&cut->now.at_begin, CAIRN_MSG_SNAPSHOT_STATUS, &status->base);
 }
@@ -298,7 +298,7 @@ static cairn_status fill_manifest(struct cairn_cluster_cut *cut)
     m->epoch = cairn_round_epoch(job->core);
     m->created_unix_s = (uint64_t)time(NULL);
     m->periodic = cut->is_periodic ? job->id : 0;
-    m->shard_count = job->layout->shard_count;
+    m->shard_count = job->seat_count;
     m->nonfinite = cairn_cluster_halts_damage(job);
     if (cut->is_periodic && m->nonfinite.nonfinite > 0) // it was not when the cut began
         return cairn_fail(&cut->why, CAIRN_ERR_NONFINITE, "the job is damaged");
@@ -315,7 +315,7 @@ static void send_pins(struct cairn_cluster_cut *cut)
     pin.job = cut->job->id;
     pin.snapshot = cut->number;
     pin.files = cut->is_snapshot;
-    for (uint32_t i = 0; i < cut->job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (cut->job, i) {
         const struct cairn_cluster_job_shard *s = &cut->job->shards[i];
         if (!s->up) {
             cairn_cluster_cut_fail(cut, CAIRN_ERR_CLOSED, s->seat->name, "it is away");

@@ -43,7 +43,7 @@ void cairn_cluster_cut_tell_folder(const struct cairn_cluster_cut *cut, const ch
     message.job = cut->job->id;
     message.snapshot = cut->number;
     message.path = (char *)(uintptr_t)path;
-    for (uint32_t i = 0; i < cut->job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (cut->job, i) {
         const struct cairn_cluster_seat *seat = cut->job->shards[i].seat;
         if (cairn_part_is_open(cut->parts[i]))
             cairn_cluster_session_send(seat->session, CAIRN_MSG_PIN_FOLDER, 0, &message.base);
@@ -122,9 +122,8 @@ static void on_worked(struct cairn_cluster_work *work)
 
 void cairn_cluster_cut_advance(struct cairn_cluster_cut *cut)
 {
-    const uint32_t count = cut->job->layout->shard_count;
     if (cut->stage != CAIRN_CUT_PINNED || cut->making_folder) return;
-    for (uint32_t i = 0; i < count; i++) {
+    CAIRN_EACH_SHARD (cut->job, i) {
         if (cairn_part_is_open(cut->parts[i])) return;
     }
     cut->stage = CAIRN_CUT_WORKING;
@@ -155,7 +154,7 @@ static void end_now(struct cairn_cluster_cut *cut)
         finish(cut);
         return;
     }
-    memset(cut->parts, CAIRN_PART_NONE, cut->job->layout->shard_count);
+    memset(cut->parts, CAIRN_PART_NONE, cut->job->shard_count);
     cairn_cluster_cut_advance(cut);
 }
 
@@ -196,7 +195,7 @@ void cairn_cluster_cut_part_missed(struct cairn_cluster_job *job, uint32_t shard
 /* The first shard that may never do what the cut waits for; NULL: all is as it should be. */
 static const struct cairn_cluster_seat *stuck_at(const struct cairn_cluster_cut *cut)
 {
-    for (uint32_t i = 0; i < cut->job->layout->shard_count; i++) {
+    CAIRN_EACH_SHARD (cut->job, i) {
         const struct cairn_cluster_job_shard *s = &cut->job->shards[i];
         const bool stuck = cut->stage == CAIRN_CUT_PINNING
                                ? !s->up

@@ -165,7 +165,7 @@ cairn_status cairn_cluster_save_dropped(const struct cairn_cluster_job *job,
 static bool fill_row(const struct cairn_cluster_job *job, const struct cairn_packed *spec,
                      struct cairn_stored_job *row)
 {
-    const uint32_t count = job->layout->shard_count;
+    const uint32_t count = job->shard_count;
     char **names = calloc(count + 1, sizeof *names);
     *row = (struct cairn_stored_job) { .name = strdup(job->spec.name),
                                        .spec = spec->bytes,
@@ -183,7 +183,8 @@ static bool fill_row(const struct cairn_cluster_job *job, const struct cairn_pac
                                        .initialized = job->initialized };
     bool whole = names != NULL && row->name != NULL;
     for (uint32_t i = 0; whole && i < count; i++)
-        whole = (names[i] = strdup(job->shards[i].seat->name)) != NULL;
+        whole = (names[i] = strdup(job->shards[i].seat != NULL ? job->shards[i].seat->name : "")) !=
+                NULL;
     return whole;
 }
 
