@@ -49,7 +49,7 @@ static void refuse_end(struct cairn_member *member, const struct cairn_chunk_hea
     const struct cairn_shard_job *job = member->job;
     cairn_member_note_refusal(member, header, why);
     cairn_member_refuse_for(member, header, status,
-                            header->tensor != 0 ? header->tensor - 1 : job->table.map.shard);
+                            header->tensor != 0 ? header->tensor - 1 : job->view->table.map.shard);
 }
 
 /* A micro-batch's end whose list of untouched tensors is being received. */
@@ -189,8 +189,9 @@ static void on_round_message(struct cairn_member *member, const struct cairn_chu
 static bool is_of_another(const struct cairn_shard_job *job,
                           const struct cairn_chunk_header *header)
 {
-    return cairn_shard_map_find(&job->table.map, header->tensor, header->first_leaf) == NULL &&
-           cairn_layout_find(job->layout, header->tensor, header->first_leaf) != NULL;
+    return cairn_shard_map_find(&job->view->table.map, header->tensor, header->first_leaf) ==
+               NULL &&
+           cairn_layout_find(job->view->layout, header->tensor, header->first_leaf) != NULL;
 }
 
 static void on_member_message(struct cairn_member *member, const struct cairn_chunk_header *header,

@@ -54,6 +54,7 @@
 #include "server/shard/collect/frozen.h"
 #include "server/shard/collect/step_message.h"
 #include "server/shard/collect/tiles.h"
+#include "server/shard/collect/view.h"
 #include "server/shard/drain.h"
 #include "server/shard/job/admit.h"
 #include "server/shard/job/need.h"
@@ -147,11 +148,9 @@ struct cairn_shard_job {
     uint32_t busy;              /* receives, sends and tasks that refer to this job */
     struct cairn_request dropping;
 
-    /* what it is; constant; owned */
+    /* what it is; owned: the spec is constant, the view changes between rounds: job/switch.h */
     struct cairn_job_spec_data spec;
-    struct cairn_layout *layout;
-    struct cairn_form *forms; /* [map.extent_count] */
-    struct cairn_chunk_table table;
+    struct cairn_shard_view *view; /* of the layout in force */
     /* borrowed: that of the device if planes lie there, else the host's; works that take any memory go by it,
      * all others by cairn_shard_job_home */
     struct cairn_compute *compute;

@@ -358,7 +358,7 @@ const void *scene_plane(const struct cairn_shard_job *job, enum cairn_plane plan
 {
     static uint8_t *copies[CAIRN_PLANES];
     struct cairn_sentence why;
-    const struct cairn_shard_map *map = &job->table.map;
+    const struct cairn_shard_map *map = &job->view->table.map;
     uint8_t *copy = realloc(copies[plane], map->elem_count * sizeof(float) + 1);
     ck_assert_ptr_nonnull(copy);
     copies[plane] = copy;
@@ -366,9 +366,9 @@ const void *scene_plane(const struct cairn_shard_job *job, enum cairn_plane plan
     struct cairn_works *works = cairn_compute_loop(job->compute);
     for (uint64_t c = 0; c < map->chunk_count; c++) {
         const struct cairn_chunk_place place = cairn_shard_map_chunk(map, c);
-        const uint32_t extent = job->table.extent_of[c];
+        const uint32_t extent = job->view->table.extent_of[c];
         const void *at = cairn_planes_at(&job->planes, plane, extent, place.local_elem);
-        const struct cairn_form *form = &job->forms[extent];
+        const struct cairn_form *form = &job->view->forms[extent];
         const uint64_t first = map->extents[extent].local_elem;
         if (at != NULL)
             cairn_works_copy(works,

@@ -94,7 +94,7 @@ static size_t held(void)
 
 static void check_extent(const struct cairn_shard_job *job, size_t number)
 {
-    const struct cairn_local_extent *extent = &job->table.map.extents[number];
+    const struct cairn_local_extent *extent = &job->view->table.map.extents[number];
     const char *name = job->spec.tensors[extent->tensor].name;
     const bool late = strcmp(name, "late") == 0;
     const uint32_t was = extent->tensor > T_WEIGHT ? T_WEIGHT : extent->tensor;
@@ -123,8 +123,8 @@ TEST(what_both_have_is_copied_what_is_new_begins_and_the_old_one_serves_until_th
     ck_assert_uint_eq(job->generation, 2);
     ck_assert_uint_eq(cairn_step_version(job->collector.step).generation, 2);
     ck_assert_uint_eq(job->spec.tensor_count, TENSORS + 1);
-    ck_assert_uint_eq(job->table.map.extent_count, TENSORS + 1); // "late" stands here, too
-    for (size_t i = 0; i < job->table.map.extent_count; i++) check_extent(job, i);
+    ck_assert_uint_eq(job->view->table.map.extent_count, TENSORS + 1); // "late" stands here, too
+    for (size_t i = 0; i < job->view->table.map.extent_count; i++) check_extent(job, i);
     leave();
 }
 

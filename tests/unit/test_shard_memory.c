@@ -105,9 +105,9 @@ TEST(what_is_admitted_has_its_pages_and_gaps_have_none)
         ck_assert_uint_ge(resident(whole[i]), whole[i]->bytes);
     // sgd has no exp_avg_sq, and the frozen tensor takes no gradient.
     uint64_t kept_bytes = 0;
-    for (size_t i = 0; i < job->table.map.extent_count; i++)
-        kept_bytes += cairn_form_bytes(&job->forms[i], CAIRN_PLANE_EXP_AVG_SQ,
-                                       job->table.map.extents[i].elem_count);
+    for (size_t i = 0; i < job->view->table.map.extent_count; i++)
+        kept_bytes += cairn_form_bytes(&job->view->forms[i], CAIRN_PLANE_EXP_AVG_SQ,
+                                       job->view->table.map.extents[i].elem_count);
     ck_assert_uint_ge(resident(&home[CAIRN_PLANE_EXP_AVG_SQ]), kept_bytes);
     ck_assert_uint_lt(resident(&home[CAIRN_PLANE_EXP_AVG_SQ]), home[CAIRN_PLANE_EXP_AVG_SQ].bytes);
     ck_assert_uint_lt(resident(&home[CAIRN_PLANE_SUM]), home[CAIRN_PLANE_SUM].bytes);

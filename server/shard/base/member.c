@@ -79,7 +79,7 @@ void cairn_member_cut(struct cairn_shard_job *job, uint64_t number)
 
 void cairn_member_send(struct cairn_member *member, struct cairn_chunk_header *header)
 {
-    cairn_member_send_for(member, header, member->job->table.map.shard);
+    cairn_member_send_for(member, header, member->job->view->table.map.shard);
 }
 
 void cairn_member_send_for(struct cairn_member *member, struct cairn_chunk_header *header,
@@ -104,7 +104,7 @@ void cairn_member_send_for(struct cairn_member *member, struct cairn_chunk_heade
 void cairn_member_refuse(struct cairn_member *member, const struct cairn_chunk_header *header,
                          cairn_status status)
 {
-    cairn_member_refuse_for(member, header, status, member->job->table.map.shard);
+    cairn_member_refuse_for(member, header, status, member->job->view->table.map.shard);
 }
 
 void cairn_member_refuse_for(struct cairn_member *member, const struct cairn_chunk_header *header,

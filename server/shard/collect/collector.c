@@ -135,8 +135,7 @@ cairn_status cairn_collector_judge(const struct cairn_collector *collector,
                           (unsigned long long)header->first_leaf, header->leaf_count,
                           collector->shard_name);
     const struct cairn_chunk_place place = cairn_shard_map_chunk(map, chunk);
-    status = collector->hands->judge_piece(collector, member, header, chunk, &place, piece_out,
-                                           why);
+    status = collector->hands->judge_piece(collector, member, header, &place, piece_out, why);
     if (status != CAIRN_OK) return status;
     const uint64_t bytes = piece_out->count * cairn_dtype_bytes(header->dtype);
     if (header->payload_bytes != bytes)

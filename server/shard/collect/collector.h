@@ -71,10 +71,10 @@ struct cairn_collector_hands {
     /* To a worker, in the name of the shard that is collected for. */
     void (*send)(const struct cairn_collector *collector, struct cairn_member *member,
                  struct cairn_chunk_header *header);
-    /* What of the map's chunk a PUSH means; without side effects. Not OK: `why`. */
+    /* What of a chunk a PUSH means; without side effects. Not OK: `why`. */
     cairn_status (*judge_piece)(const struct cairn_collector *collector,
                                 const struct cairn_member *member,
-                                const struct cairn_chunk_header *header, uint64_t chunk,
+                                const struct cairn_chunk_header *header,
                                 const struct cairn_chunk_place *place,
                                 struct cairn_piece *piece_out, struct cairn_sentence *why);
     /* Gives the memory into which a payload is received that cannot be viewed. */

@@ -89,13 +89,6 @@ static struct cairn_held *held_open(struct cairn_shard_job *job, uint32_t tensor
     return held;
 }
 
-static void point_parts(struct cairn_shard_job *job, uint32_t tensor, struct cairn_tiled *tiled)
-{
-    const struct cairn_tensor_chunks all = chunks_of(job, tensor);
-    for (size_t i = all.first_extent; i < all.first_extent + all.extent_count; i++)
-        job->forms[i].tiled = tiled;
-}
-
 static struct cairn_tiled *tiled_open(struct cairn_shard_job *job, uint32_t tensor,
                                       struct cairn_sentence *why)
 {
@@ -110,7 +103,7 @@ static struct cairn_tiled *tiled_open(struct cairn_shard_job *job, uint32_t tens
     tiled->tensor = tensor;
     tiled->next = job->tiling.list;
     job->tiling.list = tiled;
-    point_parts(job, tensor, tiled);
+    job->tiling.of[tensor] = tiled;
     return tiled;
 }
 
@@ -139,7 +132,7 @@ static void sweep(struct cairn_shard_job *job)
             continue;
         }
         *link = tiled->next;
-        point_parts(job, tiled->tensor, NULL);
+        job->tiling.of[tiled->tensor] = NULL;
         held_free(job, tiled->held);
         give(job, tiled, sizeof *tiled);
     }
@@ -150,12 +143,14 @@ cairn_status cairn_tiles_open(struct cairn_shard_job *job, const struct cairn_ch
     const size_t members = job->collector.slot_count / job->spec.window;
     job->tiling.table = table;
     job->tiling.holds = malloc(members * CAIRN_STEP_HOLDS_BYTES(table->trained_count) + 1);
-    return job->tiling.holds != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+    job->tiling.of = calloc(job->spec.tensor_count + 1, sizeof *job->tiling.of);
+    return job->tiling.holds != NULL && job->tiling.of != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
 void cairn_tiles_close(struct cairn_shard_job *job)
 {
     free(job->tiling.holds);
+    free(job->tiling.of);
     while (job->tiling.list != NULL) {
         struct cairn_tiled *tiled = job->tiling.list;
         job->tiling.list = tiled->next;
@@ -174,7 +169,7 @@ static cairn_status held_get(struct cairn_shard_job *job, uint32_t tensor,
                              const struct cairn_box *box, struct cairn_held **held_out,
                              struct cairn_sentence *why)
 {
-    struct cairn_tiled *tiled = job->forms[chunks_of(job, tensor).first_extent].tiled;
+    struct cairn_tiled *tiled = job->tiling.of[tensor];
     struct cairn_held *held = tiled != NULL ? tiled->held : NULL;
     while (held != NULL && !cairn_box_equal(&held->box, box)) held = held->next;
     if (held == NULL && cairn_step_phase_of(job->collector.step) == CAIRN_STEP_COLLECTING)

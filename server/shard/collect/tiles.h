@@ -35,6 +35,8 @@ struct cairn_tiled {
 struct cairn_tiling {
     const struct cairn_chunk_table *table; /* borrowed: the part whose tensors they are of */
     struct cairn_tiled *list;              /* owned: those of which a member does not hold all */
+    struct cairn_tiled *
+        *of;        /* owned: [spec.tensor_count] the same, by tensor; NULL: all hold all of it */
     uint8_t *holds; /* owned: of cairn_tiles_holds, a row for each member that a round may have */
     uint32_t world; /* of the last MemberTiles: told to a new coordinator */
 };
@@ -86,7 +88,6 @@ uint64_t cairn_tiles_common(const struct cairn_shard_job *job, const struct cair
  * CAIRN_ERR_MISMATCH: not what the member declared; `why` (may be NULL) says so. */
 CAIRN_MUST_CHECK cairn_status cairn_tiles_piece(const struct cairn_member *member,
                                                 const struct cairn_chunk_header *header,
-                                                uint64_t chunk,
                                                 const struct cairn_chunk_place *place,
                                                 struct cairn_piece *piece_out,
                                                 struct cairn_sentence *why);

@@ -15,10 +15,18 @@ static uint8_t *mark_of(struct cairn_held *held, uint64_t chunk)
     return within ? &held->mark[chunk - held->first_chunk] : NULL;
 }
 
+/* NULL: every member holds all of the chunk's tensor. */
+static const struct cairn_tiled *tiled_of(const struct cairn_shard_job *job, uint64_t chunk)
+{
+    const struct cairn_chunk_table *table = job->tiling.table;
+    return job->tiling.of[table->map.extents[table->extent_of[chunk]].tensor];
+}
+
 /* The box that the header means; *held_out NULL: all of the tensor, which is not tiled. */
 static cairn_status judge_tile(const struct cairn_member *member,
-                               const struct cairn_chunk_header *header, struct cairn_tiled *tiled,
-                               struct cairn_held **held_out, struct cairn_sentence *why)
+                               const struct cairn_chunk_header *header,
+                               const struct cairn_tiled *tiled, struct cairn_held **held_out,
+                               struct cairn_sentence *why)
 {
     const char *name = member->job->spec.tensors[header->tensor].name;
     const struct cairn_member_tile *tile = cairn_tiles_of_member(member, header->tensor);
@@ -40,13 +48,13 @@ static cairn_status judge_tile(const struct cairn_member *member,
 }
 
 cairn_status cairn_tiles_piece(const struct cairn_member *member,
-                               const struct cairn_chunk_header *header, uint64_t chunk,
+                               const struct cairn_chunk_header *header,
                                const struct cairn_chunk_place *place, struct cairn_piece *piece_out,
                                struct cairn_sentence *why)
 {
     const struct cairn_shard_job *job = member->job;
     struct cairn_piece piece = { .count = place->elem_count };
-    struct cairn_tiled *tiled = job->forms[job->tiling.table->extent_of[chunk]].tiled;
+    const struct cairn_tiled *tiled = job->tiling.of[place->tensor];
     cairn_status status = judge_tile(member, header, tiled, &piece.held, why);
     if (status != CAIRN_OK) return status;
     if (piece.held != NULL)
@@ -60,7 +68,7 @@ cairn_status cairn_tiles_piece(const struct cairn_member *member,
 
 void cairn_tiles_begin_chunk(struct cairn_shard_job *job, uint64_t chunk)
 {
-    const struct cairn_tiled *tiled = job->forms[job->tiling.table->extent_of[chunk]].tiled;
+    const struct cairn_tiled *tiled = tiled_of(job, chunk);
     for (struct cairn_held *h = tiled != NULL ? tiled->held : NULL; h != NULL; h = h->next) {
         uint8_t *mark = mark_of(h, chunk);
         if (mark != NULL) *mark = 0;
@@ -127,7 +135,7 @@ void cairn_tiles_put(struct cairn_shard_job *job, uint64_t chunk, const struct c
 
 bool cairn_tiles_put_whole(const struct cairn_shard_job *job, uint64_t chunk)
 {
-    const struct cairn_tiled *tiled = job->forms[job->tiling.table->extent_of[chunk]].tiled;
+    const struct cairn_tiled *tiled = tiled_of(job, chunk);
     if (tiled == NULL) return false;
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->tiling.table->map, chunk);
     uint64_t elems = 0, before;

@@ -37,7 +37,8 @@ static uint64_t newest_held(const struct cairn_shard *shard, uint64_t number)
 static bool same_layout(const struct cairn_shard_job *job, const struct cairn_paged *layout)
 {
     if (layout->have_bytes < CAIRN_LAYOUT_HASH_BYTES) return false;
-    return memcmp(job->layout->hash, layout->bytes + layout->have_bytes - CAIRN_LAYOUT_HASH_BYTES,
+    return memcmp(job->view->layout->hash,
+                  layout->bytes + layout->have_bytes - CAIRN_LAYOUT_HASH_BYTES,
                   CAIRN_LAYOUT_HASH_BYTES) == 0;
 }
 
@@ -79,7 +80,7 @@ static void create_open(struct cairn_shard *shard, struct cairn_arriving *create
     cairn_log_info(
         "making room for job %s, generation %llu: %llu elements in %zu extents, %llu bytes",
         job->spec.name, (unsigned long long)job->generation,
-        (unsigned long long)job->table.map.elem_count, job->table.map.extent_count,
+        (unsigned long long)job->view->table.map.elem_count, job->view->table.map.extent_count,
         (unsigned long long)cairn_memory_sum(&job->memory));
     status = cairn_admit_job(job, create_message(create), &why);
     if (status != CAIRN_OK) {

@@ -37,8 +37,8 @@ static void fill_more(const struct cairn_shard_job *job, Cairn__HeldJob *out)
 {
     const struct cairn_version version = cairn_step_version(job->collector.step);
     out->name = job->spec.name;
-    out->shard_index = job->table.map.shard;
-    out->shard_count = job->layout->shard_count;
+    out->shard_index = job->view->table.map.shard;
+    out->shard_count = job->view->layout->shard_count;
     out->version_generation = version.generation;
     out->version_step = version.step;
     out->base_step = job->base_step;
@@ -57,7 +57,7 @@ size_t cairn_held_list(const struct cairn_shard *shard, Cairn__HeldJob *out, boo
         cairn__held_job__init(held);
         held->job = job->number;
         held->generation = job->generation;
-        memcpy(&held->layout_hash, job->layout->hash, sizeof held->layout_hash);
+        memcpy(&held->layout_hash, job->view->layout->hash, sizeof held->layout_hash);
         held->epoch = cairn_step_epoch(job->collector.step);
         held->revision = job->terms.revision;
         held->round = cairn_step_round_seen(job->collector.step);
@@ -127,7 +127,7 @@ static void send_part(struct cairn_shard *shard, uint32_t request,
     struct cairn_packed *spec = amended ? cairn_packed_copy(job->terms.amended.bytes,
                                                             job->terms.amended.have_bytes)
                                         : cairn_packed_spec(&job->spec);
-    struct cairn_packed *layout = cairn_packed_layout(job->layout);
+    struct cairn_packed *layout = cairn_packed_layout(job->view->layout);
     if (spec == NULL || layout == NULL) {
         refuse(shard, request, CAIRN_ERR_NO_MEMORY, "no memory to send the spec of a job");
     } else {

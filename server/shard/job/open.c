@@ -9,15 +9,17 @@
 #include "server/shard/job/members.h"
 #include "server/shard/job/open.h"
 #include "server/shard/job/own.h"
+#include "server/shard/job/switch.h"
 #include "server/shard/read/fetch.h"
 #include "server/shard/relay/relay.h"
 #include "server/shard/shard.h"
 #include "server/shard/state/report.h"
 #include "server/shard/state/write.h"
 
-/* ---- what it is: spec, layout, map, forms ---- */
+/* ---- what it is ---- */
 
-static cairn_status decode_layout(struct cairn_shard_job *job, const struct cairn_paged *bytes,
+static cairn_status decode_layout(const struct cairn_shard_job *job,
+                                  const struct cairn_paged *bytes, struct cairn_layout **layout_out,
                                   struct cairn_sentence *why)
 {
     const size_t count = job->spec.tensor_count;
@@ -30,7 +32,7 @@ static cairn_status decode_layout(struct cairn_shard_job *job, const struct cair
         };
     }
     cairn_status status = cairn_layout_decode(bytes->bytes, bytes->have_bytes, tensors,
-                                              (uint32_t)count, &job->layout);
+                                              (uint32_t)count, layout_out);
     free(tensors);
     if (status != CAIRN_OK) {
         return cairn_fail(why, status, "the layout of %zu bytes does not fit the job's tensors: %s",
@@ -39,29 +41,19 @@ static cairn_status decode_layout(struct cairn_shard_job *job, const struct cair
     return CAIRN_OK;
 }
 
-static cairn_status decode_map(struct cairn_shard_job *job, const Cairn__JobCreate *message,
-                               const struct cairn_paged *spec, const struct cairn_paged *layout,
-                               struct cairn_sentence *why)
+static cairn_status decode(struct cairn_shard_job *job, const Cairn__JobCreate *message,
+                           const struct cairn_paged *spec, const struct cairn_paged *layout,
+                           struct cairn_need *need, struct cairn_sentence *why)
 {
-    const uint32_t index = message->shard_index;
+    struct cairn_layout *decoded = NULL;
     cairn_status status = cairn_spec_unpack(spec->bytes, spec->have_bytes, cairn_optimizer_names(),
                                             &job->spec, why);
     if (status != CAIRN_OK) return status;
     job->terms.revision = job->spec.revision;
-    status = decode_layout(job, layout, why);
+    status = decode_layout(job, layout, &decoded, why);
     if (status != CAIRN_OK) return status;
-    if (index >= job->layout->shard_count) {
-        return cairn_fail(why, CAIRN_ERR_INVALID, "shard index %u of a layout of %u shards", index,
-                          job->layout->shard_count);
-    }
-    status = cairn_shard_map_init(&job->table.map, job->layout, index, job->spec.chunk_leaves);
-    if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the map of a job");
-    if (job->table.map.chunk_count >= UINT32_MAX) {
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "%llu chunks on one shard: raise chunk_leaves or add shards",
-                          (unsigned long long)job->table.map.chunk_count);
-    }
-    return CAIRN_OK;
+    return cairn_shard_view_open(job, decoded, message->shard_index, message->member_max,
+                                 &job->view, need, why);
 }
 
 /* As many as keep all homes at work that it has chunks in. */
@@ -69,7 +61,7 @@ static uint32_t folds_wanted(const struct cairn_shard_job *job, const struct cai
 {
     uint32_t wanted = 0;
     if (need->host_from > 0) wanted += cairn_compute_items_wanted(&job->shard->device);
-    if (need->host_from < job->table.map.elem_count || wanted == 0)
+    if (need->host_from < job->view->table.map.elem_count || wanted == 0)
         wanted += cairn_compute_items_wanted(&job->shard->host);
     return wanted;
 }
@@ -84,36 +76,27 @@ static void say_offload(const struct cairn_shard_job *job, const struct cairn_ne
     else
         cairn_log_info("job %s: offload_fraction %g: %llu of %llu elements lie in host memory",
                        job->spec.name, job->spec.offload_fraction,
-                       (unsigned long long)(job->table.map.elem_count - need->host_from),
-                       (unsigned long long)job->table.map.elem_count);
+                       (unsigned long long)(job->view->table.map.elem_count - need->host_from),
+                       (unsigned long long)job->view->table.map.elem_count);
 }
 
-static cairn_status make_forms(struct cairn_shard_job *job, uint32_t member_max,
-                               struct cairn_need *need, struct cairn_sentence *why)
+static void set_sizes(struct cairn_shard_job *job, struct cairn_need *need)
 {
-    job->forms = calloc(job->table.map.extent_count + 1, sizeof *job->forms);
-    if (job->forms == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
-    struct cairn_shard *shard = job->shard;
-    cairn_status status = cairn_need_of(&job->spec, &job->table.map, member_max,
-                                        shard->device.home != NULL, job->forms, need, why);
-    if (status != CAIRN_OK) return status;
-    if (need->host_from > 0) job->compute = &shard->device;
+    if (need->host_from > 0) job->compute = &job->shard->device;
     say_offload(job, need);
     need->step.folds_wanted = folds_wanted(job, need);
     job->landing.slot_bytes = need->slot_bytes;
     job->puts.max = need->put_max;
     job->puts.bytes = need->put_bytes;
     job->replies.bytes = need->reply_bytes;
-    return CAIRN_OK;
 }
 
 static cairn_status make_tables(struct cairn_shard_job *job, struct cairn_sentence *why)
 {
-    job->puts.have = calloc((size_t)job->table.map.chunk_count + 1, 1);
-    if (job->puts.have == NULL || cairn_chunk_table_number(&job->table, &job->spec) != CAIRN_OK) {
+    job->puts.have = calloc((size_t)job->view->table.map.chunk_count + 1, 1);
+    if (job->puts.have == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the chunks of a job");
-    }
-    return CAIRN_OK;
+    return cairn_shard_view_number(job->view, &job->spec, why);
 }
 
 /* ---- reserving ---- */
@@ -208,7 +191,7 @@ static cairn_status take_budget(struct cairn_shard_job *job, const struct cairn_
         what, sizeof what,
         "job %s (%llu elements here: state %llu bytes%s, published %llu, landing %u x %zu bytes "
         "and a reply each for %u worker%s)",
-        job->spec.name, (unsigned long long)job->table.map.elem_count,
+        job->spec.name, (unsigned long long)job->view->table.map.elem_count,
         (unsigned long long)(need->memory.state + need->memory.device),
         need->memory.device > 0 ? " on its device" : "", (unsigned long long)need->memory.published,
         job->spec.workers_min * job->spec.window, job->landing.slot_bytes, job->spec.workers_min,
@@ -230,9 +213,9 @@ static cairn_status open_arenas(struct cairn_shard_job *job, const struct cairn_
     cairn_status status = CAIRN_OK;
     if (need->memory.device > 0) status = cairn_compute_begin(device, why);
     if (status == CAIRN_OK)
-        status = cairn_planes_open(&job->planes, &job->table.map, job->forms, device->home,
-                                   need->host_from, why);
-    if (status == CAIRN_OK) status = cairn_published_open(job, need->wire_bytes, why);
+        status = cairn_planes_open(&job->planes, &job->view->table.map, job->view->forms,
+                                   device->home, need->host_from, why);
+    if (status == CAIRN_OK) status = cairn_published_open(job, why);
     if (status != CAIRN_OK) return status;
     status = cairn_arena_open_scratch("puts", (uint64_t)job->puts.max * job->puts.bytes,
                                       &job->puts.arena, why);
@@ -253,8 +236,8 @@ static void pin_arenas(struct cairn_shard_job *job)
 /* The small arrays of a round. */
 static cairn_status make_round(struct cairn_shard_job *job, struct cairn_sentence *why)
 {
-    cairn_status status = cairn_pass_open(job, &job->table);
-    if (status == CAIRN_OK) status = cairn_tiles_open(job, &job->table);
+    cairn_status status = cairn_pass_open(job, &job->view->table);
+    if (status == CAIRN_OK) status = cairn_tiles_open(job, &job->view->table);
     if (status == CAIRN_OK) status = cairn_frozen_init(&job->frozen, &job->spec);
     if (status == CAIRN_OK) return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the rounds of a job");
@@ -305,9 +288,11 @@ cairn_status cairn_shard_job_open(struct cairn_shard *shard, const Cairn__JobCre
     shard->jobs = job;
 
     struct cairn_need need;
-    cairn_status status = decode_map(job, message, spec, layout, why);
-    if (status == CAIRN_OK) status = make_forms(job, message->member_max, &need, why);
-    if (status == CAIRN_OK) status = reserve(job, &need, message, why);
+    cairn_status status = decode(job, message, spec, layout, &need, why);
+    if (status == CAIRN_OK) {
+        set_sizes(job, &need);
+        status = reserve(job, &need, message, why);
+    }
     if (status != CAIRN_OK) {
         cairn_shard_job_free(job);
         return status;
@@ -343,9 +328,7 @@ static void free_job(struct cairn_shard_job *job, const struct cairn_request *re
     cairn_pass_close(job);
     free(job->puts.have);
     cairn_frozen_release(&job->frozen);
-    free(job->forms);
-    cairn_chunk_table_close(&job->table);
-    cairn_layout_close(job->layout);
+    cairn_shard_view_unref(job->view);
     cairn_paged_release(&job->terms.amended);
     cairn_spec_release(&job->spec);
     cairn_release_bytes(job->shard, cairn_memory_sum(&job->memory), request);

@@ -140,12 +140,12 @@ static void send_as_owner(const struct cairn_collector *collector, struct cairn_
 
 static cairn_status judge_piece(const struct cairn_collector *collector,
                                 const struct cairn_member *member,
-                                const struct cairn_chunk_header *header, uint64_t chunk,
+                                const struct cairn_chunk_header *header,
                                 const struct cairn_chunk_place *place,
                                 struct cairn_piece *piece_out, struct cairn_sentence *why)
 {
     (void)collector;
-    return cairn_tiles_piece(member, header, chunk, place, piece_out, why);
+    return cairn_tiles_piece(member, header, place, piece_out, why);
 }
 
 static void *landing_slot(struct cairn_collector *collector, uint32_t slot)
@@ -275,7 +275,7 @@ cairn_status cairn_own_open(struct cairn_shard_job *job, const struct cairn_step
         &job->collector, &(struct cairn_collector_options) {
                              .hands = &own_part,
                              .job = job,
-                             .table = &job->table,
+                             .table = &job->view->table,
                              .shard_name = job->shard->name,
                              .step = config,
                              .version = { message->generation, message->step },

@@ -124,10 +124,10 @@ static const char *read_scalars(struct cairn_shard_job *job, const struct cairn_
 }
 
 /* Where the chunk's wire copy stands. */
-static void *wire_of(const struct cairn_shard_job *job, const struct cairn_published *published,
-                     uint64_t chunk, const struct cairn_chunk_place *place)
+static void *wire_of(const struct cairn_published *published, uint64_t chunk,
+                     const struct cairn_chunk_place *place)
 {
-    return cairn_published_at(published, job->pass.table, job->forms, chunk, place->local_elem);
+    return cairn_published_at(published, chunk, place->local_elem);
 }
 
 /* A chunk whose parameters no update changes, out of these. */
@@ -135,9 +135,9 @@ static void publish_from(struct cairn_works *works, const void *param,
                          const struct cairn_shard_job *job, struct cairn_published *published,
                          uint32_t chunk, const struct cairn_chunk_place *place)
 {
-    const struct cairn_form *form = &job->forms[job->pass.table->extent_of[chunk]];
+    const struct cairn_form *form = &job->view->forms[job->pass.table->extent_of[chunk]];
     struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_CONVERT);
-    work->convert.dst = wire_of(job, published, chunk, place);
+    work->convert.dst = wire_of(published, chunk, place);
     work->convert.dst_dtype = form->wire;
     work->convert.src = param;
     work->convert.src_dtype = form->master;
@@ -159,19 +159,17 @@ static bool host_follows(const struct cairn_shard_job *job, const struct cairn_p
                          uint32_t chunk)
 {
     return published->device.base != NULL &&
-           (published->on_host || !job->forms[job->pass.table->extent_of[chunk]].trained);
+           (published->on_host || !job->view->forms[job->pass.table->extent_of[chunk]].trained);
 }
 
 static void fill_host(struct cairn_works *works, const struct cairn_shard_job *job,
                       const struct cairn_published *published, uint32_t chunk)
 {
     const struct cairn_chunk_place place = place_of(job, chunk);
-    const cairn_dtype wire = job->forms[job->pass.table->extent_of[chunk]].wire;
-    cairn_works_copy(
-        works,
-        cairn_published_host_at(published, job->pass.table, job->forms, chunk, place.local_elem),
-        wire_of(job, published, chunk, &place),
-        (size_t)place.elem_count * cairn_dtype_bytes((int)wire));
+    const cairn_dtype wire = job->view->forms[job->pass.table->extent_of[chunk]].wire;
+    cairn_works_copy(works, cairn_published_host_at(published, chunk, place.local_elem),
+                     wire_of(published, chunk, &place),
+                     (size_t)place.elem_count * cairn_dtype_bytes((int)wire));
 }
 
 /* Updates pass frozen tensors by; after a write the older copies have to take them over once, and so has
@@ -179,7 +177,7 @@ static void fill_host(struct cairn_works *works, const struct cairn_shard_job *j
 static bool refresh_frozen(struct cairn_works *works, const struct cairn_shard_job *job,
                            struct cairn_published *next, uint32_t chunk)
 {
-    if (job->forms[job->pass.table->extent_of[chunk]].trained) return false;
+    if (job->view->forms[job->pass.table->extent_of[chunk]].trained) return false;
     const struct cairn_chunk_place place = place_of(job, chunk);
     publish_chunk(works, job, next, chunk, &place);
     return host_follows(job, next, chunk);
@@ -214,7 +212,7 @@ static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage
     }
     if (trained == CAIRN_PASS_NOT_TRAINED) return refresh_frozen(works, job, next, chunk);
     const struct cairn_chunk_place place = place_of(job, chunk);
-    const struct cairn_form *form = &job->forms[job->pass.table->extent_of[chunk]];
+    const struct cairn_form *form = &job->view->forms[job->pass.table->extent_of[chunk]];
     const struct cairn_group_scalars *scalars = &job->pass.scalars[form->group];
     job->pass.chunk_sums[trained].nonfinite = 0; // the decision has come: free again
     // A prepared shard has seen the opening of the round that is decided: job->frozen is that round's.
@@ -228,7 +226,7 @@ static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage
         .param = plane_at(job, CAIRN_PLANE_PARAM, chunk, &place),
         .exp_avg = plane_at(job, CAIRN_PLANE_EXP_AVG, chunk, &place),
         .exp_avg_sq = plane_at(job, CAIRN_PLANE_EXP_AVG_SQ, chunk, &place),
-        .wire = wire_of(job, next, chunk, &place),
+        .wire = wire_of(next, chunk, &place),
         .wire_dtype = form->wire,
         .elems = (size_t)place.elem_count,
         .far = job->pass.is_far,
@@ -326,7 +324,7 @@ static bool describe_seal(struct cairn_run *run, uint32_t item, uint32_t stage,
     const uint32_t chunk = cairn_pass_chunk(run, item);
     const struct cairn_chunk_place place = place_of(job, chunk);
     // Updates pass frozen tensors by, so both copies have them from the start.
-    const bool is_frozen = !job->forms[job->pass.table->extent_of[chunk]].trained;
+    const bool is_frozen = !job->view->forms[job->pass.table->extent_of[chunk]].trained;
     for (int i = 0; i < (is_frozen ? 2 : 1); i++) {
         struct cairn_published *copy = &job->versions.copies[i];
         if (stage == 0)

@@ -17,7 +17,6 @@
 
 struct cairn_reserve;
 struct cairn_shard;
-struct cairn_tiled;
 struct cairn_works;
 
 /* The sums of the round at hand have no number on the wire. */
@@ -27,11 +26,10 @@ struct cairn_works;
 /* The form of an extent of the job here, as the kernels see it: numbered as map.extents. */
 struct cairn_form {
     bool trained;
-    cairn_dtype wire, master;  /* f32; a blob's is u8, both */
-    uint32_t group;            /* of a trained tensor, in the spec's groups */
-    struct cairn_tiled *tiled; /* its tensor's; NULL: every member holds all of the tensor */
-    uint32_t planes;           /* bits 1u << CAIRN_PLANE_...: those that the extent keeps */
-    uint64_t wire_byte;        /* where the extent's first element stands in a published copy */
+    cairn_dtype wire, master; /* f32; a blob's is u8, both */
+    uint32_t group;           /* of a trained tensor, in the spec's groups */
+    uint32_t planes;          /* bits 1u << CAIRN_PLANE_...: those that the extent keeps */
+    uint64_t wire_byte;       /* where the extent's first element stands in a published copy */
 };
 
 /* The plane is state: snapshots store it, and members fetch and write it. Any number may be asked. */

@@ -28,39 +28,66 @@ struct source {
     const struct cairn_published *published;
 };
 
-static cairn_status judge_wire(const struct cairn_shard_job *job,
-                               const struct cairn_chunk_header *header, uint64_t chunk,
-                               const struct cairn_chunk_place *place, struct source *source_out)
+/* The chunk that is meant, by the view that it is read in: a published version by that of its copy, state by
+ * the one in force. */
+struct place {
+    const struct cairn_published *published; /* NULL: state */
+    const struct cairn_shard_view *view;
+    uint64_t chunk;
+    struct cairn_chunk_place at;
+};
+
+static cairn_status find_place(const struct cairn_shard_job *job,
+                               const struct cairn_chunk_header *header, struct place *place_out)
 {
     const struct cairn_version version = { header->generation, header->step };
-    const struct cairn_published *published = cairn_published_find(job, version);
-    if (published == NULL) return cairn_published_missing(job, version);
-    const cairn_dtype dtype = job->forms[job->table.extent_of[chunk]].wire;
+    struct place place = { .view = job->view };
+    if (job->state != CAIRN_JOB_SERVING) return CAIRN_ERR_NOT_READY;
+    if (header->plane == CAIRN_PLANE_WIRE) {
+        place.published = cairn_published_find(job, version);
+        if (place.published == NULL) return cairn_published_missing(job, version);
+        place.view = place.published->view;
+    }
+    const struct cairn_shard_map *map = &place.view->table.map;
+    if (cairn_shard_map_chunk_number(map, header->tensor, header->first_leaf, header->leaf_count,
+                                     &place.chunk) != CAIRN_OK)
+        return CAIRN_ERR_MALFORMED;
+    place.at = cairn_shard_map_chunk(map, place.chunk);
+    *place_out = place;
+    return CAIRN_OK;
+}
+
+static cairn_status judge_wire(const struct place *place, struct source *source_out)
+{
+    const struct cairn_published *published = place->published;
+    const struct cairn_shard_view *view = place->view;
+    const cairn_dtype dtype = view->forms[view->table.extent_of[place->chunk]].wire;
     *source_out = (struct source) {
         .bytes = (published->on_host ? cairn_published_host_at : cairn_published_at)(
-            published, &job->table, job->forms, chunk, place->local_elem),
-        .byte_count = (size_t)place->elem_count * cairn_dtype_bytes((int)dtype),
+            published, place->chunk, place->at.local_elem),
+        .byte_count = (size_t)place->at.elem_count * cairn_dtype_bytes((int)dtype),
         .dtype = dtype,
-        .checksum = &published->checksums[chunk],
+        .checksum = &published->checksums[place->chunk],
         .published = published->on_host ? published : NULL,
     };
     return CAIRN_OK;
 }
 
 static cairn_status judge_state(const struct cairn_shard_job *job,
-                                const struct cairn_chunk_header *header, uint64_t chunk,
-                                const struct cairn_chunk_place *place, struct source *source_out)
+                                const struct cairn_chunk_header *header, const struct place *place,
+                                struct source *source_out)
 {
-    const uint32_t extent = job->table.extent_of[chunk];
-    if (!cairn_form_stores(&job->forms[extent], header->plane)) return CAIRN_ERR_NOT_FOUND;
-    const cairn_dtype dtype = cairn_form_dtype(&job->forms[extent], header->plane);
+    const uint32_t extent = place->view->table.extent_of[place->chunk];
+    const struct cairn_form *form = &place->view->forms[extent];
+    if (!cairn_form_stores(form, header->plane)) return CAIRN_ERR_NOT_FOUND;
+    const cairn_dtype dtype = cairn_form_dtype(form, header->plane);
     if (job->pass.updating) return CAIRN_ERR_BUSY;
     const struct cairn_version wanted = { header->generation, header->step };
     if (cairn_version_compare(job->versions.copies[job->versions.newest].version, wanted) != 0)
         return cairn_published_missing(job, wanted);
     *source_out = (struct source) {
-        .bytes = cairn_planes_at(&job->planes, header->plane, extent, place->local_elem),
-        .byte_count = (size_t)place->elem_count * cairn_dtype_bytes((int)dtype),
+        .bytes = cairn_planes_at(&job->planes, header->plane, extent, place->at.local_elem),
+        .byte_count = (size_t)place->at.elem_count * cairn_dtype_bytes((int)dtype),
         .dtype = dtype,
     };
     return CAIRN_OK;
@@ -70,14 +97,11 @@ static cairn_status judge_state(const struct cairn_shard_job *job,
 static cairn_status judge_fetch(const struct cairn_shard_job *job,
                                 const struct cairn_chunk_header *header, struct source *source_out)
 {
-    if (job->state != CAIRN_JOB_SERVING) return CAIRN_ERR_NOT_READY;
-    uint64_t chunk;
-    cairn_status status = cairn_shard_map_chunk_number(
-        &job->table.map, header->tensor, header->first_leaf, header->leaf_count, &chunk);
-    if (status != CAIRN_OK) return CAIRN_ERR_MALFORMED;
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->table.map, chunk);
-    return (header->plane == CAIRN_PLANE_WIRE ? judge_wire : judge_state)(job, header, chunk,
-                                                                          &place, source_out);
+    struct place place;
+    const cairn_status status = find_place(job, header, &place);
+    if (status != CAIRN_OK) return status;
+    return place.published != NULL ? judge_wire(&place, source_out)
+                                   : judge_state(job, header, &place, source_out);
 }
 
 /* ---- boxes ---- */
@@ -101,20 +125,18 @@ static cairn_status find_box(const struct cairn_member *member, struct cairn_rep
 {
     const struct cairn_shard_job *job = reply->job;
     const struct cairn_chunk_header *header = &reply->header;
-    uint64_t chunk;
-    cairn_status status = cairn_shard_map_chunk_number(
-        &job->table.map, header->tensor, header->first_leaf, header->leaf_count, &chunk);
-    if (status != CAIRN_OK) return CAIRN_ERR_MALFORMED;
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->table.map, chunk);
+    struct place place;
+    cairn_status status = find_place(job, header, &place);
+    if (status != CAIRN_OK) return status;
     if (header->tile == CAIRN_TILE_BOX) {
         struct cairn_box box;
         status = cairn_box_decode(reply->box_bytes, (size_t)header->payload_bytes, &box);
-        return status == CAIRN_OK ? set_box(reply, &box, &place) : status;
+        return status == CAIRN_OK ? set_box(reply, &box, &place.at) : status;
     }
     struct cairn_piece piece;
-    status = cairn_tiles_piece(member, header, chunk, &place, &piece, NULL);
+    status = cairn_tiles_piece(member, header, &place.at, &piece, NULL);
     if (status != CAIRN_OK || piece.held == NULL) return status;
-    return set_box(reply, &piece.held->box, &place);
+    return set_box(reply, &piece.held->box, &place.at);
 }
 
 /* Packs the elements of the box out of the chunk; returns how many bytes they are. */
@@ -124,7 +146,7 @@ static size_t pack(struct cairn_reply *reply, struct cairn_works *works,
     const struct cairn_chunk_header *header = &reply->header;
     const struct cairn_shard_job *job = reply->job;
     const size_t elem_bytes = cairn_dtype_bytes((int)source->dtype);
-    const struct cairn_geometry *geometry = &job->layout->geometry[header->tensor];
+    const struct cairn_geometry *geometry = &job->view->layout->geometry[header->tensor];
     const struct cairn_works_box of = {
         .box = &reply->box,
         .shape = &job->spec.tensors[header->tensor].shape,
@@ -194,7 +216,7 @@ static void send_data(struct cairn_member *member, struct cairn_reply *reply,
         return;
     }
     header->kind = CAIRN_CHUNK_DATA;
-    header->tile = job->table.map.shard;
+    header->tile = job->view->table.map.shard;
     header->dtype = (uint8_t)source->dtype;
     header->payload_bytes = byte_count;
     header->checksum = checksum_of(reply, source, payload, byte_count);

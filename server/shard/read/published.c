@@ -36,7 +36,7 @@ static uint64_t device_bytes(const struct cairn_published *copy)
 static uint64_t copy_bytes(const struct cairn_shard_job *job)
 {
     return CAIRN_PUBLISHED_PAGE_BYTES + job->versions.copies[job->versions.newest].wire.bytes +
-           (job->table.map.chunk_count + 1) * sizeof(uint64_t);
+           (job->view->table.map.chunk_count + 1) * sizeof(uint64_t);
 }
 
 static struct cairn_published_head *head_of(const struct cairn_published *copy)
@@ -57,13 +57,13 @@ static void share_copy(struct cairn_shard_job *job, struct cairn_published *copy
 {
     const uint32_t count = (uint32_t)cairn_published_segments(copy->wire.bytes);
     struct cairn_published_note note = { .magic = CAIRN_PUBLISHED_MAGIC,
-                                         .shard = job->table.map.shard,
+                                         .shard = job->view->table.map.shard,
                                          .job = job->number,
                                          .incarnation = job->shard->incarnation,
                                          .copy = ++job->shard->copies_made,
                                          .segment_count = count,
                                          .side = CAIRN_PUBLISHED_HOST };
-    memcpy(&note.layout_hash, job->layout->hash, sizeof note.layout_hash);
+    memcpy(&note.layout_hash, copy->view->layout->hash, sizeof note.layout_hash);
     bool all = cairn_arena_share(&copy->wire, job->shard->fabric, &note);
     note.segment = count;
     all = all && cairn_arena_share(&copy->head, job->shard->fabric, &note);
@@ -109,7 +109,7 @@ static bool has_device_side(const struct cairn_shard_job *job)
 {
     const struct cairn_home *home = job->shard->device.home;
     return home != NULL && cairn_home_info(home)->exports &&
-           job->planes.host_from == job->table.map.elem_count;
+           job->planes.host_from == job->view->table.map.elem_count;
 }
 
 static cairn_status open_device(struct cairn_shard_job *job, struct cairn_published *copy,
@@ -147,25 +147,29 @@ static cairn_status open_side(struct cairn_shard_job *job, struct cairn_publishe
     return may_lack && status == CAIRN_ERR_NO_MEMORY ? CAIRN_OK : status;
 }
 
-static cairn_status open_copy(struct cairn_shard_job *job, uint32_t index, uint64_t wire_bytes,
+/* In the job's view. */
+static cairn_status open_copy(struct cairn_shard_job *job, uint32_t index,
                               struct cairn_sentence *why)
 {
     struct cairn_published *copy = &job->versions.copies[index];
+    const uint64_t wire_bytes = job->view->wire_bytes;
     *copy = NO_COPY;
-    copy->checksums = calloc((size_t)job->table.map.chunk_count + 1, sizeof *copy->checksums);
+    copy->checksums = calloc((size_t)job->view->table.map.chunk_count + 1, sizeof *copy->checksums);
     if (copy->checksums == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the checksums of a version");
+    copy->view = cairn_shard_view_ref(job->view);
     cairn_status status = open_host(copy, index, wire_bytes, why);
     if (status == CAIRN_OK && !job->planes.parked && !job->park.is_under_way)
         status = open_side(job, copy, copy_count(job), wire_bytes, why);
     if (status == CAIRN_OK) {
-        cairn_published_head_init(head_of(copy), &job->table.map, job->number, wire_bytes);
+        cairn_published_head_init(head_of(copy), &copy->view->table.map, job->number, wire_bytes);
         share_copy(job, copy);
         return CAIRN_OK;
     }
     cairn_arena_close(&copy->head);
     cairn_arena_close(&copy->wire);
     free(copy->checksums);
+    cairn_shard_view_unref(copy->view);
     *copy = NO_COPY;
     return status;
 }
@@ -179,14 +183,14 @@ static void close_copy(const struct cairn_shard_job *job, struct cairn_published
     cairn_release(job->shard, &copy->wire);
     cairn_release(job->shard, &copy->device);
     free(copy->checksums);
+    cairn_shard_view_unref(copy->view);
     *copy = NO_COPY;
 }
 
-cairn_status cairn_published_open(struct cairn_shard_job *job, uint64_t wire_bytes,
-                                  struct cairn_sentence *why)
+cairn_status cairn_published_open(struct cairn_shard_job *job, struct cairn_sentence *why)
 {
-    cairn_status status = open_copy(job, 0, wire_bytes, why);
-    if (status == CAIRN_OK) status = open_copy(job, 1, wire_bytes, why);
+    cairn_status status = open_copy(job, 0, why);
+    if (status == CAIRN_OK) status = open_copy(job, 1, why);
     return status;
 }
 
@@ -214,28 +218,24 @@ cairn_status cairn_published_missing(const struct cairn_shard_job *job,
                : CAIRN_ERR_VERSION_GONE;
 }
 
-static uint64_t offset_of(const struct cairn_chunk_table *table, const struct cairn_form *forms,
-                          uint64_t chunk, uint64_t local_elem)
+static uint64_t offset_of(const struct cairn_shard_view *view, uint64_t chunk, uint64_t local_elem)
 {
-    const uint32_t extent = table->extent_of[chunk];
-    const uint64_t elems = local_elem - table->map.extents[extent].local_elem;
-    return forms[extent].wire_byte + elems * cairn_dtype_bytes((int)forms[extent].wire);
+    const uint32_t extent = view->table.extent_of[chunk];
+    const struct cairn_form *form = &view->forms[extent];
+    const uint64_t elems = local_elem - view->table.map.extents[extent].local_elem;
+    return form->wire_byte + elems * cairn_dtype_bytes((int)form->wire);
 }
 
-uint8_t *cairn_published_at(const struct cairn_published *copy,
-                            const struct cairn_chunk_table *table, const struct cairn_form *forms,
-                            uint64_t chunk, uint64_t local_elem)
+uint8_t *cairn_published_at(const struct cairn_published *copy, uint64_t chunk, uint64_t local_elem)
 {
     uint8_t *base = copy->device.base != NULL ? copy->device.base : copy->wire.base;
-    return base + offset_of(table, forms, chunk, local_elem);
+    return base + offset_of(copy->view, chunk, local_elem);
 }
 
-uint8_t *cairn_published_host_at(const struct cairn_published *copy,
-                                 const struct cairn_chunk_table *table,
-                                 const struct cairn_form *forms, uint64_t chunk,
+uint8_t *cairn_published_host_at(const struct cairn_published *copy, uint64_t chunk,
                                  uint64_t local_elem)
 {
-    return copy->wire.base + offset_of(table, forms, chunk, local_elem);
+    return copy->wire.base + offset_of(copy->view, chunk, local_elem);
 }
 
 /* Nobody would miss it: not the newest, not leased, not being written. */
@@ -420,7 +420,7 @@ cairn_status cairn_published_add(struct cairn_shard_job *job, const char *what,
                           CAIRN_LEASED_VERSIONS_MAX, job->spec.name);
     cairn_status status = cairn_shard_job_take(job, &job->memory.published, bytes, what, why);
     if (status != CAIRN_OK) return status;
-    status = open_copy(job, index, job->versions.copies[job->versions.newest].wire.bytes, why);
+    status = open_copy(job, index, why);
     if (status != CAIRN_OK) {
         cairn_shard_job_give(job, &job->memory.published, bytes);
         return status;

@@ -21,11 +21,10 @@
 #define CAIRN_PUBLISHED_NONE UINT32_MAX
 enum { CAIRN_SHARD_PUBLISHED_MAX = 2 + CAIRN_LEASED_VERSIONS_MAX };
 
-struct cairn_chunk_table;
-struct cairn_form;
 struct cairn_member;
 struct cairn_shard;
 struct cairn_shard_job;
+struct cairn_shard_view;
 
 /* A published copy, or room for one. */
 struct cairn_published {
@@ -37,8 +36,10 @@ struct cairn_published {
     /* `wire` has the version, too. If all members read the card it is left out, and what is asked for by
      * others comes from the card; of frozen tensors it has it always */
     bool on_host;
-    /* owned: [map.chunk_count] 0 = not asked for yet; NULL: there is no copy here */
+    /* owned: [view->table.map.chunk_count] 0 = not asked for yet; NULL: there is no copy here */
     uint64_t *checksums;
+    struct cairn_shard_view
+        *view; /* counted: by which it was written, or is to be; NULL with checksums */
     struct cairn_version version;
     bool readable; /* false before it is first written, and while it is being written */
     bool stale;    /* its frozen tensors are not those of the newest */
@@ -55,7 +56,7 @@ struct cairn_versions {
 };
 
 /* The copies of every job, before a lease: budget is taken by the caller. CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status cairn_published_open(struct cairn_shard_job *job, uint64_t wire_bytes,
+CAIRN_MUST_CHECK cairn_status cairn_published_open(struct cairn_shard_job *job,
                                                    struct cairn_sentence *why);
 void cairn_published_close(struct cairn_shard_job *job);
 /* To a member that was just connected: if it is of this host it reads the copies where they are. */
@@ -68,13 +69,11 @@ const struct cairn_published *cairn_published_find(const struct cairn_shard_job 
 /* Why cairn_published_find gave NULL: CAIRN_ERR_NOT_READY (it is yet to come), CAIRN_ERR_VERSION_GONE. */
 cairn_status cairn_published_missing(const struct cairn_shard_job *job,
                                      struct cairn_version version);
-/* Where a local element, of that chunk, stands in a copy: where it is written first, and in host memory. */
-uint8_t *cairn_published_at(const struct cairn_published *copy,
-                            const struct cairn_chunk_table *table, const struct cairn_form *forms,
-                            uint64_t chunk, uint64_t local_elem);
-uint8_t *cairn_published_host_at(const struct cairn_published *copy,
-                                 const struct cairn_chunk_table *table,
-                                 const struct cairn_form *forms, uint64_t chunk,
+/* Where a local element of that chunk, both of the copy's view, stands in it: where it is written first, and
+ * in host memory. */
+uint8_t *cairn_published_at(const struct cairn_published *copy, uint64_t chunk,
+                            uint64_t local_elem);
+uint8_t *cairn_published_host_at(const struct cairn_published *copy, uint64_t chunk,
                                  uint64_t local_elem);
 /* The copy to write: what it had cannot be read any more from here on. It may be written when nothing of it
  * is being sent any more. `on_host`: in host memory in any case. */

@@ -205,7 +205,7 @@ static uint64_t measure(const struct cairn_relay *relay, size_t *largest_out)
     *largest_out = 0;
     for (uint32_t i = 0; i < relay->owner_count; i++) {
         const struct cairn_shard_map *map = &relay->owners[i].table.map;
-        if (relay->owners[i].index == job->table.map.shard) continue;
+        if (relay->owners[i].index == job->view->table.map.shard) continue;
         count += map->chunk_count;
         for (size_t e = 0; e < map->extent_count; e++) {
             if (map->extents[e].chunk_count == 0) continue;

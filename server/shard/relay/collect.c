@@ -18,7 +18,7 @@ static void refuse(struct cairn_member *member, const struct cairn_chunk_header 
     struct cairn_chunk_header echoed = *header;
     if (header->kind != CAIRN_CHUNK_PUSH) echoed.tensor = 0;
     cairn_member_refuse_for(member, &echoed, status,
-                            owner != NULL ? owner->index : member->job->table.map.shard);
+                            owner != NULL ? owner->index : member->job->view->table.map.shard);
 }
 
 /* ---- contributions ---- */
@@ -193,12 +193,11 @@ static void send_for_owner(const struct cairn_collector *collector, struct cairn
 
 static cairn_status judge_piece(const struct cairn_collector *collector,
                                 const struct cairn_member *member,
-                                const struct cairn_chunk_header *header, uint64_t chunk,
+                                const struct cairn_chunk_header *header,
                                 const struct cairn_chunk_place *place,
                                 struct cairn_piece *piece_out, struct cairn_sentence *why)
 {
     (void)member;
-    (void)chunk;
     if (header->tile != CAIRN_TILE_WHOLE || header->table_hash != CAIRN_TABLE_HASH_WHOLE)
         return cairn_fail(why, CAIRN_ERR_MISMATCH,
                           "tensor %s: workers that hold parts of tensors push to the owners",

@@ -166,7 +166,7 @@ static cairn_status judge(const struct cairn_relay *relay, const struct cairn_me
     if (relay == NULL || relay->fetches == NULL || relay->fetches->cache.entry_max == 0 ||
         job->state != CAIRN_JOB_SERVING || rank_of(relay, member->number) == UINT32_MAX)
         return CAIRN_ERR_NOT_FOUND;
-    if (owner == NULL || owner->index == job->table.map.shard) return CAIRN_ERR_NOT_FOUND;
+    if (owner == NULL || owner->index == job->view->table.map.shard) return CAIRN_ERR_NOT_FOUND;
     if (header->plane != CAIRN_PLANE_WIRE || header->tile != CAIRN_TILE_WHOLE ||
         header->table_hash != member->tiles_hash)
         return CAIRN_ERR_NOT_FOUND;
@@ -181,9 +181,9 @@ static cairn_status judge(const struct cairn_relay *relay, const struct cairn_me
 static uint32_t owner_index(const struct cairn_shard_job *job,
                             const struct cairn_chunk_header *header)
 {
-    const struct cairn_extent *extent = cairn_layout_find(job->layout, header->tensor,
+    const struct cairn_extent *extent = cairn_layout_find(job->view->layout, header->tensor,
                                                           header->first_leaf);
-    return extent != NULL ? extent->shard : job->table.map.shard;
+    return extent != NULL ? extent->shard : job->view->table.map.shard;
 }
 
 static struct cairn_relay_want *want_open(struct cairn_relay_fetches *fetches,

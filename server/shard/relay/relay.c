@@ -112,14 +112,14 @@ static cairn_status judge_set(const struct cairn_shard_job *job, const Cairn__Re
 {
     bool ok = message->relay != 0 && message->n_members >= 2 && message->n_owners >= 1 &&
               message->n_members <= CAIRN_SPEC_WORKERS_MAX &&
-              message->n_owners <= job->layout->shard_count;
+              message->n_owners <= job->view->layout->shard_count;
     for (size_t i = 0; ok && i < message->n_owners; i++) {
-        ok = message->owners[i]->index < job->layout->shard_count &&
+        ok = message->owners[i]->index < job->view->layout->shard_count &&
              (i == 0 || message->owners[i]->index > message->owners[i - 1]->index);
     }
     if (ok) return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_MALFORMED, "a relay of %zu members to %zu of %u shards",
-                      message->n_members, message->n_owners, job->layout->shard_count);
+                      message->n_members, message->n_owners, job->view->layout->shard_count);
 }
 
 static cairn_status fill(struct cairn_relay *relay, const Cairn__RelaySet *message,
@@ -161,8 +161,8 @@ cairn_status cairn_relay_set(struct cairn_shard_job *job, const Cairn__RelaySet 
     struct cairn_relay *relay = calloc(1, sizeof *relay);
     if (relay == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a relay");
     relay->job = job;
-    relay->layout = job->layout;
-    relay->shard = job->table.map.shard;
+    relay->layout = job->view->layout;
+    relay->shard = job->view->table.map.shard;
     relay->number = message->relay;
     relay->token = message->token;
     relay->silent_ticks_max = SILENT_TICKS_MAX;

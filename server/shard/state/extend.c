@@ -16,14 +16,14 @@ struct cairn_extend {
     struct cairn_loader loader;   /* first */
     struct cairn_shard_job *from; /* borrowed; busy meanwhile */
     struct cairn_version version; /* of `from` */
-    uint32_t source[];            /* [job->table.map.extent_count] an extent of `from`, or NEW */
+    uint32_t source[]; /* [job->view->table.map.extent_count] an extent of `from`, or NEW */
 };
 
 /* The extent of `from` that has the elements of the job's extent i. */
 static cairn_status find_source(struct cairn_extend *extend, size_t i, struct cairn_sentence *why)
 {
     const struct cairn_shard_job *job = extend->loader.job, *from = extend->from;
-    const struct cairn_local_extent *extent = &job->table.map.extents[i];
+    const struct cairn_local_extent *extent = &job->view->table.map.extents[i];
     const struct cairn_tensor_spec *tensor = &job->spec.tensors[extent->tensor];
     const size_t was = cairn_spec_find_tensor(&from->spec, tensor->name);
     extend->source[i] = NEW;
@@ -31,14 +31,14 @@ static cairn_status find_source(struct cairn_extend *extend, size_t i, struct ca
     if (was == SIZE_MAX)
         return cairn_fail(why, CAIRN_ERR_INVALID, "tensor %s is new and has no initializer",
                           tensor->name);
-    const struct cairn_local_extent *old = cairn_shard_map_find(&from->table.map, (uint32_t)was,
-                                                                extent->first_leaf);
+    const struct cairn_local_extent *old = cairn_shard_map_find(&from->view->table.map,
+                                                                (uint32_t)was, extent->first_leaf);
     if (old == NULL || old->first_elem != extent->first_elem ||
         old->elem_count != extent->elem_count ||
         !cairn_load_same_form(tensor, &from->spec.tensors[was]))
         return cairn_fail(why, CAIRN_ERR_INVALID,
                           "tensor %s stands elsewhere than it did: nothing is moved", tensor->name);
-    extend->source[i] = (uint32_t)(old - from->table.map.extents);
+    extend->source[i] = (uint32_t)(old - from->view->table.map.extents);
     return CAIRN_OK;
 }
 
@@ -61,7 +61,8 @@ static cairn_status judge(struct cairn_extend *extend, struct cairn_sentence *wh
             (unsigned long long)now->step, (unsigned long long)next.generation,
             (unsigned long long)next.step);
     cairn_status status = CAIRN_OK;
-    for (size_t i = 0; i < extend->loader.job->table.map.extent_count && status == CAIRN_OK; i++)
+    for (size_t i = 0; i < extend->loader.job->view->table.map.extent_count && status == CAIRN_OK;
+         i++)
         status = find_source(extend, i, why);
     return status;
 }
@@ -73,8 +74,8 @@ static void copy_chunk(struct cairn_works *works, const struct cairn_extend *ext
 {
     const struct cairn_shard_job *job = extend->loader.job, *from = extend->from;
     const uint32_t source = extend->source[extent];
-    const uint64_t old_elem = from->table.map.extents[source].local_elem +
-                              (local_elem - job->table.map.extents[extent].local_elem);
+    const uint64_t old_elem = from->view->table.map.extents[source].local_elem +
+                              (local_elem - job->view->table.map.extents[extent].local_elem);
     cairn_planes_copy(works, &job->planes, extent, local_elem, &from->planes, source, old_elem,
                       elems);
 }
@@ -84,10 +85,10 @@ static bool describe(struct cairn_run *run, uint32_t chunk, uint32_t stage,
 {
     const struct cairn_extend *extend = (struct cairn_extend *)cairn_loader_of(run);
     const struct cairn_shard_job *job = extend->loader.job;
-    const uint32_t extent = job->table.extent_of[chunk];
+    const uint32_t extent = job->view->table.extent_of[chunk];
     (void)stage;
     if (atomic_load(&extend->loader.canceled)) return false;
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->table.map, chunk);
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->view->table.map, chunk);
     if (extend->source[extent] == NEW)
         cairn_load_init_chunk(works, job, chunk);
     else
@@ -114,7 +115,7 @@ cairn_status cairn_extend_begin(struct cairn_shard_job *job, struct cairn_shard_
     if (from == NULL)
         return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "shard %s holds no part of job %s to extend",
                           job->shard->name, job->spec.name);
-    struct cairn_extend *extend = calloc(1, sizeof *extend + job->table.map.extent_count *
+    struct cairn_extend *extend = calloc(1, sizeof *extend + job->view->table.map.extent_count *
                                                                  sizeof extend->source[0]);
     if (extend == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to extend a job");
     extend->loader.job = job;

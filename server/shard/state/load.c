@@ -52,7 +52,7 @@ void cairn_loader_fill(struct cairn_loader *loader,
     loader->device.run.item_count = cut;
     loader->host = (struct cairn_loader_part) { run, loader };
     loader->host.run.compute = &job->shard->host;
-    loader->host.run.item_count = (uint32_t)job->table.map.chunk_count - cut;
+    loader->host.run.item_count = (uint32_t)job->view->table.map.chunk_count - cut;
     loader->host.run.item_first = cut;
     if (cut > 0) cairn_compute_submit(&loader->device.run);
     cairn_compute_submit(&loader->host.run); // of nothing, too: its end follows
@@ -90,10 +90,10 @@ bool cairn_load_same_form(const struct cairn_tensor_spec *a, const struct cairn_
 void cairn_load_init_chunk(struct cairn_works *works, const struct cairn_shard_job *job,
                            uint64_t chunk)
 {
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->table.map, chunk);
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->view->table.map, chunk);
     const struct cairn_tensor_spec *tensor = &job->spec.tensors[place.tensor];
-    float *param = cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM, job->table.extent_of[chunk],
-                                   place.local_elem);
+    float *param = cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM,
+                                   job->view->table.extent_of[chunk], place.local_elem);
     struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_INIT);
     work->init.out = param;
     work->init.source = cairn_init_source_of(&tensor->init, tensor->name);

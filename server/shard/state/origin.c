@@ -25,8 +25,8 @@ struct cairn_origin {
 bool cairn_origin_wanted(const struct cairn_shard_job *job)
 {
     if (job->spec.init_from != NULL) return true;
-    for (size_t i = 0; i < job->table.map.extent_count; i++) {
-        const uint32_t tensor = job->table.map.extents[i].tensor;
+    for (size_t i = 0; i < job->view->table.map.extent_count; i++) {
+        const uint32_t tensor = job->view->table.map.extents[i].tensor;
         if (job->spec.tensors[tensor].init.kind != CAIRN_INIT_NONE) return true;
     }
     return false;
@@ -90,7 +90,7 @@ static cairn_status read_extent(struct cairn_origin *origin, struct cairn_weight
 {
     const struct cairn_shard_job *job = origin->loader.job;
     struct cairn_works *works = cairn_compute_files(job->compute);
-    const size_t number = (size_t)(extent - job->table.map.extents);
+    const size_t number = (size_t)(extent - job->view->table.map.extents);
     uint64_t elems;
     for (uint64_t at = 0; at < extent->elem_count; at += elems) {
         elems = cairn_planes_dense(&job->planes, number, extent->local_elem + at);
@@ -120,8 +120,8 @@ static cairn_status read_weights(struct cairn_origin *origin, struct cairn_weigh
     if (from == NULL) return cairn_fail(&origin->loader.why, CAIRN_ERR_NO_MEMORY, "no memory");
     cairn_status status = cairn_weights_match(weights, &job->spec, job->spec.init_prefix, from,
                                               &origin->extra, &origin->loader.why);
-    for (size_t i = 0; status == CAIRN_OK && i < job->table.map.extent_count; i++) {
-        const struct cairn_local_extent *extent = &job->table.map.extents[i];
+    for (size_t i = 0; status == CAIRN_OK && i < job->view->table.map.extent_count; i++) {
+        const struct cairn_local_extent *extent = &job->view->table.map.extents[i];
         if (from[extent->tensor] != NULL)
             status = read_extent(origin, weights, from[extent->tensor], extent);
     }
@@ -151,7 +151,7 @@ static bool describe(struct cairn_run *run, uint32_t chunk, uint32_t stage,
 {
     struct cairn_loader *loader = cairn_loader_of(run);
     const struct cairn_shard_job *job = loader->job;
-    const uint32_t tensor = job->table.map.extents[job->table.extent_of[chunk]].tensor;
+    const uint32_t tensor = job->view->table.map.extents[job->view->table.extent_of[chunk]].tensor;
     (void)stage;
     if (job->puts.have[chunk] != 0 || atomic_load(&loader->canceled) ||
         job->spec.tensors[tensor].init.kind == CAIRN_INIT_NONE)
@@ -166,7 +166,8 @@ static void files_done(struct cairn_task *task)
     struct cairn_origin *origin = (struct cairn_origin *)task;
     struct cairn_shard_job *job = origin->loader.job;
     if (origin->loader.status == CAIRN_OK) {
-        if (job->table.map.shard == 0 && origin->extra.text[0] != '\0') { // the same on every shard
+        if (job->view->table.map.shard == 0 &&
+            origin->extra.text[0] != '\0') { // the same on every shard
             cairn_log_info("job %s: %s has %s", job->spec.name, job->spec.init_from,
                            origin->extra.text);
         }

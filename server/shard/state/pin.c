@@ -80,15 +80,15 @@ static cairn_status give_bytes(void *context, const struct cairn_safetensors_ent
                                struct cairn_sentence *why)
 {
     const struct cairn_pin *pin = context;
-    const struct cairn_geometry *geometry = &pin->job->layout->geometry[entry->tensor];
+    const struct cairn_geometry *geometry = &pin->job->view->layout->geometry[entry->tensor];
     if (atomic_load(&pin->canceled)) return cairn_fail(why, CAIRN_ERR_CANCELED, "it was given up");
     const struct cairn_local_extent *extent = cairn_shard_map_find(
-        &pin->job->table.map, entry->tensor, cairn_leaf_of_elem(geometry, first_elem));
+        &pin->job->view->table.map, entry->tensor, cairn_leaf_of_elem(geometry, first_elem));
     assert(extent != NULL && first_elem >= extent->first_elem);
     const uint64_t at = first_elem - extent->first_elem;
     assert(elem_count <= extent->elem_count - at);
     *bytes_out = cairn_planes_at(&pin->staging, (enum cairn_plane)entry->plane,
-                                 (size_t)(extent - pin->job->table.map.extents),
+                                 (size_t)(extent - pin->job->view->table.map.extents),
                                  extent->local_elem + at);
     return CAIRN_OK;
 }
@@ -123,7 +123,7 @@ static cairn_status write_planned(struct cairn_pin *pin, const struct cairn_snap
 
 static cairn_status write_all(struct cairn_pin *pin)
 {
-    const struct cairn_shard_map *map = &pin->job->table.map;
+    const struct cairn_shard_map *map = &pin->job->view->table.map;
     struct cairn_snapshot_range *ranges = calloc(map->extent_count + 1, sizeof *ranges);
     struct cairn_snapshot_plan plan = { 0 };
     cairn_status status = CAIRN_ERR_NO_MEMORY;
@@ -213,8 +213,8 @@ static bool describe_copy(struct cairn_run *run, uint32_t item, uint32_t stage,
     const struct cairn_pin *pin = pin_of(run);
     (void)stage;
     const struct cairn_shard_job *job = pin->job;
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->table.map, item);
-    const uint32_t extent = job->table.extent_of[item];
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->view->table.map, item);
+    const uint32_t extent = job->view->table.extent_of[item];
     cairn_planes_copy(works, &pin->staging, extent, place.local_elem, &job->planes, extent,
                       place.local_elem, place.elem_count);
     return false;
@@ -263,7 +263,7 @@ static void begin_copy(struct cairn_pin *pin)
     job->pins.copying++;
     cairn_shard_job_busy(job);
     pin->copy = (struct cairn_run) { .compute = job->compute,
-                                     .item_count = (uint32_t)job->table.map.chunk_count,
+                                     .item_count = (uint32_t)job->view->table.map.chunk_count,
                                      .describe = describe_copy,
                                      .done = copy_done };
     cairn_compute_submit(&pin->copy);

@@ -16,19 +16,19 @@ cairn_status cairn_put_judge_chunk(const struct cairn_shard_job *job,
                                    const struct cairn_chunk_header *header, struct cairn_put *out,
                                    struct cairn_sentence *why)
 {
-    if (cairn_shard_map_chunk_number(&job->table.map, header->tensor, header->first_leaf,
+    if (cairn_shard_map_chunk_number(&job->view->table.map, header->tensor, header->first_leaf,
                                      header->leaf_count, &out->chunk) != CAIRN_OK) {
         return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u, leaves %llu + %u: not a chunk here",
                           header->tensor, (unsigned long long)header->first_leaf,
                           header->leaf_count);
     }
-    out->place = cairn_shard_map_chunk(&job->table.map, out->chunk);
+    out->place = cairn_shard_map_chunk(&job->view->table.map, out->chunk);
     return CAIRN_OK;
 }
 
 cairn_dtype cairn_put_dtype(const struct cairn_shard_job *job, const struct cairn_put *put)
 {
-    return job->forms[job->table.extent_of[put->chunk]].master;
+    return job->view->forms[job->view->table.extent_of[put->chunk]].master;
 }
 
 cairn_status cairn_put_judge_payload(const struct cairn_chunk_header *header,
@@ -74,7 +74,7 @@ static cairn_status judge_put(const struct cairn_member *member,
                           "tensor %s has its initial state from the job's spec",
                           job->spec.tensors[header->tensor].name);
     }
-    status = cairn_tiles_piece(member, header, out->chunk, &out->place, &out->piece, why);
+    status = cairn_tiles_piece(member, header, &out->place, &out->piece, why);
     return status == CAIRN_OK ? cairn_put_judge_payload(header, out, why) : status;
 }
 
@@ -110,7 +110,7 @@ static void acknowledge(struct cairn_member *member, const struct cairn_chunk_he
 
 static void *param_of(const struct cairn_shard_job *job, const struct cairn_put *put)
 {
-    return cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM, job->table.extent_of[put->chunk],
+    return cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM, job->view->table.extent_of[put->chunk],
                            put->place.local_elem);
 }
 
@@ -232,8 +232,8 @@ cairn_status cairn_put_whole(const struct cairn_shard_job *job, struct cairn_sen
     size_t missing = 0;
     uint32_t last = UINT32_MAX;
     struct cairn_sentence names = { "" };
-    for (uint64_t c = 0; c < job->table.map.chunk_count; c++) {
-        const uint32_t tensor = job->table.map.extents[job->table.extent_of[c]].tensor;
+    for (uint64_t c = 0; c < job->view->table.map.chunk_count; c++) {
+        const uint32_t tensor = job->view->table.map.extents[job->view->table.extent_of[c]].tensor;
         if (tensor == last || job->puts.have[c] != 0 || cairn_tiles_put_whole(job, c)) continue;
         last = tensor;
         if (++missing <= 5)

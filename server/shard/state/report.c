@@ -115,9 +115,9 @@ static cairn_status hash_plane(struct cairn_report *report, const struct cairn_p
                                struct cairn_sentence *why)
 {
     const struct cairn_shard_job *job = report->job;
-    const struct cairn_local_extent *extent = &job->table.map.extents[number];
-    const struct cairn_geometry *geometry = &job->layout->geometry[extent->tensor];
-    const cairn_dtype dtype = cairn_form_dtype(&job->forms[number], plane);
+    const struct cairn_local_extent *extent = &job->view->table.map.extents[number];
+    const struct cairn_geometry *geometry = &job->view->layout->geometry[extent->tensor];
+    const cairn_dtype dtype = cairn_form_dtype(&job->view->forms[number], plane);
     const uint64_t end = extent->first_leaf + extent->leaf_count;
     struct cairn_tree tree;
     cairn_tree_init(&tree, extent->first_leaf);

@@ -19,7 +19,7 @@ static cairn_status read_plane(struct cairn_restore *restore, struct cairn_snaps
                                uint32_t tensor, enum cairn_plane plane, size_t number)
 {
     const struct cairn_shard_job *job = restore->loader.job;
-    const struct cairn_local_extent *extent = &job->table.map.extents[number];
+    const struct cairn_local_extent *extent = &job->view->table.map.extents[number];
     struct cairn_works *works = cairn_compute_files(job->compute);
     const size_t elem_bytes = cairn_dtype_bytes(
         (int)cairn_spec_plane_dtype(&snapshot->manifest.spec, tensor, (uint32_t)plane));
@@ -46,7 +46,7 @@ static cairn_status read_extent(struct cairn_restore *restore, struct cairn_snap
                                 size_t number, enum cairn_plane plane)
 {
     const struct cairn_shard_job *job = restore->loader.job;
-    const struct cairn_local_extent *extent = &job->table.map.extents[number];
+    const struct cairn_local_extent *extent = &job->view->table.map.extents[number];
     const struct cairn_tensor_spec *wanted = &job->spec.tensors[extent->tensor];
     const size_t tensor = cairn_spec_find_tensor(&snapshot->manifest.spec, wanted->name);
     if (tensor == SIZE_MAX ||
@@ -55,7 +55,7 @@ static cairn_status read_extent(struct cairn_restore *restore, struct cairn_snap
                           "snapshot %s has no tensor %s of the job's shape and master dtype",
                           restore->loader.job->load.path, wanted->name);
     }
-    if (!cairn_form_keeps(&job->forms[number], plane)) return CAIRN_OK;
+    if (!cairn_form_keeps(&job->view->forms[number], plane)) return CAIRN_OK;
     return read_plane(restore, snapshot, (uint32_t)tensor, plane, number);
 }
 
@@ -65,8 +65,8 @@ static cairn_status read_all(struct cairn_restore *restore, struct cairn_snapsho
     cairn_status status = CAIRN_OK;
     for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) {
         if (!cairn_plane_is_state((int)p)) continue;
-        for (size_t i = 0; i < restore->loader.job->table.map.extent_count && status == CAIRN_OK;
-             i++)
+        for (size_t i = 0;
+             i < restore->loader.job->view->table.map.extent_count && status == CAIRN_OK; i++)
             status = read_extent(restore, snapshot, i, p);
     }
     return status;
@@ -77,7 +77,7 @@ static struct cairn_results results_of(const struct cairn_shard_job *job,
                                        const struct cairn_manifest *m)
 {
     struct cairn_results results = { 0 };
-    if (job->table.map.shard != 0) return results;
+    if (job->view->table.map.shard != 0) return results;
     for (uint32_t i = 0; i < m->nonfinite.tensor_count; i++) {
         const char *name = m->spec.tensors[m->nonfinite.tensors[i].tensor].name;
         cairn_results_add(&results, (uint32_t)cairn_spec_find_tensor(&job->spec, name),

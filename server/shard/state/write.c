@@ -24,7 +24,7 @@ void cairn_write_close(struct cairn_shard_job *job)
     struct cairn_write *write = job->puts.write;
     if (write == NULL) return;
     job->puts.write = NULL;
-    for (uint64_t c = 0; c < job->table.map.chunk_count; c++)
+    for (uint64_t c = 0; c < job->view->table.map.chunk_count; c++)
         for (int p = 0; p < CAIRN_PLANE_COUNT; p++) free(*staged_of(write, c, p));
     cairn_shard_job_give(job, &job->memory.staging, write->budget_bytes);
     free(write);
@@ -34,7 +34,7 @@ void cairn_write_close(struct cairn_shard_job *job)
 void cairn_write_open(struct cairn_shard_job *job, uint64_t round, uint64_t member)
 {
     struct cairn_sentence why;
-    const size_t count = (size_t)job->table.map.chunk_count * CAIRN_PLANE_COUNT;
+    const size_t count = (size_t)job->view->table.map.chunk_count * CAIRN_PLANE_COUNT;
     const size_t bytes = sizeof(struct cairn_write) + count * sizeof(uint8_t *);
     cairn_write_close(job);
     cairn_status status = cairn_put_open_buffers(job, &why);
@@ -75,7 +75,8 @@ cairn_status cairn_write_judge(const struct cairn_member *member,
                           job->spec.tensors[header->tensor].name, header->plane,
                           cairn_dtype_name(header->dtype), cairn_dtype_name((int)dtype));
     }
-    if (!cairn_form_keeps(&job->forms[job->table.extent_of[out->chunk]], header->plane)) {
+    if (!cairn_form_keeps(&job->view->forms[job->view->table.extent_of[out->chunk]],
+                          header->plane)) {
         return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "tensor %s keeps no %s",
                           job->spec.tensors[header->tensor].name, cairn_plane_name(header->plane));
     }
@@ -110,7 +111,7 @@ static cairn_status stage(struct cairn_shard_job *job, const struct cairn_put *p
                           struct cairn_sentence *why)
 {
     struct cairn_write *write = job->puts.write;
-    const uint32_t extent = job->table.extent_of[put->chunk];
+    const uint32_t extent = job->view->table.extent_of[put->chunk];
     uint8_t **staged = staged_of(write, put->chunk, put->header.plane);
     const size_t byte_count = (size_t)put->place.elem_count * cairn_dtype_bytes(put->header.dtype);
     if (*staged == NULL) {
@@ -189,13 +190,13 @@ cairn_status cairn_write_take(struct cairn_shard_job *job, const struct cairn_pu
 const void *cairn_write_apply(struct cairn_works *works, const struct cairn_shard_job *job,
                               uint64_t chunk, const struct cairn_chunk_place *place)
 {
-    const uint32_t extent = job->table.extent_of[chunk];
+    const uint32_t extent = job->view->table.extent_of[chunk];
     for (enum cairn_plane p = 0; job->puts.write != NULL && p < CAIRN_PLANE_COUNT; p++) {
         const uint8_t *staged = *staged_of(job->puts.write, chunk, (int)p);
         if (staged != NULL)
-            cairn_works_copy(works, cairn_planes_at(&job->planes, p, extent, place->local_elem),
-                             staged,
-                             (size_t)cairn_form_bytes(&job->forms[extent], p, place->elem_count));
+            cairn_works_copy(
+                works, cairn_planes_at(&job->planes, p, extent, place->local_elem), staged,
+                (size_t)cairn_form_bytes(&job->view->forms[extent], p, place->elem_count));
     }
     return job->puts.write == NULL ? NULL : *staged_of(job->puts.write, chunk, CAIRN_PLANE_PARAM);
 }

@@ -1,0 +1,43 @@
+/* A view: a layout as this shard works by it. A job has the one in force, which changes between rounds
+ * (job/switch.h); a published copy has the one that it was written in, so that a version is read by the
+ * layout that it was published in. Nothing of a view changes once it is whole: any thread reads it. The loop
+ * thread counts who refers to it. */
+#ifndef CAIRN_SHARD_COLLECT_VIEW_H
+#define CAIRN_SHARD_COLLECT_VIEW_H
+
+#include "server/shard/collect/chunk_table.h"
+
+struct cairn_form;
+
+struct cairn_shard_view {
+    uint32_t refs;
+    struct cairn_layout *layout; /* owned */
+    struct cairn_chunk_table
+        table; /* owned: of the layout; its map may be there before its numbers are */
+    struct cairn_form *forms; /* owned: [table.map.extent_count] */
+    uint64_t wire_bytes;      /* of a published copy */
+};
+
+/* Counts one more who refers to it; gives the view. */
+struct cairn_shard_view *cairn_shard_view_ref(struct cairn_shard_view *view);
+/* Counts one less; the last one frees it. NULL is fine. */
+void cairn_shard_view_unref(struct cairn_shard_view *view);
+
+/* Elements that are in one view of a shard, and not in another. They lie in one extent. */
+struct cairn_shard_view_run {
+    size_t extent; /* of the one view's map */
+    uint32_t tensor;
+    uint64_t first_leaf, leaf_count; /* of the tensor */
+    uint64_t first_elem, elem_count; /* of the tensor */
+    uint64_t local_elem;             /* where the first stands in the shard's state */
+};
+
+/* Calls `each` for all runs of `in` that `beside` has not, by tensor, then by element. What comes with a view
+ * is (view, the one before); what goes is (the one before, view). Both are of one job and shard; beside NULL:
+ * it has nothing. Any thread. */
+void cairn_shard_view_beyond(const struct cairn_shard_view *in,
+                             const struct cairn_shard_view *beside,
+                             void (*each)(void *context, const struct cairn_shard_view_run *run),
+                             void *context);
+
+#endif
