@@ -13,7 +13,8 @@
 
 /* Of the JSON that `-o json` prints; grows when a field changes its meaning or goes. */
 #define CAIRN_CTL_SCHEMA_VERSION 1
-#define CTL_SHARDS_MAX           64 /* of cairn local */
+#define CTL_SHARDS_MAX           64  /* of cairn local */
+#define CTL_NAMES_MAX            256 /* of an option that is given again and again */
 
 /* Kinds of options: a subcommand takes some, and refuses the others. */
 enum {
@@ -43,7 +44,10 @@ enum {
     CTL_TAKES_TERMS = 1u << 23,   /* what `job amend` changes */
     CTL_TAKES_BACKEND = 1u << 24, /* --backend, --device */
     CTL_TAKES_PLAN = 1u << 25, /* --backend, --wire, --stage, --offload: what `job plan` changes */
-    CTL_TAKES_MEMORY = 1u << 27, /* --memory */
+    CTL_TAKES_ALL = 1u << 26,  /* --all */
+    CTL_TAKES_MEMORY = 1u << 27,  /* --memory */
+    CTL_TAKES_RESHARD = 1u << 28, /* --add, --drain, --weight */
+    CTL_TAKES_PAUSE = 1u << 29,   /* --pause */
     CTL_BENCHES = CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS,
     CTL_ASKS = CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT,
     CTL_LISTS = CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET | CTL_TAKES_WATCH
@@ -72,6 +76,19 @@ struct ctl_plan {
     double offload;
 };
 
+struct ctl_names {
+    const char *names[CTL_NAMES_MAX];
+    double weights[CTL_NAMES_MAX]; /* of --weight */
+    size_t count;
+};
+
+/* What a job is spread over. */
+struct ctl_reshard {
+    bool all;
+    struct ctl_names add, drain, weight;
+    double pause; /* a part of a step; 0: not given */
+};
+
 struct ctl {
     /* the command line */
     const char *endpoint; /* "host:port" */
@@ -91,6 +108,7 @@ struct ctl {
     const char *endpoint_file, *keep, *import;
     struct ctl_bench bench;
     struct ctl_plan plan;
+    struct ctl_reshard reshard;
     int argc; /* what follows the verb */
     char **argv;
     /* the line as far as it is read */
@@ -100,6 +118,7 @@ struct ctl {
     /* the connection */
     int fd;
     uint64_t deadline_ms;
+    bool tries_again; /* who calls: that a coordinator cannot be reached, or is late, is not said */
     /* Of a snapshot or digest: the job whose it is, and for whom it waits, said once. */
     const char *cut_of;
     struct cairn_sentence awaited;
@@ -134,6 +153,13 @@ int cairn_ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
 /* ---- confirm.c ---- */
 /* May `what` go, which is called `name`? -1: go on; else the exit status. */
 int cairn_ctl_confirm(const struct ctl *ctl, const char *what, const char *name);
+
+/* ---- options_reshard.c: their values; -1: go on, else the exit status ---- */
+int cairn_ctl_parse_name(struct ctl_names *names, const char *option, const char *text);
+/* "NAME=W" */
+int cairn_ctl_parse_weight(struct ctl_names *names, const char *text);
+/* "10%" */
+int cairn_ctl_parse_pause(const char *text, double *out);
 
 /* ---- absolute.c ---- */
 /* What was given as `what`, from the root. -1: go on; else the exit status. */
@@ -179,6 +205,23 @@ json_t *cairn_ctl_job_memory_json(Cairn__MemoryTold *const *shards, size_t count
 void cairn_ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shards,
                                 size_t count);
 
+/* ---- interrupt.c ---- */
+/* From now on SIGINT and SIGTERM end the command (130), at once, with this line on stderr. */
+void cairn_ctl_on_interrupt(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* ---- reshard_print.c ---- */
+json_t *cairn_ctl_reshard_json(const Cairn__ReshardTold *told); /* a new object */
+/* In full: what is to move from where to where, and what is expected. */
+void cairn_ctl_reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job);
+/* How far they are, a line each. */
+void cairn_ctl_reshard_list(const struct ctl *ctl, const Cairn__ReshardTold *told);
+
+/* ---- reshard_wait.c ---- */
+/* Asks until none of them moves, and shows how far they are on stderr; *told_out is how they ended, the
+ * caller's to free. -1: go on; else the exit status. */
+int cairn_ctl_reshard_wait(struct ctl *ctl, const Cairn__ReshardAsk *ask,
+                           ProtobufCMessage **told_out);
+
 /* ---- watch.c ---- */
 /* Runs it every ctl->every_s seconds until SIGINT or SIGTERM, over what it printed before on a terminal,
  * an empty line between elsewhere; or until it fails, but for a coordinator that was there and cannot be
@@ -193,6 +236,11 @@ int cairn_ctl_cluster_adopt(struct ctl *ctl);
 int cairn_ctl_cluster_backup(struct ctl *ctl);
 int cairn_ctl_cluster_forget(struct ctl *ctl);
 int cairn_ctl_shard_forget(struct ctl *ctl);
+int cairn_ctl_member_drain(struct ctl *ctl);
+int cairn_ctl_reshard_plan(struct ctl *ctl);
+int cairn_ctl_reshard_apply(struct ctl *ctl);
+int cairn_ctl_reshard_status(struct ctl *ctl);
+int cairn_ctl_reshard_cancel(struct ctl *ctl);
 int cairn_ctl_job_list(struct ctl *ctl);
 int cairn_ctl_job_show(struct ctl *ctl);
 int cairn_ctl_job_plan(struct ctl *ctl);

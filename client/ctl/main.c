@@ -14,7 +14,11 @@ struct subcommand {
     int (*run)(struct ctl *ctl);
 };
 
-enum { ANY_ARGS = 1 << 20 };
+enum {
+    ANY_ARGS = 1 << 20,
+    CTL_RESHARDS = CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_SHARDS | CTL_TAKES_ALL |
+                   CTL_TAKES_RESHARD
+};
 
 static const struct subcommand subcommands[] = {
     { "local", "", "[--shards N] [--] [COMMAND...]",
@@ -40,6 +44,23 @@ static const struct subcommand subcommands[] = {
     { "shard", "forget", "NAME",
       "a shard that is gone for good, and on which no job has a part, is known no more", 1, 1,
       CTL_ASKS | CTL_TAKES_QUIET, cairn_ctl_shard_forget },
+    { "member", "drain", "NAME",
+      "all that a shard holds goes to the others while jobs train; then it ends, and is known no "
+      "more",
+      1, 1, CTL_ASKS | CTL_TAKES_QUIET, cairn_ctl_member_drain },
+    { "reshard", "plan",
+      "JOB|--all [--shards N] [--add NAME]... [--drain NAME]... [--weight NAME=W]...",
+      "what would move from where to where, how long it would take, and what a step would feel", 0,
+      1, CTL_RESHARDS, cairn_ctl_reshard_plan },
+    { "reshard", "apply",
+      "JOB|--all [--shards N] [--add NAME]... [--drain NAME]... [--weight NAME=W]... [--pause P%]",
+      "spread a job over other shards while it trains, and wait for the end", 0, 1,
+      CTL_RESHARDS | CTL_TAKES_QUIET | CTL_TAKES_PAUSE, cairn_ctl_reshard_apply },
+    { "reshard", "status", "[JOB]", "how far it is, or how the last one ended", 0, 1,
+      CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_WATCH, cairn_ctl_reshard_status },
+    { "reshard", "cancel", "JOB|--all",
+      "end it after the slice that moves now: what has moved stays where it is", 0, 1,
+      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_ALL, cairn_ctl_reshard_cancel },
     { "job", "list", "", "jobs, their versions and for whom they wait", 0, 0, CTL_LISTS,
       cairn_ctl_job_list },
     { "job", "show", "JOB", "one job in full", 1, 1, CTL_ASKS, cairn_ctl_job_show },

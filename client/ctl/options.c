@@ -50,6 +50,11 @@ enum {
     OPT_SNAPSHOT_KEEP,
     OPT_ON_SHARD_LOSS,
     OPT_SHARD_LOSS_WAIT,
+    OPT_ALL,
+    OPT_ADD,
+    OPT_DRAIN,
+    OPT_WEIGHT,
+    OPT_PAUSE,
     OPT_HELP,
     OPT_VERSION
 };
@@ -141,6 +146,23 @@ static const struct {
       CTL_TAKES_TERMS,
       "--shard-loss-wait SECONDS",
       "so long a shard may be away before that (300)" },
+    { { "all", 0, 0, OPT_ALL }, CTL_TAKES_ALL, "--all", "all jobs" },
+    { { "add", 1, 0, OPT_ADD },
+      CTL_TAKES_RESHARD,
+      "--add NAME",
+      "a shard that is to own something of it, too; again for each" },
+    { { "drain", 1, 0, OPT_DRAIN },
+      CTL_TAKES_RESHARD,
+      "--drain NAME",
+      "a shard that all goes off; again for each" },
+    { { "weight", 1, 0, OPT_WEIGHT },
+      CTL_TAKES_RESHARD,
+      "--weight NAME=W",
+      "so much more than a shard without a weight, which has 1; again for each" },
+    { { "pause", 1, 0, OPT_PAUSE },
+      CTL_TAKES_PAUSE,
+      "--pause P%",
+      "by how much a step may become longer meanwhile (10%)" },
     { { "threads", 1, 0, OPT_THREADS },
       CTL_TAKES_THREADS,
       "--threads N",
@@ -423,6 +445,11 @@ static int take(struct ctl *ctl, int option)
     case OPT_SHARD_LOSS_WAIT:
         return parse_number("shard-loss-wait", optarg, CAIRN_SPEC_LOSS_WAIT_MAX_S,
                             &ctl->shard_loss_wait_s);
+    case OPT_ALL: ctl->reshard.all = true; return -1;
+    case OPT_ADD: return cairn_ctl_parse_name(&ctl->reshard.add, "add", optarg);
+    case OPT_DRAIN: return cairn_ctl_parse_name(&ctl->reshard.drain, "drain", optarg);
+    case OPT_WEIGHT: return cairn_ctl_parse_weight(&ctl->reshard.weight, optarg);
+    case OPT_PAUSE: return cairn_ctl_parse_pause(optarg, &ctl->reshard.pause);
     case OPT_THREADS: return parse_number("threads", optarg, 1024, &ctl->bench.threads);
     case OPT_TENSORS:
         return parse_number("tensors", optarg, CAIRN_LAYOUT_TENSORS_MAX, &ctl->bench.tensors);

@@ -20,13 +20,18 @@ _cairn_names() {
     cairn --timeout 1 "$@" -q 2>/dev/null
 }
 
+_cairn_shards() {
+    _cairn_names cluster status | awk '$2 == "shard" { print $1 }'
+}
+
 # shellcheck disable=SC2207 # names have no blanks, and zsh has no mapfile
 _cairn() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} given=() i
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
         --endpoint | --timeout | -o | --every | --shards | --workers | --lr | --group | --clip-norm | \
-            --snapshot-every | --snapshot-keep | --on-shard-loss | --shard-loss-wait) ((i++)) ;;
+            --snapshot-every | --snapshot-keep | --on-shard-loss | --shard-loss-wait | \
+            --add | --drain | --weight | --pause) ((i++)) ;;
         -*) ;;
         *) given+=("${COMP_WORDS[i]}") ;;
         esac
@@ -34,6 +39,7 @@ _cairn() {
     COMPREPLY=()
     case $before in
     --on-shard-loss) COMPREPLY=($(compgen -W "wait restore-latest" -- "$word")) && return ;;
+    --add | --drain) COMPREPLY=($(compgen -W "$(_cairn_shards)" -- "$word")) && return ;;
     -o) COMPREPLY=($(compgen -W "table json" -- "$word")) && return ;;
     --path | --keep | --import | --timeline | --endpoint-file)
         COMPREPLY=($(compgen -f -- "$word")) && return
@@ -46,8 +52,8 @@ _cairn() {
         case ${#given[@]}:${given[*]:0:2} in
         0:*) found=$(_cairn_words) ;;
         1:*) found=$(_cairn_words "${given[0]}") ;;
-        2:shard\ forget) found=$(_cairn_names cluster status | awk '$2 == "shard" { print $1 }') ;;
-        2:job\ * | 2:snapshot\ *) found=$(_cairn_names job list) ;;
+        2:shard\ forget | 2:member\ drain) found=$(_cairn_shards) ;;
+        2:job\ * | 2:snapshot\ * | 2:reshard\ *) found=$(_cairn_names job list) ;;
         3:snapshot\ *) found=$(_cairn_names snapshot list "${given[2]}") ;;
         esac
     fi

@@ -10,6 +10,7 @@ cat >"$tmp/cairn" <<END
 #!/bin/bash
 case "\$*" in
 "--timeout 1 job list -q") echo gpt; echo toy ;;
+"--timeout 1 cluster status -q") printf 'NAME ROLE\ns1 shard\nw1 worker\ns2 shard\n' ;;
 "--timeout 1 snapshot list toy -q") echo step-000000000001-g1 ;;
 *) exec $2/bin/cairn "\$@" ;;
 esac
@@ -28,6 +29,10 @@ cairn job top |gpt toy
 cairn job plan t|toy
 cairn job list --w|--watch
 cairn snapshot rm toy step-000000000001-g1 --y|--yes
+cairn member drain |s1 s2
+cairn reshard apply t|toy
+cairn reshard apply toy --add s2 --drain |s1 s2
+cairn reshard status toy --n|--no-headers
 cairn nothing |
 END
 

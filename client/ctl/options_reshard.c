@@ -1,0 +1,54 @@
+/* Values of the options that say over which shards a job is spread. */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/ctl/ctl.h"
+
+int cairn_ctl_parse_name(struct ctl_names *names, const char *option, const char *text)
+{
+    if (text[0] == '\0')
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--%s needs the name of a shard", option);
+    if (names->count == CTL_NAMES_MAX)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--%s may be given %d times", option,
+                              CTL_NAMES_MAX);
+    names->names[names->count++] = text;
+    return -1;
+}
+
+int cairn_ctl_parse_weight(struct ctl_names *names, const char *text)
+{
+    const char *equals = strrchr(text, '=');
+    char *end = NULL;
+    errno = 0;
+    const double weight = equals != NULL ? strtod(equals + 1, &end) : 0;
+    const bool is_number = end != NULL && end != equals + 1 && *end == '\0' && errno == 0;
+    if (!is_number || equals == text)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID,
+                              "--weight %s: NAME=W, a shard and a number, is allowed", text);
+    if (!isfinite(weight) || weight <= 0)
+        return cairn_ctl_fail(
+            CAIRN_ERR_INVALID,
+            "--weight %s: a number above 0 is allowed; --drain takes all off a shard", text);
+    char *name = strndup(
+        text, (size_t)(equals - text)); // as long as the process, like the line's own words
+    if (name == NULL) return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    const size_t at = names->count;
+    const int done = cairn_ctl_parse_name(names, "weight", name);
+    if (done < 0) names->weights[at] = weight;
+    return done;
+}
+
+int cairn_ctl_parse_pause(const char *text, double *out)
+{
+    char *end;
+    errno = 0;
+    const double percent = strtod(text, &end);
+    if (errno != 0 || end == text || strcmp(end, "%") != 0 || !(percent > 0) || percent > 10000)
+        return cairn_ctl_fail(
+            CAIRN_ERR_INVALID,
+            "--pause %s: a percentage above 0 and up to 10000, as 10%%, is allowed", text);
+    *out = percent / 100;
+    return -1;
+}
