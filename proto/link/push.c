@@ -32,12 +32,14 @@ struct shard {
     uint32_t chunks;     /* in the queue, sent or not */
     uint64_t endpoint;   /* that what is `sent` will be answered on, or a later one */
     uint64_t newest;     /* endpoint heard of: if higher, answers may be lost */
+    bool absent;         /* there is none: nothing of a round is for it */
 };
 
 struct cairn_push {
     struct shard *shards;  /* [shard_count] */
     struct entry *entries; /* [queue_max] */
     uint32_t shard_count;
+    uint32_t present; /* shards that there are */
     uint32_t queue_max;
     uint32_t free_head;
     uint32_t free_count;
@@ -72,7 +74,7 @@ struct cairn_push *cairn_push_init(void *memory, const struct cairn_push_config 
     memset(push, 0, cairn_push_bytes(config));
     push->entries = (struct entry *)(push + 1);
     push->shards = (struct shard *)(push->entries + config->queue_max);
-    push->shard_count = config->shard_count;
+    push->shard_count = push->present = config->shard_count;
     push->queue_max = config->queue_max;
     push->free_count = config->queue_max;
     for (uint32_t i = 0; i < config->queue_max; i++)
@@ -80,6 +82,20 @@ struct cairn_push *cairn_push_init(void *memory, const struct cairn_push_config 
     for (uint32_t s = 0; s < config->shard_count; s++)
         push->shards[s].head = push->shards[s].tail = NONE;
     return push;
+}
+
+void cairn_push_absent(struct cairn_push *push, uint32_t shard)
+{
+    assert(shard < push->shard_count && push->free_count == push->queue_max && push->micro == 0);
+    if (push->shards[shard].absent) return;
+    push->shards[shard].absent = true;
+    push->present--;
+}
+
+/* A shard that there is. */
+static bool has_shard(const struct cairn_push *push, uint32_t shard)
+{
+    return shard < push->shard_count && !push->shards[shard].absent;
 }
 
 static struct cairn_push_action *act(struct cairn_push_actions *actions,
@@ -199,7 +215,7 @@ static cairn_status judge(const struct cairn_push *push, uint32_t micro, uint32_
 cairn_status cairn_push_chunk(struct cairn_push *push, uint32_t shard, uint32_t micro,
                               uint32_t chunk, uint64_t cookie, struct cairn_push_actions *actions)
 {
-    if (shard >= push->shard_count) return CAIRN_ERR_INVALID;
+    if (!has_shard(push, shard)) return CAIRN_ERR_INVALID;
     const cairn_status status = judge(push, micro, 1);
     if (status != CAIRN_OK) return status;
     struct entry *e = append(push, shard, CHUNK);
@@ -213,9 +229,10 @@ cairn_status cairn_push_chunk(struct cairn_push *push, uint32_t shard, uint32_t 
 cairn_status cairn_push_micro_end(struct cairn_push *push, uint32_t micro,
                                   struct cairn_push_actions *actions)
 {
-    const cairn_status status = judge(push, micro, push->shard_count);
+    const cairn_status status = judge(push, micro, push->present);
     if (status != CAIRN_OK) return status;
     for (uint32_t s = 0; s < push->shard_count; s++) {
+        if (!has_shard(push, s)) continue;
         append(push, s, MICRO_END)->chunk = push->shards[s].filled;
         push->shards[s].filled = 0;
         pump(push, s, actions);
@@ -234,11 +251,12 @@ static bool filling(const struct cairn_push *push)
 cairn_status cairn_push_commit(struct cairn_push *push, uint64_t weight,
                                struct cairn_push_actions *actions)
 {
-    const cairn_status status = judge(push, push->micro, push->shard_count);
+    const cairn_status status = judge(push, push->micro, push->present);
     if (status != CAIRN_OK) return status;
     if (push->micro == 0 || filling(push)) return CAIRN_ERR_INVALID;
     push->committed = true;
     for (uint32_t s = 0; s < push->shard_count; s++) {
+        if (!has_shard(push, s)) continue;
         struct entry *e = append(push, s, COMMIT);
         e->micro = push->micro - 1;
         e->weight = weight;
@@ -281,7 +299,7 @@ static void ask_again_void(struct cairn_push *push, uint32_t shard_index,
 void cairn_push_on_hello(struct cairn_push *push, uint32_t shard, uint64_t endpoint,
                          struct cairn_push_actions *actions)
 {
-    if (shard >= push->shard_count) return;
+    if (!has_shard(push, shard)) return;
     if (endpoint > push->shards[shard].newest) push->shards[shard].newest = endpoint;
     if (push->voided) ask_again_void(push, shard, actions);
 }
@@ -289,7 +307,7 @@ void cairn_push_on_hello(struct cairn_push *push, uint32_t shard, uint64_t endpo
 void cairn_push_on_grant(struct cairn_push *push, uint32_t shard_index, uint64_t endpoint,
                          uint32_t window, struct cairn_push_actions *actions)
 {
-    if (shard_index >= push->shard_count || window == 0) return;
+    if (!has_shard(push, shard_index) || window == 0) return;
     struct shard *shard = &push->shards[shard_index];
     cairn_push_on_hello(push, shard_index, endpoint, actions);
     if (push->voided || endpoint < shard->endpoint) return;
@@ -302,7 +320,7 @@ void cairn_push_on_grant(struct cairn_push *push, uint32_t shard_index, uint64_t
 void cairn_push_on_ack(struct cairn_push *push, uint32_t shard, uint64_t request,
                        struct cairn_push_actions *actions)
 {
-    if (shard >= push->shard_count) return;
+    if (!has_shard(push, shard)) return;
     const uint32_t index = find_chunk(push, shard, request);
     if (index == NONE) return;
     // Not sent (again) yet, but folded: the answer to an earlier sending. It is done all the same.
@@ -313,7 +331,7 @@ void cairn_push_on_ack(struct cairn_push *push, uint32_t shard, uint64_t request
 void cairn_push_on_micro_ack(struct cairn_push *push, uint32_t shard, uint32_t micro,
                              struct cairn_push_actions *actions)
 {
-    if (shard >= push->shard_count) return;
+    if (!has_shard(push, shard)) return;
     for (uint32_t i = push->shards[shard].head; i != NONE; i = push->entries[i].next) {
         const struct entry *e = &push->entries[i];
         if (e->kind != MICRO_END) continue;
@@ -377,7 +395,7 @@ static void end_again(struct cairn_push *push, uint32_t shard, struct cairn_push
 void cairn_push_on_refuse(struct cairn_push *push, uint32_t shard, uint64_t request,
                           cairn_status status, struct cairn_push_actions *actions)
 {
-    if (shard >= push->shard_count) return;
+    if (!has_shard(push, shard)) return;
     const uint32_t index = find_chunk(push, shard, request);
     if (status == CAIRN_ERR_BUSY || status == CAIRN_ERR_CHECKSUM) {
         if (index != NONE) send_again(push, shard, index, actions);
@@ -396,7 +414,7 @@ void cairn_push_on_refuse(struct cairn_push *push, uint32_t shard, uint64_t requ
 void cairn_push_on_lost(struct cairn_push *push, uint32_t shard_index,
                         struct cairn_push_actions *actions)
 {
-    if (shard_index >= push->shard_count) return;
+    if (!has_shard(push, shard_index)) return;
     struct shard *shard = &push->shards[shard_index];
     shard->window = 0;
     shard->endpoint = shard->newest = 0; // all of it is asked again, by whichever GRANT comes

@@ -66,9 +66,12 @@ size_t cairn_push_bytes(const struct cairn_push_config *config);
  * release). */
 struct cairn_push *cairn_push_init(void *memory, const struct cairn_push_config *config);
 
+/* There is no such shard: it is owed nothing. Before anything else is called. */
+void cairn_push_absent(struct cairn_push *push, uint32_t shard);
+
 /* ---- the caller's side. CAIRN_ERR_BUSY: the queue is full, try again after the next RELEASED or
  * MICRO_ACK. CAIRN_ERR_EPOCH_CHANGED: the round is void. CAIRN_ERR_INVALID: not the micro-batch that is
- * being filled, or already committed. Not OK: nothing changed. ---- */
+ * being filled, or already committed; no such shard. Not OK: nothing changed. ---- */
 
 /* One chunk for a shard; at most once a micro-batch. `cookie` comes back in RELEASED. */
 cairn_status cairn_push_chunk(struct cairn_push *push, uint32_t shard, uint32_t micro,

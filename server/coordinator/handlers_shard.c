@@ -95,7 +95,7 @@ static bool on_answer(struct cairn_cluster_session *session, const Cairn__Answer
 {
     struct cairn_decision last = { .kind = CAIRN_DECISION_NONE };
     uint32_t shard;
-    if (message->phase > CAIRN_STEP_DRAINING) return false;
+    if (message->phase > CAIRN_STEP_JOINING) return false;
     if (message->last != NULL &&
         cairn_cluster_decision_of_message(message->last, &last) != CAIRN_OK) {
         return false;

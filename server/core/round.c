@@ -9,18 +9,26 @@
 
 /* ---- memory ---- */
 
+/* Room for so many. */
+static uint32_t shards_of(const struct cairn_round_config *config)
+{
+    return config->shard_max > 0 ? config->shard_max : config->shard_count;
+}
+
 static bool config_ok(const struct cairn_round_config *config)
 {
-    return config->shard_count >= 1 && config->shard_count <= 1u << 24 && config->member_max >= 1 &&
-           config->member_max <= 1u << 24 && config->terms.workers_min >= 1 &&
-           config->terms.workers_min <= config->member_max && config->group_count <= 1u << 20 &&
+    const uint32_t shard_max = shards_of(config);
+    return config->shard_count >= 1 && config->shard_count <= shard_max && shard_max <= 1u << 24 &&
+           config->member_max >= 1 && config->member_max <= 1u << 24 &&
+           config->terms.workers_min >= 1 && config->terms.workers_min <= config->member_max &&
+           config->group_count <= 1u << 20 &&
            config->client_state_max <= CAIRN_SPEC_CLIENT_STATE_MAX;
 }
 
 size_t cairn_round_bytes(const struct cairn_round_config *config)
 {
     if (!config_ok(config)) return 0; // the limits above make what follows fit
-    return sizeof(struct cairn_round) + config->shard_count * sizeof(struct shard) +
+    return sizeof(struct cairn_round) + shards_of(config) * sizeof(struct shard) +
            config->member_max * (sizeof(struct worker) + sizeof(struct absent) + sizeof(uint64_t)) +
            config->group_count * (sizeof(struct cairn_group_scalars) + 2 * sizeof(double)) +
            CAIRN_PAYLOAD_MAX(config->group_count, 2 * (size_t)config->client_state_max);
@@ -49,9 +57,10 @@ struct cairn_round *cairn_round_init(void *memory, const struct cairn_round_conf
     struct cairn_round *core = memory;
     memset(core, 0, cairn_round_bytes(config));
     core->config = *config;
+    core->config.shard_max = shards_of(config);
     core->terms_newest = config->terms;
     core->shards = (struct shard *)(core + 1);
-    core->workers = (struct worker *)(core->shards + config->shard_count);
+    core->workers = (struct worker *)(core->shards + core->config.shard_max);
     core->absent = (struct absent *)(core->workers + config->member_max);
     core->contributors = (uint64_t *)(core->absent + config->member_max);
     core->scalars = (struct cairn_group_scalars *)(core->contributors + config->member_max);
@@ -65,6 +74,7 @@ struct cairn_round *cairn_round_init(void *memory, const struct cairn_round_conf
     core->round_next = config->round_reserved > 0 && !MUTANT(6) ? config->round_reserved : 1;
     core->loss_scale = config->scaling.start;
     core->need_epoch = true;
+    cairn_round_layout_init(core);
     find_driven(core);
     return core;
 }
@@ -251,7 +261,7 @@ static void on_worker_abandon(struct cairn_round *core, const struct cairn_round
 static bool shards_up(const struct cairn_round *core)
 {
     for (uint32_t s = 0; s < core->config.shard_count; s++)
-        if (!core->shards[s].up) return false;
+        if (!core->shards[s].gone && !core->shards[s].up) return false;
     return true;
 }
 
@@ -396,7 +406,7 @@ static bool all_published(const struct cairn_round *core)
 {
     for (uint32_t s = 0; s < core->config.shard_count; s++) {
         if (MUTANT(14) && core->shards[s].published) return true;
-        if (!core->shards[s].published) return false;
+        if (!core->shards[s].gone && !core->shards[s].published) return false;
     }
     return true;
 }
@@ -404,7 +414,7 @@ static bool all_published(const struct cairn_round *core)
 static bool all_answered(const struct cairn_round *core)
 {
     for (uint32_t s = 0; s < core->config.shard_count; s++)
-        if (!core->shards[s].answered) return false;
+        if (!core->shards[s].gone && !core->shards[s].answered) return false;
     return true;
 }
 
@@ -421,13 +431,14 @@ static void send_pin(struct cairn_round *core, struct cairn_round_actions *actio
 static void on_shard(struct cairn_round *core, const struct cairn_round_event *event,
                      struct cairn_round_actions *actions)
 {
-    if (event->kind == CAIRN_ROUND_SHARD_EMPTY) {
+    const bool concerns = cairn_round_layout_concerns(core, event->shard);
+    if (event->kind == CAIRN_ROUND_SHARD_EMPTY && concerns) {
         cairn_round_fail(core, event->shard, "it came back without the job's state", actions);
         return;
     }
     // Up without a down before is a new connection, too: what was sent on the old one may be lost.
     core->shards[event->shard].up = event->kind == CAIRN_ROUND_SHARD_UP;
-    core->need_epoch = true;
+    if (concerns) core->need_epoch = true;
 }
 
 static void on_tick(struct cairn_round *core, uint64_t now_ms, struct cairn_round_actions *actions)
@@ -453,15 +464,17 @@ static void on_ready(struct cairn_round *core, const struct cairn_round_event *e
 static bool advance(struct cairn_round *core, struct cairn_round_actions *actions)
 {
     const enum cairn_round_stage stage = core->stage;
-    if (stage == CAIRN_ROUND_FAILED || core->persisting || !shards_up(core)) return false;
+    if (stage == CAIRN_ROUND_FAILED || core->persisting) return false;
+    const bool layout_due = cairn_round_layout_due(core);
+    if (!shards_up(core) && !layout_due) return false;
     const bool steady = stage == CAIRN_ROUND_STEADY;
     const bool wanted = steady && round_wanted(core);
     const bool used_up = core->round_next == core->round_end;
-    if (core->need_epoch || (wanted && (core->members_changed || used_up)))
+    if (core->need_epoch || layout_due || (wanted && (core->members_changed || used_up)))
         cairn_round_epoch_begin(core, actions);
     else if (stage == CAIRN_ROUND_FENCING && all_answered(core))
         cairn_round_resolve(core, actions);
-    else if (stage == CAIRN_ROUND_OPEN && core->reduced_count == core->config.shard_count &&
+    else if (stage == CAIRN_ROUND_OPEN && core->reduced_count == core->serving &&
              cairn_round_state_there(core))
         cairn_round_decide(core, actions);
     else if ((stage == CAIRN_ROUND_RESOLVING || stage == CAIRN_ROUND_DECIDED) &&
@@ -476,6 +489,13 @@ static bool advance(struct cairn_round *core, struct cairn_round_actions *action
     return true;
 }
 
+/* Of the work of a layout: what a shard says that has no part in the one in force means nothing. */
+static bool is_of_layout(enum cairn_round_event_kind kind)
+{
+    return kind == CAIRN_ROUND_ANSWER || kind == CAIRN_ROUND_REDUCED ||
+           kind == CAIRN_ROUND_PUBLISHED || kind == CAIRN_ROUND_LACKS;
+}
+
 static void take_event(struct cairn_round *core, const struct cairn_round_event *event,
                        struct cairn_round_actions *actions)
 {
@@ -488,6 +508,7 @@ static void take_event(struct cairn_round *core, const struct cairn_round_event 
         core->pin_snapshot = event->snapshot;
         return;
     case CAIRN_ROUND_AMEND: core->terms_newest = *event->terms; return;
+    case CAIRN_ROUND_LAYOUT: cairn_round_on_layout(core, event); return;
     case CAIRN_ROUND_GATE:
         core->gate_world = event->world;
         core->gate_shut = event->shut;
@@ -518,8 +539,9 @@ static void take_event(struct cairn_round *core, const struct cairn_round_event 
 void cairn_round_on_event(struct cairn_round *core, const struct cairn_round_event *event,
                           struct cairn_round_actions *actions)
 {
-    assert(event->shard < core->config.shard_count);
+    assert(event->shard < core->config.shard_max);
     if (core->stage == CAIRN_ROUND_FAILED) return;
+    if (is_of_layout(event->kind) && core->shards[event->shard].gone) return;
     take_event(core, event, actions);
     while (advance(core, actions)) {}
 }

@@ -33,6 +33,12 @@
  *    the next generation of the same step), void and resolved as any other. While it is open nobody else
  *    has a round; a writer that is lost, or does not commit in time, has changed nothing.
  *
+ *  - The layout belongs to the epoch, too: another one comes by a change of epoch in STEADY, so no round is
+ *    open then and all shards are at one version. It is made durable with the epoch, and the fence brings it.
+ *    From then on the shards of that layout are awaited, and no others.
+ *  - A layout may take back the one before: its shards have, at the version of then, whatever a shard that
+ *    was lost should have got. That one is not awaited, and nothing may have been decided since.
+ *
  * Workers are named by their session's number, which is never reused; a reconnect keeps it. */
 #ifndef CAIRN_CORE_ROUND_H
 #define CAIRN_CORE_ROUND_H
@@ -81,7 +87,11 @@ struct cairn_round_scaling {
 };
 
 struct cairn_round_config {
-    uint32_t shard_count;      /* at least 1 */
+    uint32_t shard_count; /* of the layout in force, holes among them; at least 1 */
+    uint32_t shard_max;   /* of any layout; 0: as many as there are */
+    /* [(shard_count + 7) / 8] bit s % 8 of byte s / 8: a hole, no such shard. NULL: none. Borrowed for the
+     * call. */
+    const uint8_t *gone;
     uint32_t member_max;       /* attached workers at a time, at least 1 */
     uint32_t contributors_max; /* to a round of steps; 0: all that are attached */
     /* So long after a round opened the shards are asked whom they wait for, and those workers are dropped;
@@ -98,6 +108,9 @@ struct cairn_round_config {
     /* what the disk says: both 0 in a fresh job */
     uint64_t epoch;          /* the last one made durable */
     uint64_t round_reserved; /* no incarnation has used this round number or a higher one */
+    uint64_t layout;         /* the number of the one in force */
+    /* What the shards had when it came into force; generation 0: not known, or it is the first. */
+    struct cairn_version layout_at;
 };
 
 /* A contributor that is not done with a round at a shard, or at the relay there. */
@@ -118,10 +131,15 @@ enum cairn_round_event_kind {
     CAIRN_ROUND_GATE, /* world, shut: from now a round opens only of exactly the ranks 0, ..., world - 1
                         * (world 0: of any workers), and not while it is shut. Before: 0, not shut */
     CAIRN_ROUND_AMEND, /* terms: in force from the next round that opens */
-    /* shards */
-    CAIRN_ROUND_SHARD_UP,    /* shard: its control channel is up, with its state of the job */
-    CAIRN_ROUND_SHARD_DOWN,  /* shard */
-    CAIRN_ROUND_SHARD_EMPTY, /* shard: it is back without the state */
+    CAIRN_ROUND_LAYOUT, /* layout, shard_count, gone, back: every shard of that layout is prepared for it. It
+                         * comes into force between two rounds: none opens before, once all its shards are
+                         * up. 0: the one that is pending is forgotten. back: at once, whether the others
+                         * are up or not; shards of the layout in force that it has not were lost */
+    /* shards. Of one that the layout in force has not, UP and DOWN are remembered, and nothing else counts */
+    CAIRN_ROUND_SHARD_UP,   /* shard: its control channel is up, with its state of the job */
+    CAIRN_ROUND_SHARD_DOWN, /* shard */
+    CAIRN_ROUND_SHARD_EMPTY, /* shard: it is back without the state. (Where it had nothing that was settled
+                              * it is DOWN, and the layout goes back) */
     CAIRN_ROUND_ANSWER, /* shard, epoch, refused, phase, round, version, decision; as step.h's ANSWER */
     CAIRN_ROUND_REDUCED,   /* shard, epoch, round, sums */
     CAIRN_ROUND_PUBLISHED, /* shard, epoch, round, version, nonfinite */
@@ -150,13 +168,15 @@ struct cairn_round_event {
     uint64_t epoch, round;
     uint64_t member;
     uint32_t rank;
-    uint32_t shard; /* below shard_count */
+    uint32_t shard; /* below shard_max */
     enum cairn_step_phase phase;
     struct cairn_version version;
     uint64_t now_ms, wait_ms;
     uint64_t snapshot;
+    uint64_t layout; /* a higher number than that of any before */
+    uint32_t shard_count;
     uint32_t world;
-    bool shut, refused;
+    bool shut, refused, back;
     bool nonfinite; /* the update of that version left something there that is not finite */
     /* borrowed for the call */
     const struct cairn_decision *decision;
@@ -164,6 +184,7 @@ struct cairn_round_event {
     const struct cairn_round_terms *terms; /* what they point to: see there */
     const struct cairn_round_lack *lacks;  /* [lack_count] */
     uint32_t lack_count;
+    const uint8_t *gone;  /* as in the configuration; a shard that was one stays one */
     const uint8_t *state; /* [state_bytes], at most client_state_max */
     size_t state_bytes;
     /* [group_count] learning rates of driven groups; NULL unless cairn_round_takes_driven */
@@ -171,9 +192,10 @@ struct cairn_round_event {
 };
 
 enum cairn_round_action_kind {
-    CAIRN_ROUND_PERSIST, /* epoch, round_reserved: make durable → PERSISTED. A later one replaces it */
-    /* to every shard of the job */
-    CAIRN_ROUND_FENCE,     /* epoch */
+    CAIRN_ROUND_PERSIST, /* epoch, round_reserved, layout, version = its layout_at: make all durable in one
+                          * write → PERSISTED. A later one replaces it */
+    /* to every shard of the layout in force */
+    CAIRN_ROUND_FENCE,     /* epoch, layout: the one in force from now on, this very one perhaps */
     CAIRN_ROUND_RESOLVE,   /* epoch, decision */
     CAIRN_ROUND_OPEN_SEND, /* epoch, round, version, members by rank */
     CAIRN_ROUND_DECIDE,    /* epoch, decision */
@@ -216,6 +238,7 @@ struct cairn_round_action {
     cairn_status status;
     struct cairn_version version;
     uint64_t snapshot;
+    uint64_t layout;
     /* borrowed: the core's, valid until the next event */
     const struct cairn_decision *decision;
     const uint64_t *members; /* [member_count] */
@@ -271,6 +294,14 @@ bool cairn_round_takes_driven(const struct cairn_round *core, uint64_t member, u
  * given last. */
 double cairn_round_lr(const struct cairn_round *core, uint32_t group);
 bool cairn_round_pin_pending(const struct cairn_round *core);
+/* The layout in force: the last one that is durable. */
+uint64_t cairn_round_layout(const struct cairn_round *core);
+/* The one that waits, and can be forgotten; 0: none, or it is being made durable. */
+uint64_t cairn_round_layout_pending(const struct cairn_round *core);
+/* What the shards had when the one in force came; generation 0: not known, or it is the first. */
+struct cairn_version cairn_round_layout_at(const struct cairn_round *core);
+/* The layout in force has that shard. */
+bool cairn_round_has_shard(const struct cairn_round *core, uint32_t shard);
 uint32_t cairn_round_worker_count(const struct cairn_round *core);
 /* The open round, decided or not, counts on the worker. */
 bool cairn_round_contributes(const struct cairn_round *core, uint64_t member);

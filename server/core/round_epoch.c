@@ -11,6 +11,7 @@
 void cairn_round_epoch_begin(struct cairn_round *core, struct cairn_round_actions *actions)
 {
     assert(!core->persisting);
+    if (cairn_round_layout_due(core)) cairn_round_layout_take(core);
     core->epoch++;
     core->round_end = core->round_next + CAIRN_ROUND_BLOCK;
     core->need_epoch = false;
@@ -20,6 +21,9 @@ void cairn_round_epoch_begin(struct cairn_round *core, struct cairn_round_action
     struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_PERSIST);
     action->epoch = core->epoch;
     action->round_reserved = core->round_end;
+    const bool carries = core->next.taken;
+    action->layout = carries ? core->next.layout : core->config.layout;
+    action->version = carries && !core->next.back ? core->version : core->config.layout_at;
 }
 
 void cairn_round_on_persisted(struct cairn_round *core, const struct cairn_round_event *event,
@@ -27,6 +31,7 @@ void cairn_round_on_persisted(struct cairn_round *core, const struct cairn_round
 {
     if (!core->persisting || event->epoch != core->epoch) return;
     core->persisting = false;
+    if (core->next.taken) cairn_round_layout_enter(core);
     if (core->need_epoch) return; // a shard went away meanwhile: it needs another one
     core->stage = CAIRN_ROUND_FENCING;
     for (uint32_t s = 0; s < core->config.shard_count; s++) {
@@ -36,13 +41,15 @@ void cairn_round_on_persisted(struct cairn_round *core, const struct cairn_round
     core->last.kind = CAIRN_DECISION_NONE;
     core->last.round = 0;
     core->last.payload_bytes = 0;
-    cairn_round_act(actions, CAIRN_ROUND_FENCE)->epoch = core->epoch;
+    struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_FENCE);
+    action->epoch = core->epoch;
+    action->layout = core->config.layout;
 }
 
 static bool first_answer(const struct cairn_round *core)
 {
     for (uint32_t s = 0; s < core->config.shard_count; s++)
-        if (core->shards[s].answered) return false;
+        if (core->shards[s].answered && !core->shards[s].joins) return false;
     return true;
 }
 
@@ -73,8 +80,9 @@ void cairn_round_on_answer(struct cairn_round *core, const struct cairn_round_ev
                          actions);
         return;
     }
-    if (first_answer(core) || (event->decision->round > core->last.round && !MUTANT(4)))
-        keep(core, event->decision);
+    shard->joins = event->phase == CAIRN_STEP_JOINING;
+    const bool newer = event->decision->round > core->last.round && !MUTANT(4);
+    if (!shard->joins && (first_answer(core) || newer)) keep(core, event->decision);
     shard->answered = true;
     shard->prepared = event->phase == CAIRN_STEP_REDUCED ? event->round : 0;
     shard->last_round = event->decision->round;
@@ -86,6 +94,7 @@ static const char *judge_answer(const struct cairn_round *core, const struct sha
 {
     const struct cairn_decision *last = &core->last;
     const bool has_it = shard->last_round == last->round;
+    if (shard->joins) return NULL;
     if (!has_it && shard->prepared != last->round && !MUTANT(4))
         return "it knows nothing of a round that another shard has applied";
     if (last->round != 0 || !core->ready) return NULL;
@@ -125,11 +134,14 @@ static cairn_status take_job_state(struct cairn_round *core)
 void cairn_round_resolve(struct cairn_round *core, struct cairn_round_actions *actions)
 {
     for (uint32_t s = 0; s < core->config.shard_count; s++) {
+        if (core->shards[s].gone) continue;
         const char *why = judge_answer(core, &core->shards[s]);
+        if (why == NULL) why = cairn_round_layout_judge(core);
         if (why == NULL) continue;
         cairn_round_fail(core, s, why, actions);
         return;
     }
+    core->went_back = false;
     if (take_job_state(core) != CAIRN_OK) {
         cairn_round_fail(core, 0, "the payload of the last decision is malformed", actions);
         return;

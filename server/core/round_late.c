@@ -82,7 +82,7 @@ static bool is_late(const struct cairn_round *core, const struct worker *worker)
 void cairn_round_on_deadline(struct cairn_round *core, struct cairn_round_actions *actions)
 {
     core->deadline_ms = core->now_ms + core->config.step_deadline_ms;
-    if (!core->writing && core->reduced_count < core->config.shard_count) {
+    if (!core->writing && core->reduced_count < core->serving) {
         ask_shards(core, actions);
         return;
     }
@@ -155,7 +155,9 @@ static uint32_t neediest(const struct cairn_round *core, bool *alone_out)
 {
     const struct shard *shards = core->shards;
     uint32_t most = 0, lacking = 0;
-    for (uint32_t s = 0; s < core->config.shard_count; s++) {
+    while (shards[most].gone) most++;
+    for (uint32_t s = most; s < core->config.shard_count; s++) {
+        if (shards[s].gone) continue;
         lacking += shards[s].lacks > 0;
         const bool more = !shards[s].reduced && shards[s].lacks > shards[most].lacks;
         if (more || shards[most].reduced) most = s;
@@ -171,7 +173,7 @@ static void judge(struct cairn_round *core, struct cairn_round_actions *actions)
     bool alone, committed;
     const uint32_t least = least_lacking(core), guilty = count_guilty(core, least, &committed);
     const uint32_t shard = neediest(core, &alone);
-    const bool is_only = core->config.shard_count == 1;
+    const bool is_only = core->serving == 1;
     const bool of_shard = alone && core->world > 1 && 2 * guilty > core->world &&
                           (!is_only || committed);
     core->asking = false;
@@ -201,6 +203,6 @@ void cairn_round_on_lacks(struct cairn_round *core, const struct cairn_round_eve
     for (uint32_t i = 0; i < event->lack_count; i++)
         note_lack(core, event->shard, &event->lacks[i]);
     for (uint32_t s = 0; s < core->config.shard_count; s++)
-        if (!core->shards[s].told) return;
+        if (!core->shards[s].gone && !core->shards[s].told) return;
     judge(core, actions);
 }

@@ -100,7 +100,7 @@ uint64_t cairn_round_paused_ms(const struct cairn_round *core)
 
 bool cairn_round_waits_for_silent(const struct cairn_round *core)
 {
-    const bool summed = core->reduced_count == core->config.shard_count;
+    const bool summed = core->reduced_count == core->serving;
     if (core->stage != CAIRN_ROUND_OPEN || core->need_epoch || summed) return false;
     if (core->late_round == core->open_round) return false; // a shard is who lacks something
     for (uint32_t i = 0; i < core->worker_count; i++) {
@@ -145,6 +145,7 @@ static void list_shards(const struct cairn_round *core, struct listing *listing)
 {
     for (uint32_t s = 0; s < core->config.shard_count; s++) {
         const struct shard *shard = &core->shards[s];
+        if (shard->gone) continue;
         if (!shard->up)
             list_shard(listing, s, "not connected");
         else if (core->stage == CAIRN_ROUND_FENCING && !shard->answered)
@@ -178,7 +179,7 @@ static void list_open_round(const struct cairn_round *core, struct listing *list
                            (unsigned)core->late_lacks, (unsigned)core->world, round);
         return;
     }
-    const bool summed = core->reduced_count == core->config.shard_count;
+    const bool summed = core->reduced_count == core->serving;
     for (uint32_t i = 0; i < core->worker_count; i++) {
         const struct worker *worker = &core->workers[i];
         if (!worker->contributor || worker->committed) continue;
@@ -187,7 +188,7 @@ static void list_open_round(const struct cairn_round *core, struct listing *list
     }
     if (listing->any) return;
     for (uint32_t s = 0; s < core->config.shard_count; s++) {
-        if (core->shards[s].reduced) continue;
+        if (core->shards[s].gone || core->shards[s].reduced) continue;
         begin_entry(listing, true, s);
         cairn_sentence_add(listing->out, " (has not summed round %llu)", round);
     }

@@ -44,6 +44,8 @@ struct absent {
 };
 
 struct shard {
+    bool gone;      /* the layout in force has it not: a hole, or of one that comes */
+    bool gone_next; /* the same of the pending layout */
     bool up;
     bool answered;  /* FENCING */
     bool published; /* RESOLVING, DECIDED */
@@ -54,7 +56,16 @@ struct shard {
     /* its answer */
     uint64_t prepared;   /* round; 0 = none */
     uint64_t last_round; /* of the last decision it has */
+    bool joins;          /* it has none, and takes any */
     struct cairn_version version;
+};
+
+/* A layout that is to come into force. */
+struct next_layout {
+    uint64_t layout; /* 0: none */
+    uint32_t shard_count;
+    bool back;
+    bool taken; /* it is being made durable */
 };
 
 struct cairn_round {
@@ -69,6 +80,9 @@ struct cairn_round {
     uint64_t late_round;            /* the round that late_shard holds up; 0: no shard did */
     uint32_t late_shard, late_lacks;
     bool persisting;
+    uint32_t serving; /* shards of the layout in force */
+    struct next_layout next;
+    bool went_back;       /* the layout in force took one back, and no outcome was found since */
     bool need_epoch;      /* a change is due as soon as all shards are up */
     bool members_changed; /* since the epoch was chosen: a change is due before the next round */
     bool ready;
@@ -94,7 +108,8 @@ struct cairn_round {
     struct end inherited;   /* how the round ended that the incarnation before decided last */
 
     /* in the caller's memory, behind this struct */
-    struct shard *shards;   /* [shard_count] */
+    struct shard
+        *shards; /* [shard_max], the first config.shard_count perhaps of the layout in force */
     struct worker *workers; /* [member_max], the first worker_count by rank */
     struct absent *absent;  /* [member_max]: of more the one that left first is forgotten */
     uint64_t *contributors; /* [member_max], world of them */
@@ -117,6 +132,21 @@ void cairn_round_fail(struct cairn_round *core, uint32_t shard, const char *why,
 
 /* How many workers the start waits for; 0: for nobody, or not any more. */
 uint32_t cairn_round_start_world(const struct cairn_round *core);
+
+/* round_layout.c */
+/* What a new incarnation finds; shard_max is not 0. */
+void cairn_round_layout_init(struct cairn_round *core);
+void cairn_round_on_layout(struct cairn_round *core, const struct cairn_round_event *event);
+/* It takes part in the layout in force, or in the one that is being made durable. */
+bool cairn_round_layout_concerns(const struct cairn_round *core, uint32_t shard);
+/* The pending layout may come into force now: between two rounds, or it goes back, and its shards are up. */
+bool cairn_round_layout_due(const struct cairn_round *core);
+/* It goes with the epoch that begins. */
+void cairn_round_layout_take(struct cairn_round *core);
+/* That epoch is durable: the layout is in force. */
+void cairn_round_layout_enter(struct cairn_round *core);
+/* What the layout that took one back may not find; NULL: all is well. */
+const char *cairn_round_layout_judge(const struct cairn_round *core);
 
 struct worker *cairn_round_find_worker(const struct cairn_round *core, uint64_t id);
 void cairn_round_remove_worker(struct cairn_round *core, struct worker *worker);

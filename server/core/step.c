@@ -69,8 +69,8 @@ static void remember(struct cairn_step *step, const struct cairn_decision *decis
         memcpy(step->payload, decision->payload, decision->payload_bytes);
 }
 
-struct cairn_step *cairn_step_init(void *memory, const struct cairn_step_config *config,
-                                   struct cairn_version version, const struct cairn_decision *last)
+/* Nothing is known to it, and nothing is open. */
+static struct cairn_step *make(void *memory, const struct cairn_step_config *config)
 {
     struct plan plan;
     const bool fits = plan_memory(config, &plan);
@@ -87,11 +87,36 @@ struct cairn_step *cairn_step_init(void *memory, const struct cairn_step_config 
     step->holds = base + plan.holds;
     step->payload = base + plan.payload;
     step->deferred_first = step->deferred_last = NO_SLOT;
+    return step;
+}
+
+struct cairn_step *cairn_step_init(void *memory, const struct cairn_step_config *config,
+                                   struct cairn_version version, const struct cairn_decision *last)
+{
+    struct cairn_step *step = make(memory, config);
+    if (config->joins) step->phase = CAIRN_STEP_JOINING;
     step->version = version;
     if (last != NULL) remember(step, last);
     step->last.kind = CAIRN_DECISION_NONE;
     step->last.round = 0;
     step->last.version_after = version;
+    return step;
+}
+
+struct cairn_step *cairn_step_init_from(void *memory, const struct cairn_step_config *config,
+                                        const struct cairn_step *before)
+{
+    assert(before->phase == CAIRN_STEP_IDLE || before->phase == CAIRN_STEP_JOINING);
+    assert(before->pending.round == 0);
+    struct cairn_step *step = make(memory, config);
+    step->phase = before->phase;
+    step->epoch = before->epoch;
+    step->fenced = before->fenced;
+    step->round_seen = before->round_seen;
+    step->round_epoch = before->round_epoch;
+    step->version = before->version;
+    step->likely_micro = before->likely_micro;
+    remember(step, &before->last);
     return step;
 }
 
@@ -171,6 +196,7 @@ static void begin_round(struct cairn_step *step, uint64_t round, const uint64_t 
 static void make_void(struct cairn_step *step, struct cairn_step_actions *actions)
 {
     step->round = 0;
+    step->summed = false;
     step->phase = CAIRN_STEP_DRAINING;
     cairn_step_drop_landed(step, actions);
     cairn_step_drained(step, actions);
@@ -317,6 +343,20 @@ static void on_fence(struct cairn_step *step, const struct cairn_step_event *eve
     action->decision = &step->last;
 }
 
+/* Whatever was decided is as good as done here: nothing is here that it would change. */
+static void join_job(struct cairn_step *step, const struct cairn_decision *decision,
+                     struct cairn_step_actions *actions)
+{
+    if (decision->payload_bytes > step->config.payload_bytes_max) {
+        fault(actions, "a decision's payload is longer than is configured");
+        return;
+    }
+    remember(step, decision);
+    step->phase = CAIRN_STEP_IDLE;
+    step->version = decision->version_after;
+    report_published(step, actions);
+}
+
 /* The outcome is of the prepared round, or of the last one settled: then whatever is prepared is void. */
 static void on_resolve(struct cairn_step *step, const struct cairn_step_event *event,
                        struct cairn_step_actions *actions)
@@ -328,6 +368,10 @@ static void on_resolve(struct cairn_step *step, const struct cairn_step_event *e
     }
     step->fenced = false;
     if (step->config.forwards) return;
+    if (step->phase == CAIRN_STEP_JOINING) {
+        join_job(step, decision, actions);
+        return;
+    }
     if (decides_ours(step, decision)) {
         settle(step, decision, actions);
         return;
@@ -349,6 +393,15 @@ static void on_ready(struct cairn_step *step, const struct cairn_step_event *eve
 
 /* ---- the world's work ends ---- */
 
+static void report_reduced(struct cairn_step *step, struct cairn_step_actions *actions)
+{
+    step->phase = CAIRN_STEP_REDUCED;
+    struct cairn_step_action *action = cairn_step_act(actions, CAIRN_STEP_REDUCED_REPORT);
+    action->epoch = step->epoch;
+    action->round = step->round;
+    action->sums = step->sums;
+}
+
 static void on_summed(struct cairn_step *step, const struct cairn_step_event *event,
                       struct cairn_step_actions *actions)
 {
@@ -361,11 +414,18 @@ static void on_summed(struct cairn_step *step, const struct cairn_step_event *ev
     assert(step->phase == CAIRN_STEP_REDUCING);
     step->sums = *event->sums;
     step->sums.weight = step->weight;
-    step->phase = CAIRN_STEP_REDUCED;
-    struct cairn_step_action *action = cairn_step_act(actions, CAIRN_STEP_REDUCED_REPORT);
-    action->epoch = step->epoch;
-    action->round = step->round;
-    action->sums = step->sums;
+    if (step->lacks_state)
+        step->summed = true;
+    else
+        report_reduced(step, actions);
+}
+
+static void on_whole(struct cairn_step *step, struct cairn_step_actions *actions)
+{
+    step->lacks_state = false;
+    if (!step->summed) return;
+    step->summed = false;
+    report_reduced(step, actions);
 }
 
 static void on_updated(struct cairn_step *step, struct cairn_step_actions *actions)
@@ -416,6 +476,11 @@ void cairn_step_on_event(struct cairn_step *step, const struct cairn_step_event 
     case CAIRN_STEP_FOLDED: cairn_step_on_folded(step, event, actions); return;
     case CAIRN_STEP_SUMMED: on_summed(step, event, actions); return;
     case CAIRN_STEP_UPDATED: on_updated(step, actions); return;
+    case CAIRN_STEP_LACKS_STATE:
+        assert(step->phase != CAIRN_STEP_REDUCED && step->phase != CAIRN_STEP_UPDATING);
+        step->lacks_state = true;
+        return;
+    case CAIRN_STEP_WHOLE: on_whole(step, actions); return;
     }
     assert(false && "an event of a kind that there is not");
 }
@@ -450,6 +515,11 @@ struct cairn_version cairn_step_version(const struct cairn_step *step)
 const struct cairn_decision *cairn_step_last(const struct cairn_step *step)
 {
     return &step->last;
+}
+
+bool cairn_step_lacks_state(const struct cairn_step *step)
+{
+    return step->lacks_state;
 }
 
 uint32_t cairn_step_slots_used(const struct cairn_step *step)

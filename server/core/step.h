@@ -26,6 +26,11 @@
  *    is done with m, and every chunk past it; who holds nothing is at most one ahead. After FORWARD_COMMIT it
  *    stands in REDUCING; the next OPEN says that the round was resolved, a FENCE that it may be void. It
  *    is told neither READY nor DECIDE, holds no version, and its ANSWERs say nothing.
+ *  - A shard that was made for a job later holds nothing of it: it is JOINING until it hears of the first
+ *    outcome, and takes that, whichever it is.
+ *  - When a layout brings a shard other chunks it goes on as another machine (cairn_step_init_from). State
+ *    that is still on its way to it is what LACKS_STATE and WHOLE tell of: until then it is not REDUCED, so
+ *    nothing is decided, and no update is made of what is not there.
  *  - Every CHUNK gets exactly one of RECEIVE and DISCARD with its tag; every contribution is answered to
  *    its worker by one ACK or REFUSE (more after a resend), unless the connection was lost meanwhile.
  *  - Messages of one member may overtake each other and come twice; those of the coordinator come
@@ -55,7 +60,8 @@ enum cairn_step_phase {
     CAIRN_STEP_REDUCING = 2, /* everything is in; the world computes the sums */
     CAIRN_STEP_REDUCED = 3,  /* prepared: resolves only by the coordinator's word */
     CAIRN_STEP_UPDATING = 4,
-    CAIRN_STEP_DRAINING = 5 /* void; receives, folds or sums in flight must end first */
+    CAIRN_STEP_DRAINING = 5, /* void; receives, folds or sums in flight must end first */
+    CAIRN_STEP_JOINING = 6   /* it has heard of no outcome yet */
 };
 
 struct cairn_step_config {
@@ -68,6 +74,7 @@ struct cairn_step_config {
      * 0: nothing waits. The bits are the same. */
     uint32_t folds_wanted;
     bool forwards; /* of a relay */
+    bool joins;    /* it begins JOINING, whatever version and decision it is given */
 };
 
 /* What a shard reports of its sums. */
@@ -97,6 +104,9 @@ enum cairn_step_event_kind {
     CAIRN_STEP_FOLDED,  /* chunk */
     CAIRN_STEP_SUMMED,  /* sums (but for the weight) */
     CAIRN_STEP_UPDATED, /* the version is published: readable */
+    /* master and moments of some chunks are on their way here; before it is REDUCED */
+    CAIRN_STEP_LACKS_STATE,
+    CAIRN_STEP_WHOLE, /* they are here, at the published version; may be said again */
 };
 
 struct cairn_step_event {
@@ -196,6 +206,13 @@ size_t cairn_step_bytes(const struct cairn_step_config *config);
 struct cairn_step *cairn_step_init(void *memory, const struct cairn_step_config *config,
                                    struct cairn_version version, const struct cairn_decision *last);
 
+/* The machine `before` goes on in `memory` (other memory) with another configuration: it knows the epoch, the
+ * fence, the version and the last decision; no round is open in it, and it lacks no state. For a FENCE that
+ * brings another layout, which is given to the new machine. `before` is IDLE or JOINING: while it is
+ * DRAINING, and that is so although no round is open, the FENCE waits. It is not changed, and may be dropped. */
+struct cairn_step *cairn_step_init_from(void *memory, const struct cairn_step_config *config,
+                                        const struct cairn_step *before);
+
 /* One event. Events of strangers are judged; a world that breaks its own promises (LANDED of a
  * slot that was not receiving, ...) trips an assert. */
 void cairn_step_on_event(struct cairn_step *step, const struct cairn_step_event *event,
@@ -210,6 +227,7 @@ uint64_t cairn_step_round_seen(const struct cairn_step *step);
 struct cairn_version cairn_step_version(const struct cairn_step *step); /* the published one */
 const struct cairn_decision *cairn_step_last(const struct cairn_step *step);
 uint32_t cairn_step_slots_used(const struct cairn_step *step);
+bool cairn_step_lacks_state(const struct cairn_step *step);
 
 /* Whom COLLECTING waits for. */
 struct cairn_step_waiting {

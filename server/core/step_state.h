@@ -73,7 +73,9 @@ struct cairn_step {
         uint32_t sent;   /* FORWARDs of it */
     } forward;
     bool summing;
-    bool all_hold; /* every member holds every chunk: `holds` means nothing */
+    bool lacks_state; /* some of it is on its way */
+    bool summed;      /* REDUCING: the sums are there, and state lacks */
+    bool all_hold;    /* every member holds every chunk: `holds` means nothing */
 
     struct {            /* an OPEN that came while DRAINING */
         uint64_t round; /* 0 = none */

@@ -371,6 +371,24 @@ TEST(a_refused_end_or_commit_makes_the_round_void)
     ck_assert_int_eq(list[0].kind, CAIRN_PUSH_VOID);
 }
 
+TEST(a_shard_that_is_not_there_is_owed_nothing)
+{
+    cairn_push_absent(push, 0);
+    cairn_push_absent(push, 0); // twice is once
+    ck_assert_int_eq(cairn_push_chunk(push, 0, 0, 0, 0, &out), CAIRN_ERR_INVALID);
+    push_chunks(1, 0, QUEUE - 2); // with an end and a commit of one shard the queue is full
+    ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
+    ck_assert_int_eq(cairn_push_commit(push, 7, &out), CAIRN_OK);
+    ck_assert(!cairn_push_waits(push, 0));
+    cairn_push_on_grant(push, 0, 1, 1, &out); // of somebody who was there once
+    cairn_push_on_hello(push, 0, 2, &out);
+    cairn_push_on_lost(push, 0, &out);
+    ck_assert_uint_eq(out.count, 0);
+    cairn_push_on_grant(push, 1, 1, QUEUE, &out);
+    ck_assert_uint_eq(out.count, QUEUE);
+    for (size_t i = 0; i < out.count; i++) ck_assert_uint_eq(list[i].shard, 1);
+}
+
 TEST(a_configuration_that_cannot_work_has_no_size)
 {
     const struct cairn_push_config bad[] = { { 0, 10 }, { 3, 5 }, { 1, UINT32_MAX } };

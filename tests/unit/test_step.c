@@ -499,9 +499,12 @@ TEST(every_fold_that_ends_the_micro_batch_expected_or_a_later_one_is_likely_the_
 TEST(a_configuration_that_cannot_work_has_no_size)
 {
     const struct cairn_step_config bad[] = {
-        { 1, 0, 1, 0, 0, false },          { 1, 1025, 1, 0, 0, false },
-        { 1, 1, 0, 0, 0, false },          { 1, 1024, 1 << 22, 0, 0, false },
-        { UINT32_MAX, 1, 1, 0, 0, false }, { 1, 1, 1, SIZE_MAX, 0, false },
+        { .chunk_count = 1, .window = 0, .member_max = 1 },
+        { .chunk_count = 1, .window = 1025, .member_max = 1 },
+        { .chunk_count = 1, .window = 1, .member_max = 0 },
+        { .chunk_count = 1, .window = 1024, .member_max = 1 << 22 },
+        { .chunk_count = UINT32_MAX, .window = 1, .member_max = 1 },
+        { .chunk_count = 1, .window = 1, .member_max = 1, .payload_bytes_max = SIZE_MAX },
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         ck_assert_uint_eq(cairn_step_bytes(&bad[i]), 0);

@@ -1,0 +1,234 @@
+#include "server/core/move.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "server/core/holes.h"
+#include "server/core/mutant.h"
+
+struct shard {
+    bool gone;      /* the layout in force has it not */
+    bool gone_next; /* nor the one of the slice */
+    bool prepared;
+    bool moved;
+};
+
+/* In PREPARING and CUTTING the slice's layout is not in force yet, and `next` is what it is. */
+struct cairn_move {
+    uint32_t shard_max;
+    enum cairn_move_stage stage;
+    uint64_t layout; /* in force */
+    bool lost;       /* a shard of it is, before it was settled: it is to be taken back */
+    struct {
+        uint64_t layout;
+        bool back;
+        bool lost; /* a shard of it is */
+    } next;
+    uint32_t lost_shard;
+    struct shard *shards; /* [shard_max], behind this struct */
+};
+
+/* ---- memory ---- */
+
+size_t cairn_move_bytes(const struct cairn_move_config *config)
+{
+    if (config->shard_max < 1 || config->shard_max > 1u << 24) return 0;
+    if (config->shard_count < 1 || config->shard_count > config->shard_max) return 0;
+    return sizeof(struct cairn_move) + config->shard_max * sizeof(struct shard);
+}
+
+struct cairn_move *cairn_move_init(void *memory, const struct cairn_move_config *config)
+{
+    const size_t bytes = cairn_move_bytes(config);
+    assert(bytes > 0);
+    memset(memory, 0, bytes);
+    struct cairn_move *move = memory;
+    move->shards = (struct shard *)(move + 1);
+    move->shard_max = config->shard_max;
+    move->layout = config->layout;
+    move->stage = config->unsettled ? CAIRN_MOVE_MOVING : CAIRN_MOVE_REST;
+    for (uint32_t s = 0; s < config->shard_max; s++)
+        move->shards[s].gone = cairn_is_hole(config->gone, config->shard_count, s);
+    return move;
+}
+
+/* ---- actions ---- */
+
+static struct cairn_move_action *act(struct cairn_move_actions *actions,
+                                     enum cairn_move_action_kind kind, uint64_t layout)
+{
+    assert(actions->count < actions->capacity);
+    struct cairn_move_action *action = &actions->list[actions->count++];
+    *action =
+        (struct cairn_move_action) { .kind = kind, .layout = layout, .shard = CAIRN_MOVE_ALL };
+    return action;
+}
+
+static void end(uint64_t layout, cairn_status status, uint32_t shard,
+                struct cairn_move_actions *actions)
+{
+    struct cairn_move_action *action = act(actions, CAIRN_MOVE_ENDED, layout);
+    action->status = status;
+    action->shard = shard;
+}
+
+/* The slice was not made: as before. */
+static void take_back(struct cairn_move *move, cairn_status status, uint32_t shard,
+                      struct cairn_move_actions *actions)
+{
+    const uint64_t layout = move->next.layout;
+    if (move->stage == CAIRN_MOVE_CUTTING) act(actions, CAIRN_MOVE_WITHDRAW, layout);
+    act(actions, CAIRN_MOVE_UNPREPARE, layout);
+    move->stage = move->lost ? CAIRN_MOVE_LOST : CAIRN_MOVE_REST;
+    end(layout, status, shard, actions);
+}
+
+/* The slice cannot be made, and is in force. */
+static void lose(struct cairn_move *move, struct cairn_move_actions *actions)
+{
+    move->stage = CAIRN_MOVE_LOST;
+    end(move->layout, CAIRN_ERR_JOB_LOST, move->lost_shard, actions);
+}
+
+/* ---- events ---- */
+
+static void on_begin(struct cairn_move *move, const struct cairn_move_event *event,
+                     struct cairn_move_actions *actions)
+{
+    assert(event->back ? move->stage == CAIRN_MOVE_LOST : move->stage == CAIRN_MOVE_REST);
+    assert(event->layout > move->layout && event->shard_count <= move->shard_max);
+    move->stage = CAIRN_MOVE_PREPARING;
+    move->next.layout = event->layout;
+    move->next.back = event->back;
+    move->next.lost = false;
+    for (uint32_t s = 0; s < move->shard_max; s++) {
+        move->shards[s].gone_next = cairn_is_hole(event->gone, event->shard_count, s);
+        move->shards[s].prepared = false;
+    }
+    act(actions, CAIRN_MOVE_PREPARE, event->layout);
+}
+
+static bool all_prepared(const struct cairn_move *move)
+{
+    for (uint32_t s = 0; s < move->shard_max; s++)
+        if (!move->shards[s].gone_next && !move->shards[s].prepared) return false;
+    return true;
+}
+
+static void on_prepared(struct cairn_move *move, const struct cairn_move_event *event,
+                        struct cairn_move_actions *actions)
+{
+    if (move->stage != CAIRN_MOVE_PREPARING || event->layout != move->next.layout) return;
+    if (event->status != CAIRN_OK) {
+        take_back(move, event->status, event->shard, actions);
+        return;
+    }
+    move->shards[event->shard].prepared = true;
+    if (!all_prepared(move)) return;
+    move->stage = CAIRN_MOVE_CUTTING;
+    act(actions, CAIRN_MOVE_CUT_OVER, move->next.layout)->back = move->next.back;
+}
+
+static void on_in_force(struct cairn_move *move, const struct cairn_move_event *event,
+                        struct cairn_move_actions *actions)
+{
+    if (move->stage != CAIRN_MOVE_CUTTING || event->layout != move->next.layout) return;
+    move->stage = CAIRN_MOVE_MOVING;
+    move->layout = move->next.layout;
+    move->lost = move->next.lost;
+    for (uint32_t s = 0; s < move->shard_max; s++) {
+        move->shards[s].gone = move->shards[s].gone_next;
+        move->shards[s].moved = false;
+    }
+    if (move->lost) lose(move, actions);
+}
+
+static bool all_moved(const struct cairn_move *move)
+{
+    for (uint32_t s = 0; s < move->shard_max; s++)
+        if (!move->shards[s].gone && !move->shards[s].moved) return false;
+    return true;
+}
+
+static void on_moved(struct cairn_move *move, const struct cairn_move_event *event,
+                     struct cairn_move_actions *actions)
+{
+    struct shard *shard = &move->shards[event->shard];
+    if (event->layout != move->layout || shard->gone) return;
+    if (move->stage != CAIRN_MOVE_MOVING) {
+        // It does not know yet that the layout is settled, or the word was lost.
+        if (!move->lost) act(actions, CAIRN_MOVE_SETTLE, move->layout)->shard = event->shard;
+        return;
+    }
+    shard->moved = true;
+    if (!all_moved(move)) return;
+    move->stage = CAIRN_MOVE_REST;
+    act(actions, CAIRN_MOVE_SETTLE, move->layout);
+    end(move->layout, CAIRN_OK, CAIRN_MOVE_ALL, actions);
+}
+
+static bool may_take_back(const struct cairn_move *move, const struct cairn_move_event *event)
+{
+    return move->stage == CAIRN_MOVE_PREPARING ||
+           (move->stage == CAIRN_MOVE_CUTTING && event->pending);
+}
+
+static void on_shard_gone(struct cairn_move *move, const struct cairn_move_event *event,
+                          struct cairn_move_actions *actions)
+{
+    const struct shard *shard = &move->shards[event->shard];
+    const bool is_lost = event->kind == CAIRN_MOVE_SHARD_LOST;
+    if (may_take_back(move, event)) {
+        if (!shard->gone_next) take_back(move, CAIRN_ERR_UNREACHABLE, event->shard, actions);
+        return;
+    }
+    if (!is_lost) return;
+    if (move->stage == CAIRN_MOVE_CUTTING && !shard->gone_next) {
+        move->next.lost = true;
+        move->lost_shard = event->shard;
+    }
+    if (move->stage != CAIRN_MOVE_MOVING || shard->gone) return;
+    move->lost = true;
+    move->lost_shard = event->shard;
+    lose(move, actions);
+}
+
+void cairn_move_on_event(struct cairn_move *move, const struct cairn_move_event *event,
+                         struct cairn_move_actions *actions)
+{
+    assert(event->shard < move->shard_max);
+    switch (event->kind) {
+    case CAIRN_MOVE_BEGIN: on_begin(move, event, actions); return;
+    case CAIRN_MOVE_PREPARED: on_prepared(move, event, actions); return;
+    case CAIRN_MOVE_IN_FORCE: on_in_force(move, event, actions); return;
+    case CAIRN_MOVE_MOVED: on_moved(move, event, actions); return;
+    case CAIRN_MOVE_SHARD_DOWN:
+    case CAIRN_MOVE_SHARD_LOST: on_shard_gone(move, event, actions); return;
+    case CAIRN_MOVE_CANCEL:
+        if (may_take_back(move, event))
+            take_back(move, CAIRN_ERR_CANCELED, CAIRN_MOVE_ALL, actions);
+        return;
+    }
+    assert(false && "an event of a kind that there is not");
+}
+
+/* ---- questions ---- */
+
+enum cairn_move_stage cairn_move_stage_of(const struct cairn_move *move)
+{
+    return move->stage;
+}
+
+uint64_t cairn_move_layout(const struct cairn_move *move)
+{
+    const bool next = move->stage == CAIRN_MOVE_PREPARING || move->stage == CAIRN_MOVE_CUTTING;
+    return next ? move->next.layout : move->layout;
+}
+
+bool cairn_move_waits_for(const struct cairn_move *move, uint32_t shard)
+{
+    assert(shard < move->shard_max);
+    const struct shard *s = &move->shards[shard];
+    if (move->stage == CAIRN_MOVE_PREPARING) return !s->gone_next && !s->prepared;
+    return move->stage == CAIRN_MOVE_MOVING && !s->gone && !s->moved;
+}
