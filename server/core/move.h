@@ -47,8 +47,8 @@ struct cairn_move_config {
 };
 
 enum cairn_move_event_kind {
-    CAIRN_MOVE_BEGIN, /* layout, shard_count, gone; back: it takes the slice back that lost a shard. Only in REST,
-                       * and in LOST with `back` */
+    CAIRN_MOVE_BEGIN, /* layout, shard_count, gone; back: it takes the slice back that lost a shard. Only in
+                       * REST, and in LOST with `back` */
     CAIRN_MOVE_PREPARED, /* shard, layout, status: not OK, it refuses, and nothing is kept of it there */
     CAIRN_MOVE_IN_FORCE, /* layout: it is durable, and the shards are about to be fenced with it */
     CAIRN_MOVE_MOVED,    /* shard, layout: the shard is whole in it. May be said again */
@@ -103,8 +103,8 @@ struct cairn_move;
 
 /* Bytes of memory for a machine of this configuration; 0 if it is not valid. */
 size_t cairn_move_bytes(const struct cairn_move_config *config);
-/* In REST; MOVING, if it is `unsettled`. Memory: aligned as by malloc; borrowed until it is dropped; nothing to
- * release. */
+/* In REST; MOVING, if it is `unsettled`. Memory: aligned as by malloc; borrowed until it is dropped; nothing
+ * to release. */
 struct cairn_move *cairn_move_init(void *memory, const struct cairn_move_config *config);
 
 /* One event. What is of another layout or stage changes nothing. */

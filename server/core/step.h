@@ -206,10 +206,11 @@ size_t cairn_step_bytes(const struct cairn_step_config *config);
 struct cairn_step *cairn_step_init(void *memory, const struct cairn_step_config *config,
                                    struct cairn_version version, const struct cairn_decision *last);
 
-/* The machine `before` goes on in `memory` (other memory) with another configuration: it knows the epoch, the
- * fence, the version and the last decision; no round is open in it, and it lacks no state. For a FENCE that
- * brings another layout, which is given to the new machine. `before` is IDLE or JOINING: while it is
- * DRAINING, and that is so although no round is open, the FENCE waits. It is not changed, and may be dropped. */
+/* The machine `before` goes on in `memory` (other memory) with another configuration: it knows the epoch,
+ * the fence, the version and the last decision; no round is open in it, and it lacks no state. For a FENCE
+ * that brings another layout, which is given to the new machine. `before` is IDLE or JOINING: while it is
+ * DRAINING, and it may be although no round is open, the FENCE waits. It is not changed, and may be
+ * dropped. */
 struct cairn_step *cairn_step_init_from(void *memory, const struct cairn_step_config *config,
                                         const struct cairn_step *before);
 

@@ -1,4 +1,4 @@
-/* A shard's round machine when the layout changes: it joins, goes on with other chunks, and waits for state. */
+/* A shard's round machine when the layout changes: it joins, goes on with other chunks, waits for state. */
 #include "tests/support/suite.h"
 #include "tests/unit/step_driver.h"
 
