@@ -82,7 +82,7 @@ static void close_all(void)
     cairn_mapped_release(&session);
     node_close(&worker);
     node_close(&daemon_node);
-    for (uint32_t i = 0; i < body->layout->shard_count; i++) {
+    for (uint32_t i = 0; i < SHARDS && heads[i].base != NULL; i++) {
         cairn_arena_unshare(&heads[i], true);
         cairn_arena_unshare(&wires[i], true);
         cairn_arena_close(&heads[i]);
@@ -266,6 +266,53 @@ TEST(a_segment_that_is_given_back_takes_the_copy_away_but_not_from_whoever_reads
     give_back(lent);
     cairn_mapped_sweep(&session);
     ck_assert_ptr_null(session.published);
+    close_all();
+}
+
+/* A copy is read by the layout that it was written by, and a version by the one that serves it. */
+TEST(after_a_change_each_version_is_lent_by_its_own_layout)
+{
+    const struct cairn_shape shape = { .rank = 2, .dim = { ROWS, COLUMNS } };
+    const struct cairn_layout_tensor planned = {
+        .name = "a", .unit = "a", .shape = shape, .elem_bytes = 20
+    };
+    open_all(1);
+    open_copy(0);
+    cairn_arena_show(&wires[0], to_worker);
+    cairn_arena_show(&heads[0], to_worker);
+    pump(&daemon_node, &worker, &shown, 4);
+    struct body *before = body, *after;
+    struct cairn_layout *layout;
+    struct cairn_extent *extents = malloc(2 * sizeof *extents);
+    const uint64_t quanta = body->layout->extents[0].quantum_count;
+    extents[0] = (struct cairn_extent) { .shard = 1, .quantum_count = quanta / 2 };
+    extents[1] = (struct cairn_extent) { .shard = 0,
+                                         .first_quantum = quanta / 2,
+                                         .quantum_count = quanta - quanta / 2 };
+    ck_assert_int_eq(cairn_layout_make(&planned, 1, 2, 2, extents, 2, &layout), CAIRN_OK);
+    ck_assert_int_eq(cairn_body_open(&job.spec, layout, later, &after), CAIRN_OK);
+    cairn_bodies_add(&job, after);
+    struct lent *lent = lend();
+    ck_assert_ptr_nonnull(lent); // the older version, by the older layout
+    check_bytes(cairn_lent_at(lent, 0));
+    give_back(lent);
+    cairn_bodies_serve_since(&job, after, version);
+    ck_assert_ptr_null(lend()); // nobody has shown what it is by the newer one
+    ck_assert_ptr_eq(cairn_body_of_version(&job, version), after);
+    cairn_bodies_serve_since(&job, after, later);
+    job.known.newest = (struct cairn_version) { later.generation, later.step + 1 };
+    ck_assert(!cairn_bodies_trim(&job));
+    job.known.newest.step++;
+    cairn_body_get(before); // by something that is under way
+    ck_assert(!cairn_bodies_trim(&job));
+    cairn_body_put(before);
+    job.leased.oldest = version;
+    job.leased.until_ms = cairn_client_now_ms() + 60000;
+    ck_assert(!cairn_bodies_trim(&job));
+    job.leased.until_ms = 0;
+    ck_assert(cairn_bodies_trim(&job));
+    ck_assert_ptr_null(after->older);
+    body = NULL;
     close_all();
 }
 
