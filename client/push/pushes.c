@@ -160,6 +160,8 @@ void cairn_pushes_on_opened(struct job *job, const Cairn__RoundOpened *opened)
         return;
     }
     cairn_pusher_begin(&job->pushing.pusher, opened->epoch, opened->round);
+    for (uint32_t i = 0; i < job->pushing.body->layout->shard_count; i++)
+        if (job->pushing.body->parts[i].absent) cairn_pusher_absent(&job->pushing.pusher, i);
     for (uint32_t i = 0; i < job->shards.count; i++) {
         job->shards.links[i]->carrier = NULL;
         job->shards.links[i]->relayed = false;

@@ -128,6 +128,11 @@ void cairn_pusher_begin(struct cairn_pusher *pusher, uint64_t epoch, uint64_t ro
     pusher->push = cairn_push_init(pusher->memory, &pusher->config);
 }
 
+void cairn_pusher_absent(struct cairn_pusher *pusher, uint32_t shard)
+{
+    cairn_push_absent(pusher->push, shard);
+}
+
 void cairn_pusher_end(struct cairn_pusher *pusher)
 {
     pusher->push = NULL;

@@ -47,6 +47,8 @@ CAIRN_MUST_CHECK cairn_status cairn_pusher_open(struct cairn_pusher *pusher,
 void cairn_pusher_close(struct cairn_pusher *pusher);
 /* A round opened; the one before has ended. */
 void cairn_pusher_begin(struct cairn_pusher *pusher, uint64_t epoch, uint64_t round);
+/* There is no such shard: right behind _begin. */
+void cairn_pusher_absent(struct cairn_pusher *pusher, uint32_t shard);
 /* It is void, or resolved: what the fabric has on loan is given back by itself. */
 void cairn_pusher_end(struct cairn_pusher *pusher);
 

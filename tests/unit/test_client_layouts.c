@@ -555,6 +555,27 @@ TEST(a_shard_that_joins_is_pushed_to_and_fetched_from)
     expect_all(CAIRN_CHUNK_FETCH, 2);
 }
 
+TEST(a_shard_that_has_left_is_read_but_takes_no_part_in_rounds)
+{
+    const uint32_t gone = owner_of(1, 0, 0);
+    make_drained(2, gone, 1 - gone);
+    change(2, 2);
+    call(fetch);
+    expect_all(CAIRN_CHUNK_FETCH, 1);
+    forget_counts();
+    call(step);
+    expect_all(CAIRN_CHUNK_PUSH, 2);
+    ck_assert_uint_eq(nodes[gone].came[CAIRN_CHUNK_MICRO_END], 0);
+    ck_assert_uint_eq(nodes[gone].came[CAIRN_CHUNK_COMMIT], 0);
+    call(fetch);
+    ck_assert_uint_eq(nodes[gone].came[CAIRN_CHUNK_FETCH], chunks_of(1, gone));
+    for (int i = 0; i < 3; i++) call(step);
+    wanted = newest;
+    forget_counts();
+    call(fetch);
+    expect_all(CAIRN_CHUNK_FETCH, 2);
+}
+
 /* What stands at its old owner only is asked for in the middle of a prefetch. */
 TEST(a_prefetch_that_meets_a_change_goes_on_by_it)
 {
