@@ -188,6 +188,9 @@ static cairn_status fill(struct words *words, const struct cairn_amend *amend)
     m->set_shard_loss = amend->set_shard_loss;
     m->on_shard_loss = (uint32_t)amend->on_shard_loss;
     m->shard_loss_wait_s = amend->shard_loss_wait_s;
+    m->set_worker_loss = amend->set_worker_loss;
+    m->on_worker_loss = (uint32_t)amend->on_worker_loss;
+    m->worker_loss_wait_s = amend->worker_loss_wait_s;
     cairn_status status = add_groups(words, amend);
     if (status == CAIRN_OK) status = add_tensors(words, amend);
     if (status == CAIRN_OK) status = add_ties(words, amend);

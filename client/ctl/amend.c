@@ -77,7 +77,7 @@ static int send(struct ctl *ctl, Cairn__JobAmend *amend)
 static bool changes_policy(const struct ctl *ctl)
 {
     return ctl->has_snapshot_every || ctl->has_snapshot_keep || ctl->on_shard_loss != NULL ||
-           ctl->shard_loss_wait_s > 0;
+           ctl->shard_loss_wait_s > 0 || ctl->on_worker_loss != NULL || ctl->worker_loss_wait_s > 0;
 }
 
 /* What is not given stays as it is. */
@@ -110,6 +110,26 @@ static int fill_shard_loss(const struct ctl *ctl, const Cairn__JobSpec *now, Cai
     return -1;
 }
 
+static int fill_worker_loss(const struct ctl *ctl, const Cairn__JobSpec *now,
+                            Cairn__JobAmend *amend)
+{
+    amend->set_worker_loss = ctl->on_worker_loss != NULL || ctl->worker_loss_wait_s > 0;
+    const int asked = ctl->on_worker_loss == NULL
+                          ? (int)now->on_worker_loss
+                          : cairn_capability_value(CAIRN_CAPABILITY_WORKER_LOSS,
+                                                   ctl->on_worker_loss);
+    if (asked < 0)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID,
+                              "--on-worker-loss %s: redo, wait and fail are allowed",
+                              ctl->on_worker_loss);
+    amend->on_worker_loss = (uint32_t)asked;
+    if (ctl->worker_loss_wait_s > 0)
+        amend->worker_loss_wait_s = ctl->worker_loss_wait_s;
+    else if (amend->on_worker_loss == CAIRN_WORKER_LOSS_WAIT)
+        amend->worker_loss_wait_s = now->worker_loss_wait_s;
+    return -1;
+}
+
 /* What is said of the job as it is now: nobody may have amended it since. -1: go on. */
 static int fill(const struct ctl *ctl, const Cairn__JobStatus *job, Cairn__JobAmend *amend)
 {
@@ -122,7 +142,8 @@ static int fill(const struct ctl *ctl, const Cairn__JobStatus *job, Cairn__JobAm
         if (done >= 0) return done;
     }
     fill_snapshots(ctl, job->spec, amend);
-    return fill_shard_loss(ctl, job->spec, amend);
+    const int done = fill_shard_loss(ctl, job->spec, amend);
+    return done >= 0 ? done : fill_worker_loss(ctl, job->spec, amend);
 }
 
 static int amend_as_shown(struct ctl *ctl, Cairn__JobAmend *amend)

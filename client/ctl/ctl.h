@@ -103,6 +103,8 @@ struct ctl {
     uint64_t snapshot_every, snapshot_keep;
     const char *on_shard_loss;         /* --on-shard-loss; NULL: not given */
     uint32_t shard_loss_wait_s;        /* --shard-loss-wait; 0: not given */
+    const char *on_worker_loss;        /* --on-worker-loss; NULL: not given */
+    uint32_t worker_loss_wait_s;       /* --worker-loss-wait; 0: not given */
     uint32_t workers_min, workers_max; /* --workers; 0: not given */
     uint32_t shards;                   /* --shards; 0: not given */
     const char *endpoint_file, *keep, *import;

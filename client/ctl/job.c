@@ -237,6 +237,12 @@ static void print_spec(const Cairn__JobSpec *s)
     else
         cairn_ctl_line("on shard loss", "%s, when it is away for %u s or comes back empty", loss,
                        s->shard_loss_wait_s);
+    loss = cairn_capability_name(CAIRN_CAPABILITY_WORKER_LOSS, (int)s->on_worker_loss);
+    if (s->on_worker_loss == CAIRN_WORKER_LOSS_WAIT)
+        cairn_ctl_line("on worker loss", "%s, for %u s at most", loss,
+                       s->worker_loss_wait_s > 0 ? s->worker_loss_wait_s : CAIRN_SPEC_LOSS_WAIT_S);
+    else
+        cairn_ctl_line("on worker loss", "%s", loss);
     if (s->revision > 0)
         cairn_ctl_line("amended", "%llu time%s", (unsigned long long)s->revision,
                        s->revision == 1 ? "" : "s");

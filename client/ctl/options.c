@@ -55,6 +55,8 @@ enum {
     OPT_DRAIN,
     OPT_WEIGHT,
     OPT_PAUSE,
+    OPT_ON_WORKER_LOSS,
+    OPT_WORKER_LOSS_WAIT,
     OPT_HELP,
     OPT_VERSION
 };
@@ -163,6 +165,14 @@ static const struct {
       CTL_TAKES_PAUSE,
       "--pause P%",
       "by how much a step may become longer meanwhile (10%)" },
+    { { "on-worker-loss", 1, 0, OPT_ON_WORKER_LOSS },
+      CTL_TAKES_TERMS,
+      "--on-worker-loss redo|wait|fail",
+      "what the job does when a worker was lost" },
+    { { "worker-loss-wait", 1, 0, OPT_WORKER_LOSS_WAIT },
+      CTL_TAKES_TERMS,
+      "--worker-loss-wait SECONDS",
+      "so long another one is waited for (300)" },
     { { "threads", 1, 0, OPT_THREADS },
       CTL_TAKES_THREADS,
       "--threads N",
@@ -450,6 +460,10 @@ static int take(struct ctl *ctl, int option)
     case OPT_DRAIN: return cairn_ctl_parse_name(&ctl->reshard.drain, "drain", optarg);
     case OPT_WEIGHT: return cairn_ctl_parse_weight(&ctl->reshard.weight, optarg);
     case OPT_PAUSE: return cairn_ctl_parse_pause(optarg, &ctl->reshard.pause);
+    case OPT_ON_WORKER_LOSS: ctl->on_worker_loss = optarg; return -1;
+    case OPT_WORKER_LOSS_WAIT:
+        return parse_number("worker-loss-wait", optarg, CAIRN_SPEC_LOSS_WAIT_MAX_S,
+                            &ctl->worker_loss_wait_s);
     case OPT_THREADS: return parse_number("threads", optarg, 1024, &ctl->bench.threads);
     case OPT_TENSORS:
         return parse_number("tensors", optarg, CAIRN_LAYOUT_TENSORS_MAX, &ctl->bench.tensors);

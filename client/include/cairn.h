@@ -144,6 +144,21 @@ typedef enum cairn_shard_loss {
 } cairn_shard_loss;
 #endif
 
+#ifndef CAIRN_WORKER_LOSS_DEFINED
+#define CAIRN_WORKER_LOSS_DEFINED
+/* A worker was lost: its process or its connection ended, its lease ran out, or it was put out. One that
+ * closes the job is not. The open round is void in any case (CAIRN_ERR_EPOCH_CHANGED). REDO: it is done again
+ * at once, by those who are left. WAIT: no round opens before as many workers are there as were before the
+ * loss, worker_loss_wait_s passed since, or the job was amended. FAIL: no round opens before the job is
+ * amended or restored, or all its workers have gone and others come; cairn_round_begin says CAIRN_ERR_HALTED,
+ * and who was lost. */
+typedef enum cairn_worker_loss {
+    CAIRN_WORKER_LOSS_REDO = 0,
+    CAIRN_WORKER_LOSS_WAIT = 1,
+    CAIRN_WORKER_LOSS_FAIL = 2
+} cairn_worker_loss;
+#endif
+
 #ifndef CAIRN_TIERS_DEFINED
 #define CAIRN_TIERS_DEFINED
 /* Where the planes of an element lie on a shard that has a GPU. An update works in one memory: parameter,
@@ -401,7 +416,9 @@ struct cairn_job_spec {
      * micro-batches: the surplus is told so, idles, and takes part when others leave. Needs stage 2 or 3,
      * micro_batches 0 or 1, no reduce_groups, no tiles (else CAIRN_ERR_INVALID). No amendment changes it. */
     uint64_t global_batch;
-    uint64_t seed; /* of cairn_micro_seed; below 2^53. No amendment changes it */
+    uint64_t seed;                    /* of cairn_micro_seed; below 2^53. No amendment changes it */
+    cairn_worker_loss on_worker_loss; /* 0 = CAIRN_WORKER_LOSS_REDO */
+    uint32_t worker_loss_wait_s;      /* with WAIT: seconds; 0 = 300 */
 };
 #define CAIRN_OPEN_MUST_EXIST 1
 #define CAIRN_OPEN_RESUME     2
@@ -641,6 +658,9 @@ struct cairn_amend {
      * workers_min, when that is lowered, go on without those who are missing. Who is attached stays: a
      * workers_max below their number is CAIRN_ERR_BUSY. workers_min 0: both stay what they are. */
     uint32_t workers_min, workers_max;
+    cairn_worker_loss on_worker_loss; /* if set_worker_loss, and worker_loss_wait_s */
+    uint32_t worker_loss_wait_s;
+    bool set_worker_loss;
 };
 /* Amends the job at a step boundary: CAIRN_OK means that it is durable and that the next round that opens
  * goes by it; a round that is open ends by the terms it began with. Workers attach with the spec as it

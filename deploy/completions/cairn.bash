@@ -31,7 +31,8 @@ _cairn() {
         case ${COMP_WORDS[i]} in
         --endpoint | --timeout | -o | --every | --shards | --workers | --lr | --group | --clip-norm | \
             --snapshot-every | --snapshot-keep | --on-shard-loss | --shard-loss-wait | \
-            --add | --drain | --weight | --pause) ((i++)) ;;
+            --add | --drain | --weight | --pause | \
+            --on-worker-loss | --worker-loss-wait) ((i++)) ;;
         -*) ;;
         *) given+=("${COMP_WORDS[i]}") ;;
         esac
@@ -40,6 +41,7 @@ _cairn() {
     case $before in
     --on-shard-loss) COMPREPLY=($(compgen -W "wait restore-latest" -- "$word")) && return ;;
     --add | --drain) COMPREPLY=($(compgen -W "$(_cairn_shards)" -- "$word")) && return ;;
+    --on-worker-loss) COMPREPLY=($(compgen -W "redo wait fail" -- "$word")) && return ;;
     -o) COMPREPLY=($(compgen -W "table json" -- "$word")) && return ;;
     --path | --keep | --import | --timeline | --endpoint-file)
         COMPREPLY=($(compgen -f -- "$word")) && return

@@ -5,9 +5,10 @@
 #include "proto/spec/spec.h"
 
 static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
-    "kind",         "wire",          "reduce",        "master", "place",
-    "init",         "alias",         "schedule",      "stage",  "loss_scale_policy",
-    "on_nonfinite", "reduce_groups", "on_shard_loss", "tiers",  "combination",
+    "kind",         "wire",          "reduce",        "master",         "place",
+    "init",         "alias",         "schedule",      "stage",          "loss_scale_policy",
+    "on_nonfinite", "reduce_groups", "on_shard_loss", "on_worker_loss", "tiers",
+    "combination",
 };
 
 /* Rows by field; the names of the fields stand once, above. */
@@ -60,6 +61,9 @@ static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
     X(GROUPS, CAIRN_GROUPS_HOST, "host", true)                             \
     X(SHARD_LOSS, CAIRN_SHARD_LOSS_WAIT, "wait", true)                     \
     X(SHARD_LOSS, CAIRN_SHARD_LOSS_RESTORE_LATEST, "restore-latest", true) \
+    X(WORKER_LOSS, CAIRN_WORKER_LOSS_REDO, "redo", true)                   \
+    X(WORKER_LOSS, CAIRN_WORKER_LOSS_WAIT, "wait", true)                   \
+    X(WORKER_LOSS, CAIRN_WORKER_LOSS_FAIL, "fail", true)                   \
     X(TIERS, CAIRN_TIERS_TOGETHER, "together", true)                       \
     X(TIERS, CAIRN_TIERS_MOMENTS_ON_HOST, "moments on the host", false)    \
     X(TIERS, CAIRN_TIERS_PARAM_ON_HOST, "param on the host", false)

@@ -36,7 +36,7 @@
 #define CAIRN_SPEC_SKIPS_DEFAULT    100                 /* skips_max */
 #define CAIRN_SPEC_EVERY_MAX        ((uint64_t)1 << 48) /* snapshot_every */
 #define CAIRN_SPEC_KEEP_MAX         1000                /* snapshot_keep: as many as are listed */
-#define CAIRN_SPEC_LOSS_WAIT_S      300                 /* shard_loss_wait_s */
+#define CAIRN_SPEC_LOSS_WAIT_S      300                 /* shard_loss_wait_s, worker_loss_wait_s */
 #define CAIRN_SPEC_LOSS_WAIT_MAX_S  (30 * 86400)
 #define CAIRN_SPEC_FORMER_MAX       64 /* hashes of what a spec was before its amendments */
 
@@ -87,6 +87,16 @@ typedef enum cairn_shard_loss {
     CAIRN_SHARD_LOSS_WAIT = 0, /* for the part, or for an operator */
     CAIRN_SHARD_LOSS_RESTORE_LATEST = 1
 } cairn_shard_loss;
+#endif
+
+/* What the coordinator does when a worker was lost: it went without leaving the job, or was put out. */
+#ifndef CAIRN_WORKER_LOSS_DEFINED
+#define CAIRN_WORKER_LOSS_DEFINED
+typedef enum cairn_worker_loss {
+    CAIRN_WORKER_LOSS_REDO = 0, /* the round, at once, with those who are left */
+    CAIRN_WORKER_LOSS_WAIT = 1, /* for as many workers as there were, worker_loss_wait_s at most */
+    CAIRN_WORKER_LOSS_FAIL = 2  /* no round opens until somebody acts */
+} cairn_worker_loss;
 #endif
 
 /* What a tensor's parameters begin as, made on the shards (proto/spec/initializer.h says how). */
@@ -148,6 +158,9 @@ struct cairn_policy {
     cairn_shard_loss on_shard_loss;
     /* a shard that is away for longer counts as lost; RESTORE_LATEST only */
     uint32_t shard_loss_wait_s;
+    cairn_worker_loss on_worker_loss;
+    /* since the last one was lost; 0: CAIRN_SPEC_LOSS_WAIT_S; WAIT only */
+    uint32_t worker_loss_wait_s;
 };
 
 struct cairn_job_spec_data {

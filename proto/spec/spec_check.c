@@ -74,6 +74,11 @@ static cairn_status check_policy(const struct cairn_policy *p, struct cairn_sent
                           "shard_loss_wait_s is %u, and with on_shard_loss wait it has no effect; "
                           "allowed: 0, or on_shard_loss 1 (restore-latest)",
                           p->shard_loss_wait_s);
+    if (p->worker_loss_wait_s != 0 && p->on_worker_loss != CAIRN_WORKER_LOSS_WAIT)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "worker_loss_wait_s is %u, and without on_worker_loss wait it has no "
+                          "effect; allowed: 0, or on_worker_loss 1 (wait)",
+                          p->worker_loss_wait_s);
     return CAIRN_OK;
 }
 

@@ -405,7 +405,7 @@ size_t cairn_spec_diff(const struct cairn_job_spec_data *here,
 
 bool cairn_policy_same(const struct cairn_policy *a, const struct cairn_policy *b)
 {
-    _Static_assert(sizeof *a == 2 * sizeof(uint64_t) + 2 * sizeof(uint32_t), "no padding");
+    _Static_assert(sizeof *a == 2 * sizeof(uint64_t) + 4 * sizeof(uint32_t), "no padding");
     return memcmp(a, b, sizeof *a) == 0;
 }
 

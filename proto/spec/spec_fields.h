@@ -75,7 +75,11 @@ enum cairn_spec_part {
     X(offload_fraction, offload_fraction, REAL, RANGE(0, 1), 0, LATER, GIVEN)                      \
     X(tiers, tiers, CHOICE, LISTED(TIERS), CAIRN_TIERS_TOGETHER, LATER, GIVEN)                     \
     X(global_batch, global_batch, COUNT, RANGE(0, CAIRN_SPEC_MICRO_MAX), 0, LATER, OTHERWISE)      \
-    X(seed, seed, COUNT, RANGE(0, CAIRN_SPEC_SEED_MAX), 0, LATER, GIVEN)
+    X(seed, seed, COUNT, RANGE(0, CAIRN_SPEC_SEED_MAX), 0, LATER, GIVEN)                           \
+    X(on_worker_loss, policy.on_worker_loss, CHOICE, LISTED(WORKER_LOSS), CAIRN_WORKER_LOSS_REDO,  \
+      LATER, GIVEN)                                                                                \
+    X(worker_loss_wait_s, policy.worker_loss_wait_s, COUNT, RANGE(0, CAIRN_SPEC_LOSS_WAIT_MAX_S),  \
+      0, LATER, GIVEN)
 
 /* Of a group: name (struct cairn_group_hyper has it, too) | kind | what is allowed | default. */
 #define CAIRN_GROUP_FIELDS(X)                                \

@@ -214,7 +214,7 @@ void cairn_cluster_session_on_gone(struct cairn_peer *peer, cairn_status status,
     *at = session->next;
     session->closing = true;
     forget_waits(session);
-    while (session->members != NULL) cairn_cluster_member_leave(session->members, why);
+    while (session->members != NULL) cairn_cluster_member_lost(session->members, why);
     cairn_cluster_seat_leave(session, status, why);
     free_session(session);
     if (!cluster->closing) cairn_cluster_openings_advance(cluster);

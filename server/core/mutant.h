@@ -66,7 +66,9 @@
  * 55  what is being sent to one owner keeps a buffer from another
  * 56  a buffer of a void round is free while a fold writes it
  * 57  a fold that waits for a buffer is forgotten when a later one comes
- * 58  how long a relay has had no room is counted on when it had room between */
-#define CAIRN_MUTANT_COUNT 58
+ * 58  how long a relay has had no room is counted on when it had room between
+ * 59  after a loss a round opens without those who are waited for
+ * 60  an amendment does not end what a lost worker brought about */
+#define CAIRN_MUTANT_COUNT 60
 
 #endif

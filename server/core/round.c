@@ -157,6 +157,15 @@ static void on_worker_join(struct cairn_round *core, const struct cairn_round_ev
                                 .start_ms = core->now_ms + event->wait_ms };
     core->worker_count++;
     core->members_changed = true;
+    cairn_round_end_losses(core);
+}
+
+static void on_worker_down(struct cairn_round *core, const struct cairn_round_event *event)
+{
+    struct worker *worker = cairn_round_find_worker(core, event->member);
+    if (worker == NULL) return;
+    (event->lost ? cairn_round_note_lost : cairn_round_note_left)(core);
+    cairn_round_remove_worker(core, worker);
 }
 
 static void send_opened(const struct cairn_round *core, struct worker *worker,
@@ -332,7 +341,8 @@ static struct worker *find_writer(const struct cairn_round *core)
 static bool round_wanted(const struct cairn_round *core)
 {
     if (!core->gate_shut && find_writer(core) != NULL) return true;
-    if (!gate_lets(core) || cairn_round_halted(core)) return false;
+    if (!gate_lets(core) || cairn_round_halted(core) || cairn_round_waits_for_lost(core))
+        return false;
     if (!core->ready || core->worker_count < workers_min(core) ||
         core->worker_count < cairn_round_start_world(core))
         return false;
@@ -445,6 +455,7 @@ static void on_tick(struct cairn_round *core, uint64_t now_ms, struct cairn_roun
 {
     core->now_ms = now_ms;
     cairn_round_end_pauses(core);
+    cairn_round_end_losses(core);
     const bool open = core->stage == CAIRN_ROUND_OPEN && !core->need_epoch; // or it is void anyway
     const bool due = open && core->deadline_ms != 0;
     if (!due || now_ms < core->deadline_ms) return;
@@ -507,7 +518,10 @@ static void take_event(struct cairn_round *core, const struct cairn_round_event 
         core->pin_pending = true;
         core->pin_snapshot = event->snapshot;
         return;
-    case CAIRN_ROUND_AMEND: core->terms_newest = *event->terms; return;
+    case CAIRN_ROUND_AMEND:
+        core->terms_newest = *event->terms;
+        if (!MUTANT(60)) core->losses = (struct losses) { 0 };
+        return;
     case CAIRN_ROUND_LAYOUT: cairn_round_on_layout(core, event); return;
     case CAIRN_ROUND_GATE:
         core->gate_world = event->world;
@@ -521,11 +535,7 @@ static void take_event(struct cairn_round *core, const struct cairn_round_event 
     case CAIRN_ROUND_PUBLISHED: on_published(core, event, actions); return;
     case CAIRN_ROUND_LACKS: cairn_round_on_lacks(core, event, actions); return;
     case CAIRN_ROUND_WORKER_JOIN: on_worker_join(core, event, actions); return;
-    case CAIRN_ROUND_WORKER_DOWN: {
-        struct worker *worker = cairn_round_find_worker(core, event->member);
-        if (worker != NULL) cairn_round_remove_worker(core, worker);
-        return;
-    }
+    case CAIRN_ROUND_WORKER_DOWN: on_worker_down(core, event); return;
     case CAIRN_ROUND_WORKER_BEGIN: on_worker_begin(core, event->member, actions); return;
     case CAIRN_ROUND_WORKER_COMMIT: on_worker_commit(core, event, actions); return;
     case CAIRN_ROUND_WORKER_ABANDON: on_worker_abandon(core, event, actions); return;

@@ -50,6 +50,7 @@
 #include "proto/base/sentence.h"
 #include "proto/spec/scalars.h"
 #include "proto/spec/schedule.h"
+#include "proto/spec/spec.h"
 #include "server/core/decision.h"
 #include "server/core/step.h"
 
@@ -75,6 +76,9 @@ struct cairn_round_terms {
     uint64_t revision;                      /* of their spec */
     /* 1 to member_max: a round opens with at least so many workers. The newest value counts at once. */
     uint32_t workers_min;
+    /* Likewise: what follows when a worker is lost, from now on. */
+    cairn_worker_loss on_worker_loss;
+    uint64_t worker_loss_wait_ms;
 };
 
 /* How the loss scale moves; its value stands in every payload. */
@@ -130,7 +134,7 @@ enum cairn_round_event_kind {
     CAIRN_ROUND_PIN,   /* snapshot; one that is pending (cairn_round_pin_pending) is forgotten */
     CAIRN_ROUND_GATE, /* world, shut: from now a round opens only of exactly the ranks 0, ..., world - 1
                         * (world 0: of any workers), and not while it is shut. Before: 0, not shut */
-    CAIRN_ROUND_AMEND, /* terms: in force from the next round that opens */
+    CAIRN_ROUND_AMEND, /* terms: in force from the next round that opens. No loss of before counts any more */
     CAIRN_ROUND_LAYOUT, /* layout, shard_count, gone, back: every shard of that layout is prepared for it. It
                          * comes into force between two rounds: none opens before, once all its shards are
                          * up. 0: the one that is pending is forgotten. back: at once, whether the others
@@ -148,7 +152,7 @@ enum cairn_round_event_kind {
     CAIRN_ROUND_WORKER_JOIN, /* member, rank: attached. Known already: nothing changes. world, wait_ms: so
                               * many came together, and the first round after all were gone waits for them,
                               * until one has been there for its wait_ms. 0: it waits for nobody */
-    CAIRN_ROUND_WORKER_DOWN, /* member: left, or its lease ran out (not: one connection was lost) */
+    CAIRN_ROUND_WORKER_DOWN,  /* member, lost: left by itself, or it was lost (on_worker_loss) */
     CAIRN_ROUND_WORKER_BEGIN, /* member: wants a round → WORKER_OPENED, later */
     CAIRN_ROUND_WORKER_COMMIT, /* member, round, state, driven: how does it end? → WORKER_RESULT, later. State
                                 * and rates of the open round's rank 0 count, the first that it gives */
@@ -176,7 +180,7 @@ struct cairn_round_event {
     uint64_t layout; /* a higher number than that of any before */
     uint32_t shard_count;
     uint32_t world;
-    bool shut, refused, back;
+    bool shut, refused, back, lost;
     bool nonfinite; /* the update of that version left something there that is not finite */
     /* borrowed for the call */
     const struct cairn_decision *decision;
@@ -276,9 +280,13 @@ double cairn_round_loss_scale(const struct cairn_round *core);
 /* In FENCING and before, what was known last. */
 struct cairn_skips cairn_round_skips(const struct cairn_round *core);
 /* No round of steps opens: skips_max in a row were skipped by the newest terms, or (of_results) the last
- * update left what is not finite, and halt_nonfinite is set. */
+ * update left what is not finite, and halt_nonfinite is set, or (of_loss) a worker was lost, and
+ * on_worker_loss is FAIL. */
 bool cairn_round_halted(const struct cairn_round *core);
 bool cairn_round_halted_of_results(const struct cairn_round *core);
+bool cairn_round_halted_of_loss(const struct cairn_round *core);
+/* No round of steps opens yet: on_worker_loss is WAIT, and fewer workers are there than before a loss. */
+bool cairn_round_waits_for_lost(const struct cairn_round *core);
 const struct cairn_decision *cairn_round_last(const struct cairn_round *core);
 /* The client state of cairn_round_version; valid until the next event. False: not known now, because an epoch
  * changes or a decision is being carried out. */

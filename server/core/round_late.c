@@ -20,6 +20,7 @@ static void drop(struct cairn_round *core, struct worker *worker,
     action->round = core->open_round;
     action->shard = worker->lacking_shard;
     action->world = worker->lacked_by;
+    cairn_round_note_lost(core);
     cairn_round_remove_worker(core, worker);
 }
 

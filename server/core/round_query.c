@@ -236,6 +236,9 @@ void cairn_round_waiting(const struct cairn_round *core, const struct cairn_roun
         cairn_sentence_set(
             out, "a restore or a write (results of the update to step %llu are not finite)",
             (unsigned long long)core->version.step);
+    else if (core->stage == CAIRN_ROUND_STEADY && cairn_round_halted_of_loss(core))
+        cairn_sentence_set(out, "an amendment or a restore (a worker was lost, and on_worker_loss "
+                                "is fail)");
     else if (core->stage == CAIRN_ROUND_STEADY && cairn_round_halted(core))
         cairn_sentence_set(out,
                            "an amendment or a restore (%u rounds in a row were skipped, their "
@@ -244,6 +247,8 @@ void cairn_round_waiting(const struct cairn_round *core, const struct cairn_roun
     else if (core->stage == CAIRN_ROUND_STEADY &&
              core->worker_count < core->terms_newest.workers_min)
         wait_for_least(core, out);
+    else if (core->stage == CAIRN_ROUND_STEADY && cairn_round_waits_for_lost(core))
+        cairn_round_say_lost(core, out);
     else if (core->stage == CAIRN_ROUND_STEADY)
         wait_for_start(core, out);
 }

@@ -43,7 +43,7 @@ bool cairn_round_halted_of_results(const struct cairn_round *core)
 bool cairn_round_halted(const struct cairn_round *core)
 {
     const struct cairn_skips *skips = &core->skips;
-    if (cairn_round_halted_of_results(core)) return true;
+    if (cairn_round_halted_of_results(core) || cairn_round_halted_of_loss(core)) return true;
     if (core->config.skips_max == 0 || skips->in_row < core->config.skips_max || MUTANT(45))
         return false;
     return skips->revision == core->terms_newest.revision || MUTANT(46);

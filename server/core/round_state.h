@@ -68,6 +68,13 @@ struct next_layout {
     bool taken; /* it is being made durable */
 };
 
+/* What lost workers brought about (round_loss.c). */
+struct losses {
+    uint32_t world;    /* WAIT: so many workers are waited for; 0: for nobody */
+    uint64_t until_ms; /* and no longer */
+    bool failed;       /* FAIL: nobody has acted since */
+};
+
 struct cairn_round {
     struct cairn_round_config config;      /* its terms are the ones in force */
     struct cairn_round_terms terms_newest; /* of the next round */
@@ -105,7 +112,8 @@ struct cairn_round {
     uint32_t worker_count, world;
     uint64_t left;          /* how many workers have left so far */
     bool absent_contribute; /* some that left are contributors of the open round, or its surplus */
-    struct end inherited;   /* how the round ended that the incarnation before decided last */
+    struct losses losses;
+    struct end inherited; /* how the round ended that the incarnation before decided last */
 
     /* in the caller's memory, behind this struct */
     struct shard
@@ -182,6 +190,14 @@ void cairn_round_end_row(struct cairn_round *core); /* something was applied or 
 void cairn_round_count_skip(struct cairn_round *core, bool is_hopeless);
 /* Refuses those who wait for a round that does not open; false: nobody does, or it may open. */
 bool cairn_round_refuse(struct cairn_round *core, struct cairn_round_actions *actions);
+
+/* round_loss.c: each is told while the worker is still there. */
+void cairn_round_note_lost(struct cairn_round *core);
+void cairn_round_note_left(struct cairn_round *core); /* by itself */
+/* Time has passed, or others have come. */
+void cairn_round_end_losses(struct cairn_round *core);
+/* Of a job that waits for lost workers: for how many, and how long at most. */
+void cairn_round_say_lost(const struct cairn_round *core, struct cairn_sentence *out);
 
 /* round_decide.c */
 void cairn_round_on_reduced(struct cairn_round *core, const struct cairn_round_event *event,

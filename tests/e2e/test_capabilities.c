@@ -169,6 +169,7 @@ static void choose(struct sample *s)
         s->spec.workers_min = 2;
         break;
     case CAIRN_CAPABILITY_SHARD_LOSS: s->spec.on_shard_loss = (cairn_shard_loss)value; break;
+    case CAIRN_CAPABILITY_WORKER_LOSS: s->spec.on_worker_loss = (cairn_worker_loss)value; break;
     case CAIRN_CAPABILITY_TIERS: s->spec.tiers = (cairn_tiers)value; break;
     case CAIRN_CAPABILITY_COMBINATION: choose_combination(s, value); break;
     case CAIRN_CAPABILITY_FIELD_COUNT: ck_abort();
@@ -450,12 +451,12 @@ static void show_groups(struct sample *s)
     ck_assert_msg(is_grouped == (s->row->value == CAIRN_GROUPS_HOST), "%s", said.out);
 }
 
-/* What it comes to when a shard is lost: e2e.shard_loss. */
-static void show_shard_loss(const struct sample *s)
+/* What it comes to when one is lost: e2e.shard_loss, e2e.worker_loss. */
+static void show_loss(const struct sample *s, const char *label)
 {
     struct cluster_said said;
     char line[64];
-    snprintf(line, sizeof line, "%-18s%s", "on shard loss", s->row->value_name);
+    snprintf(line, sizeof line, "%-18s%s", label, s->row->value_name);
     cluster_cli(&cluster, &said, "job", "show", s->name, NULL);
     ck_assert_msg(strstr(said.out, line) != NULL, "%s", said.out);
 }
@@ -489,7 +490,8 @@ static void show(struct sample *s)
     case CAIRN_CAPABILITY_LOSS_SCALE: show_loss_scale(s); break;
     case CAIRN_CAPABILITY_NONFINITE: show_nonfinite(s); break;
     case CAIRN_CAPABILITY_GROUPS: show_groups(s); break;
-    case CAIRN_CAPABILITY_SHARD_LOSS: show_shard_loss(s); break;
+    case CAIRN_CAPABILITY_SHARD_LOSS: show_loss(s, "on shard loss"); break;
+    case CAIRN_CAPABILITY_WORKER_LOSS: show_loss(s, "on worker loss"); break;
     case CAIRN_CAPABILITY_TIERS: show_precision(s); break; // and on a device: gpu.offload
     case CAIRN_CAPABILITY_COMBINATION: show_combination(s); break;
     case CAIRN_CAPABILITY_FIELD_COUNT: ck_abort();

@@ -92,6 +92,9 @@
     X(start_waited, "rounds that waited for all of a launch")                          \
     X(start_alone, "rounds that waited for some of a launch in vain")                  \
     X(lowered, "workers that went on when fewer were asked for")                       \
+    X(loss_waited, "waits for lost workers until as many were there")                  \
+    X(loss_over, "waits for lost workers in vain")                                     \
+    X(loss_halted, "rounds refused since a worker was lost")                           \
     X(pauses, "deadlines suspended for workers that said why")                         \
     X(clipped, "steps clipped")
 

@@ -234,6 +234,9 @@ struct coordinator {
     bool started;     /* a round of steps has opened since workers came */
     uint64_t came_ms; /* the first of them, by the core's clock */
     uint64_t tick_ms;
+    uint32_t awaited; /* so many workers, since one was lost; 0: none */
+    uint64_t awaited_until_ms;
+    bool loss_halts;
     struct seat seats[SHARDS_MAX];
     struct {
         uint64_t number; /* 0: it never was one */
@@ -398,6 +401,8 @@ struct scenario { /* drawn from the seed */
     uint32_t skips_max;
     uint32_t lowered;               /* what workers_min is amended to; 0: it is not */
     uint32_t launch, start_wait_ms; /* of every worker; 0: it does not say */
+    cairn_worker_loss on_worker_loss;
+    uint32_t loss_wait_ms;
     /* the workload */
     double absent, unheld, poison, weightless;
     uint32_t micros_max;

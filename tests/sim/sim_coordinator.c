@@ -77,6 +77,8 @@ void coordinator_start(struct sim *sim)
     do_event(sim, &ready);
     sim_at(sim, MS(20), E_TICK, 0, 0, c->incarnation);
     c->started = false;
+    c->awaited = 0;
+    c->loss_halts = false;
     for (uint32_t p = 0; p < PROCS_MAX; p++) sim->procs[p].paused_ms = 0;
     if (sim->scenario.lowered > 0)
         sim_at(sim, rng_exponential(&sim->schedule, 30000), E_AMEND, 1, 0, c->incarnation);
@@ -263,8 +265,9 @@ static void see_late_shard(struct sim *sim, const struct cairn_round_action *act
 /* An operator hears of it. */
 static void refuse(struct sim *sim, const struct cairn_round_action *action)
 {
-    if (!oracle_halted(sim)) sim_fail(sim, "a worker is refused a round that could open");
-    sim->seen[SEEN_halted]++;
+    const bool lost = sim->coordinator.loss_halts;
+    if (!oracle_halted(sim) && !lost) sim_fail(sim, "a worker is refused a round that could open");
+    sim->seen[lost ? SEEN_loss_halted : SEEN_halted]++;
     to_worker(sim, M_REFUSED, action);
     const uint64_t delay = rng_exponential(&sim->schedule, 3000);
     sim_at(sim, delay, E_AMEND, 0, 0, sim->coordinator.incarnation);
@@ -305,6 +308,45 @@ static void see_start(struct sim *sim, const struct cairn_round_action *open)
     sim->seen[whole ? SEEN_start_waited : SEEN_start_alone]++;
 }
 
+/* After a loss: of as many as there were, or they were waited for, or somebody amended the job. */
+static void see_losses(struct sim *sim, const struct cairn_round_action *open)
+{
+    const struct coordinator *c = &sim->coordinator;
+    const uint32_t there = cairn_round_worker_count(c->core);
+    if (open->write) return;
+    if (c->loss_halts || there < c->awaited)
+        sim_fail(sim, "round %llu opens for %u workers after a loss, of %u that are awaited",
+                 (unsigned long long)open->round, (unsigned)there, (unsigned)c->awaited);
+}
+
+/* What the event and what came of it say of lost workers. */
+static void note_losses(struct sim *sim, const struct cairn_round_event *event,
+                        const struct cairn_round_actions *actions, uint32_t before)
+{
+    struct coordinator *c = &sim->coordinator;
+    const struct scenario *sc = &sim->scenario;
+    const uint32_t now = cairn_round_worker_count(c->core);
+    bool lost = event->kind == CAIRN_ROUND_WORKER_DOWN && now < before;
+    for (size_t i = 0; i < actions->count; i++)
+        lost |= actions->list[i].kind == CAIRN_ROUND_WORKER_FENCE &&
+                actions->list[i].status == CAIRN_ERR_TIMEOUT;
+    if (event->kind == CAIRN_ROUND_AMEND) {
+        c->awaited = 0;
+        c->loss_halts = false;
+    }
+    if (lost && sc->on_worker_loss == CAIRN_WORKER_LOSS_FAIL) c->loss_halts = true;
+    if (lost && sc->on_worker_loss == CAIRN_WORKER_LOSS_WAIT) {
+        if (before > c->awaited) c->awaited = before;
+        c->awaited_until_ms = c->tick_ms + sc->loss_wait_ms;
+    }
+    if (now == 0) c->loss_halts = false;
+    if (c->awaited == 0) return;
+    const bool over = c->tick_ms >= c->awaited_until_ms;
+    if (now < c->awaited && !over) return;
+    c->awaited = 0;
+    sim->seen[over ? SEEN_loss_over : SEEN_loss_waited]++;
+}
+
 static void do_action(struct sim *sim, const struct cairn_round_action *action)
 {
     sim_trace(sim, round_action_name(action->kind), action->member, action->epoch, action->round);
@@ -322,6 +364,7 @@ static void do_action(struct sim *sim, const struct cairn_round_action *action)
     case CAIRN_ROUND_OPEN_SEND:
         oracle_opened(sim, action);
         see_start(sim, action);
+        see_losses(sim, action);
         form_relays(sim, action);
         to_shards(sim, M_OPEN, action);
         return;
@@ -368,6 +411,7 @@ static void do_event(struct sim *sim, struct cairn_round_event *event)
     const uint32_t before = cairn_round_worker_count(c->core);
     if (event->kind == CAIRN_ROUND_TICK) c->tick_ms = event->now_ms;
     cairn_round_on_event(c->core, event, &actions);
+    note_losses(sim, event, &actions, before);
     if (before == 0) c->came_ms = c->tick_ms;
     if (cairn_round_worker_count(c->core) == 0) c->started = false;
     const uint64_t incarnation = c->incarnation;
@@ -469,7 +513,9 @@ static void lease_ended(struct sim *sim, uint64_t member)
 {
     const struct process *proc = sim_process(sim, member);
     if (proc != NULL && proc->control.up) return;
-    struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_DOWN, .member = member };
+    struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_DOWN,
+                                       .member = member,
+                                       .lost = true };
     do_event(sim, &event);
 }
 

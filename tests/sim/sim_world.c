@@ -24,7 +24,9 @@ struct cairn_round_config sim_round_config(const struct sim *sim)
                    .schedules = sim->scenario.schedules,
                    .clip_norm = sim->scenario.clip_norm,
                    .revision = sim->revision,
-                   .workers_min = sim->scenario.workers_min },
+                   .workers_min = sim->scenario.workers_min,
+                   .on_worker_loss = sim->scenario.on_worker_loss,
+                   .worker_loss_wait_ms = sim->scenario.loss_wait_ms },
         .group_count = GROUPS,
         .client_state_max = sim->scenario.client_state_max,
         .scaling = { .start = sim->scenario.loss_scale,
@@ -172,6 +174,11 @@ static void draw_scenario(struct sim *sim)
     if (rng_chance(&launches, 0.15)) { // more than there are
         sc->lowered = sc->workers_min;
         sc->workers_min = sc->ranks + 1;
+    }
+    struct rng losses = { mix(sim->seed, 110) };
+    if (rng_chance(&losses, 0.4)) {
+        sc->on_worker_loss = (cairn_worker_loss)(1 + rng_below(&losses, 2));
+        sc->loss_wait_ms = 20 + (uint32_t)rng_below(&losses, 300);
     }
     struct rng driven = { mix(sim->seed, 109) };
     for (uint32_t g = 0; g < GROUPS; g++) {

@@ -130,6 +130,9 @@ CHANGE(snapshot_keep, s->policy.snapshot_every = 3; s->policy.snapshot_keep = 2)
 CHANGE(on_shard_loss, s->policy.on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST)
 CHANGE(shard_loss_wait_s, s->policy.on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST;
        s->policy.shard_loss_wait_s = 7)
+CHANGE(on_worker_loss, s->policy.on_worker_loss = CAIRN_WORKER_LOSS_FAIL)
+CHANGE(worker_loss_wait_s, s->policy.on_worker_loss = CAIRN_WORKER_LOSS_WAIT;
+       s->policy.worker_loss_wait_s = 7)
 CHANGE(client_state_max, s->client_state_max = 3)
 CHANGE(reduce_groups, s->reduce_groups = CAIRN_GROUPS_HOST)
 CHANGE(offload_fraction, s->offload_fraction = 0.25)
@@ -190,6 +193,8 @@ static const struct {
     FIELD(snapshot_keep),
     FIELD(on_shard_loss),
     FIELD(shard_loss_wait_s),
+    FIELD(on_worker_loss),
+    FIELD(worker_loss_wait_s),
     FIELD(client_state_max),
     FIELD(reduce_groups),
     FIELD(offload_fraction),

@@ -99,7 +99,9 @@ static struct cairn_manifest good_manifest(void)
     m.periodic = 0xfedcba9876543210;
     cairn_results_add(&m.nonfinite, 1, 3);
     m.nonfinite.nonfinite = 5; // two are of others
-    m.spec.policy = (struct cairn_policy) { 1000, 3, CAIRN_SHARD_LOSS_RESTORE_LATEST, 60 };
+    m.spec.policy = (struct cairn_policy) {
+        1000, 3, CAIRN_SHARD_LOSS_RESTORE_LATEST, 60, CAIRN_WORKER_LOSS_WAIT, 7
+    };
     m.generation = 2;
     m.step = INT64_MAX;
     m.epoch = 7;

@@ -98,6 +98,14 @@ static void idle_wait(struct cairn_job_spec_data *s)
 {
     s->policy.shard_loss_wait_s = 7;
 }
+static void worker_loss_3(struct cairn_job_spec_data *s)
+{
+    s->policy.on_worker_loss = (cairn_worker_loss)3;
+}
+static void idle_worker_wait(struct cairn_job_spec_data *s)
+{
+    s->policy.worker_loss_wait_s = 7;
+}
 static void no_skips(struct cairn_job_spec_data *s)
 {
     s->skips_max = 0;
@@ -328,6 +336,9 @@ static const struct spoil spoils[] = {
     { "added up", batch_added_up, CAIRN_ERR_INVALID, "allowed: stage 2 or 3" },
     { "batch in groups", batch_in_groups, CAIRN_ERR_INVALID, "allowed: reduce_groups 0 (none)" },
     { "seed", huge_seed, CAIRN_ERR_INVALID, "seed is 9007199254740992; allowed: 0 to" },
+    { "worker loss", worker_loss_3, CAIRN_ERR_INVALID,
+      "on_worker_loss is 3; allowed: 0 (redo), 1 (wait), 2 (fail)" },
+    { "worker wait", idle_worker_wait, CAIRN_ERR_INVALID, "without on_worker_loss wait it has no" },
     { "skips", no_skips, CAIRN_ERR_INVALID, "skips_max is 0; allowed: 1 to 4294967295" },
     { "clip", nan_clip, CAIRN_ERR_INVALID, "clip_norm" },
     { "scale", zero_scale, CAIRN_ERR_INVALID, "loss_scale" },

@@ -32,12 +32,14 @@ def goes_on(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _policy(spec: JobSpec, changes: Mapping[str, Any]) -> JobSpec:
     """What belongs together is amended together: what is left out is at its default."""
-    for first, second in (("snapshot_every", "snapshot_keep"), ("on_shard_loss", "shard_loss_wait")):
+    pairs = (("snapshot_every", "snapshot_keep"), ("on_shard_loss", "shard_loss_wait"),
+             ("on_worker_loss", "worker_loss_wait"))
+    for first, second in pairs:
         if second in changes and first not in changes:
             raise Invalid(f"{second} without {first}: give both, {first}={getattr(spec, first)!r} to leave it")
         if first in changes:
             spec = dataclasses.replace(spec, **{first: changes[first], second: changes.get(second, 0)})
-    unknown = sorted(set(changes) - {"snapshot_every", "snapshot_keep", "on_shard_loss", "shard_loss_wait"})
+    unknown = sorted(set(changes) - {name for pair in pairs for name in pair})
     if unknown:
         raise TypeError(f"amend() has no argument {', '.join(unknown)}")
     return spec
@@ -100,8 +102,8 @@ class Between(Held):
               **policy: Any) -> None:
         """Changes the job for all its workers from the next round on: {"default": dict(lr=1e-4)}, names of groups or
         of parameters that are frozen or not any more, the clip norm, how many workers there are to be (at once, also
-        for those who wait); snapshot_every, snapshot_keep, on_shard_loss and shard_loss_wait as in JobSpec. One
-        worker's call is enough."""
+        for those who wait); snapshot_every, snapshot_keep, on_shard_loss, shard_loss_wait, on_worker_loss and
+        worker_loss_wait as in JobSpec. One worker's call is enough."""
         wanted = _policy(self._spec, policy)
         known = {group.name: group for group in self._spec.groups}
         unknown = sorted(set(groups or {}) - set(known))
@@ -110,8 +112,10 @@ class Between(Held):
         changed = [changed_group(known[name], change) for name, change in (groups or {}).items()]
         snapshots = (wanted.snapshot_every, wanted.snapshot_keep) if "snapshot_every" in policy else None
         shard_loss = (wanted.on_shard_loss, wanted.shard_loss_wait) if "on_shard_loss" in policy else None
+        worker_loss = (wanted.on_worker_loss, wanted.worker_loss_wait) if "on_worker_loss" in policy else None
         self._job.amend(changed, freeze, unfreeze, clip_norm, timeout=self.timeout, freeze_tensors=freeze_tensors,
-                        unfreeze_tensors=unfreeze_tensors, snapshots=snapshots, shard_loss=shard_loss, workers=workers)
+                        unfreeze_tensors=unfreeze_tensors, snapshots=snapshots, shard_loss=shard_loss,
+                        worker_loss=worker_loss, workers=workers)
         self.clip_norm = self.clip_norm if clip_norm is None else clip_norm
         now = {**known, **{group.name: group for group in changed}}
         self._spec = dataclasses.replace(wanted, groups=tuple(now.values()))

@@ -21,6 +21,7 @@ TRAINED, FROZEN, BUFFER, BLOB = 1, 2, 3, 4
 NONFINITE_SKIP, NONFINITE_FAIL = 1, 2
 GROUPS_NONE, GROUPS_HOST = 0, 1
 SHARD_LOSS_WAIT, SHARD_LOSS_RESTORE_LATEST = 0, 1
+WORKER_LOSS_REDO, WORKER_LOSS_WAIT, WORKER_LOSS_FAIL = 0, 1, 2
 TIERS_TOGETHER, TIERS_MOMENTS_ON_HOST, TIERS_PARAM_ON_HOST = 0, 1, 2
 LOSS_SCALE_DEFAULT, LOSS_SCALE_FIXED, LOSS_SCALE_DYNAMIC = 0, 1, 2
 INIT_NONE, INIT_ZEROS, INIT_ONES, INIT_CONSTANT, INIT_UNIFORM, INIT_NORMAL = 0, 1, 2, 3, 4, 5
@@ -97,7 +98,8 @@ class JobSpec(Sized):
                 ("shard_loss_wait_s", c_uint32),
                 ("workers_max", c_uint32), ("world", c_uint32), ("start_wait_ms", c_uint64),
                 ("open_flags", c_uint64), ("offload_fraction", c_double), ("tiers", c_int),
-                ("global_batch", c_uint64), ("seed", c_uint64)]
+                ("global_batch", c_uint64), ("seed", c_uint64),
+                ("on_worker_loss", c_int), ("worker_loss_wait_s", c_uint32)]
 
 
 class Tie(ctypes.Structure):
@@ -114,7 +116,8 @@ class Amend(Sized):
                 ("ties", POINTER(Tie)), ("tie_count", c_size_t), ("snapshot_every", c_uint64),
                 ("snapshot_keep", c_uint64), ("on_shard_loss", c_int), ("shard_loss_wait_s", c_uint32),
                 ("set_snapshots", c_bool), ("set_shard_loss", c_bool),
-                ("workers_min", c_uint32), ("workers_max", c_uint32)]
+                ("workers_min", c_uint32), ("workers_max", c_uint32), ("on_worker_loss", c_int),
+                ("worker_loss_wait_s", c_uint32), ("set_worker_loss", c_bool)]
 
 
 def gpu(number: int) -> int:

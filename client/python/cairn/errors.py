@@ -164,7 +164,8 @@ class RolledBack(CairnError):
 
 class Halted(CairnError):
     """No round opens: too many in a row were skipped, until the job is amended, written or restored; or the last update
-    left what is not finite and on_nonfinite is fail, until it is written or restored. No NonFinite, which a loop may
+    left what is not finite and on_nonfinite is fail, until it is written or restored; or a worker was lost and
+    on_worker_loss is fail, until it is amended or restored. No NonFinite, which a loop may
     pass over batch by batch."""
     status = 66
 

@@ -16,6 +16,7 @@ INITS = {"zeros": _c.INIT_ZEROS, "ones": _c.INIT_ONES, "constant": _c.INIT_CONST
          "normal": _c.INIT_NORMAL}
 LOSS_SCALES = {"default": _c.LOSS_SCALE_DEFAULT, "fixed": _c.LOSS_SCALE_FIXED, "dynamic": _c.LOSS_SCALE_DYNAMIC}
 NONFINITE = {"skip": _c.NONFINITE_SKIP, "fail": _c.NONFINITE_FAIL}
+WORKER_LOSSES = {"redo": _c.WORKER_LOSS_REDO, "wait": _c.WORKER_LOSS_WAIT, "fail": _c.WORKER_LOSS_FAIL}
 SHARD_LOSSES = {"wait": _c.SHARD_LOSS_WAIT, "restore-latest": _c.SHARD_LOSS_RESTORE_LATEST}
 REDUCE_GROUPS = {"none": _c.GROUPS_NONE, "host": _c.GROUPS_HOST}
 TIERS = {"together": _c.TIERS_TOGETHER, "moments on the host": _c.TIERS_MOMENTS_ON_HOST,
@@ -128,7 +129,10 @@ class JobSpec:
     0 = 100. `snapshot_every`: the servers save a snapshot by themselves at each step that is a multiple of it, 0 =
     none; `snapshot_keep`: of these the newest so many stay, 0 = all. `on_shard_loss`: "wait", or "restore-latest": when
     a shard came back without its part, or is away for more than `shard_loss_wait` seconds (0 = 300), the newest
-    snapshot is restored, and the workers get RolledBack.
+    snapshot is restored, and the workers get RolledBack. `on_worker_loss`, when a worker was lost (one that closes the
+    job is not): "redo": the step is done again at once with those who are left; "wait": no round opens before as many
+    workers are there as before, `worker_loss_wait` seconds at most (0 = 300); "fail": they get Halted, until the job is
+    amended or restored, or all have gone and others come.
     `workers_max`: attached at a time, 0 = as many as the cluster allows. `world`: how many workers come
     together; the first round after all were gone waits for so many, `start_wait` seconds at most; 0: for nobody beyond
     workers_min. `offload_fraction`: where a shard's state lies on a GPU, so much of it, 0 to 1, lies in host memory and
@@ -154,6 +158,8 @@ class JobSpec:
     snapshot_keep: int = 0
     on_shard_loss: str = "wait"
     shard_loss_wait: int = 0
+    on_worker_loss: str = "redo"
+    worker_loss_wait: int = 0
     workers_max: int = 0
     offload_fraction: float = 0.0
     tiers: str = "together"
@@ -243,6 +249,7 @@ class Amendment:
     ties: Mapping[str, str] = field(default_factory=dict)
     snapshots: Optional[Tuple[int, int]] = None  # snapshot_every, snapshot_keep
     shard_loss: Optional[Tuple[str, int]] = None  # on_shard_loss, shard_loss_wait
+    worker_loss: Optional[Tuple[str, int]] = None  # on_worker_loss, worker_loss_wait
     workers: Union[None, int, Tuple[int, int]] = None
 
 
@@ -304,6 +311,8 @@ def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
                       snapshot_keep=at_least(0, "snapshot_keep", spec.snapshot_keep),
                       on_shard_loss=number(SHARD_LOSSES, "on_shard_loss", spec.on_shard_loss),
                       shard_loss_wait_s=at_least(0, "shard_loss_wait", spec.shard_loss_wait),
+                      on_worker_loss=number(WORKER_LOSSES, "on_worker_loss", spec.on_worker_loss),
+                      worker_loss_wait_s=at_least(0, "worker_loss_wait", spec.worker_loss_wait),
                       workers_max=at_least(0, "workers_max", spec.workers_max),
                       world=at_least(0, "world", spec.world) if _real("start_wait", spec.start_wait) > 0 else 0,
                       start_wait_ms=max(1, int(spec.start_wait * 1000)),
@@ -331,6 +340,7 @@ def amend_to_c(amendment: Amendment, revision: int) -> Tuple[_c.Amend, List[Any]
     alive += [groups, added, ties]
     every, keep = a.snapshots or (0, 0)
     on_loss, loss_wait = a.shard_loss or ("wait", 0)
+    on_worker_loss, worker_loss_wait = a.worker_loss or ("redo", 0)
     least, most = (0, 0) if a.workers is None else workers_of(a.workers)
     made = _c.Amend(revision=revision, groups=ctypes.cast(groups, ctypes.POINTER(_c.Group)), group_count=len(groups),
                     clip_norm=a.clip_norm or 0.0, set_clip_norm=a.clip_norm is not None,
@@ -346,5 +356,8 @@ def amend_to_c(amendment: Amendment, revision: int) -> Tuple[_c.Amend, List[Any]
                     snapshot_keep=at_least(0, "snapshot_keep", keep), set_shard_loss=a.shard_loss is not None,
                     on_shard_loss=number(SHARD_LOSSES, "on_shard_loss", on_loss),
                     shard_loss_wait_s=at_least(0, "shard_loss_wait", loss_wait),
+                    set_worker_loss=a.worker_loss is not None,
+                    on_worker_loss=number(WORKER_LOSSES, "on_worker_loss", on_worker_loss),
+                    worker_loss_wait_s=at_least(0, "worker_loss_wait", worker_loss_wait),
                     workers_min=least, workers_max=most)
     return made, alive

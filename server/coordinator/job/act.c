@@ -276,6 +276,7 @@ static void fence_worker(struct cairn_cluster_job *job, const struct cairn_round
                            "worker %s (rank %" PRIu32 ") was put out: %s", member->session->name,
                            member->rank, text.text);
         job->rounds.put_out = job->rounds.epoch_reason;
+        cairn_cluster_halts_lost(job, member, text.text);
     } else if (action->status == CAIRN_ERR_BUSY) {
         status = CAIRN_ERR_BUSY;
         cairn_sentence_set(&text, "job %s has round.workers_max workers (%" PRId64 ")",

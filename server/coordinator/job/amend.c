@@ -52,7 +52,7 @@ static cairn_status judge_state(const struct cairn_cluster_job *job, const Cairn
     }
     const bool terms = amend->n_groups > 0 || amend->set_clip_norm || amend->n_freeze > 0 ||
                        amend->n_unfreeze > 0 || amend->set_snapshots || amend->set_shard_loss ||
-                       amend->workers_min > 0;
+                       amend->set_worker_loss || amend->workers_min > 0;
     const bool tensors = amend->n_freeze_tensors > 0 || amend->n_unfreeze_tensors > 0 ||
                          amend->n_add > 0 || amend->n_ties > 0;
     if (amend->key == 0 || (!terms && !tensors)) {
@@ -156,10 +156,14 @@ static void set_policy(struct cairn_policy *policy, const Cairn__JobAmend *amend
         policy->snapshot_every = amend->snapshot_every;
         policy->snapshot_keep = amend->snapshot_keep;
     }
-    if (!amend->set_shard_loss) return;
-    policy->on_shard_loss = (cairn_shard_loss)amend->on_shard_loss;
-    policy->shard_loss_wait_s = amend->shard_loss_wait_s > 0 ? amend->shard_loss_wait_s
-                                                             : CAIRN_SPEC_LOSS_WAIT_S;
+    if (amend->set_shard_loss) {
+        policy->on_shard_loss = (cairn_shard_loss)amend->on_shard_loss;
+        policy->shard_loss_wait_s = amend->shard_loss_wait_s > 0 ? amend->shard_loss_wait_s
+                                                                 : CAIRN_SPEC_LOSS_WAIT_S;
+    }
+    if (!amend->set_worker_loss) return;
+    policy->on_worker_loss = (cairn_worker_loss)amend->on_worker_loss;
+    policy->worker_loss_wait_s = amend->worker_loss_wait_s;
 }
 
 /* `next` is a copy of the job's spec. */

@@ -107,7 +107,8 @@ static void tell_shards_gone(struct cairn_cluster_job *job,
     }
 }
 
-void cairn_cluster_member_leave(struct cairn_cluster_member *member, const char *reason)
+/* The member is gone; lost: not by itself. */
+static void go(struct cairn_cluster_member *member, bool lost, const char *reason)
 {
     struct cairn_cluster_job *job = member->job;
     if (job == NULL || job->cluster->closing) {
@@ -117,17 +118,29 @@ void cairn_cluster_member_leave(struct cairn_cluster_member *member, const char 
     const bool contributes = member->phase == CAIRN_MEMBER_ATTACHED &&
                              member->role == CAIRN_ROLE_WIRE_WORKER;
     const struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_DOWN,
-                                             .member = member->id };
+                                             .member = member->id,
+                                             .lost = lost };
     cairn_log_info("%s %s (rank %" PRIu32 ") left job %s: %s", cairn_role_name(member->role),
                    member->session->name, member->rank, job->spec.name, reason);
     tell_shards_gone(job, member);
     if (contributes) {
         cairn_sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") left: %s",
                            member->session->name, member->rank, reason);
+        if (lost) cairn_cluster_halts_lost(job, member, reason);
     }
     cairn_cluster_member_free(member);
     if (contributes && job->core != NULL) cairn_cluster_job_event(job, &event);
     cairn_cluster_tiles_advance(job);
+}
+
+void cairn_cluster_member_leave(struct cairn_cluster_member *member, const char *reason)
+{
+    go(member, false, reason);
+}
+
+void cairn_cluster_member_lost(struct cairn_cluster_member *member, const char *reason)
+{
+    go(member, true, reason);
 }
 
 void cairn_cluster_member_expel(struct cairn_cluster_member *member, cairn_status status,
@@ -154,10 +167,14 @@ void cairn_cluster_member_put_out(struct cairn_cluster_member *member, cairn_sta
 {
     struct cairn_cluster_job *job = member->job;
     const struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_DOWN,
-                                             .member = member->id };
+                                             .member = member->id,
+                                             .lost = true };
     const bool contributes = member->phase == CAIRN_MEMBER_ATTACHED &&
                              member->role == CAIRN_ROLE_WIRE_WORKER;
-    if (contributes) cairn_sentence_set(&job->rounds.epoch_reason, "%s", text);
+    if (contributes) {
+        cairn_sentence_set(&job->rounds.epoch_reason, "%s", text);
+        cairn_cluster_halts_lost(job, member, text);
+    }
     cairn_cluster_member_expel(member, status, text);
     if (contributes && job->core != NULL) cairn_cluster_job_event(job, &event);
 }

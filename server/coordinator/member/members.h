@@ -25,8 +25,10 @@ struct cairn_cluster_member *cairn_cluster_member_find(struct cairn_cluster_sess
 /* Puts the member into the job's list and index; cairn_cluster_member_free takes it out. */
 void cairn_cluster_job_member_add(struct cairn_cluster_job *job,
                                   struct cairn_cluster_member *member);
-/* The member is gone, or gone from the job: tells the core and the shards, and frees it. */
+/* The member left the job by itself: tells the core and the shards, and frees it. */
 void cairn_cluster_member_leave(struct cairn_cluster_member *member, const char *reason);
+/* The same of one that is gone without a word. */
+void cairn_cluster_member_lost(struct cairn_cluster_member *member, const char *reason);
 /* Expels the member, and tells the core: the round goes on without it. */
 void cairn_cluster_member_put_out(struct cairn_cluster_member *member, cairn_status status,
                                   const char *text);

@@ -260,7 +260,10 @@ static void refused(struct cairn_cluster_member *member, cairn_status status, co
         cairn_cluster_tiles_fail(member, status, why);
         return;
     }
-    const struct cairn_round_event down = { .kind = CAIRN_ROUND_WORKER_DOWN, .member = member->id };
+    const struct cairn_round_event down = { .kind = CAIRN_ROUND_WORKER_DOWN,
+                                            .member = member->id,
+                                            .lost = true };
+    cairn_cluster_halts_lost(job, member, why);
     cairn_cluster_member_expel(member, status, why);
     cairn_cluster_job_event(job, &down);
 }

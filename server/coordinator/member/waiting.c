@@ -173,6 +173,7 @@ void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn
         cairn_sentence_set(out, "the store's disk");
     } else {
         cairn_round_waiting(job->core, &names, out);
+        cairn_cluster_halts_add_lost(job, out);
         if (out->text[0] != '\0' && absent_left_ms(job) > 0)
             cairn_sentence_add(out,
                                ", of whom one was %s when the job was restored, for %" PRIu64

@@ -6,6 +6,8 @@
 
 #include "server/base/log.h"
 #include "server/coordinator/base/job.h"
+#include "server/coordinator/base/member.h"
+#include "server/coordinator/base/session.h"
 
 /* ---- what shards tell ---- */
 
@@ -64,9 +66,21 @@ struct cairn_results cairn_cluster_halts_damage(const struct cairn_cluster_job *
     return job->spec.init_nonfinite_ok ? (struct cairn_results) { 0 } : join_results(job);
 }
 
+static void log_loss(struct cairn_cluster_job *job)
+{
+    struct cairn_sentence text;
+    const bool halted = cairn_round_halted_of_loss(job->core);
+    if (halted == job->halts.loss_said) return;
+    job->halts.loss_said = halted;
+    if (!halted) return;
+    cairn_cluster_halts_why(job, &text);
+    cairn_log_error("%s", text.text);
+}
+
 void cairn_cluster_halts_advance(struct cairn_cluster_job *job)
 {
     if (job->core == NULL || cairn_cluster_job_dead(job)) return;
+    log_loss(job);
     const enum cairn_round_stage stage = cairn_round_stage_of(job->core);
     if (stage != CAIRN_ROUND_STEADY && stage != CAIRN_ROUND_OPEN) return;
     const struct cairn_version now = cairn_round_version(job->core);
@@ -86,6 +100,32 @@ void cairn_cluster_halts_advance(struct cairn_cluster_job *job)
                       "job %s: of %" PRIu64
                       " elements a result is not finite after the update to step %" PRIu64 ": %s",
                       job->spec.name, nonfinite, now.step, tensors);
+}
+
+/* ---- lost workers ---- */
+
+void cairn_cluster_halts_lost(struct cairn_cluster_job *job,
+                              const struct cairn_cluster_member *member, const char *why)
+{
+    cairn_sentence_set(&job->halts.lost, "worker %s (rank %" PRIu32 ") was lost: %s",
+                       member->session->name, member->rank, why);
+}
+
+void cairn_cluster_halts_add_lost(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+{
+    if (cairn_round_waits_for_lost(job->core) || cairn_round_halted_of_loss(job->core))
+        cairn_sentence_add(out, "; %s", job->halts.lost.text);
+}
+
+static void say_halted_of_loss(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+{
+    cairn_sentence_set(out,
+                       "job %s is halted at step %" PRIu64
+                       ": %s, and on_worker_loss is fail; no round opens until the job is amended "
+                       "(`cairn job amend %s --on-worker-loss redo` goes on with those who are "
+                       "left), restored, or all its workers have ended and others begin",
+                       job->spec.name, cairn_round_version(job->core).step, job->halts.lost.text,
+                       job->spec.name);
 }
 
 /* ---- skips ---- */
@@ -138,6 +178,10 @@ void cairn_cluster_halts_why(const struct cairn_cluster_job *job, struct cairn_s
         cairn_sentence_set(out, "job %s is halted at step %" PRIu64 ": ", job->spec.name,
                            cairn_round_version(job->core).step);
         add_damage(job, &damage, "update", out);
+        return;
+    }
+    if (cairn_round_halted_of_loss(job->core)) {
+        say_halted_of_loss(job, out);
         return;
     }
     cairn_sentence_set(out,

@@ -10,7 +10,9 @@
 /* Of a job: what the log was told. */
 struct cairn_cluster_halts {
     struct cairn_log_limit skips_limit, results_limit;
-    struct cairn_version said; /* it was looked at the results of this one */
+    struct cairn_version said;  /* it was looked at the results of this one */
+    struct cairn_sentence lost; /* the worker that was lost last, and how; empty: none was */
+    bool loss_said;
 };
 
 /* Of a shard's part of a job. */
@@ -38,6 +40,11 @@ void cairn_cluster_halts_reduced(struct cairn_cluster_job *job, uint32_t shard,
 /* The gradients of that round that are not finite, as far as shards told this coordinator. */
 struct cairn_results cairn_cluster_halts_gradients(const struct cairn_cluster_job *job,
                                                    uint64_t round);
+/* The member is lost: who it is, and why, for what is said of it. Before the core hears of it. */
+void cairn_cluster_halts_lost(struct cairn_cluster_job *job,
+                              const struct cairn_cluster_member *member, const char *why);
+/* Behind who is awaited: that a worker was lost, if somebody waits for that. */
+void cairn_cluster_halts_add_lost(const struct cairn_cluster_job *job, struct cairn_sentence *out);
 /* After each event of the core: of a new version that has some, the log says so. */
 void cairn_cluster_halts_advance(struct cairn_cluster_job *job);
 /* The log hears of a skip for want of finite gradients. One that lowers the loss scale is the way things

@@ -54,6 +54,7 @@ cairn_status cairn_cluster_terms_make(const struct cairn_job_spec_data *spec,
                                       struct cairn_sentence *why)
 {
     const size_t count = spec->group_count + 1; // calloc of 0 may give NULL
+    const struct cairn_policy *policy = &spec->policy;
     struct cairn_cluster_terms *terms = calloc(1, sizeof *terms);
     if (terms == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the groups");
     cairn_spec_init(&terms->own);
@@ -61,12 +62,18 @@ cairn_status cairn_cluster_terms_make(const struct cairn_job_spec_data *spec,
                                    calloc(count, sizeof *arrays.schedules),
                                    calloc(count, sizeof *arrays.frozen) };
     terms->still = calloc(count, sizeof *terms->still);
-    terms->core = (struct cairn_round_terms) { .groups = arrays.groups,
-                                               .schedules = arrays.schedules,
-                                               .frozen = arrays.frozen,
-                                               .clip_norm = spec->clip_norm,
-                                               .revision = spec->revision,
-                                               .workers_min = spec->workers_min };
+    terms->core = (struct cairn_round_terms) {
+        .groups = arrays.groups,
+        .schedules = arrays.schedules,
+        .frozen = arrays.frozen,
+        .clip_norm = spec->clip_norm,
+        .revision = spec->revision,
+        .workers_min = spec->workers_min,
+        .on_worker_loss = policy->on_worker_loss,
+        .worker_loss_wait_ms = 1000 * (uint64_t)(policy->worker_loss_wait_s > 0
+                                                     ? policy->worker_loss_wait_s
+                                                     : CAIRN_SPEC_LOSS_WAIT_S)
+    };
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     if (arrays.groups != NULL && arrays.schedules != NULL && arrays.frozen != NULL &&
         terms->still != NULL && list_frozen_tensors(terms, spec) == CAIRN_OK)
