@@ -48,6 +48,7 @@ enum {
     CTL_TAKES_MEMORY = 1u << 27,  /* --memory */
     CTL_TAKES_RESHARD = 1u << 28, /* --add, --drain, --weight */
     CTL_TAKES_PAUSE = 1u << 29,   /* --pause */
+    CTL_TAKES_SINCE = 1u << 30,   /* --since */
     CTL_BENCHES = CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS,
     CTL_ASKS = CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT,
     CTL_LISTS = CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET | CTL_TAKES_WATCH
@@ -101,6 +102,7 @@ struct ctl {
     double lr, clip_norm;
     bool has_snapshot_every, has_snapshot_keep;
     uint64_t snapshot_every, snapshot_keep;
+    uint64_t since_unix_ms;            /* --since; 0: not given */
     const char *on_shard_loss;         /* --on-shard-loss; NULL: not given */
     uint32_t shard_loss_wait_s;        /* --shard-loss-wait; 0: not given */
     const char *on_worker_loss;        /* --on-worker-loss; NULL: not given */
@@ -151,6 +153,10 @@ void cairn_ctl_options_print(FILE *out, unsigned takes);
 /* "; see cairn job list --help" */
 int cairn_ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
+
+/* ---- since.c ---- */
+/* Reads "2h" (ms, s, m, h, d before now) or RFC 3339, "2026-11-24T14:00:00Z". */
+bool cairn_ctl_since(const char *text, uint64_t now_ms, uint64_t *unix_ms_out);
 
 /* ---- confirm.c ---- */
 /* May `what` go, which is called `name`? -1: go on; else the exit status. */
@@ -231,6 +237,7 @@ int cairn_ctl_reshard_wait(struct ctl *ctl, const Cairn__ReshardAsk *ask,
 int cairn_ctl_watch(struct ctl *ctl, int (*run)(struct ctl *ctl));
 
 /* ---- subcommands; each returns the exit status ---- */
+int cairn_ctl_cluster_events(struct ctl *ctl);
 int cairn_ctl_cluster_status(struct ctl *ctl);
 /* On stderr, if there are any: parts that shards hold and that are not acted on. */
 void cairn_ctl_say_strangers(struct ctl *ctl);

@@ -31,6 +31,9 @@ static const struct subcommand subcommands[] = {
       0, CTL_TAKES_OUTPUT | CTL_TAKES_NO_HEADERS, cairn_ctl_capabilities },
     { "cluster", "status", "", "the coordinator, its shards and workers", 0, 0, CTL_LISTS,
       cairn_ctl_cluster_status },
+    { "cluster", "events", "[--since TIME]",
+      "who came, went, was lost or put out, and what befell the jobs: when, and why", 0, 0,
+      CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_SINCE, cairn_ctl_cluster_events },
     { "cluster", "adopt", "[--yes]",
       "take what the shards hold into the coordinator's store: after the store was lost, or an "
       "older copy was put back",

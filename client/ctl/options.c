@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "client/ctl/ctl.h"
 #include "proto/geometry/layout.h"
@@ -55,6 +56,7 @@ enum {
     OPT_DRAIN,
     OPT_WEIGHT,
     OPT_PAUSE,
+    OPT_SINCE,
     OPT_ON_WORKER_LOSS,
     OPT_WORKER_LOSS_WAIT,
     OPT_HELP,
@@ -165,6 +167,10 @@ static const struct {
       CTL_TAKES_PAUSE,
       "--pause P%",
       "by how much a step may become longer meanwhile (10%)" },
+    { { "since", 1, 0, OPT_SINCE },
+      CTL_TAKES_SINCE,
+      "--since TIME",
+      "only what happened since then: 2h ago (ms, s, m, h, d), or 2026-11-24T14:00:00Z" },
     { { "on-worker-loss", 1, 0, OPT_ON_WORKER_LOSS },
       CTL_TAKES_TERMS,
       "--on-worker-loss redo|wait|fail",
@@ -386,6 +392,18 @@ static int parse_real(const char *name, const char *text, double *out)
                           text);
 }
 
+static int parse_since(struct ctl *ctl)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    const uint64_t now_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+    if (cairn_ctl_since(optarg, now_ms, &ctl->since_unix_ms)) return -1;
+    return cairn_ctl_usage_fail(ctl,
+                                "--since %s: give a duration (2h) or a time "
+                                "(2026-11-24T14:00:00Z)",
+                                optarg);
+}
+
 /* "4", or, of a job, "1:4". */
 static int parse_workers(struct ctl *ctl, const char *text)
 {
@@ -460,6 +478,7 @@ static int take(struct ctl *ctl, int option)
     case OPT_DRAIN: return cairn_ctl_parse_name(&ctl->reshard.drain, "drain", optarg);
     case OPT_WEIGHT: return cairn_ctl_parse_weight(&ctl->reshard.weight, optarg);
     case OPT_PAUSE: return cairn_ctl_parse_pause(optarg, &ctl->reshard.pause);
+    case OPT_SINCE: return parse_since(ctl);
     case OPT_ON_WORKER_LOSS: ctl->on_worker_loss = optarg; return -1;
     case OPT_WORKER_LOSS_WAIT:
         return parse_number("worker-loss-wait", optarg, CAIRN_SPEC_LOSS_WAIT_MAX_S,

@@ -32,7 +32,7 @@ _cairn() {
         --endpoint | --timeout | -o | --every | --shards | --workers | --lr | --group | --clip-norm | \
             --snapshot-every | --snapshot-keep | --on-shard-loss | --shard-loss-wait | \
             --add | --drain | --weight | --pause | \
-            --on-worker-loss | --worker-loss-wait) ((i++)) ;;
+            --on-worker-loss | --worker-loss-wait | --since) ((i++)) ;;
         -*) ;;
         *) given+=("${COMP_WORDS[i]}") ;;
         esac

@@ -106,6 +106,8 @@
     X(95, PIN_FOLDER, PinFolder, pin_folder)                        \
     X(110, JOB_SPEC_GET, JobSpecGet, job_spec_get)                  \
     X(111, JOB_SPEC_TOLD, JobSpecTold, job_spec_told)               \
+    X(112, EVENTS_GET, EventsGet, events_get)                       \
+    X(113, EVENTS, Events, events)                                  \
     X(114, PART_PREPARE, PartPrepare, part_prepare)                 \
     X(115, PART_UNPREPARE, PartUnprepare, part_unprepare)           \
     X(116, PART_MOVED, PartMoved, part_moved)                       \

@@ -68,6 +68,7 @@ static void on_tick(uv_timer_t *timer)
     cairn_cluster_seats_tick(cluster);
     cairn_storage_watch_tick(&cluster->storage.watch);
     cairn_cluster_adopt_tick(cluster);
+    cairn_cluster_events_tick(cluster);
     for (struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next) {
         cairn_cluster_job_tick(job, cairn_cluster_now_ms(cluster));
         cairn_cluster_leases_tick(job);
@@ -96,6 +97,7 @@ static void free_cluster(struct cairn_cluster *cluster)
         cluster->seats = seat->next;
         cairn_cluster_seat_free(seat);
     }
+    cairn_cluster_events_close(cluster);
     cairn_store_close(cluster->store);
     if (cluster->lock_fd >= 0) cairn_durable_unlock(cluster->lock_fd);
     free(cluster->storage.path);
@@ -153,6 +155,7 @@ static cairn_status open_folders(struct cairn_cluster *cluster, struct cairn_sen
         return status;
     }
     status = cairn_store_open(options->store_path, &cluster->store, why);
+    if (status == CAIRN_OK) status = cairn_cluster_events_open(cluster, why);
     if (status == CAIRN_OK) status = cairn_cluster_storage_open(cluster, why);
     return status == CAIRN_OK ? cairn_cluster_standing_open(cluster, why) : status;
 }
@@ -211,6 +214,9 @@ cairn_status cairn_cluster_open(const struct cairn_cluster_options *options, uv_
     cairn_log_info("cluster %s, incarnation %" PRIu64 ", waits for %" PRId64 " shard%s",
                    options->name, cairn_store_incarnation(cluster->store), options->shards,
                    options->shards == 1 ? "" : "s");
+    cairn_cluster_event_note(cluster, CAIRN_EVENT_STARTED, NULL, NULL,
+                             "the coordinator of cluster %s, incarnation %" PRIu64, options->name,
+                             cairn_store_incarnation(cluster->store));
     *cluster_out = cluster;
     return CAIRN_OK;
 }

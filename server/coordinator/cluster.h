@@ -32,6 +32,7 @@
 #include "server/coordinator/base/names.h"
 #include "server/coordinator/job/openings.h"
 #include "server/coordinator/member/standing.h"
+#include "server/coordinator/store/events.h"
 #include "server/coordinator/store/saves.h"
 #include "server/coordinator/store/storage.h"
 
@@ -92,6 +93,7 @@ struct cairn_cluster {
     struct cairn_cluster_work *works;        /* base/works.h */
     /* each is its module's own */
     struct cairn_cluster_saves saves;
+    struct cairn_cluster_events events;
     struct cairn_cluster_storage storage;
     struct cairn_cluster_identity identity;
     struct cairn_cluster_openings openings;

@@ -17,6 +17,7 @@
 #include "server/coordinator/snapshot/cuts.h"
 #include "server/coordinator/snapshot/find.h"
 #include "server/coordinator/store/backup.h"
+#include "server/coordinator/store/events.h"
 
 /* ---- shards ---- */
 
@@ -351,6 +352,9 @@ bool cairn_cluster_handle_admin(struct cairn_cluster_session *session,
         return true;
     case CAIRN_MSG_SHARD_FORGET:
         on_shard_forget(session, request, (const Cairn__ShardForget *)message);
+        return true;
+    case CAIRN_MSG_EVENTS_GET:
+        cairn_cluster_events_answer(session, request, (const Cairn__EventsGet *)message);
         return true;
     case CAIRN_MSG_JOB_LIST_GET: on_job_list(session, request); return true;
     case CAIRN_MSG_JOB_SHOW:

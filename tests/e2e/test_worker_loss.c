@@ -86,6 +86,9 @@ TEST(who_is_lost_is_named_and_waited_for_or_ends_the_run_until_somebody_amends)
     cluster_says(&cluster, 0, "", "job", "amend", "fails", "--on-worker-loss", "redo", NULL);
     cluster_says(&cluster, 2, "redo, wait and fail are allowed", "job", "amend", "fails",
                  "--on-worker-loss", "never", NULL);
+    cluster_says(&cluster, 0, "lost", "cluster", "events", "--since", "1h", "-ojson", NULL);
+    cluster_says(&cluster, 0, "job-halted", "cluster", "events", NULL);
+    cluster_says(&cluster, 2, "give a duration", "cluster", "events", "--since", "noon", NULL);
     ck_assert_uint_eq(try_step(&waits), 1);
     ck_assert_uint_eq(try_step(&fails), 1);
     ck_assert_int_eq(cluster_logged(&cluster, "coordinator.log", "and on_worker_loss is fail"), 1);

@@ -19,6 +19,7 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/round/terms.h"
+#include "server/coordinator/store/events.h"
 
 /* On its way to the store. */
 struct cairn_cluster_amending {
@@ -261,6 +262,8 @@ static void on_stored(const struct cairn_cluster_saved *saved)
         cairn_cluster_terms_tell_all(job);
         cairn_cluster_terms_replace(job, amending->terms);
         cairn_log_info("job %s: amended, revision %" PRIu64, job->spec.name, job->spec.revision);
+        cairn_cluster_event_note(job->cluster, CAIRN_EVENT_AMENDED, job->spec.name, NULL,
+                                 "revision %" PRIu64, job->spec.revision);
         free(amending);
     } else {
         cairn_cluster_amending_free(amending);

@@ -14,6 +14,7 @@
 #include "server/coordinator/job/drop.h"
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/snapshot/cuts.h"
+#include "server/coordinator/store/events.h"
 
 #define NAMED_MAX 4 /* members in a refusal */
 
@@ -166,6 +167,8 @@ static void on_saved(const struct cairn_cluster_saved *saved)
     }
     cairn_cluster_dropped_add(cluster, job->id);
     cairn_log_info("job %s is dropped at step %" PRIu64, drop->name, drop->removed.step);
+    cairn_cluster_event_note(cluster, CAIRN_EVENT_DROPPED, drop->name, NULL, "at step %" PRIu64,
+                             drop->removed.step);
     ask_shards(drop, job, gather);
     cairn_cluster_job_unlink(job);
     cairn_cluster_job_free(job);

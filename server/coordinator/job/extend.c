@@ -21,6 +21,7 @@
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/round/groups.h"
+#include "server/coordinator/store/events.h"
 #include "server/coordinator/store/saves.h"
 
 void cairn_cluster_extension_release(struct cairn_cluster_job *job)
@@ -132,6 +133,9 @@ static void switch_over(struct cairn_cluster_job *job)
                    ": %zu tensors",
                    job->spec.name, job->spec.revision, job->generation, job->base_step,
                    job->spec.tensor_count);
+    cairn_cluster_event_note(job->cluster, CAIRN_EVENT_AMENDED, job->spec.name, NULL,
+                             "revision %" PRIu64 ", generation %" PRIu64, job->spec.revision,
+                             job->generation);
     cairn_sentence_set(&job->rounds.epoch_reason, "the job was amended");
     if (cairn_cluster_job_core_open(job, &why) != CAIRN_OK)
         cairn_cluster_job_lose(job, false, "%s", why.text);

@@ -16,6 +16,7 @@
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/member/seats.h"
 #include "server/coordinator/round/groups.h"
+#include "server/coordinator/store/events.h"
 #include "server/coordinator/store/store.h"
 
 void cairn_cluster_job_free(struct cairn_cluster_job *job)
@@ -265,6 +266,9 @@ static void on_stored(const struct cairn_cluster_saved *saved)
     cairn_log_info("job %s created: %zu tensors over %" PRIu32 " shards, heaviest/mean %.3f",
                    job->spec.name, job->spec.tensor_count, job->layout->shard_count,
                    job->planned.heaviest_over_mean);
+    cairn_cluster_event_note(job->cluster, CAIRN_EVENT_CREATED, job->spec.name, NULL,
+                             "%zu tensors over %" PRIu32 " shards", job->spec.tensor_count,
+                             job->layout->shard_count);
     cairn_cluster_openings_advance(saved->cluster);
 }
 

@@ -11,6 +11,7 @@
 #include "server/coordinator/member/seats.h"
 #include "server/coordinator/member/waiting.h"
 #include "server/coordinator/snapshot/cuts.h"
+#include "server/coordinator/store/events.h"
 
 /* ---- what comes next ---- */
 
@@ -90,6 +91,8 @@ static void stop(struct cairn_cluster_job *job)
 {
     job->state = CAIRN_CLUSTER_JOB_LOST;
     cairn_log_error("job %s is %s", job->spec.name, job->loss.why.text);
+    cairn_cluster_event_note(job->cluster, CAIRN_EVENT_JOB_LOST, job->spec.name, NULL, "%s",
+                             job->loss.why.text);
     cairn_cluster_cut_abort(job, job->loss.why.text);
     cairn_cluster_amenders_lost(job);
     cairn_cluster_extension_release(job);

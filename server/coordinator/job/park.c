@@ -13,6 +13,7 @@
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/snapshot/cuts.h"
+#include "server/coordinator/store/events.h"
 
 void cairn_cluster_park_release(struct cairn_cluster_job *job)
 {
@@ -91,6 +92,9 @@ static void on_moved(struct cairn_cluster_job *job, const void *about, cairn_sta
     job->park.settled = true;
     job->park.undoes = false;
     cairn_log_info("job %s is %s", job->spec.name, job->park.wanted ? "parked" : "not parked");
+    cairn_cluster_event_note(job->cluster,
+                             job->park.wanted ? CAIRN_EVENT_PARKED : CAIRN_EVENT_UNPARKED,
+                             job->spec.name, NULL, "by an operator");
     answer(job);
     if (!job->park.wanted) open_gate(job);
 }

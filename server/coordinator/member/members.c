@@ -10,6 +10,7 @@
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/round/groups.h"
+#include "server/coordinator/store/events.h"
 
 enum member_known { UNKNOWN, TOLD, KNOWN };
 
@@ -71,6 +72,16 @@ void cairn_cluster_member_free(struct cairn_cluster_member *member)
     free(member);
 }
 
+static void note(const struct cairn_cluster_member *member, enum cairn_event_kind kind,
+                 const char *text)
+{
+    struct cairn_sentence who;
+    cairn_sentence_set(&who, "%s %s (rank %" PRIu32 ")", cairn_role_name(member->role),
+                       member->session->name, member->rank);
+    cairn_cluster_event_note(member->session->cluster, kind, member->job_name, who.text, "%s",
+                             text);
+}
+
 /* ---- leaving ---- */
 
 /* Every request that waits fails. */
@@ -122,6 +133,7 @@ static void go(struct cairn_cluster_member *member, bool lost, const char *reaso
                                              .lost = lost };
     cairn_log_info("%s %s (rank %" PRIu32 ") left job %s: %s", cairn_role_name(member->role),
                    member->session->name, member->rank, job->spec.name, reason);
+    note(member, lost ? CAIRN_EVENT_LOST : CAIRN_EVENT_LEFT, reason);
     tell_shards_gone(job, member);
     if (contributes) {
         cairn_sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") left: %s",
@@ -151,6 +163,7 @@ void cairn_cluster_member_expel(struct cairn_cluster_member *member, cairn_statu
     const uint64_t job_id = member->job_id;
     cairn_log_info("%s %s expelled from job %s: %s", cairn_role_name(member->role), session->name,
                    member->job_name, text);
+    note(member, status == CAIRN_ERR_FENCED ? CAIRN_EVENT_FENCED : CAIRN_EVENT_PUT_OUT, text);
     if (member->job != NULL) tell_shards_gone(member->job, member);
     fail_requests(member, status, text);
     cairn_cluster_member_free(member);
@@ -251,6 +264,7 @@ static void attach(struct cairn_cluster_member *member)
     cairn_log_info("%s %s (rank %" PRIu32 ") joined job %s at step %" PRIu64,
                    cairn_role_name(member->role), member->session->name, member->rank,
                    job->spec.name, cairn_cluster_job_version(job).step);
+    note(member, CAIRN_EVENT_ATTACHED, cairn_peer_name(member->session->peer));
     send_attached(member);
 }
 

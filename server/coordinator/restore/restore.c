@@ -28,6 +28,7 @@
 #include "server/coordinator/snapshot/cuts.h"
 #include "server/coordinator/snapshot/digests.h"
 #include "server/coordinator/snapshot/find.h"
+#include "server/coordinator/store/events.h"
 
 static void tell_ended(struct cairn_cluster_restore *restore, cairn_status status, const char *text)
 {
@@ -64,6 +65,10 @@ static void end_restore(struct cairn_cluster_restore *restore, cairn_status stat
         cairn_log_info("job %s restored from %s at step %" PRIu64 " as generation %" PRIu64,
                        restore->manifest.spec.name, restore->folder, restore->manifest.step,
                        restore->generation);
+        cairn_cluster_event_note(restore->cluster, CAIRN_EVENT_RESTORED,
+                                 restore->manifest.spec.name, NULL,
+                                 "from %s at step %" PRIu64 " as generation %" PRIu64,
+                                 restore->folder, restore->manifest.step, restore->generation);
         cairn_cluster_restore_answer(restore);
     }
     tell_ended(restore, status, text);

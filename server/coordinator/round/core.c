@@ -9,6 +9,7 @@
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/round/terms.h"
+#include "server/coordinator/store/events.h"
 
 void cairn_cluster_decision_to_message(const struct cairn_decision *decision, Cairn__Decision *out)
 {
@@ -168,6 +169,8 @@ static void begin_epoch(struct cairn_cluster_job *job, const struct cairn_round_
                            is_used_up ? "its round numbers are used up" : "the job begins");
     job->rounds.epoch_why = job->rounds.epoch_reason;
     job->rounds.epoch_reason.text[0] = '\0';
+    cairn_cluster_event_note(job->cluster, CAIRN_EVENT_EPOCH, job->spec.name, NULL,
+                             "%" PRIu64 ", because %s", action->epoch, job->rounds.epoch_why.text);
     job->epoch = action->epoch;
     job->reserved.round = action->round_reserved;
     persist(job);

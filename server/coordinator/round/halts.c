@@ -8,6 +8,8 @@
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/member.h"
 #include "server/coordinator/base/session.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/store/events.h"
 
 /* ---- what shards tell ---- */
 
@@ -66,6 +68,13 @@ struct cairn_results cairn_cluster_halts_damage(const struct cairn_cluster_job *
     return job->spec.init_nonfinite_ok ? (struct cairn_results) { 0 } : join_results(job);
 }
 
+static void say_halted(struct cairn_cluster_job *job, const struct cairn_sentence *text)
+{
+    cairn_log_error("%s", text->text);
+    cairn_cluster_event_note(job->cluster, CAIRN_EVENT_HALTED, job->spec.name, NULL, "%s",
+                             text->text);
+}
+
 static void log_loss(struct cairn_cluster_job *job)
 {
     struct cairn_sentence text;
@@ -74,7 +83,7 @@ static void log_loss(struct cairn_cluster_job *job)
     job->halts.loss_said = halted;
     if (!halted) return;
     cairn_cluster_halts_why(job, &text);
-    cairn_log_error("%s", text.text);
+    say_halted(job, &text);
 }
 
 void cairn_cluster_halts_advance(struct cairn_cluster_job *job)
@@ -93,7 +102,7 @@ void cairn_cluster_halts_advance(struct cairn_cluster_job *job)
     if (nonfinite == 0) return;
     if (cairn_round_halted_of_results(job->core)) {
         cairn_cluster_halts_why(job, &text);
-        cairn_log_error("%s", text.text);
+        say_halted(job, &text);
         return;
     }
     cairn_log_limited(&job->halts.results_limit, CAIRN_LOG_WARN,
@@ -201,7 +210,7 @@ void cairn_cluster_halts_skipped(struct cairn_cluster_job *job, const struct cai
     if (status != CAIRN_OK || head.finite || head.skips.in_row == 0) return;
     if (cairn_round_halted(job->core)) {
         cairn_cluster_halts_why(job, &text);
-        cairn_log_error("%s", text.text);
+        say_halted(job, &text);
         return;
     }
     const struct cairn_results gradients = cairn_cluster_halts_gradients(job, skip->round);

@@ -16,6 +16,7 @@
 #include "server/coordinator/snapshot/cut.h"
 #include "server/coordinator/snapshot/cuts.h"
 #include "server/coordinator/snapshot/digests.h"
+#include "server/coordinator/store/events.h"
 
 void cairn_cluster_cut_free(struct cairn_cluster_cut *cut)
 {
@@ -81,6 +82,8 @@ static void answer(struct cairn_cluster_cut *cut)
                    " ms",
                    cut->id, cut->job->spec.name, status->files, status->bytes,
                    uv_now(cut->work.cluster->loop) - cut->begun_ms);
+    cairn_cluster_event_note(cut->work.cluster, CAIRN_EVENT_SNAPSHOT, cut->job->spec.name, NULL,
+                             "%s of step %" PRIu64, cut->id, cut->version.step);
     cairn_cluster_waiters_answer(&cut->now.at_end, CAIRN_MSG_SNAPSHOT_STATUS, &status->base);
 }
 
@@ -89,6 +92,9 @@ static void answer_failed(struct cairn_cluster_cut *cut)
     Cairn__SnapshotCanceled canceled = CAIRN__SNAPSHOT_CANCELED__INIT;
     cairn_log_warn("%s of job %s failed: %s", cut->is_snapshot ? "snapshot" : "digest",
                    cut->job->spec.name, cut->why.text);
+    if (cut->is_snapshot)
+        cairn_cluster_event_note(cut->work.cluster, CAIRN_EVENT_SNAPSHOT_FAILED,
+                                 cut->job->spec.name, NULL, "%s", cut->why.text);
     cairn_cluster_waiters_fail(&cut->now.at_begin, cut->status, cut->why.text);
     cairn_cluster_waiters_fail(&cut->now.at_end, cut->status, cut->why.text);
     canceled.job = cut->job->spec.name;

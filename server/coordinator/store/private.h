@@ -12,6 +12,21 @@ struct cairn_store {
     char *path;
     uint64_t incarnation, identity, storage;
     uint64_t opening_changes; /* rows that open itself wrote */
+    uint64_t event_changes;   /* rows of events, written or deleted */
 };
+
+/* The library's last error as a status and a sentence that says what to do. */
+cairn_status cairn_store_fail(const struct cairn_store *store, const char *doing,
+                              struct cairn_sentence *why);
+cairn_status cairn_store_run(const struct cairn_store *store, const char *sql,
+                             struct cairn_sentence *why);
+cairn_status cairn_store_prepare(const struct cairn_store *store, const char *sql,
+                                 sqlite3_stmt **out, struct cairn_sentence *why);
+/* A statement with one number, which is bound to it. */
+cairn_status cairn_store_run_with(struct cairn_store *store, const char *sql, uint64_t value,
+                                  struct cairn_sentence *why);
+/* COMMIT, or ROLLBACK of what failed. */
+cairn_status cairn_store_end_transaction(struct cairn_store *store, cairn_status status,
+                                         struct cairn_sentence *why);
 
 #endif

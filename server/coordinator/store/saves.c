@@ -19,6 +19,8 @@ struct cairn_cluster_save {
                           struct cairn_sentence *why);
     struct cairn_stored_job row;        /* what `write` wants of it; a whole one owns its names */
     struct cairn_packed *spec, *layout; /* held: what a whole one points to */
+    struct cairn_stored_event *events;  /* owned: [event_count], with their texts behind them */
+    size_t event_count;
     struct cairn_sentence why;
     uint64_t store_writes; /* of the store when it was done */
 };
@@ -59,6 +61,11 @@ static cairn_status write_storage(struct cairn_store *store, const struct cairn_
 {
     return cairn_store_set_storage(store, save->saved.number, why);
 }
+static cairn_status write_events(struct cairn_store *store, const struct cairn_cluster_save *save,
+                                 struct cairn_sentence *why)
+{
+    return cairn_store_add_events(store, save->events, save->event_count, why);
+}
 
 static void run_save(struct cairn_task *task, uint32_t item, uint32_t thread)
 {
@@ -80,6 +87,7 @@ static void free_save(struct cairn_cluster_save *save)
     free((char *)(uintptr_t)save->row.name);
     cairn_packed_release(save->spec);
     cairn_packed_release(save->layout);
+    free(save->events);
     free(save);
 }
 
@@ -211,6 +219,44 @@ cairn_status cairn_cluster_save_storage(struct cairn_cluster *cluster, cairn_clu
     struct cairn_cluster_save *save = save_new(cluster, 0, cluster->storage.token, then);
     if (save == NULL) return fail_memory(why);
     save->write = write_storage;
+    return save_start(save);
+}
+
+/* In one block; NULL: no memory. */
+static struct cairn_stored_event *copy_events(const struct cairn_stored_event *events, size_t count)
+{
+    size_t bytes = count * sizeof *events;
+    for (size_t i = 0; i < count; i++)
+        bytes += strlen(events[i].kind) + strlen(events[i].job) + strlen(events[i].who) +
+                 strlen(events[i].text) + 4;
+    struct cairn_stored_event *copies = malloc(bytes);
+    char *at = (char *)(copies + count);
+    for (size_t i = 0; copies != NULL && i < count; i++) {
+        const char **const texts[] = { &copies[i].kind, &copies[i].job, &copies[i].who,
+                                       &copies[i].text };
+        copies[i] = events[i];
+        for (size_t k = 0; k < 4; k++) {
+            const char *from = *texts[k];
+            *texts[k] = at;
+            at = stpcpy(at, from) + 1;
+        }
+    }
+    return copies;
+}
+
+cairn_status cairn_cluster_save_events(struct cairn_cluster *cluster,
+                                       const struct cairn_stored_event *events, size_t count,
+                                       cairn_cluster_saved_fn then, struct cairn_sentence *why)
+{
+    struct cairn_cluster_save *save = save_new(cluster, 0, events[count - 1].number + 1, then);
+    if (save == NULL) return fail_memory(why);
+    save->events = copy_events(events, count);
+    save->event_count = count;
+    if (save->events == NULL) {
+        free_save(save);
+        return fail_memory(why);
+    }
+    save->write = write_events;
     return save_start(save);
 }
 

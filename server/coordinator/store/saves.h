@@ -9,6 +9,7 @@
 #include "server/coordinator/base/names.h"
 
 struct cairn_cluster_save;
+struct cairn_stored_event;
 struct cairn_pool;
 
 /* Of the cluster. */
@@ -49,6 +50,11 @@ cairn_status cairn_cluster_save_dropped(const struct cairn_cluster_job *job,
 /* cluster->storage.token. */
 cairn_status cairn_cluster_save_storage(struct cairn_cluster *cluster, cairn_cluster_saved_fn then,
                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* saved->number is the one behind the last of them. */
+cairn_status cairn_cluster_save_events(struct cairn_cluster *cluster,
+                                       const struct cairn_stored_event *events, size_t count,
+                                       cairn_cluster_saved_fn then,
+                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Something of the job is on its way to the store. */
 bool cairn_cluster_saving(const struct cairn_cluster_job *job);
 cairn_status cairn_cluster_saves_open(struct cairn_cluster *cluster,

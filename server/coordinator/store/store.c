@@ -12,9 +12,9 @@
 #include "server/coordinator/store/private.h"
 
 #define APPLICATION_ID 0x4341524e /* "CARN": marks the file as ours */
-#define SCHEMA_VERSION 3
+#define SCHEMA_VERSION 4
 
-/* Version 1, what makes version 2 of it, and version 3 of that. */
+/* Version 1, and what makes each version of the one before. */
 static const char schema[] =
     "CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), incarnation INTEGER NOT "
     "NULL);INSERT INTO meta VALUES (1, 0);CREATE TABLE jobs (id INTEGER PRIMARY KEY, name TEXT NOT "
@@ -28,11 +28,14 @@ static const char schema_2[] =
     "INTEGER PRIMARY KEY AUTOINCREMENT, job INTEGER NOT NULL UNIQUE);PRAGMA user_version = 2;";
 static const char schema_3[] =
     "ALTER TABLE meta ADD COLUMN storage INTEGER NOT NULL DEFAULT 0;PRAGMA user_version = 3;";
-_Static_assert(APPLICATION_ID == 1128354382 && SCHEMA_VERSION == 3, "as in the schema");
+static const char schema_4[] =
+    "CREATE TABLE events (number INTEGER PRIMARY KEY, unix_ms INTEGER NOT NULL, kind TEXT NOT "
+    "NULL, job "
+    "TEXT NOT NULL, who TEXT NOT NULL, text TEXT NOT NULL);PRAGMA user_version = 4;";
+_Static_assert(APPLICATION_ID == 1128354382 && SCHEMA_VERSION == 4, "as in the schema");
 
-/* The library's last error as a status and a sentence that says what to do. */
-static cairn_status fail(const struct cairn_store *store, const char *doing,
-                         struct cairn_sentence *why)
+cairn_status cairn_store_fail(const struct cairn_store *store, const char *doing,
+                              struct cairn_sentence *why)
 {
     const int code = sqlite3_errcode(store->db) & 0xff;
     const char *text = sqlite3_errmsg(store->db);
@@ -53,18 +56,18 @@ static cairn_status fail(const struct cairn_store *store, const char *doing,
     return cairn_fail(why, CAIRN_ERR_IO, "%s: %s: %s", store->path, doing, text);
 }
 
-static cairn_status run(const struct cairn_store *store, const char *sql,
-                        struct cairn_sentence *why)
+cairn_status cairn_store_run(const struct cairn_store *store, const char *sql,
+                             struct cairn_sentence *why)
 {
     if (sqlite3_exec(store->db, sql, NULL, NULL, NULL) == SQLITE_OK) return CAIRN_OK;
-    return fail(store, "writing", why);
+    return cairn_store_fail(store, "writing", why);
 }
 
-static cairn_status prepare(const struct cairn_store *store, const char *sql, sqlite3_stmt **out,
-                            struct cairn_sentence *why)
+cairn_status cairn_store_prepare(const struct cairn_store *store, const char *sql,
+                                 sqlite3_stmt **out, struct cairn_sentence *why)
 {
     if (sqlite3_prepare_v2(store->db, sql, -1, out, NULL) == SQLITE_OK) return CAIRN_OK;
-    return fail(store, "reading", why);
+    return cairn_store_fail(store, "reading", why);
 }
 
 /* One number of a one-row question. */
@@ -72,12 +75,12 @@ static cairn_status ask(const struct cairn_store *store, const char *sql, int64_
                         struct cairn_sentence *why)
 {
     sqlite3_stmt *s;
-    cairn_status status = prepare(store, sql, &s, why);
+    cairn_status status = cairn_store_prepare(store, sql, &s, why);
     if (status != CAIRN_OK) return status;
     if (sqlite3_step(s) == SQLITE_ROW) {
         *out = sqlite3_column_int64(s, 0);
     } else {
-        status = fail(store, "reading", why);
+        status = cairn_store_fail(store, "reading", why);
     }
     sqlite3_finalize(s);
     return status;
@@ -97,15 +100,15 @@ static uint64_t column_u64(sqlite3_stmt *s, int at)
 static cairn_status finish(struct cairn_store *store, sqlite3_stmt *s, struct cairn_sentence *why)
 {
     cairn_status status = CAIRN_OK;
-    if (sqlite3_step(s) != SQLITE_DONE) status = fail(store, "writing", why);
+    if (sqlite3_step(s) != SQLITE_DONE) status = cairn_store_fail(store, "writing", why);
     sqlite3_finalize(s);
     return status;
 }
 
-static cairn_status end_transaction(struct cairn_store *store, cairn_status status,
-                                    struct cairn_sentence *why)
+cairn_status cairn_store_end_transaction(struct cairn_store *store, cairn_status status,
+                                         struct cairn_sentence *why)
 {
-    if (status == CAIRN_OK) status = run(store, "COMMIT", why);
+    if (status == CAIRN_OK) status = cairn_store_run(store, "COMMIT", why);
     if (status != CAIRN_OK && sqlite3_get_autocommit(store->db) == 0) {
         sqlite3_exec(store->db, "ROLLBACK", NULL, NULL, NULL);
     }
@@ -139,10 +142,10 @@ static cairn_status judge_file(struct cairn_store *store, int64_t *version_out,
                           store->path, version, SCHEMA_VERSION);
     }
     sqlite3_stmt *s;
-    status = prepare(store, "PRAGMA quick_check(1)", &s, why);
+    status = cairn_store_prepare(store, "PRAGMA quick_check(1)", &s, why);
     if (status != CAIRN_OK) return status;
     if (sqlite3_step(s) != SQLITE_ROW) {
-        status = fail(store, "checking", why);
+        status = cairn_store_fail(store, "checking", why);
     } else if (strcmp((const char *)sqlite3_column_text(s, 0), "ok") != 0) {
         status = cairn_fail(why, CAIRN_ERR_CORRUPT,
                             "%s is damaged (%s); restore the file, or move it away and take the "
@@ -153,12 +156,11 @@ static cairn_status judge_file(struct cairn_store *store, int64_t *version_out,
     return status;
 }
 
-/* A statement with one number, which is bound to it. */
-static cairn_status run_with(struct cairn_store *store, const char *sql, uint64_t value,
-                             struct cairn_sentence *why)
+cairn_status cairn_store_run_with(struct cairn_store *store, const char *sql, uint64_t value,
+                                  struct cairn_sentence *why)
 {
     sqlite3_stmt *s;
-    const cairn_status status = prepare(store, sql, &s, why);
+    const cairn_status status = cairn_store_prepare(store, sql, &s, why);
     if (status != CAIRN_OK) return status;
     bind_u64(s, 1, value);
     return finish(store, s, why);
@@ -190,20 +192,22 @@ static cairn_status set_up(struct cairn_store *store, struct cairn_sentence *why
     int64_t version;
     cairn_status status = judge_file(store, &version, why);
     if (status != CAIRN_OK) return status;
-    status = run(store,
-                 "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;PRAGMA synchronous = "
-                 "FULL; PRAGMA foreign_keys = ON; BEGIN IMMEDIATE",
-                 why);
+    status = cairn_store_run(
+        store,
+        "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;PRAGMA synchronous = "
+        "FULL; PRAGMA foreign_keys = ON; BEGIN IMMEDIATE",
+        why);
     if (status != CAIRN_OK) return status;
-    if (version < 1) status = run(store, schema, why);
-    if (status == CAIRN_OK && version < 2) status = run(store, schema_2, why);
-    if (status == CAIRN_OK && version < 3) status = run(store, schema_3, why);
+    if (version < 1) status = cairn_store_run(store, schema, why);
+    if (status == CAIRN_OK && version < 2) status = cairn_store_run(store, schema_2, why);
+    if (status == CAIRN_OK && version < 3) status = cairn_store_run(store, schema_3, why);
+    if (status == CAIRN_OK && version < 4) status = cairn_store_run(store, schema_4, why);
     if (status == CAIRN_OK)
-        status = run(store, "UPDATE meta SET incarnation = incarnation + 1", why);
+        status = cairn_store_run(store, "UPDATE meta SET incarnation = incarnation + 1", why);
     if (status == CAIRN_OK) // made once
-        status = run_with(store, "UPDATE meta SET identity = ?1 WHERE identity = 0",
-                          random_identity(), why);
-    status = end_transaction(store, status, why);
+        status = cairn_store_run_with(store, "UPDATE meta SET identity = ?1 WHERE identity = 0",
+                                      random_identity(), why);
+    status = cairn_store_end_transaction(store, status, why);
     if (status == CAIRN_OK) status = read_meta(store, why);
     if (status != CAIRN_OK) return status;
     store->opening_changes = (uint64_t)sqlite3_total_changes(store->db);
@@ -235,7 +239,7 @@ cairn_status cairn_store_open(const char *folder, struct cairn_store **store_out
     if (status == CAIRN_OK) status = open_private(store->path, why);
     if (status == CAIRN_OK &&
         sqlite3_open_v2(store->path, &store->db, SQLITE_OPEN_READWRITE, NULL) != SQLITE_OK) {
-        status = fail(store, "opening", why);
+        status = cairn_store_fail(store, "opening", why);
     }
     if (status == CAIRN_OK) status = set_up(store, why);
     if (status != CAIRN_OK) {
@@ -272,12 +276,13 @@ uint64_t cairn_store_storage(const struct cairn_store *store)
 cairn_status cairn_store_set_storage(struct cairn_store *store, uint64_t token,
                                      struct cairn_sentence *why)
 {
-    return run_with(store, "UPDATE meta SET storage = ?1", token, why);
+    return cairn_store_run_with(store, "UPDATE meta SET storage = ?1", token, why);
 }
 
 uint64_t cairn_store_writes(const struct cairn_store *store)
 {
-    return (uint64_t)sqlite3_total_changes(store->db) - store->opening_changes;
+    return (uint64_t)sqlite3_total_changes(store->db) - store->opening_changes -
+           store->event_changes;
 }
 
 /* ---- jobs ---- */
@@ -286,7 +291,7 @@ static cairn_status put_row(struct cairn_store *store, const struct cairn_stored
                             struct cairn_sentence *why)
 {
     sqlite3_stmt *s;
-    cairn_status status = prepare(
+    cairn_status status = cairn_store_prepare(
         store,
         "INSERT INTO jobs VALUES (?,?,?,?,?,?,?,?,?,?) ON CONFLICT (id) DO UPDATE SET name = "
         "excluded.name, spec = excluded.spec, layout = excluded.layout, generation = "
@@ -313,7 +318,7 @@ static cairn_status put_row(struct cairn_store *store, const struct cairn_stored
     if ((sqlite3_errcode(store->db) & 0xff) == SQLITE_CONSTRAINT) {
         status = cairn_fail(why, CAIRN_ERR_EXISTS, "there is another job \"%s\"", job->name);
     } else {
-        status = fail(store, "writing a job", why);
+        status = cairn_store_fail(store, "writing a job", why);
     }
     sqlite3_finalize(s);
     return status;
@@ -323,12 +328,13 @@ static cairn_status put_shards(struct cairn_store *store, const struct cairn_sto
                                struct cairn_sentence *why)
 {
     sqlite3_stmt *s;
-    cairn_status status = prepare(store, "DELETE FROM job_shards WHERE job = ?", &s, why);
+    cairn_status status = cairn_store_prepare(store, "DELETE FROM job_shards WHERE job = ?", &s,
+                                              why);
     if (status != CAIRN_OK) return status;
     bind_u64(s, 1, job->id);
     status = finish(store, s, why);
     for (uint32_t i = 0; i < job->shard_count && status == CAIRN_OK; i++) {
-        status = prepare(store, "INSERT INTO job_shards VALUES (?,?,?)", &s, why);
+        status = cairn_store_prepare(store, "INSERT INTO job_shards VALUES (?,?,?)", &s, why);
         if (status != CAIRN_OK) break;
         bind_u64(s, 1, job->id);
         sqlite3_bind_int64(s, 2, i);
@@ -341,11 +347,11 @@ static cairn_status put_shards(struct cairn_store *store, const struct cairn_sto
 cairn_status cairn_store_put_job(struct cairn_store *store, const struct cairn_stored_job *job,
                                  struct cairn_sentence *why)
 {
-    cairn_status status = run(store, "BEGIN IMMEDIATE", why);
+    cairn_status status = cairn_store_run(store, "BEGIN IMMEDIATE", why);
     if (status != CAIRN_OK) return status;
     status = put_row(store, job, why);
     if (status == CAIRN_OK) status = put_shards(store, job, why);
-    return end_transaction(store, status, why);
+    return cairn_store_end_transaction(store, status, why);
 }
 
 /* UPDATE and DELETE with the job's id as ?1 and up to two numbers; exactly one row or NOT_FOUND. */
@@ -353,7 +359,7 @@ static cairn_status change_job(struct cairn_store *store, const char *sql, uint6
                                uint64_t b, struct cairn_sentence *why)
 {
     sqlite3_stmt *s;
-    cairn_status status = prepare(store, sql, &s, why);
+    cairn_status status = cairn_store_prepare(store, sql, &s, why);
     if (status != CAIRN_OK) return status;
     const uint64_t values[3] = { id, a, b };
     for (int i = 0; i < sqlite3_bind_parameter_count(s); i++) bind_u64(s, i + 1, values[i]);
@@ -367,34 +373,36 @@ static cairn_status change_job(struct cairn_store *store, const char *sql, uint6
 cairn_status cairn_store_adopt(struct cairn_store *store, const struct cairn_stored_job *jobs,
                                size_t job_count, uint64_t incarnation, struct cairn_sentence *why)
 {
-    cairn_status status = run(store, "BEGIN IMMEDIATE", why);
+    cairn_status status = cairn_store_run(store, "BEGIN IMMEDIATE", why);
     if (status != CAIRN_OK) return status;
     for (size_t i = 0; i < job_count && status == CAIRN_OK; i++) {
         status = put_row(store, &jobs[i], why);
         if (status == CAIRN_OK) status = put_shards(store, &jobs[i], why);
     }
     if (status == CAIRN_OK)
-        status = run_with(store, "UPDATE meta SET incarnation = max(incarnation, ?1) + 1",
-                          incarnation, why);
+        status = cairn_store_run_with(
+            store, "UPDATE meta SET incarnation = max(incarnation, ?1) + 1", incarnation, why);
     if (status == CAIRN_OK)
-        status = run_with(store, "UPDATE meta SET identity = ?1", random_identity(), why);
-    status = end_transaction(store, status, why);
+        status = cairn_store_run_with(store, "UPDATE meta SET identity = ?1", random_identity(),
+                                      why);
+    status = cairn_store_end_transaction(store, status, why);
     return status == CAIRN_OK ? read_meta(store, why) : status;
 }
 
 cairn_status cairn_store_drop_job(struct cairn_store *store, uint64_t id,
                                   struct cairn_sentence *why)
 {
-    cairn_status status = run(store, "BEGIN IMMEDIATE", why);
+    cairn_status status = cairn_store_run(store, "BEGIN IMMEDIATE", why);
     if (status != CAIRN_OK) return status;
     status = change_job(store, "DELETE FROM jobs WHERE id = ?1", id, 0, 0, why);
     if (status == CAIRN_OK)
-        status = run_with(store, "INSERT OR REPLACE INTO dropped (job) VALUES (?1)", id, why);
+        status = cairn_store_run_with(store, "INSERT OR REPLACE INTO dropped (job) VALUES (?1)", id,
+                                      why);
     if (status == CAIRN_OK)
-        status = run_with(
+        status = cairn_store_run_with(
             store, "DELETE FROM dropped WHERE place <= (SELECT max(place) FROM dropped) - ?1",
             CAIRN_STORE_DROPPED_MAX, why);
-    return end_transaction(store, status, why);
+    return cairn_store_end_transaction(store, status, why);
 }
 
 size_t cairn_store_dropped(const struct cairn_store *store,
@@ -403,7 +411,8 @@ size_t cairn_store_dropped(const struct cairn_store *store,
     struct cairn_sentence why;
     sqlite3_stmt *s;
     size_t count = 0;
-    if (prepare(store, "SELECT job FROM dropped ORDER BY place", &s, &why) != CAIRN_OK) return 0;
+    if (cairn_store_prepare(store, "SELECT job FROM dropped ORDER BY place", &s, &why) != CAIRN_OK)
+        return 0;
     while (count < CAIRN_STORE_DROPPED_MAX && sqlite3_step(s) == SQLITE_ROW)
         ids_out[count++] = column_u64(s, 0);
     sqlite3_finalize(s);
@@ -446,7 +455,7 @@ static cairn_status read_shards(struct cairn_store *store, uint64_t id, char ***
                                 uint32_t *count_out, struct cairn_sentence *why)
 {
     sqlite3_stmt *s;
-    cairn_status status = prepare(
+    cairn_status status = cairn_store_prepare(
         store, "SELECT place, shard FROM job_shards WHERE job = ? ORDER BY place", &s, why);
     if (status != CAIRN_OK) return status;
     bind_u64(s, 1, id);
@@ -468,7 +477,7 @@ static cairn_status read_shards(struct cairn_store *store, uint64_t id, char ***
             names[count++] = name;
         }
     }
-    if (status == CAIRN_OK && code != SQLITE_DONE) status = fail(store, "reading", why);
+    if (status == CAIRN_OK && code != SQLITE_DONE) status = cairn_store_fail(store, "reading", why);
     sqlite3_finalize(s);
     if (status != CAIRN_OK) {
         free_names(names, count);
@@ -508,7 +517,7 @@ cairn_status cairn_store_each_job(struct cairn_store *store, cairn_stored_job_fn
                                   void *context, struct cairn_sentence *why)
 {
     sqlite3_stmt *s;
-    cairn_status status = prepare(
+    cairn_status status = cairn_store_prepare(
         store,
         "SELECT id, name, spec, layout, generation, generation_reserved, epoch, round_reserved, "
         "base_step, initialized FROM jobs ORDER BY name",
@@ -518,7 +527,7 @@ cairn_status cairn_store_each_job(struct cairn_store *store, cairn_stored_job_fn
     while ((code = sqlite3_step(s)) == SQLITE_ROW && status == CAIRN_OK) {
         status = give_job(store, s, take, context, why);
     }
-    if (status == CAIRN_OK && code != SQLITE_DONE) status = fail(store, "reading", why);
+    if (status == CAIRN_OK && code != SQLITE_DONE) status = cairn_store_fail(store, "reading", why);
     sqlite3_finalize(s);
     return status;
 }

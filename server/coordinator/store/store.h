@@ -3,7 +3,7 @@
  * Durable are: the identity of the store, the incarnation of the coordinator, the jobs with their spec,
  * layout, shards and generation, and per job an epoch and a reserved block of round numbers; and the
  * numbers of the last jobs that were dropped, since a shard that was away then has its part still; and the
- * token of the folder that snapshots were written to (storage.h). Nothing
+ * token of the folder that snapshots were written to (storage.h); and the last events. Nothing
  * is written per round: the shards' answers are the rest of the memory (server/core/round.h). A job is
  * written once every shard of it holds its part, so a job in the store is one that did exist.
  *
@@ -57,7 +57,7 @@ uint64_t cairn_store_identity(const struct cairn_store *store);
 uint64_t cairn_store_storage(const struct cairn_store *store);
 cairn_status cairn_store_set_storage(struct cairn_store *store, uint64_t token,
                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* Rows written since open: for the test that rounds write none. */
+/* Rows written since open, but for events: for the test that rounds write none. */
 uint64_t cairn_store_writes(const struct cairn_store *store);
 
 /* Adds the job, or replaces the one of that id. CAIRN_ERR_EXISTS: another one has the name. */
@@ -83,6 +83,25 @@ cairn_status cairn_store_set_initialized(struct cairn_store *store, uint64_t id,
 cairn_status cairn_store_reserve_generation(struct cairn_store *store, uint64_t id,
                                             uint64_t generation,
                                             struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* ---- events (events.h) ---- */
+
+#define CAIRN_STORE_EVENTS_MAX 4096 /* the newest, by their numbers */
+struct cairn_stored_event {
+    uint64_t number, unix_ms;
+    const char *kind, *job, *who,
+        *text; /* borrowed, in both directions, for the length of a call */
+};
+/* Survives the end of the process, but not yet the loss of power: the next commit of anything else brings
+ * that. Of a number that is there already the new one stays. */
+cairn_status cairn_store_add_events(struct cairn_store *store,
+                                    const struct cairn_stored_event *events, size_t count,
+                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Gives every event to `take`, by number; stops at the first that it refuses and returns that status. */
+typedef cairn_status (*cairn_stored_event_fn)(void *context, const struct cairn_stored_event *event,
+                                              struct cairn_sentence *why);
+cairn_status cairn_store_each_event(struct cairn_store *store, cairn_stored_event_fn take,
+                                    void *context, struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* The bytes of a file (malloc'd, the caller's) that opens as a store with everything that is in this one now.
  * CAIRN_ERR_NO_MEMORY. */

@@ -1,0 +1,196 @@
+#include "server/coordinator/store/events.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "server/base/log.h"
+#include "server/coordinator/base/session.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/store/saves.h"
+#include "server/coordinator/store/store.h"
+
+#define PAGE_EVENTS 256 /* of an answer: with the longest texts they fit a frame */
+#define BATCH       512 /* of a write */
+
+/* One block of memory: the texts lie behind it. */
+struct cairn_cluster_event {
+    struct cairn_stored_event stored;
+    char texts[];
+};
+
+static const char *const kind_names[CAIRN_EVENT_KINDS] = {
+#define X(kind, name) [CAIRN_EVENT_##kind] = (name),
+    CAIRN_EVENTS(X)
+#undef X
+};
+
+static struct cairn_cluster_event **place_of(const struct cairn_cluster_events *events,
+                                             uint64_t number)
+{
+    return &events->ring[number % CAIRN_STORE_EVENTS_MAX];
+}
+
+/* NULL: no memory. Its kind is static, or a copy, too. */
+static struct cairn_cluster_event *copy(const struct cairn_stored_event *from)
+{
+    const char *const texts[] = { from->kind, from->job, from->who, from->text };
+    size_t bytes = 0;
+    for (size_t i = 0; i < 4; i++) bytes += strlen(texts[i]) + 1;
+    struct cairn_cluster_event *event = malloc(sizeof *event + bytes);
+    if (event == NULL) return NULL;
+    const char **const copies[] = { &event->stored.kind, &event->stored.job, &event->stored.who,
+                                    &event->stored.text };
+    char *at = event->texts;
+    event->stored = *from;
+    for (size_t i = 0; i < 4; i++) {
+        *copies[i] = at;
+        at = stpcpy(at, texts[i]) + 1;
+    }
+    return event;
+}
+
+/* In place of the oldest, when there are as many as are kept. */
+static void keep(struct cairn_cluster_events *events, struct cairn_cluster_event *event)
+{
+    struct cairn_cluster_event **place = place_of(events, event->stored.number);
+    free(*place);
+    *place = event;
+    events->next = event->stored.number + 1;
+    if (events->next > events->first + CAIRN_STORE_EVENTS_MAX)
+        events->first = events->next - CAIRN_STORE_EVENTS_MAX;
+}
+
+static uint64_t now_unix_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+void cairn_cluster_event_note(struct cairn_cluster *cluster, enum cairn_event_kind kind,
+                              const char *job, const char *who, const char *format, ...)
+{
+    struct cairn_cluster_events *events = &cluster->events;
+    va_list args;
+    char text[CAIRN_SENTENCE_BYTES];
+    if (events->ring == NULL || cluster->closing) return;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    struct cairn_cluster_event *event = copy(
+        &(struct cairn_stored_event) { .number = events->next,
+                                       .unix_ms = now_unix_ms(),
+                                       .kind = kind_names[kind],
+                                       .job = job != NULL ? job : "",
+                                       .who = who != NULL ? who : "",
+                                       .text = text });
+    if (event != NULL) keep(events, event); // else the log has it
+}
+
+/* ---- the store ---- */
+
+static cairn_status load(void *context, const struct cairn_stored_event *stored,
+                         struct cairn_sentence *why)
+{
+    struct cairn_cluster_events *events = context;
+    struct cairn_cluster_event *event = copy(stored);
+    if (event == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for events");
+    if (events->next == 0) events->first = stored->number;
+    keep(events, event);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_cluster_events_open(struct cairn_cluster *cluster, struct cairn_sentence *why)
+{
+    struct cairn_cluster_events *events = &cluster->events;
+    events->ring = calloc(CAIRN_STORE_EVENTS_MAX, sizeof(struct cairn_cluster_event *));
+    if (events->ring == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for events");
+    const cairn_status status = cairn_store_each_event(cluster->store, load, events, why);
+    if (events->next == 0) events->first = events->next = 1;
+    events->saved = events->next;
+    return status;
+}
+
+/* Those that are not in the store yet, the oldest first. Returns how many. */
+static size_t list_new(const struct cairn_cluster_events *events,
+                       struct cairn_stored_event list_out[BATCH])
+{
+    size_t count = 0;
+    uint64_t number = events->saved > events->first ? events->saved : events->first;
+    for (; number < events->next && count < BATCH; number++) {
+        const struct cairn_cluster_event *event = *place_of(events, number);
+        if (event != NULL) list_out[count++] = event->stored;
+    }
+    return count;
+}
+
+static void on_saved(const struct cairn_cluster_saved *saved)
+{
+    struct cairn_cluster_events *events = &saved->cluster->events;
+    events->saving = false;
+    if (saved->status == CAIRN_OK) events->saved = saved->number;
+}
+
+void cairn_cluster_events_tick(struct cairn_cluster *cluster)
+{
+    struct cairn_cluster_events *events = &cluster->events;
+    struct cairn_stored_event list[BATCH];
+    struct cairn_sentence why;
+    if (events->saving) return;
+    const size_t count = list_new(events, list);
+    if (count == 0) return;
+    events->saving = cairn_cluster_save_events(cluster, list, count, on_saved, &why) == CAIRN_OK;
+}
+
+void cairn_cluster_events_close(struct cairn_cluster *cluster)
+{
+    struct cairn_cluster_events *events = &cluster->events;
+    struct cairn_stored_event list[BATCH];
+    struct cairn_sentence why;
+    if (events->ring == NULL) return;
+    const size_t count = list_new(events, list);
+    if (count > 0 && cairn_store_add_events(cluster->store, list, count, &why) != CAIRN_OK)
+        cairn_log_warn("the last %zu events are not stored: %s", count, why.text);
+    for (size_t i = 0; i < CAIRN_STORE_EVENTS_MAX; i++) free(events->ring[i]);
+    free(events->ring);
+    events->ring = NULL;
+}
+
+/* ---- for those who ask ---- */
+
+/* Of a message, which nobody writes. */
+static void fill(Cairn__Event *out, const struct cairn_stored_event *event)
+{
+    cairn__event__init(out);
+    out->number = event->number;
+    out->unix_ms = event->unix_ms;
+    out->kind = (char *)(uintptr_t)event->kind;
+    out->job = (char *)(uintptr_t)event->job;
+    out->who = (char *)(uintptr_t)event->who;
+    out->text = (char *)(uintptr_t)event->text;
+}
+
+void cairn_cluster_events_answer(struct cairn_cluster_session *session, uint32_t request,
+                                 const Cairn__EventsGet *get)
+{
+    const struct cairn_cluster_events *events = &session->cluster->events;
+    Cairn__Event filled[PAGE_EVENTS];
+    Cairn__Event *list[PAGE_EVENTS];
+    Cairn__Events page = CAIRN__EVENTS__INIT;
+    uint64_t number = get->after >= events->first ? get->after + 1 : events->first;
+    page.events = list;
+    for (; number < events->next; number++) {
+        const struct cairn_cluster_event *event = *place_of(events, number);
+        if (event == NULL || event->stored.unix_ms < get->since_unix_ms) continue;
+        if (page.n_events == PAGE_EVENTS) {
+            page.more = true;
+            break;
+        }
+        list[page.n_events] = &filled[page.n_events];
+        fill(&filled[page.n_events++], &event->stored);
+    }
+    cairn_cluster_session_send(session, CAIRN_MSG_EVENTS, request, &page.base);
+}

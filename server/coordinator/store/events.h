@@ -1,0 +1,67 @@
+/* What happened to the cluster: who came, went, moved, was put out, with time and cause, for `cairn cluster
+ * events`. The newest CAIRN_STORE_EVENTS_MAX are in memory and, a moment later, in the store, so that a new
+ * incarnation has them, too. Nobody waits for that: see store_events.c. Loop thread only. */
+#ifndef CAIRN_COORDINATOR_STORE_EVENTS_H
+#define CAIRN_COORDINATOR_STORE_EVENTS_H
+
+#include "server/coordinator/base/names.h"
+
+/* kind | its name */
+#define CAIRN_EVENTS(X)                                                          \
+    X(STARTED, "started") /* the coordinator */                                  \
+    X(UP, "up")           /* a shard's process that was not there before */      \
+    X(BACK, "back")       /* one whose connection was lost */                    \
+    X(AWAY, "away")                                                              \
+    X(CLAIMED, "claimed")     /* a second process of its name came, and waits */ \
+    X(FORGOTTEN, "forgotten") /* by an operator */                               \
+    X(ATTACHED, "attached")   /* a worker or reader to a job */                  \
+    X(LEFT, "left")           /* by itself */                                    \
+    X(LOST, "lost")           /* without a word */                               \
+    X(PUT_OUT, "put-out")                                                        \
+    X(FENCED, "fenced") /* another one took its place */                         \
+    X(EPOCH, "epoch")   /* of a job, and why */                                  \
+    X(CREATED, "job-created")                                                    \
+    X(AMENDED, "job-amended")                                                    \
+    X(HALTED, "job-halted")                                                      \
+    X(JOB_LOST, "job-lost")                                                      \
+    X(RESTORED, "job-restored")                                                  \
+    X(DROPPED, "job-dropped")                                                    \
+    X(PARKED, "job-parked")                                                      \
+    X(UNPARKED, "job-unparked")                                                  \
+    X(SNAPSHOT, "snapshot-committed")                                            \
+    X(SNAPSHOT_FAILED, "snapshot-failed")
+
+enum cairn_event_kind {
+#define X(kind, name) CAIRN_EVENT_##kind,
+    CAIRN_EVENTS(X)
+#undef X
+        CAIRN_EVENT_KINDS
+};
+
+struct cairn_cluster_event;
+
+/* Of the cluster. */
+struct cairn_cluster_events {
+    struct cairn_cluster_event **ring; /* owned: [CAIRN_STORE_EVENTS_MAX], by number */
+    uint64_t first, next;              /* numbers: of the oldest, and of the one to come */
+    uint64_t saved;                    /* those below are in the store, or on their way there */
+    bool saving;
+};
+
+/* Notes that it happened, now. job: its name; who: "worker w3 (rank 2)", "shard s1"; NULL: of none. The
+ * sentence says the cause. Copies all. */
+void cairn_cluster_event_note(struct cairn_cluster *cluster, enum cairn_event_kind kind,
+                              const char *job, const char *who, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+
+/* Reads those of former incarnations; before the store's thread begins. */
+cairn_status cairn_cluster_events_open(struct cairn_cluster *cluster,
+                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Sends what is new to the store. */
+void cairn_cluster_events_tick(struct cairn_cluster *cluster);
+/* Writes what is new; the store's thread has ended, and the store is still open. */
+void cairn_cluster_events_close(struct cairn_cluster *cluster);
+void cairn_cluster_events_answer(struct cairn_cluster_session *session, uint32_t request,
+                                 const Cairn__EventsGet *get);
+
+#endif

@@ -1,0 +1,133 @@
+/* What happened to the cluster is kept: bounded, in order, with its cause, and across restarts. */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/coordinator/store/events.h"
+#include "server/coordinator/store/store.h"
+#include "tests/support/suite.h"
+#include "tests/support/trained_toy.h"
+
+enum { PAGE = 256 };
+
+static Cairn__Events *ask(uint64_t since_unix_ms, uint64_t after)
+{
+    Cairn__EventsGet get = CAIRN__EVENTS_GET__INIT;
+    get.since_unix_ms = since_unix_ms;
+    get.after = after;
+    return fake_expect(&fake, &admin, CAIRN_MSG_EVENTS,
+                       fake_request(&admin, CAIRN_MSG_EVENTS_GET, &get.base));
+}
+
+static bool is_one(const Cairn__Event *event, const char *kind, const char *who, const char *word)
+{
+    return strcmp(event->kind, kind) == 0 && strstr(event->who, who) != NULL &&
+           strstr(event->text, word) != NULL;
+}
+
+/* Of the first page: one from `at` on of that kind; the place behind it. */
+static size_t expect(const Cairn__Events *page, size_t at, const char *kind, const char *who,
+                     const char *word)
+{
+    for (; at < page->n_events; at++)
+        if (is_one(page->events[at], kind, who, word)) return at + 1;
+    ck_abort_msg("no %s of %s: %s", kind, who, word);
+}
+
+TEST(who_came_and_went_is_listed_in_order_with_the_cause)
+{
+    fake_peer_close(&w);
+    fake_shard_away(&fake, 1);
+    fake_shard_up(&fake, 1);
+    fake_until(&fake, cairn_cluster_job_shards_up(toy()));
+    Cairn__Events *page = ask(0, 0);
+    size_t at = expect(page, 0, "started", "", "incarnation 1");
+    at = expect(page, at, "up", "shard s1", "127.0.0.1");
+    at = expect(page, at, "job-created", "", "2 tensors over 2 shards");
+    const size_t created = at;
+    at = expect(page, at, "attached", "worker w0 (rank 0)", "127.0.0.1");
+    at = expect(page, at, "lost", "worker w0 (rank 0)", "");
+    at = expect(page, at, "away", "shard s1", "");
+    at = expect(page, at, "back", "shard s1", "");
+    expect(page, at, "epoch", "", "because");
+    ck_assert_str_eq(page->events[created - 1]->job, "toy");
+    ck_assert(!page->more);
+    cairn_message_free(&page->base);
+}
+
+TEST(they_are_there_after_a_restart_and_numbers_go_on)
+{
+    Cairn__Events *before = ask(0, 0);
+    ck_assert_uint_ge(before->n_events, 4);
+    const Cairn__Event *last = before->events[before->n_events - 1];
+    restart_coordinator();
+    Cairn__Events *now = ask(0, 0);
+    ck_assert_uint_gt(now->n_events, before->n_events);
+    ck_assert_str_eq(now->events[before->n_events - 1]->kind, last->kind);
+    ck_assert_uint_eq(now->events[before->n_events - 1]->unix_ms, last->unix_ms);
+    expect(now, before->n_events, "started", "", "incarnation 2");
+    for (size_t i = 1; i < now->n_events; i++)
+        ck_assert_uint_gt(now->events[i]->number, now->events[i - 1]->number);
+    cairn_message_free(&before->base);
+    cairn_message_free(&now->base);
+}
+
+static void note_many(int count)
+{
+    for (int i = 0; i < count; i++)
+        cairn_cluster_event_note(fake.cluster, CAIRN_EVENT_UP, NULL, "shard many", "%d", i);
+}
+
+TEST(pages_follow_one_another)
+{
+    note_many(2 * PAGE);
+    uint64_t after = 0;
+    size_t count = 0, pages = 0;
+    for (bool more = true; more; pages++) {
+        Cairn__Events *page = ask(0, after);
+        ck_assert_uint_le(page->n_events, PAGE);
+        ck_assert_uint_gt(page->events[0]->number, after);
+        after = page->events[page->n_events - 1]->number;
+        count += page->n_events;
+        more = page->more;
+        cairn_message_free(&page->base);
+    }
+    ck_assert_uint_eq(pages, 3);
+    ck_assert_uint_gt(count, 2 * PAGE);
+    Cairn__Events *none = ask(UINT64_MAX, 0);
+    ck_assert(none->n_events == 0 && !none->more);
+    cairn_message_free(&none->base);
+}
+
+TEST(of_more_than_are_kept_the_oldest_go_here_and_in_the_store)
+{
+    const uint64_t writes = cairn_cluster_store_writes(fake.cluster);
+    for (int i = 0; i < 12; i++) { // each is written before the next ones come
+        note_many(512);
+        fake_until(&fake, fake.cluster->events.saved == fake.cluster->events.next);
+    }
+    ck_assert_uint_eq(cairn_cluster_store_writes(fake.cluster), writes);
+    for (int i = 0; i < 2; i++) {
+        const struct cairn_cluster_events *events = &fake.cluster->events;
+        ck_assert_uint_eq(events->next - events->first, CAIRN_STORE_EVENTS_MAX);
+        Cairn__Events *page = ask(0, 0);
+        ck_assert_uint_eq(page->events[0]->number, events->first);
+        ck_assert_str_eq(page->events[0]->who, "shard many");
+        cairn_message_free(&page->base);
+        restart_coordinator();
+    }
+}
+
+TEST(a_text_that_is_long_stays_within_a_frame)
+{
+    char longest[3000];
+    memset(longest, 'x', sizeof longest - 1);
+    longest[sizeof longest - 1] = '\0';
+    for (int i = 0; i < PAGE; i++)
+        cairn_cluster_event_note(fake.cluster, CAIRN_EVENT_LOST, "toy", "worker w", "%s", longest);
+    Cairn__Events *page = ask(0, 0);
+    ck_assert(page->n_events == PAGE && page->more);
+    cairn_message_free(&page->base);
+}
+
+SUITE(60, open_ticking, close_fake);
