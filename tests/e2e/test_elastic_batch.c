@@ -1,0 +1,199 @@
+/* global_batch on real daemons: a run whose workers come, leave between rounds and leave in the middle of
+ * one has the content root of a run of one worker that nobody disturbs. Weights are tokens, the norm is
+ * clipped, there is dropout by the seed of the micro-batch, and one batch overflows at the loss scale that
+ * it comes at. */
+#include <cairn.h>
+#include <check.h>
+#include <math.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/support/suite.h"
+#include "tests/support/tiny_job.h"
+
+enum { ELEMS = 3000, BATCH = 5, STEPS = 10, CREW = 3, OVERFLOW_INDEX = 4 };
+
+static struct cluster cluster;
+
+static void open_cluster(void)
+{
+    cluster_start(&cluster, 2, NULL);
+}
+
+static void close_cluster(void)
+{
+    cluster_stop(&cluster);
+}
+
+/* A worker: it leaves when the job is at step `until`, or in a round of step `abandons`. */
+struct worker {
+    const char *job;
+    uint32_t rank, together; /* how many come at once */
+    uint64_t until, abandons;
+    uint64_t pauses; /* before that step it waits for `go` */
+    sem_t here;      /* posted when it is attached, and in each round in which it is surplus */
+    sem_t go;
+    pthread_t thread;
+    uint32_t most; /* workers that it was one of */
+    float gradients[BATCH][ELEMS];
+};
+
+static struct trainer attach(const struct worker *w)
+{
+    struct tiny_job tiny;
+    tiny_describe(&tiny, ELEMS);
+    tiny.spec.rank = w->rank;
+    tiny.spec.world = w->together;
+    tiny.spec.global_batch = BATCH;
+    tiny.spec.seed = 5;
+    tiny.spec.clip_norm = 0.25;
+    tiny.spec.loss_scale = 1024;
+    tiny.spec.client_state_max = 16;
+    return tiny_attach(&cluster, w->job, &tiny);
+}
+
+static uint64_t tokens(uint32_t micro)
+{
+    return 7 + 3 * micro;
+}
+
+static void compute(const struct cairn_round *round, uint32_t micro, float *out)
+{
+    uint64_t state = cairn_micro_seed(round, micro);
+    for (int i = 0; i < ELEMS; i++) {
+        state = state * 6364136223846793005 + 1442695040888963407;
+        const float value = (float)(state >> 40) / 4194304 - 2;
+        const bool dropped = state >> 33 & 1;
+        out[i] = dropped ? 0 : value * (float)tokens(micro) * (float)round->loss_scale;
+    }
+    if (round->index == OVERFLOW_INDEX && micro == 3) out[17] = INFINITY;
+}
+
+/* Its micro-batches; of a round that it gives up the first alone. Returns their tokens. */
+static uint64_t push_own(struct worker *w, const struct trainer *t, const struct cairn_round *round)
+{
+    uint64_t weight = 0;
+    for (uint32_t k = round->rank; k < round->global_batch; k += round->world) {
+        const struct cairn_mem mem = { .struct_size = sizeof mem,
+                                       .ptr = w->gradients[k],
+                                       .dtype = CAIRN_F32 };
+        compute(round, k, w->gradients[k]);
+        good(cairn_push(t->job, round, k, "w", NULL, &mem, NULL));
+        good(cairn_micro_end(t->job, round, k));
+        weight += tokens(k);
+        if (round->step == w->abandons) break;
+    }
+    return weight;
+}
+
+/* The step after it, or the same: it was void. */
+static uint64_t train_round(struct worker *w, const struct trainer *t,
+                            const struct cairn_round *round)
+{
+    struct cairn_result result = { .struct_size = sizeof result };
+    char state[16];
+    const int bytes = snprintf(state, sizeof state, "batch %u", (unsigned)round->index + 1);
+    const bool gives = round->rank == 0;
+    const uint64_t weight = push_own(w, t, round);
+    if (round->step == w->abandons) return w->until; // in the middle of its round
+    if (round->world > w->most) w->most = round->world;
+    if (round->micro_batches == 0) sem_post(&w->here);
+    const cairn_status status = cairn_commit(t->job, round, weight, gives ? state : NULL,
+                                             gives ? (size_t)bytes : 0, CLUSTER_WAIT_MS, &result);
+    if (status == CAIRN_ERR_EPOCH_CHANGED) return round->step;
+    good(status);
+    return result.step;
+}
+
+static void await(sem_t *sem)
+{
+    while (sem_wait(sem) != 0) {}
+}
+
+static void *work(void *arg)
+{
+    struct worker *w = arg;
+    const struct trainer t = attach(w);
+    sem_post(&w->here);
+    for (uint64_t step = 0; step < w->until;) {
+        if (step == w->pauses) {
+            await(&w->go);
+            w->pauses = UINT64_MAX;
+        }
+        const struct cairn_round round = trainer_begin(t.job);
+        if (round.step >= w->until) break; // others were faster
+        step = train_round(w, &t, &round);
+    }
+    cairn_close(t.session);
+    return NULL;
+}
+
+static void start(struct worker *w)
+{
+    if (w->until == 0) w->until = STEPS;
+    if (w->abandons == 0) w->abandons = UINT64_MAX;
+    if (w->pauses == 0) w->pauses = UINT64_MAX;
+    ck_assert_int_eq(sem_init(&w->here, 0, 0), 0);
+    ck_assert_int_eq(sem_init(&w->go, 0, 0), 0);
+    ck_assert_int_eq(pthread_create(&w->thread, NULL, work, w), 0);
+}
+
+static void end(struct worker *w)
+{
+    ck_assert_int_eq(pthread_join(w->thread, NULL), 0);
+    sem_destroy(&w->here);
+    sem_destroy(&w->go);
+}
+
+static void check_same(const char *job, const char *other)
+{
+    char root[CLUSTER_WORD_BYTES], root_of_other[CLUSTER_WORD_BYTES];
+    cluster_word(&cluster, root, "job", "digest", "-q", job, NULL);
+    cluster_word(&cluster, root_of_other, "job", "digest", "-q", other, NULL);
+    ck_assert_str_eq(root, root_of_other);
+}
+
+TEST(a_run_that_is_disturbed_has_the_content_root_of_one_that_is_not)
+{
+    static struct worker alone = { .job = "alone" };
+    static struct worker crew[CREW] = { { .job = "crowd", .pauses = 2 },
+                                        { .job = "crowd", .rank = 1, .until = 6 },
+                                        { .job = "crowd", .rank = 2, .abandons = 8 } };
+    start(&alone);
+    end(&alone);
+    ck_assert_uint_eq(alone.most, 1);
+    // One, then three, of which one leaves by itself and one in the middle of a round, then one.
+    start(&crew[0]);
+    await(&crew[0].here);
+    for (uint32_t i = 1; i < CREW; i++) start(&crew[i]);
+    for (uint32_t i = 1; i < CREW; i++) await(&crew[i].here);
+    sem_post(&crew[0].go);
+    for (uint32_t i = 0; i < CREW; i++) end(&crew[i]);
+    ck_assert_uint_eq(crew[0].most, CREW);
+    check_same("alone", "crowd");
+    cluster_says(&cluster, 0, "5 micro-batches a round, dealt to the workers", "job", "show",
+                 "crowd", NULL);
+}
+
+TEST(more_workers_than_micro_batches_idle_and_make_the_same_bits)
+{
+    enum { MANY = BATCH + 2 };
+    static struct worker alone = { .job = "few" }, many[MANY];
+    start(&alone);
+    end(&alone);
+    for (uint32_t i = 0; i < MANY; i++) {
+        many[i] = (struct worker) { .job = "many", .rank = i, .together = MANY, .pauses = i == 0 };
+        start(&many[i]);
+    }
+    for (uint32_t i = BATCH; i < MANY; i++) {
+        await(&many[i].here);
+        await(&many[i].here); // at the latest in the round of step 1, which worker 0 holds up
+    }
+    sem_post(&many[0].go);
+    for (uint32_t i = 0; i < MANY; i++) end(&many[i]);
+    check_same("few", "many");
+}
+
+SUITE(60, open_cluster, close_cluster);
