@@ -45,7 +45,7 @@ enum {
     CTL_TAKES_BACKEND = 1u << 24, /* --backend, --device */
     CTL_TAKES_PLAN = 1u << 25, /* --backend, --wire, --stage, --offload: what `job plan` changes */
     CTL_TAKES_ALL = 1u << 26,  /* --all */
-    CTL_TAKES_MEMORY = 1u << 27,  /* --memory */
+    CTL_TAKES_MEMORY = 1u << 27,  /* --memory, --global-batch: of the bench of a step */
     CTL_TAKES_RESHARD = 1u << 28, /* --add, --drain, --weight */
     CTL_TAKES_PAUSE = 1u << 29,   /* --pause */
     CTL_TAKES_SINCE = 1u << 30,   /* --since */
@@ -57,7 +57,7 @@ enum {
 /* What a bench is asked to do; 0 and NULL: not given, the bench's default. */
 struct ctl_bench {
     uint64_t params, chunk;
-    uint32_t workers, threads, tensors;
+    uint32_t workers, threads, tensors, global_batch;
     double seconds;
     const char *wire;     /* "f32" or "bf16" */
     const char *timeline; /* the file */

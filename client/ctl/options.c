@@ -37,6 +37,7 @@ enum {
     OPT_STAGE,
     OPT_OFFLOAD,
     OPT_MEMORY,
+    OPT_GLOBAL_BATCH,
     OPT_TIMELINE,
     OPT_BACKWARD,
     OPT_READ,
@@ -214,6 +215,10 @@ static const struct {
       CTL_TAKES_MEMORY,
       "--memory host|device",
       "where workers have gradients and parameters: device is the shards' card (host)" },
+    { { "global-batch", 1, 0, OPT_GLOBAL_BATCH },
+      CTL_TAKES_MEMORY,
+      "--global-batch K",
+      "a step of K micro-batches, dealt to the workers, against adding up in each" },
     { { "timeline", 1, 0, OPT_TIMELINE },
       CTL_TAKES_TIMELINE,
       "--timeline FILE",
@@ -494,6 +499,8 @@ static int take(struct ctl *ctl, int option)
     case OPT_STAGE: return parse_stage(ctl, optarg);
     case OPT_OFFLOAD: return parse_offload(ctl, optarg);
     case OPT_MEMORY: return parse_memory(ctl, optarg);
+    case OPT_GLOBAL_BATCH:
+        return parse_number("global-batch", optarg, CAIRN_SPEC_MICRO_MAX, &ctl->bench.global_batch);
     case OPT_TIMELINE: ctl->bench.timeline = optarg; return -1;
     case OPT_READ: ctl->bench.read = optarg; return -1;
     case OPT_BACKWARD: return parse_milliseconds("backward", optarg, &ctl->bench.backward_ms);

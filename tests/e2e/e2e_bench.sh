@@ -96,6 +96,7 @@ out=$(PATH=/nonexistent "$cairn" bench fabric --chunk 4194304 --seconds 0.01)
 [[ $out == *"raw TCP"* ]] || fail "without ucx_perftest the reference is not raw TCP: $out"
 of step step --params 300K --tensors 4 --workers 1 --shards 1 --wire f32
 of step step --params 300K --tensors 4 --path mapped --read map
+of step step --params 300K --tensors 4 --global-batch 5
 of map map --params 300K
 of map map --params 300K --shards 3 --wire bf16 --path ucx
 trace=$(mktemp)
@@ -150,6 +151,7 @@ refuses step --path carrier-pigeon
 refuses step --tensors 100000
 refuses step --read aloud
 refuses step --backward -1
+refuses step --global-batch 4 --read map
 refuses update --shards 2
 refuses map --path carrier-pigeon
 refuses map --workers 2

@@ -43,11 +43,23 @@ static cairn_status open_job(struct cairn_bench_member *member,
                                          .groups = &group,
                                          .group_count = 1,
                                          .rank = worker->rank,
-                                         .workers_min = worker->world };
+                                         .workers_min = worker->world,
+                                         .global_batch = model->batch,
+                                         .micro_batches = model->added,
+                                         .stage = model->added > 0 ? CAIRN_STAGE(1) : 0 };
     const cairn_status status = cairn_job_open(member->session, model->job, &spec, CAIRN_WORKER,
                                                CAIRN_BENCH_CALL_MS, &member->job);
     free(tensors);
     return status;
+}
+
+bool cairn_bench_member_join(struct cairn_bench_member *member,
+                             const struct cairn_bench_model *model,
+                             const struct cairn_bench_worker *worker)
+{
+    cairn_status status = open_job(member, model, worker);
+    if (status == CAIRN_OK) status = cairn_init_done(member->job, NULL, CAIRN_BENCH_CALL_MS);
+    return cairn_bench_is_ok(status);
 }
 
 bool cairn_bench_member_open(struct cairn_bench_member *member,
@@ -55,8 +67,6 @@ bool cairn_bench_member_open(struct cairn_bench_member *member,
                              const struct cairn_bench_worker *worker)
 {
     const struct cairn_opts opts = { .struct_size = sizeof opts, .device = model->device };
-    cairn_status status = cairn_open(&opts, &member->session);
-    if (status == CAIRN_OK) status = open_job(member, model, worker);
-    if (status == CAIRN_OK) status = cairn_init_done(member->job, NULL, CAIRN_BENCH_CALL_MS);
-    return cairn_bench_is_ok(status);
+    const cairn_status status = cairn_open(&opts, &member->session);
+    return cairn_bench_is_ok(status) && cairn_bench_member_join(member, model, worker);
 }

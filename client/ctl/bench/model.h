@@ -18,6 +18,8 @@ struct cairn_bench_model {
     cairn_dtype wire;
     bool begins_random; /* normal, where the others begin as zeros */
     int device;         /* of cairn_opts: where workers compute; 0: on no card */
+    uint32_t batch;     /* global_batch of the job; 0: none */
+    uint32_t added;     /* micro-batches that each worker adds up, and pushes once; 0: none */
 };
 /* How many elements a tensor has. */
 static inline size_t cairn_bench_model_elems(const struct cairn_bench_model *model)
@@ -30,7 +32,11 @@ struct cairn_bench_member {
     cairn_job *job;
     char names[CAIRN_BENCH_TENSORS_MAX][12]; /* [tensors] */
 };
-/* Opens the job, or goes on with it; false, and said. */
+/* Opens the job in a session that is open, or goes on with it; false, and said. */
+bool cairn_bench_member_join(struct cairn_bench_member *member,
+                             const struct cairn_bench_model *model,
+                             const struct cairn_bench_worker *worker);
+/* The same, in a session of its own. */
 bool cairn_bench_member_open(struct cairn_bench_member *member,
                              const struct cairn_bench_model *model,
                              const struct cairn_bench_worker *worker);

@@ -4,7 +4,8 @@
  * worker copies its gradients once and its parameters once (twice where they are read as stage 3 does), by
  * memcpy, all workers at a time. With --backend cuda the shards of the bench's own cluster have their state
  * on a card; then it is also said what each phase took there, and how much of the card all took. With
- * --memory device workers have gradients and parameters there, too, and the reference copies on the card. */
+ * --memory device workers have gradients and parameters there, too, and the reference copies on the card.
+ * With --global-batch the reference is the same step with its micro-batches added up in the workers. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -32,6 +33,7 @@ struct step_bench {
     double overlaps[CAIRN_BENCH_RUNS_MAX + 1], aheads[CAIRN_BENCH_RUNS_MAX + 1];
     uint32_t part_count; /* the first is of the run that is not measured */
     uint64_t card_bytes; /* free of the card before there was a cluster */
+    double added_bytes;  /* that a worker pushed where it added up */
 };
 
 static double most(const struct step_bench *bench, int figure)
@@ -81,6 +83,15 @@ static double run_copy(void *context)
     return most(bench, STEP_FIGURE_ALL);
 }
 
+static double run_added(void *context)
+{
+    struct step_bench *bench = context;
+    const struct cairn_bench_order order = { STEP_ORDER_ADDED, 1 };
+    if (!cairn_bench_crew_do(&bench->crew, order, bench->reports)) return 0;
+    bench->added_bytes = most(bench, STEP_FIGURE_PUSHED_BYTES);
+    return most(bench, STEP_FIGURE_ALL);
+}
+
 /* ---- what is asked for ---- */
 
 static bool is_on_card(const struct step_bench *bench)
@@ -94,8 +105,9 @@ static uint64_t bytes_needed(const struct step_bench *bench)
     const struct cairn_bench_model *model = &bench->plan.model;
     const uint64_t elems = model->tensors * cairn_bench_model_elems(model);
     const uint64_t worker = model->wire == CAIRN_F32 ? 4 + 4 : 4 + 2 + 2;
-    return elems *
-           (bench->workers * worker + (is_on_card(bench) ? SHARD_BYTES_OF_CARD : SHARD_BYTES));
+    const uint64_t shards = is_on_card(bench) ? SHARD_BYTES_OF_CARD : SHARD_BYTES;
+    if (model->batch > 0) return elems * (bench->workers * (worker + 4) + 2 * shards);
+    return elems * (bench->workers * worker + shards);
 }
 
 static const char *const read_names[] = { "fetch", "map", "units" }; /* by enum step_read */
@@ -126,6 +138,17 @@ static int judge_device_memory(const struct step_bench *bench)
 }
 
 /* -1: go on. */
+static int judge_batch(const struct step_bench *bench)
+{
+    const struct ctl_bench *asked = &bench->ctl->bench;
+    if (asked->timeline == NULL && asked->backward_ms <= 0 && !asked->has_device_memory &&
+        bench->plan.read == STEP_READ_FETCH)
+        return -1;
+    return cairn_ctl_usage_fail(bench->ctl, "--global-batch: leave --timeline, --backward, --read "
+                                            "and --memory device out");
+}
+
+/* -1: go on. */
 static int judge(struct step_bench *bench)
 {
     const struct ctl *ctl = bench->ctl;
@@ -153,6 +176,10 @@ static int judge(struct step_bench *bench)
         const int done = judge_device_memory(bench);
         if (done >= 0) return done;
     }
+    if (ctl->bench.global_batch > 0) {
+        const int done = judge_batch(bench);
+        if (done >= 0) return done;
+    }
     const uint64_t needed = bytes_needed(bench), there = cairn_bench_memory_bytes();
     if (ctl->endpoint == NULL && needed > there)
         return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY,
@@ -177,10 +204,13 @@ static void make_model(struct step_bench *bench)
     const uint64_t row_elems = (uint64_t)model->tensors * CAIRN_BENCH_COLUMNS;
     model->rows = params / row_elems + (params % row_elems != 0);
     model->wire = asked->wire == NULL || strcmp(asked->wire, "bf16") == 0 ? CAIRN_BF16 : CAIRN_F32;
-    snprintf(model->job, sizeof model->job, "bench.step.%llux%u.%s.w%u%s",
+    char batch[16] = "";
+    model->batch = asked->global_batch;
+    if (model->batch > 0) snprintf(batch, sizeof batch, ".k%u", model->batch);
+    snprintf(model->job, sizeof model->job, "bench.step.%llux%u.%s.w%u%s%s",
              (unsigned long long)model->rows, model->tensors,
              model->wire == CAIRN_F32 ? "f32" : "bf16", bench->workers,
-             asked->has_device_memory ? ".device" : "");
+             asked->has_device_memory ? ".device" : "", batch);
     bench->plan.backward_seconds = asked->backward_ms * 1e-3;
     bench->plan.is_traced = asked->timeline != NULL;
     bench->plan.device = asked->device;
@@ -215,6 +245,8 @@ static int report(struct step_bench *bench, const struct local *local)
         part(bench, STEP_FIGURE_FETCHED_BYTES), "host_bytes_a_worker",
         part(bench, STEP_FIGURE_HOST_BYTES));
     bench->result->parts = parts;
+    if (bench->plan.model.batch > 0)
+        json_object_set_new(parts, "added_pushed_bytes_a_worker", json_real(bench->added_bytes));
     if (bench->ctl->bench.backend != NULL) step_shards_report(local, &bench->crew, parts);
     if (is_on_card(bench) && !report_card(bench, parts)) return 1;
     if (!bench->plan.is_traced) return -1;
@@ -234,8 +266,8 @@ static int run_there(struct local *local, void *context)
     if (bench->ctl->path != NULL) setenv("CAIRN_FABRIC", bench->ctl->path, 1);
     if (cairn_bench_crew_start(&bench->crew, local, bench->workers, cairn_bench_step_work,
                                &bench->plan))
-        done = cairn_bench_alternate(bench->result, bench->ctl->bench.seconds, run_step, run_copy,
-                                     bench);
+        done = cairn_bench_alternate(bench->result, bench->ctl->bench.seconds, run_step,
+                                     bench->plan.model.batch > 0 ? run_added : run_copy, bench);
     if (done < 0) done = report(bench, local);
     cairn_bench_crew_stop(&bench->crew);
     return done;
@@ -245,10 +277,11 @@ static json_t *params_of(const struct step_bench *bench)
 {
     const struct ctl *ctl = bench->ctl;
     const struct cairn_bench_model *model = &bench->plan.model;
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:s, s:f, s:s, s:s}", "params",
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:s, s:f, s:s, s:s}", "params",
                      (json_int_t)(model->tensors * cairn_bench_model_elems(model)), "tensors",
-                     (json_int_t)model->tensors, "workers", (json_int_t)bench->workers, "shards",
-                     (json_int_t)ctl->shards, "threads", (json_int_t)ctl->bench.threads, "wire",
+                     (json_int_t)model->tensors, "global_batch", (json_int_t)model->batch,
+                     "workers", (json_int_t)bench->workers, "shards", (json_int_t)ctl->shards,
+                     "threads", (json_int_t)ctl->bench.threads, "wire",
                      model->wire == CAIRN_F32 ? "f32" : "bf16", "path",
                      ctl->path != NULL ? ctl->path : "auto", "read", read_names[bench->plan.read],
                      "backward_ms", ctl->bench.backward_ms, "memory",
@@ -270,6 +303,8 @@ int cairn_bench_step(struct ctl *ctl)
                               : "memcpy of every byte pushed and fetched",
         .less_is_better = true,
     };
+    if (ctl->bench.global_batch > 0)
+        result.reference_name = "the same, added up in each worker and pushed once";
     if (ctl->shards == 0) ctl->shards = 2;
     bench.ctl = local.ctl = ctl;
     bench.result = &result;

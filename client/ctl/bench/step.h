@@ -1,4 +1,4 @@
-/* cairn bench step: what its halves share. The bench (step.c) orders, workers (step_worker.c) do it. */
+/* cairn bench step: what its parts share. The bench (step.c) orders, workers (step_worker.c) do it. */
 #ifndef CAIRN_CTL_BENCH_STEP_H
 #define CAIRN_CTL_BENCH_STEP_H
 
@@ -8,7 +8,7 @@
 #define STEP_SPANS_EACH(tensors) \
     (6 * (tensors) + 2) /* cast, push, two fetches and two uses of each; backward, commit */
 
-enum { STEP_ORDER_STEP = 1, STEP_ORDER_COPY = 2 };
+enum { STEP_ORDER_STEP = 1, STEP_ORDER_COPY = 2, STEP_ORDER_ADDED = 3 };
 /* Of a report: seconds; bytes of this step, by the library's own count. */
 enum {
     STEP_FIGURE_ALL,

@@ -145,13 +145,14 @@ static cairn_status compute_traced(struct step_worker *w, const struct cairn_rou
     return status == CAIRN_OK && !w->acks_ok ? CAIRN_ERR_CLOSED : status;
 }
 
-static cairn_status fetch_all(struct step_worker *w, struct cairn_version version)
+cairn_status step_fetch_all(struct step_worker *w, const struct cairn_bench_member *member,
+                            struct cairn_version version)
 {
     cairn_status status = CAIRN_OK;
     const double begin = cairn_bench_now();
     for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
         struct cairn_mem param = step_tensor_of(w, w->params, i);
-        status = cairn_fetch(w->member.job, version, w->member.names[i], NULL, NULL, &param,
+        status = cairn_fetch(member->job, version, member->names[i], NULL, NULL, &param,
                              &w->ops[i]);
     }
     for (uint32_t i = 0; i < w->plan->model.tensors && status == CAIRN_OK; i++) {
@@ -191,7 +192,8 @@ static cairn_status map_all(struct step_worker *w, struct cairn_version version)
 static cairn_status read_all(struct step_worker *w, struct cairn_version version)
 {
     if (w->plan->read == STEP_READ_UNITS) return CAIRN_OK; // it has, before
-    return w->plan->read == STEP_READ_MAP ? map_all(w, version) : fetch_all(w, version);
+    return w->plan->read == STEP_READ_MAP ? map_all(w, version)
+                                          : step_fetch_all(w, &w->member, version);
 }
 
 /* What did not go from one memory of a card to another of it. */
@@ -199,6 +201,15 @@ static double host_bytes(const struct cairn_stats *stats)
 {
     return (double)(stats->pushed_bytes - stats->device_pushed_bytes + stats->fetched_bytes -
                     stats->device_fetched_bytes);
+}
+
+void step_count_bytes(const struct cairn_stats *before, const struct cairn_stats *after,
+                      struct cairn_bench_report *report)
+{
+    double *figures = report->figures;
+    figures[STEP_FIGURE_PUSHED_BYTES] = (double)(after->pushed_bytes - before->pushed_bytes);
+    figures[STEP_FIGURE_FETCHED_BYTES] = (double)(after->fetched_bytes - before->fetched_bytes);
+    figures[STEP_FIGURE_HOST_BYTES] = host_bytes(after) - host_bytes(before);
 }
 
 static bool run_step(struct step_worker *w, struct cairn_bench_report *report)
@@ -223,17 +234,12 @@ static bool run_step(struct step_worker *w, struct cairn_bench_report *report)
     const double t3 = cairn_bench_now();
     if (status == CAIRN_OK) status = cairn_job_stats(w->member.job, &after);
     w->plan->rounds[w->rank] = round.round;
-    *report = (struct cairn_bench_report) {
-        .figures = { [STEP_FIGURE_ALL] = t3 - t0,
-                     [STEP_FIGURE_PUSH] = t1 - t0,
-                     [STEP_FIGURE_COMMIT] = t2 - t1,
-                     [STEP_FIGURE_FETCH] = t3 - t2 + w->waited,
-                     [STEP_FIGURE_PUSHED_BYTES] = (double)(after.pushed_bytes -
-                                                           before.pushed_bytes),
-                     [STEP_FIGURE_FETCHED_BYTES] = (double)(after.fetched_bytes -
-                                                            before.fetched_bytes),
-                     [STEP_FIGURE_HOST_BYTES] = host_bytes(&after) - host_bytes(&before) }
-    };
+    *report =
+        (struct cairn_bench_report) { .figures = { [STEP_FIGURE_ALL] = t3 - t0,
+                                                   [STEP_FIGURE_PUSH] = t1 - t0,
+                                                   [STEP_FIGURE_COMMIT] = t2 - t1,
+                                                   [STEP_FIGURE_FETCH] = t3 - t2 + w->waited } };
+    step_count_bytes(&before, &after, report);
     return cairn_bench_is_ok(status);
 }
 
@@ -253,6 +259,13 @@ static bool run_copy(struct step_worker *w, struct cairn_bench_report *report)
     return true;
 }
 
+static bool obey(struct step_worker *w, uint32_t word, struct cairn_bench_report *report)
+{
+    if (word == STEP_ORDER_COPY) return run_copy(w, report);
+    if (word == STEP_ORDER_ADDED) return step_batch_run(w, &w->added, report);
+    return w->plan->model.batch > 0 ? step_batch_run(w, &w->member, report) : run_step(w, report);
+}
+
 int cairn_bench_step_work(const struct cairn_bench_worker *worker)
 {
     static struct step_worker w;
@@ -265,10 +278,9 @@ int cairn_bench_step_work(const struct cairn_bench_worker *worker)
     struct cairn_bench_report report = { { 0 } };
     if (pipe(w.acks) != 0) return 1;
     if (!cairn_bench_member_open(&w.member, &w.plan->model, worker) || !take_memory(&w)) return 1;
-    while (cairn_bench_worker_report(worker, &report) && cairn_bench_worker_next(worker, &order)) {
-        if (order.word == STEP_ORDER_COPY ? !run_copy(&w, &report) : !run_step(&w, &report))
-            return 1;
-    }
+    if (w.plan->model.batch > 0 && !step_batch_open(&w, worker)) return 1;
+    while (cairn_bench_worker_report(worker, &report) && cairn_bench_worker_next(worker, &order))
+        if (!obey(&w, order.word, &report)) return 1;
     cairn_close(w.member.session);
     return 0;
 }

@@ -15,8 +15,9 @@ struct step_worker {
     const struct step_plan *plan;
     uint32_t rank;
     struct cairn_bench_member member;
-    size_t elems, elem_bytes; /* of a tensor; of an element on the wire */
-    float *made;              /* [tensors * elems]: what backward gives; NULL: `grads` are that */
+    struct cairn_bench_member added; /* of a batch: the job to which it pushes sums; same session */
+    size_t elems, elem_bytes;        /* of a tensor; of an element on the wire */
+    float *made; /* [tensors * elems]: what backward gives; NULL: `grads` are that */
     char *grads,
         *params; /* [tensors * elems], of the wire's type; plan->card >= 0: not to be followed */
     struct step_card *card; /* owned: of plan->card; NULL: all is in host memory */
@@ -40,7 +41,20 @@ void step_look_at(const struct step_worker *w, const struct cairn_view *view);
 /* The gradient of tensor i is ready: its cast, if it needs one, and its push. */
 cairn_status step_push_one(struct step_worker *w, const struct cairn_round *round, uint32_t i);
 
+/* The figures of bytes: what came to the library's counts from `before` to `after`. */
+void step_count_bytes(const struct cairn_stats *before, const struct cairn_stats *after,
+                      struct cairn_bench_report *report);
 struct cairn_mem step_tensor_of(const struct step_worker *w, char *memory, uint32_t tensor);
+/* All parameters of that job. */
+cairn_status step_fetch_all(struct step_worker *w, const struct cairn_bench_member *member,
+                            struct cairn_version version);
+
+/* ---- step_batch.c ---- */
+/* The second job, and gradients as the wire has them. False, and said. */
+bool step_batch_open(struct step_worker *w, const struct cairn_bench_worker *worker);
+/* A step of all micro-batches, of `member` or of `added`. False, and said. */
+bool step_batch_run(struct step_worker *w, const struct cairn_bench_member *member,
+                    struct cairn_bench_report *report);
 
 /* ---- step_card.c ---- */
 /* Memory on the card for gradients and parameters. The gradients are what the parameters of the job are,
