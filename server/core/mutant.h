@@ -68,7 +68,9 @@
  * 57  a fold that waits for a buffer is forgotten when a later one comes
  * 58  how long a relay has had no room is counted on when it had room between
  * 59  after a loss a round opens without those who are waited for
- * 60  an amendment does not end what a lost worker brought about */
-#define CAIRN_MUTANT_COUNT 60
+ * 60  an amendment does not end what a lost worker brought about
+ * 61  a worker for whom there is no micro-batch counts as a contributor
+ * 62  a worker deals by its rank in the job, not by its place among those who contribute */
+#define CAIRN_MUTANT_COUNT 62
 
 #endif

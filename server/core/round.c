@@ -361,9 +361,9 @@ static void choose_contributors(struct cairn_round *core)
     for (uint32_t i = 0; i < core->worker_count; i++) {
         struct worker *worker = &core->workers[i];
         if (writer != NULL && worker != writer) continue;
-        worker->surplus = writer == NULL && most != 0 && i >= most;
+        worker->surplus = writer == NULL && most != 0 && i >= most && !MUTANT(61);
         worker->contributor = !worker->surplus;
-        worker->dense = writer == NULL ? i : 0;
+        worker->dense = writer != NULL ? 0 : MUTANT(62) ? worker->rank : i;
         if (worker->contributor) core->contributors[core->world++] = worker->id;
     }
 }

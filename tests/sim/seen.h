@@ -95,6 +95,8 @@
     X(loss_waited, "waits for lost workers until as many were there")                  \
     X(loss_over, "waits for lost workers in vain")                                     \
     X(loss_halted, "rounds refused since a worker was lost")                           \
+    X(surplus, "workers for whom a round had no micro-batch")                          \
+    X(dealt, "rounds of more micro-batches than workers")                              \
     X(pauses, "deadlines suspended for workers that said why")                         \
     X(clipped, "steps clipped")
 

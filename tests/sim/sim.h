@@ -29,6 +29,7 @@
 
 #include "gpu/gpu.h"
 #include "proto/link/push.h"
+#include "proto/spec/batch.h"
 #include "server/core/buffer_pool.h"
 #include "server/core/round.h"
 #include "server/core/seat.h"
@@ -336,8 +337,10 @@ struct process {
     } grant[SHARDS_MAX]; /* by owner */
     enum trainer state;
     uint64_t epoch, round;
-    bool wishes; /* to write, in the next round */
-    bool writes; /* the round is a write */
+    struct cairn_batch batch; /* of the round; without a total where each worker has its own */
+    bool surplus;             /* the batch has nothing for it */
+    bool wishes;              /* to write, in the next round */
+    bool writes;              /* the round is a write */
     bool computed;
     struct cairn_push *push;
     bool pushing; /* the machine was made and is not known to be idle */
@@ -406,6 +409,7 @@ struct scenario { /* drawn from the seed */
     /* the workload */
     double absent, unheld, poison, weightless;
     uint32_t micros_max;
+    uint32_t batch; /* micro-batches of a step, whoever is there; 0: each worker has its own */
     double write;   /* a worker's wish */
     double give_up; /* a round, half pushed */
     /* hosts with shards and workers, which relay; 0: everybody pushes to the owners */
@@ -592,7 +596,9 @@ bool oracle_holds(const struct sim *sim, uint64_t round, uint64_t member, uint32
 uint32_t truth_host(const struct sim *sim, uint64_t member);
 /* Do several of these share a host that has shards? Then those of member i's host are one contribution. */
 bool truth_grouped(const struct sim *sim, const uint64_t *members, uint32_t count, uint32_t i);
-/* The contribution: the same for whoever asks. */
+/* The contribution: the same for whoever asks. With a batch it is nobody's (truth_owner 0), and `micro`, and
+ * `member` of a weight, the micro-batch's number in the step. */
+uint64_t truth_owner(const struct sim *sim, uint64_t member);
 uint32_t truth_micros(const struct sim *sim, uint64_t round, uint64_t member);
 uint64_t truth_weight(const struct sim *sim, uint64_t round, uint64_t member);
 bool truth_present(const struct sim *sim, uint64_t round, uint64_t member, uint32_t micro,

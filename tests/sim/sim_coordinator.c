@@ -292,7 +292,7 @@ static void amend(struct sim *sim, bool lower)
     do_event(sim, &event);
 }
 
-/* The first round since workers came: of all that were launched, or the first of them has waited. */
+/* The first round since workers came: all that were launched are there, or the first of them has waited. */
 static void see_start(struct sim *sim, const struct cairn_round_action *open)
 {
     struct coordinator *c = &sim->coordinator;
@@ -300,11 +300,11 @@ static void see_start(struct sim *sim, const struct cairn_round_action *open)
     if (c->started || open->write) return;
     c->started = true;
     if (sc->launch <= sc->workers_min) return;
-    const bool whole = open->member_count >= sc->launch;
+    const uint32_t here = cairn_round_worker_count(c->core); // a batch may be smaller
+    const bool whole = here >= sc->launch;
     if (!whole && sim->now / 1000 < c->came_ms + sc->start_wait_ms)
         sim_fail(sim, "round %llu opens with %u workers of %u that were launched",
-                 (unsigned long long)open->round, (unsigned)open->member_count,
-                 (unsigned)sc->launch);
+                 (unsigned long long)open->round, (unsigned)here, (unsigned)sc->launch);
     sim->seen[whole ? SEEN_start_waited : SEEN_start_alone]++;
 }
 

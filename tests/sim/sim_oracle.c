@@ -23,6 +23,11 @@ uint32_t truth_micros(const struct sim *sim, uint64_t round, uint64_t member)
     return 1 + (uint32_t)(draw(sim, 1, round, member) % sim->scenario.micros_max);
 }
 
+uint64_t truth_owner(const struct sim *sim, uint64_t member)
+{
+    return sim->scenario.batch > 0 ? 0 : member;
+}
+
 uint64_t truth_weight(const struct sim *sim, uint64_t round, uint64_t member)
 {
     if (chance(draw(sim, 2, round, 0), sim->scenario.weightless)) return 0;
@@ -230,18 +235,40 @@ static void fold_chunk(struct sim *sim, const struct opened *round, uint32_t chu
     if (sum.any) memcpy(sim->oracle.acc[chunk], sum.at, sizeof sum.at);
 }
 
+/* Of a batch: c0 + c1 + ... by the numbers of its micro-batches. Who computed which is no part of it. */
+static void fold_batch(struct sim *sim, const struct opened *round, uint32_t chunk)
+{
+    struct sum sum = { .any = false };
+    float g[ELEMS_MAX];
+    for (uint32_t number = 0; number < sim->scenario.batch; number++) {
+        if (!truth_present(sim, round->round, 0, number, chunk)) continue;
+        truth_gradient(sim, round->round, 0, number, chunk, g);
+        add(sim, &sum, chunk, g);
+    }
+    memset(sim->oracle.acc[chunk], 0, sizeof sim->oracle.acc[chunk]);
+    if (sum.any) memcpy(sim->oracle.acc[chunk], sum.at, sizeof sum.at);
+}
+
+static uint64_t sum_weights(const struct sim *sim, const struct opened *round)
+{
+    const uint32_t batch = sim->scenario.batch;
+    uint64_t weight = 0;
+    for (uint32_t i = 0; i < (batch > 0 ? batch : round->count); i++)
+        weight += truth_weight(sim, round->round, batch > 0 ? i : round->members[i]);
+    return weight;
+}
+
 static void sum_all(struct sim *sim, const struct opened *round, struct cairn_sums *sums,
                     uint64_t *weight)
 {
     memset(sums, 0, sizeof *sums);
     for (uint32_t c = 0; c < sim->scenario.chunks; c++) {
-        fold_chunk(sim, round, c);
+        (sim->scenario.batch > 0 ? fold_batch : fold_chunk)(sim, round, c);
         const struct cairn_geometry g = chunk_geometry(sim, c);
         cairn_backend_host()->sum_leaves(sim->oracle.acc[c], &g, 0, g.leaf_count, sums);
     }
-    *weight = 0;
-    for (uint32_t i = 0; i < round->count; i++)
-        *weight += truth_weight(sim, round->round, round->members[i]);
+    *weight = sum_weights(sim, round);
+    if (sim->scenario.batch > round->count) sim->seen[SEEN_dealt]++;
 }
 
 static void update_all(struct sim *sim, const struct cairn_group_scalars *scalars)
@@ -432,6 +459,9 @@ void oracle_opened(struct sim *sim, const struct cairn_round_action *open)
     opened->write = open->write;
     if (open->write && open->member_count != 1)
         sim_fail(sim, "a write of %u workers was opened", (unsigned)open->member_count);
+    if (sim->scenario.batch > 0 && open->member_count > sim->scenario.batch)
+        sim_fail(sim, "%u workers contribute %u micro-batches", (unsigned)open->member_count,
+                 (unsigned)sim->scenario.batch);
     for (uint32_t i = 0; i < open->member_count; i++) opened->members[i] = open->members[i];
 }
 

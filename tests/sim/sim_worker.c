@@ -223,13 +223,14 @@ static void begin(struct sim *sim, uint32_t index)
 static cairn_status push_one(struct sim *sim, struct process *proc, uint32_t shard, uint32_t chunk,
                              struct cairn_push_actions *actions)
 {
-    const uint32_t micro = proc->next_micro;
+    const uint32_t micro = proc->next_micro, number = cairn_batch_number(&proc->batch, micro);
     const uint32_t local = chunk - sim->shards[shard].first_chunk;
     const uint64_t cookie = (uint64_t)micro << 32 | chunk;
     const cairn_status status = cairn_push_chunk(proc->push, shard, micro, local, cookie, actions);
     if (status != CAIRN_OK) return status;
     proc->on_loan[micro][chunk] = true;
-    truth_gradient(sim, proc->round, proc->life, micro, chunk, proc->buffer[micro][chunk]);
+    truth_gradient(sim, proc->round, truth_owner(sim, proc->life), number, chunk,
+                   proc->buffer[micro][chunk]);
     return CAIRN_OK;
 }
 
@@ -240,16 +241,32 @@ static uint32_t shard_of(const struct sim *sim, uint32_t chunk)
     return s;
 }
 
+static uint32_t micros_of(const struct sim *sim, const struct process *proc)
+{
+    if (proc->writes) return 1;
+    if (proc->batch.total > 0) return cairn_batch_count(&proc->batch);
+    return truth_micros(sim, proc->round, proc->life);
+}
+
+/* With a batch each micro-batch has a weight. */
+static uint64_t weight_of(const struct sim *sim, const struct process *proc)
+{
+    uint64_t weight = 0;
+    if (proc->writes) return 1;
+    if (proc->batch.total == 0) return truth_weight(sim, proc->round, proc->life);
+    for (uint32_t m = 0; m < micros_of(sim, proc); m++)
+        weight += truth_weight(sim, proc->round, cairn_batch_number(&proc->batch, m));
+    return weight;
+}
+
 /* One call of the library; false if there is nothing to do, or it has to wait. */
 static bool push_next(struct sim *sim, uint32_t index)
 {
     struct process *proc = &sim->procs[index];
     struct cairn_push_actions actions = push_actions(sim);
-    const uint32_t micros = proc->writes ? 1 : truth_micros(sim, proc->round, proc->life);
     cairn_status status = CAIRN_OK;
-    if (proc->next_micro == micros) {
-        const uint64_t weight = proc->writes ? 1 : truth_weight(sim, proc->round, proc->life);
-        status = cairn_push_commit(proc->push, weight, &actions);
+    if (proc->next_micro == micros_of(sim, proc)) {
+        status = cairn_push_commit(proc->push, weight_of(sim, proc), &actions);
         proc->committed = status == CAIRN_OK;
     } else if (proc->next_chunk == sim->scenario.chunks) {
         status = cairn_push_micro_end(proc->push, proc->next_micro, &actions);
@@ -259,7 +276,9 @@ static bool push_next(struct sim *sim, uint32_t index)
         }
     } else {
         const uint32_t chunk = proc->next_chunk;
-        const bool present = truth_present(sim, proc->round, proc->life, proc->next_micro, chunk);
+        const uint32_t number = cairn_batch_number(&proc->batch, proc->next_micro);
+        const bool present = truth_present(sim, proc->round, truth_owner(sim, proc->life), number,
+                                           chunk);
         if (present && !proc->writes)
             status = push_one(sim, proc, shard_of(sim, chunk), chunk, &actions);
         if (status == CAIRN_OK) proc->next_chunk++;
@@ -305,6 +324,11 @@ static void proceed(struct sim *sim, uint32_t index)
     if (!proc->alive || proc->stalled) return;
     if (proc->pushing && cairn_push_voided(proc->push) && cairn_push_idle(proc->push))
         proc->pushing = false;
+    if (proc->state == T_COMPUTING && proc->surplus) {
+        sim->seen[SEEN_surplus]++;
+        proc->state = T_WAITING;
+        ask_end(sim, index);
+    }
     if (proc->state == T_COMPUTING && proc->computed && !proc->pushing) start_pushing(sim, index);
     if (proc->state != T_PUSHING || proc->push_round != proc->round) return;
     while (!proc->committed && proc->calls_left > 0 && push_next(sim, index)) proc->calls_left--;
@@ -326,6 +350,9 @@ static void on_opened(struct sim *sim, uint32_t index, const struct message *mes
     proc->epoch = message->epoch;
     proc->round = message->round;
     proc->writes = message->write;
+    proc->batch = (struct cairn_batch) { message->write ? 0 : sim->scenario.batch, message->rank,
+                                         message->world };
+    proc->surplus = proc->batch.total > 0 && cairn_batch_count(&proc->batch) == 0;
     proc->state = T_COMPUTING;
     proc->computed = false;
     proc->calls_left = sim->healed ? UINT32_MAX : truth_gives_up(sim, proc->round, proc->life);

@@ -19,6 +19,7 @@ struct cairn_round_config sim_round_config(const struct sim *sim)
     return (struct cairn_round_config) {
         .shard_count = sim->scenario.shards,
         .member_max = PROCS_MAX,
+        .contributors_max = sim->scenario.batch,
         .step_deadline_ms = sim->scenario.deadline_ms,
         .terms = { .groups = sim->scenario.groups,
                    .schedules = sim->scenario.schedules,
@@ -141,6 +142,18 @@ static void draw_hosts(struct sim *sim)
     sc->deadline_ms *= 2; // every contribution goes twice
 }
 
+/* In some seeds a step has its micro-batches, whoever is there; then nobody adds up before, nor holds parts:
+ * and a contribution depends on its number alone. */
+static void draw_batch(struct sim *sim)
+{
+    struct rng rng = { mix(sim->seed, 110) };
+    struct scenario *sc = &sim->scenario;
+    if (sc->hosts > 0 || !rng_chance(&rng, 0.5)) return;
+    sc->batch = 1 + (uint32_t)rng_below(&rng, MICROS_MAX);
+    sc->unheld = 0;
+    sc->deadline_ms *= sc->batch; // it may be one worker that computes all of it
+}
+
 static void draw_scenario(struct sim *sim)
 {
     struct rng rng = { mix(sim->seed, 100) };
@@ -164,6 +177,7 @@ static void draw_scenario(struct sim *sim)
     sc->give_up = sometimes(&whims, 0.3, 0.1);
     sc->client_state_max = (uint32_t)sometimes(&whims, 0.5, STATE_MAX);
     draw_hosts(sim);
+    draw_batch(sim);
     struct rng skips = { mix(sim->seed, 107) };
     sc->skips_max = rng_chance(&skips, 0.5) ? 1 + (uint32_t)rng_below(&skips, 3) : 0;
     struct rng launches = { mix(sim->seed, 108) };
