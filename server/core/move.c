@@ -173,24 +173,33 @@ static bool may_take_back(const struct cairn_move *move, const struct cairn_move
            (move->stage == CAIRN_MOVE_CUTTING && event->pending);
 }
 
+/* It had nothing that was settled. */
+static void on_shard_lost(struct cairn_move *move, uint32_t shard,
+                          struct cairn_move_actions *actions)
+{
+    const bool cutting = move->stage == CAIRN_MOVE_CUTTING; // and it cannot be taken back
+    if (cutting && !move->shards[shard].gone_next) {
+        move->next.lost = true;
+        move->lost_shard = shard;
+    }
+    if (cutting || move->stage == CAIRN_MOVE_LOST || move->shards[shard].gone) return;
+    move->lost = true;
+    move->lost_shard = shard;
+    lose(move, actions);
+}
+
 static void on_shard_gone(struct cairn_move *move, const struct cairn_move_event *event,
                           struct cairn_move_actions *actions)
 {
     const struct shard *shard = &move->shards[event->shard];
     const bool is_lost = event->kind == CAIRN_MOVE_SHARD_LOST;
-    if (may_take_back(move, event)) {
-        if (!shard->gone_next) take_back(move, CAIRN_ERR_UNREACHABLE, event->shard, actions);
-        return;
+    if (may_take_back(move, event) && !shard->gone_next) {
+        const bool lasts = is_lost && !shard->gone; // without the slice, too
+        move->lost = move->lost || lasts;
+        take_back(move, lasts ? CAIRN_ERR_JOB_LOST : CAIRN_ERR_UNREACHABLE, event->shard, actions);
+    } else if (is_lost && !may_take_back(move, event)) {
+        on_shard_lost(move, event->shard, actions);
     }
-    if (!is_lost) return;
-    if (move->stage == CAIRN_MOVE_CUTTING && !shard->gone_next) {
-        move->next.lost = true;
-        move->lost_shard = event->shard;
-    }
-    if (move->stage != CAIRN_MOVE_MOVING || shard->gone) return;
-    move->lost = true;
-    move->lost_shard = event->shard;
-    lose(move, actions);
 }
 
 void cairn_move_on_event(struct cairn_move *move, const struct cairn_move_event *event,

@@ -14,7 +14,8 @@
  *    MOVED again after each change of epoch, and the next incarnation begins in MOVING.
  *  - Nobody forgets anything before every shard of the layout is whole in it.
  *  - A shard that had nothing before the slice, and is lost in it, loses nothing: a layout that is the one
- *    before, without that shard, takes the slice back (round.h, back).
+ *    before, without that shard, takes the slice back (round.h, back). Between slices one without that shard
+ *    is all there is to do (empty).
  *
  * The daemon gives the layouts themselves to the shards: the machine knows them by number. */
 #ifndef CAIRN_CORE_MOVE_H
@@ -52,7 +53,8 @@ enum cairn_move_event_kind {
     CAIRN_MOVE_PREPARED, /* shard, layout, status: not OK, it refuses, and nothing is kept of it there */
     CAIRN_MOVE_IN_FORCE, /* layout: it is durable, and the shards are about to be fenced with it */
     CAIRN_MOVE_MOVED,    /* shard, layout: the shard is whole in it. May be said again */
-    CAIRN_MOVE_SHARD_DOWN, /* shard, pending: its control channel is gone; it may be back */
+    CAIRN_MOVE_SHARD_DOWN, /* shard, pending: its control channel is gone; it may be back. Also when it is
+                            * back on another one and nobody noticed: what it was told may be lost */
     CAIRN_MOVE_SHARD_LOST, /* shard, pending: it will not be back, or is without what it got; it had nothing
                             * before the slice */
     CAIRN_MOVE_CANCEL /* pending: the slice is taken back if it can be; else it goes on to its end */
@@ -80,7 +82,8 @@ enum cairn_move_action_kind {
                            *   OK                   settled
                            *   CANCELED             taken back, as was asked
                            *   UNREACHABLE          taken back: `shard` went away
-                           *   JOB_LOST             in force, and lost `shard`: begin one that goes back
+                           *   JOB_LOST             taken back, or in force, or no slice is under way; and the
+                           *                        layout in force has `shard`: begin one that goes back
                            *   anything else        taken back: `shard` refused it so */
 };
 

@@ -138,7 +138,8 @@ enum cairn_round_event_kind {
     CAIRN_ROUND_LAYOUT, /* layout, shard_count, gone, back: every shard of that layout is prepared for it. It
                          * comes into force between two rounds: none opens before, once all its shards are
                          * up. 0: the one that is pending is forgotten. back: at once, whether the others
-                         * are up or not; shards of the layout in force that it has not were lost */
+                         * are up or not; shards of the layout in force that it has not were lost. empty:
+                         * those had nothing in that one either, so it does not matter what was decided */
     /* shards. Of one that the layout in force has not, UP and DOWN are remembered, and nothing else counts */
     CAIRN_ROUND_SHARD_UP,   /* shard: its control channel is up, with its state of the job */
     CAIRN_ROUND_SHARD_DOWN, /* shard */
@@ -180,7 +181,7 @@ struct cairn_round_event {
     uint64_t layout; /* a higher number than that of any before */
     uint32_t shard_count;
     uint32_t world;
-    bool shut, refused, back, lost;
+    bool shut, refused, back, empty, lost;
     bool nonfinite; /* the update of that version left something there that is not finite */
     /* borrowed for the call */
     const struct cairn_decision *decision;

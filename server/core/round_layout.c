@@ -38,7 +38,8 @@ void cairn_round_on_layout(struct cairn_round *core, const struct cairn_round_ev
     assert(event->shard_count <= core->config.shard_max);
     core->next = (struct next_layout) { .layout = event->layout,
                                         .shard_count = event->shard_count,
-                                        .back = event->back };
+                                        .back = event->back,
+                                        .empty = event->empty };
     for (uint32_t s = 0; s < core->config.shard_max; s++)
         core->shards[s].gone_next = cairn_is_hole(event->gone, event->shard_count, s);
 }
@@ -74,7 +75,7 @@ void cairn_round_layout_enter(struct cairn_round *core)
     core->config.layout = next.layout;
     core->config.shard_count = next.shard_count;
     if (!next.back) core->config.layout_at = core->version;
-    core->went_back = next.back;
+    core->went_back = next.back && !next.empty;
     for (uint32_t s = 0; s < core->config.shard_max; s++) {
         core->shards[s].gone = core->shards[s].gone_next;
         if (core->shards[s].gone) core->shards[s].nonfinite = false;

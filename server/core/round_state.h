@@ -64,7 +64,7 @@ struct shard {
 struct next_layout {
     uint64_t layout; /* 0: none */
     uint32_t shard_count;
-    bool back;
+    bool back, empty;
     bool taken; /* it is being made durable */
 };
 
@@ -89,7 +89,8 @@ struct cairn_round {
     bool persisting;
     uint32_t serving; /* shards of the layout in force */
     struct next_layout next;
-    bool went_back;       /* the layout in force took one back, and no outcome was found since */
+    bool
+        went_back; /* the layout in force took one back with its moves; no outcome was found since */
     bool need_epoch;      /* a change is due as soon as all shards are up */
     bool members_changed; /* since the epoch was chosen: a change is due before the next round */
     bool ready;

@@ -106,10 +106,11 @@ struct cairn_step *cairn_step_init(void *memory, const struct cairn_step_config 
 struct cairn_step *cairn_step_init_from(void *memory, const struct cairn_step_config *config,
                                         const struct cairn_step *before)
 {
-    assert(before->phase == CAIRN_STEP_IDLE || before->phase == CAIRN_STEP_JOINING);
+    const bool gives_up = before->phase == CAIRN_STEP_REDUCED && before->fenced;
+    assert(before->phase == CAIRN_STEP_IDLE || before->phase == CAIRN_STEP_JOINING || gives_up);
     assert(before->pending.round == 0);
     struct cairn_step *step = make(memory, config);
-    step->phase = before->phase;
+    step->phase = gives_up ? CAIRN_STEP_IDLE : before->phase;
     step->epoch = before->epoch;
     step->fenced = before->fenced;
     step->round_seen = before->round_seen;

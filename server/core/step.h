@@ -208,9 +208,10 @@ struct cairn_step *cairn_step_init(void *memory, const struct cairn_step_config 
 
 /* The machine `before` goes on in `memory` (other memory) with another configuration: it knows the epoch,
  * the fence, the version and the last decision; no round is open in it, and it lacks no state. For a FENCE
- * that brings another layout, which is given to the new machine. `before` is IDLE or JOINING: while it is
- * DRAINING, and it may be although no round is open, the FENCE waits. It is not changed, and may be
- * dropped. */
+ * that brings another layout: give it to `before`, which makes void what is open, keep the ANSWER back until
+ * nothing is in flight, and go on. `before` is IDLE then, or JOINING; DRAINING it may be although no round is
+ * open in the job. (By a layout that takes one back, it may be REDUCED: that round is given up.) It is not
+ * changed, and may be dropped. */
 struct cairn_step *cairn_step_init_from(void *memory, const struct cairn_step_config *config,
                                         const struct cairn_step *before);
 

@@ -231,6 +231,30 @@ TEST(a_newcomer_that_is_lost_on_the_way_to_the_disk_is_lost_once_the_layout_is_i
     ck_assert_int_eq(cairn_move_stage_of(move), CAIRN_MOVE_LOST);
 }
 
+TEST(a_shard_with_nothing_that_is_lost_between_slices_is_to_be_left_out)
+{
+    GIVE(.kind = CAIRN_MOVE_SHARD_LOST, .shard = 3); // not of the job
+    ck_assert_uint_eq(out.count, 0);
+    GIVE(.kind = CAIRN_MOVE_SHARD_LOST, .shard = 1);
+    expect_ended(0, CAIRN_ERR_JOB_LOST);
+    begin(2, 2, 1 << 1, true);
+    prepared(0, 2);
+    ck_assert(expect(0, CAIRN_MOVE_CUT_OVER)->back);
+}
+
+TEST(a_shard_that_is_lost_while_a_slice_is_prepared_takes_that_back_first)
+{
+    begin(2, 3, 0, false);
+    GIVE(.kind = CAIRN_MOVE_SHARD_LOST, .shard = 2); // it was to join
+    expect_ended(1, CAIRN_ERR_UNREACHABLE);
+    ck_assert_int_eq(cairn_move_stage_of(move), CAIRN_MOVE_REST);
+    begin(2, 3, 0, false);
+    GIVE(.kind = CAIRN_MOVE_SHARD_LOST, .shard = 1);
+    expect(0, CAIRN_MOVE_UNPREPARE);
+    expect_ended(1, CAIRN_ERR_JOB_LOST);
+    ck_assert_int_eq(cairn_move_stage_of(move), CAIRN_MOVE_LOST);
+}
+
 TEST(a_configuration_that_cannot_work_has_no_size)
 {
     const struct cairn_move_config bad[] = {

@@ -236,6 +236,19 @@ TEST(what_was_decided_since_cannot_be_taken_back)
                      "a shard was lost, and part of the newest version with it");
 }
 
+TEST(a_shard_that_had_nothing_is_left_out_whatever_was_decided)
+{
+    const uint8_t gone = 1 << 2;
+    const uint64_t round = lose_newcomer();
+    const struct cairn_decision decided = known(CAIRN_DECISION_APPLY, round, 1);
+    GIVE(.kind = CAIRN_ROUND_LAYOUT, .layout = 3, .shard_count = 3, .gone = &gone, .back = true,
+         .empty = true);
+    persisted();
+    answer(0, &decided, 0, 1);
+    answer(1, &none, round, 0);
+    ck_assert_uint_eq(expect(CAIRN_ROUND_RESOLVE)->decision->round, round);
+}
+
 TEST(the_next_incarnation_begins_with_the_layout_that_is_durable)
 {
     const uint8_t gone = 1 << 1;

@@ -96,6 +96,17 @@ TEST(what_was_sent_in_the_layout_before_is_stale)
     expect_refused(CAIRN_ERR_STALE);
 }
 
+TEST(a_layout_that_goes_back_has_a_prepared_round_given_up)
+{
+    prepare();
+    fence(6);
+    ck_assert_int_eq(expect(0, CAIRN_STEP_ANSWER)->phase, CAIRN_STEP_REDUCED);
+    go_on_with(2);
+    ck_assert_int_eq(cairn_step_phase_of(step), CAIRN_STEP_IDLE);
+    resolve(6, CAIRN_DECISION_NONE, 0, 10);
+    expect(0, CAIRN_STEP_PUBLISHED_REPORT);
+}
+
 TEST(a_shard_is_not_prepared_while_state_is_on_its_way)
 {
     fence(5);
