@@ -18,7 +18,8 @@
  *
  *   base/     without a session: handles, errors, structs that grow, strides, the spec, the environment
  *   device/   GPUs of the process: memory of theirs, copies, what streams have queued, what they wait for
- *   (here)    where the threads meet: session, job, asks, ops, waiting, memory, what the worker holds and put
+ *   (here)    where the threads meet: session, job, its layouts and shards, asks, ops, waiting, memory,
+ *             what the worker holds and put
  *   read/     published memory of this host's shards, and the units that are gathered or lent
  *   push/     chunks under way: of puts, pushes and fetches
  *   loop/     the loop thread: connections, attaching, messages, commands

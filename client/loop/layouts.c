@@ -130,6 +130,16 @@ static bool is_layout(const struct body *body, const struct cairn_layout *layout
     return body != NULL && memcmp(body->layout->hash, layout->hash, sizeof layout->hash) == 0;
 }
 
+/* The job's body with those owners, perhaps under another number. NULL: there is none. */
+static struct body *find_layout(struct job *job, const struct cairn_layout *layout)
+{
+    struct body *body = cairn_body_of_layout(job, layout->version);
+    if (is_layout(body, layout)) return body;
+    body = job->bodies;
+    while (body != NULL && !is_layout(body, layout)) body = body->older;
+    return body;
+}
+
 /* The first layout is taken; later one that is known, or a newer one, if what happened in between was no
  * restore. */
 static cairn_status take_attached(struct job *job, struct cairn_layout *layout,
@@ -140,9 +150,9 @@ static cairn_status take_attached(struct job *job, struct cairn_layout *layout,
     pthread_mutex_lock(&job->session->lock);
     const uint64_t generation = job->known.newest.generation;
     pthread_mutex_unlock(&job->session->lock);
-    struct body *known = cairn_body_of_layout(job, layout->version);
+    struct body *known = find_layout(job, layout);
     if (job->bodies == NULL) return add_body(job, layout, none, body_out);
-    if (is_layout(known, layout)) {
+    if (known != NULL) {
         cairn_layout_close(layout);
         *body_out = known;
         return CAIRN_OK;

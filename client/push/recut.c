@@ -6,7 +6,7 @@
 #include "client/job.h"
 #include "client/op.h"
 
-#define WORD_MS 5000 /* that the coordinator's word about a layout may take */
+#define WORD_MS 20000 /* that the coordinator's word about a layout may take */
 
 struct body *cairn_recut_body(const struct job *job, uint8_t kind, uint8_t plane,
                               struct cairn_version version)
