@@ -75,6 +75,16 @@ static void set_version(json_t *object, const Cairn__JobStatus *j)
                         cairn_ctl_json_known(known, j->client_state_bytes));
 }
 
+/* null: nobody clearly does. */
+static json_t *straggler_json(const Cairn__Straggler *s)
+{
+    if (s == NULL) return json_null();
+    return json_pack("{s:s, s:i, s:s, s:f, s:f, s:f, s:s}", "name", s->name, "rank", (int)s->rank,
+                     "phase", s->phase, "phase_ms", (double)s->us / 1000, "others_ms",
+                     (double)s->others_us / 1000, "waited_seconds", (double)s->waited_ms / 1000,
+                     "text", s->text);
+}
+
 static json_t *job_json(const Cairn__JobStatus *j)
 {
     json_t *groups = json_array();
@@ -116,6 +126,7 @@ static json_t *job_json(const Cairn__JobStatus *j)
     if (j->spec != NULL) json_object_set_new(object, "spec", spec_json(j->spec));
     if (j->n_bytes > 0) set_known(object, "bytes", is_told(j), cairn_ctl_job_bytes_json(j));
     json_object_set_new(object, "leases", leases_json(j));
+    json_object_set_new(object, "held_up_by", straggler_json(j->straggler));
     cairn_ctl_groups_json(j, object);
     return object;
 }
@@ -288,6 +299,7 @@ static void print_job(const struct ctl *ctl, const Cairn__JobStatus *j)
     cairn_ctl_line("epoch, round", "%llu, %llu", (unsigned long long)j->epoch,
                    (unsigned long long)j->round);
     if (j->awaited[0] != 0) cairn_ctl_line("waits for", "%s", j->awaited);
+    if (j->straggler != NULL) cairn_ctl_line("held up by", "%s", j->straggler->text);
     if (j->nonfinite > 0) cairn_ctl_damaged_line(j->nonfinite, j->nonfinite_tensors);
     if (j->gradient[0] != 0) cairn_ctl_line("last round", "skipped: %s", j->gradient);
     if (j->put_out[0] != 0) cairn_ctl_line("put out", "%s", j->put_out);

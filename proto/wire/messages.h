@@ -136,6 +136,7 @@ enum cairn_message {
 enum cairn_lack_flags {
     CAIRN_LACK_WAITS = 1,   /* something of it is here, and others come first */
     CAIRN_LACK_RELAYED = 2, /* at the relay */
+    CAIRN_LACK_ARRIVED = 4, /* something of the micro-batch is here */
 };
 
 /* ReshardAsk.op */

@@ -76,6 +76,7 @@ static void on_tick(uv_timer_t *timer)
         cairn_cluster_park_advance(job);
         cairn_cluster_cut_tick(job);
         cairn_cluster_recovery_tick(job);
+        cairn_cluster_straggler_tick(job);
     }
 }
 

@@ -52,6 +52,7 @@ struct job_view {
     struct cairn_memory_view memory;
     struct cairn_times_view times;
     struct cairn_groups_view reduce_groups;
+    struct cairn_straggler_view straggler;
     char nonfinite[CAIRN_RESULTS_BYTES];
 };
 
@@ -183,6 +184,7 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
     fill_shards(view, job);
     fill_leases(view, job);
     cairn_cluster_groups_show(job, &view->reduce_groups, s);
+    cairn_cluster_straggler_show(job, &view->straggler, s);
     return true;
 }
 

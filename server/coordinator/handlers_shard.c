@@ -137,6 +137,7 @@ static bool on_lacks(struct cairn_cluster_session *session, const Cairn__Lacks *
                                              .round = message->round,
                                              .lacks = lacks,
                                              .lack_count = (uint32_t)count };
+    cairn_cluster_straggler_lacks(job, message);
     cairn_cluster_job_event(job, &event);
     free(lacks);
     return true;

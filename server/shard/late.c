@@ -1,4 +1,5 @@
-/* Of which contributors something is missing in the open round: asked when the step's deadline has passed. */
+/* Of which contributors something is missing in the open round: asked when the step's deadline has passed,
+ * or the round takes long. */
 #include <stdlib.h>
 
 #include "server/shard/late.h"
@@ -24,7 +25,8 @@ static void add_core(struct list *list, const struct cairn_step *core, uint32_t 
         const size_t at = list->count++;
         list->members[at] = waiting[i].member;
         list->micros[at] = waiting[i].micro;
-        list->flags[at] = flags | (waiting[i].waits ? CAIRN_LACK_WAITS : 0u);
+        list->flags[at] = flags | (waiting[i].waits ? CAIRN_LACK_WAITS : 0u) |
+                          (waiting[i].arrived > 0 ? CAIRN_LACK_ARRIVED : 0u);
     }
 }
 

@@ -14,7 +14,7 @@
 #include "tests/support/good.h"
 #include "tests/support/suite.h"
 
-enum { SHARDS = 2, WORKERS = 3, SLOW = 1, STEPS = 9, COMPUTE_MS = 4, SLOW_MS = 30, ELEMS = 40000 };
+enum { SHARDS = 2, WORKERS = 3, SLOW = 1, STEPS = 9, COMPUTE_MS = 4, SLOW_MS = 60, ELEMS = 40000 };
 
 static const struct cairn_tensor model = { .struct_size = sizeof model,
                                            .name = "w",
@@ -147,6 +147,7 @@ TEST(the_worker_that_computes_slowly_is_marked)
     json_t *top = await_bytes();
     const json_t *list = json_object_get(top, "workers"), *shards = json_object_get(top, "shards");
     ck_assert_uint_eq(json_array_size(list), WORKERS);
+    cluster_says(&cluster, 0, "(rank 1), by its compute", "job", "show", "slow", NULL);
     for (uint32_t i = 0; i < WORKERS; i++) check_worker(json_array_get(list, i), i);
     ck_assert_uint_eq(json_array_size(shards), SHARDS);
     for (size_t i = 0; i < SHARDS; i++) {

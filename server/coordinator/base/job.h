@@ -17,6 +17,7 @@
 #include "server/coordinator/member/tiles.h"
 #include "server/coordinator/round/core.h"
 #include "server/coordinator/round/halts.h"
+#include "server/coordinator/round/straggler.h"
 #include "server/coordinator/round/times.h"
 #include "server/coordinator/snapshot/periodic.h"
 
@@ -92,6 +93,7 @@ struct cairn_cluster_job {
     /* each is its module's own */
     struct cairn_cluster_rounds rounds;
     struct cairn_cluster_halts halts;
+    struct cairn_cluster_straggler straggler;
     struct cairn_cluster_groups *groups; /* owned; NULL: there were none */
     struct cairn_cluster_job_members members;
     struct cairn_cluster_tiles tiles;

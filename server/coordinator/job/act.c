@@ -64,6 +64,7 @@ static void send_open(struct cairn_cluster_job *job, const struct cairn_round_ac
     open.members = (uint64_t *)(uintptr_t)action->members;
     open.n_members = action->member_count;
     open.write = action->write;
+    cairn_cluster_straggler_opened(job, action->round, action->write);
     cairn_log_debug("job %s: round %" PRIu64 " of step %" PRIu64 " open for %" PRIu32 " workers",
                     job->spec.name, action->round, action->version.step, action->member_count);
     if (action->write ||
@@ -105,6 +106,7 @@ static void send_opened(struct cairn_cluster_job *job, const struct cairn_round_
     uint32_t frozen[CAIRN_SPEC_GROUPS_MAX];
     if (member == NULL) return;
     uint32_t *request = action->write ? &member->write.request : &member->begin_request;
+    member->opened_round = action->round;
     if (*request == 0) return; // it asks again after a reconnect
     Cairn__RoundOpened opened = CAIRN__ROUND_OPENED__INIT;
     opened.job = job->id;

@@ -35,8 +35,7 @@ static int compare(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
-/* The upper one of two. */
-static uint32_t median(uint32_t *values, size_t count)
+uint32_t cairn_times_median(uint32_t *values, size_t count)
 {
     qsort(values, count, sizeof *values, compare);
     return values[count / 2];
@@ -57,13 +56,27 @@ bool cairn_step_ring_medians(const struct cairn_step_ring *ring, Cairn__StepTime
     if (ring->count == 0) return false;
     for (size_t p = 0; p < CAIRN_TIMES_PHASES; p++) {
         for (uint32_t i = 0; i < ring->count; i++) values[i] = ring->us[i][p];
-        us[p] = median(values, ring->count);
+        us[p] = cairn_times_median(values, ring->count);
     }
     for (uint32_t i = 0; i < ring->count; i++) values[i] = sum_of(ring->us[i]);
-    out->step_us = median(values, ring->count);
+    out->step_us = cairn_times_median(values, ring->count);
     out->steps = ring->count;
     out->us = us;
     out->n_us = CAIRN_TIMES_PHASES;
+    return true;
+}
+
+bool cairn_step_ring_recent(const struct cairn_step_ring *ring, uint32_t steps,
+                            uint32_t us[CAIRN_TIMES_PHASES])
+{
+    uint32_t values[CAIRN_TIMES_STEPS];
+    const uint32_t count = ring->count < steps ? ring->count : steps;
+    if (2 * ring->count < steps) return false;
+    for (size_t p = 0; p < CAIRN_TIMES_PHASES; p++) {
+        for (uint32_t i = 0; i < count; i++)
+            values[i] = ring->us[(ring->next + CAIRN_TIMES_STEPS - 1 - i) % CAIRN_TIMES_STEPS][p];
+        us[p] = cairn_times_median(values, count);
+    }
     return true;
 }
 
@@ -127,7 +140,7 @@ static void mark_slowest(struct cairn_times_entry *entries, size_t count, uint32
     for (size_t i = 0; i < count; i++)
         if (i != slowest && entries[i].told.steps > 0) values[others++] = own_us(&entries[i]);
     if (others == 0) return;
-    const double middle = median(values, others), own = own_us(&entries[slowest]);
+    const double middle = cairn_times_median(values, others), own = own_us(&entries[slowest]);
     entries[slowest].told.slowest = own > SLOWER_FACTOR * middle && own > middle + SLOWER_US;
 }
 

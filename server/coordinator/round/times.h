@@ -21,6 +21,12 @@ void cairn_step_ring_take(struct cairn_step_ring *ring, const Cairn__StepTimes *
 bool cairn_step_ring_medians(const struct cairn_step_ring *ring, Cairn__StepTimes *out,
                              uint32_t us[CAIRN_TIMES_PHASES]);
 
+/* The same of the last so many; false: there are not half as many. */
+bool cairn_step_ring_recent(const struct cairn_step_ring *ring, uint32_t steps,
+                            uint32_t us[CAIRN_TIMES_PHASES]);
+/* The upper one of two. Puts them in order. */
+uint32_t cairn_times_median(uint32_t *values, size_t count);
+
 struct cairn_times_view {
     struct cairn_times_entry *entries; /* owned */
     Cairn__StepTimes **list;           /* owned: to those of the entries */

@@ -1,0 +1,64 @@
+/* Who holds a job's rounds up, by worker and phase. Two signs count: over its last steps a phase takes one
+ * worker more than twice what it takes the middle of the others, so that a step is a tenth longer at least;
+ * or the open round has waited for it longer than two of the others' steps, and a second. What is not clear
+ * is not said. Loop thread only. */
+#ifndef CAIRN_COORDINATOR_ROUND_STRAGGLER_H
+#define CAIRN_COORDINATOR_ROUND_STRAGGLER_H
+
+#include "server/coordinator/base/names.h"
+#include "server/coordinator/round/times.h"
+
+enum { CAIRN_STRAGGLER_STEPS = 8, CAIRN_STRAGGLER_LACKS = 8 };
+
+/* The phases of a worker's step, as StepTimes has them. */
+enum cairn_phase { CAIRN_PHASE_COMPUTE, CAIRN_PHASE_PUSH, CAIRN_PHASE_WAIT, CAIRN_PHASE_FETCH };
+
+/* Of a worker: medians of its last CAIRN_STRAGGLER_STEPS steps. */
+struct cairn_straggler_sample {
+    uint32_t us[CAIRN_TIMES_PHASES];
+    bool told; /* there are enough of them */
+};
+struct cairn_straggler_found {
+    size_t index; /* in the samples */
+    enum cairn_phase phase;
+    uint32_t us, others_us; /* of that phase: its own, the middle of the others */
+};
+/* Judges the last steps. Pure; scratch: [count]. False: nobody clearly holds the others up. */
+bool cairn_straggler_find(const struct cairn_straggler_sample *samples, size_t count,
+                          uint32_t *scratch, struct cairn_straggler_found *out);
+
+/* Of a job. */
+struct cairn_cluster_straggler {
+    uint64_t round,
+        opened_ms;     /* cairn_cluster_now_ms: the last round that opened; round 0: a write */
+    uint64_t asked_ms; /* its shards were asked whom they lack */
+    uint64_t
+        arriving[CAIRN_STRAGGLER_LACKS]; /* members of whom they have a part, and lack the rest */
+    uint32_t arriving_count;
+    /* what was found last; member 0: nobody */
+    uint64_t member, waited_ms; /* waited_ms: by the open round; 0: over the last steps */
+    uint32_t others;            /* beside it, for whom the open round waits, too */
+    enum cairn_phase phase;
+    uint32_t us, others_us;
+    /* what the log was told, and when */
+    uint64_t said_member, said_ms;
+    enum cairn_phase said_phase;
+};
+
+/* A round is open, of steps or (write) of a write. */
+void cairn_cluster_straggler_opened(struct cairn_cluster_job *job, uint64_t round, bool write);
+/* What a shard lacks of the open round, at the step's deadline or since we asked. */
+void cairn_cluster_straggler_lacks(struct cairn_cluster_job *job, const Cairn__Lacks *lacks);
+/* Judges anew, and tells the log what is new. */
+void cairn_cluster_straggler_tick(struct cairn_cluster_job *job);
+
+/* A message with what it borrows. */
+struct cairn_straggler_view {
+    Cairn__Straggler told;
+    struct cairn_sentence text;
+};
+/* Fills in `straggler` of the status; NULL stays where nobody holds the job up. */
+void cairn_cluster_straggler_show(const struct cairn_cluster_job *job,
+                                  struct cairn_straggler_view *view, Cairn__JobStatus *status);
+
+#endif

@@ -1,0 +1,191 @@
+/* Who holds rounds up: judged of medians, and of an open round that waits. */
+#include <check.h>
+#include <string.h>
+
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/base/member.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/member/members.h"
+#include "tests/support/suite.h"
+#include "tests/support/trained_toy.h"
+
+enum { MOST = 4, NOBODY = -1 };
+
+static const struct {
+    const char *name;
+    uint32_t us[MOST][CAIRN_TIMES_PHASES]; /* compute, push, wait, fetch */
+    size_t count;
+    int index; /* NOBODY */
+    enum cairn_phase phase;
+    uint32_t others_us;
+} cases[] = {
+    { "one computes for twice as long and more",
+      { { 10000, 9000, 100, 50 }, { 25000, 100, 100, 50 }, { 11000, 8000, 100, 50 } },
+      3,
+      1,
+      CAIRN_PHASE_COMPUTE,
+      11000 },
+    { "it is less than twice as long",
+      { { 10000, 9000, 100, 50 }, { 19000, 100, 100, 50 }, { 10000, 8000, 100, 50 } },
+      3,
+      NOBODY,
+      0,
+      0 },
+    { "of two, one", { { 10000, 20100, 10, 5 }, { 30000, 100, 10, 5 } }, 2, 1, 0, 10000 },
+    { "what takes no time matters to nobody",
+      { { 100, 50, 50, 10 }, { 900, 50, 50, 10 }, { 100, 50, 50, 10 } },
+      3,
+      NOBODY,
+      0,
+      0 },
+    { "it is less than a tenth of a step",
+      { { 100000, 50, 50, 1000 }, { 100000, 50, 50, 9000 }, { 100000, 50, 50, 1000 } },
+      3,
+      NOBODY,
+      0,
+      0 },
+    { "a fetch",
+      { { 10000, 50, 9000, 1000 }, { 10000, 50, 50, 15000 }, { 10000, 50, 9000, 1000 } },
+      3,
+      1,
+      CAIRN_PHASE_FETCH,
+      1000 },
+    { "the worse of two phases is named",
+      { { 10000, 50, 50, 1000 }, { 30000, 50, 50, 50000 }, { 10000, 50, 50, 1000 } },
+      3,
+      1,
+      CAIRN_PHASE_FETCH,
+      1000 },
+    { "a push whose end the others wait for",
+      { { 10000, 1000, 20000, 50 }, { 10000, 21000, 100, 50 }, { 10000, 1000, 20000, 50 } },
+      3,
+      1,
+      CAIRN_PHASE_PUSH,
+      1000 },
+    { "a push that waits for others' contributions",
+      { { 15000, 1000, 100, 50 }, { 10000, 9000, 100, 50 }, { 15000, 1000, 100, 50 } },
+      3,
+      NOBODY,
+      0,
+      0 },
+    { "alone", { { 90000, 1, 1, 1 } }, 1, NOBODY, 0, 0 },
+    { "nobody", { { 0 } }, 0, NOBODY, 0, 0 },
+};
+
+TEST_EACH(who_is_clearly_slow_is_found, 0, sizeof cases / sizeof *cases)
+{
+    struct cairn_straggler_sample samples[MOST];
+    struct cairn_straggler_found found;
+    uint32_t scratch[MOST];
+    for (size_t i = 0; i < cases[_i].count; i++) {
+        memcpy(samples[i].us, cases[_i].us[i], sizeof samples[i].us);
+        samples[i].told = true;
+    }
+    const bool is_found = cairn_straggler_find(samples, cases[_i].count, scratch, &found);
+    ck_assert_msg(is_found == (cases[_i].index != NOBODY), "%s", cases[_i].name);
+    if (!is_found) return;
+    ck_assert_msg((int)found.index == cases[_i].index && found.phase == cases[_i].phase, "%s",
+                  cases[_i].name);
+    ck_assert_uint_eq(found.others_us, cases[_i].others_us);
+}
+
+TEST(who_has_not_told_enough_is_no_other)
+{
+    struct cairn_straggler_sample samples[3] = { { { 90000, 0, 0, 0 }, true }, { .told = false } };
+    struct cairn_straggler_found found;
+    uint32_t scratch[3];
+    ck_assert(!cairn_straggler_find(samples, 3, scratch, &found));
+    samples[2] = (struct cairn_straggler_sample) { { 1000, 0, 0, 0 }, true };
+    ck_assert(cairn_straggler_find(samples, 3, scratch, &found));
+}
+
+TEST(the_last_steps_count_and_a_few_are_too_few)
+{
+    struct cairn_step_ring ring = { .count = 0 };
+    uint32_t us[] = { 1000, 2, 3, 4 };
+    Cairn__StepTimes told = CAIRN__STEP_TIMES__INIT;
+    told.us = us;
+    told.n_us = 4;
+    for (int i = 0; i < 3; i++) cairn_step_ring_take(&ring, &told);
+    ck_assert(!cairn_step_ring_recent(&ring, 8, us));
+    for (int i = 0; i < 60; i++) cairn_step_ring_take(&ring, &told);
+    us[0] = 7;
+    for (int i = 0; i < 8; i++) cairn_step_ring_take(&ring, &told);
+    us[0] = 0;
+    ck_assert(cairn_step_ring_recent(&ring, 8, us));
+    ck_assert_uint_eq(us[0], 7);
+}
+
+SUITE(30, NULL, NULL);
+
+/* ---- an open round ---- */
+
+static struct fake_peer second;
+
+/* Two workers, whose steps took 10 ms so far. */
+static void open_two(void)
+{
+    uint32_t us[] = { 10000, 0, 0, 0 };
+    Cairn__StepTimes told = CAIRN__STEP_TIMES__INIT;
+    told.us = us;
+    told.n_us = 4;
+    open_ticking();
+    second = worker("w1");
+    fake_attach(&fake, &second, 11, 1, 1);
+    for (int i = 0; i < 2; i++) fake.shards[i].holds_reduced = true; // the round stays open
+    for (struct cairn_cluster_member *m = toy()->members.list; m != NULL; m = m->next_of_job)
+        for (int i = 0; i < 8; i++) cairn_step_ring_take(&m->times, &told);
+}
+
+static void close_two(void)
+{
+    fake_peer_close(&second);
+    close_fake();
+}
+
+/* The round has been open for that much longer. */
+static void let_pass(uint64_t ms)
+{
+    toy()->straggler.opened_ms -= ms;
+    fake_until(&fake, toy()->straggler.member != 0);
+}
+
+static void expect_shown(const char *phase, const char *word)
+{
+    Cairn__JobStatus *status = show_job("toy");
+    ck_assert_ptr_nonnull(status->straggler);
+    ck_assert_str_eq(status->straggler->name, "w1");
+    ck_assert_str_eq(status->straggler->phase, phase);
+    ck_assert_msg(strstr(status->straggler->text, word) != NULL, "%s", status->straggler->text);
+    ck_assert_uint_ge(status->straggler->waited_ms, 5000);
+    cairn_message_free(&status->base);
+}
+
+TEST(who_does_not_begin_or_commit_a_round_holds_it_up)
+{
+    const uint64_t round = fake_begin(&fake, &w, job);
+    fake_ask_commit(&w, job, round);
+    let_pass(5000);
+    expect_shown("fetch", "worker w1 (rank 1), for 5.");
+    ck_assert_uint_eq(fake_begin(&fake, &second, job), round);
+    toy()->straggler.member = 0;
+    let_pass(0);
+    expect_shown("compute", "which takes the others 10.0 ms");
+    fake_ask_commit(&second, job, round);
+    fake_until(&fake, toy()->straggler.member == 0);
+    Cairn__JobStatus *status = show_job("toy");
+    ck_assert_ptr_null(status->straggler);
+    cairn_message_free(&status->base);
+}
+
+TEST(while_both_are_at_work_nobody_does)
+{
+    const uint64_t round = fake_begin(&fake, &w, job);
+    ck_assert_uint_eq(fake_begin(&fake, &second, job), round);
+    toy()->straggler.opened_ms -= 60000;
+    const uint64_t ticks = fake.cluster->clock.last_tick_ms;
+    fake_until(&fake, fake.cluster->clock.last_tick_ms > ticks + 30);
+    ck_assert_uint_eq(toy()->straggler.member, 0);
+}
+
+SUITE(60, open_two, close_two);
