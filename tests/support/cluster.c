@@ -138,7 +138,8 @@ static void add_program(struct arguments *args, const char *netns, const char *p
 
 static const char *netns_of(const struct cluster *cluster, int shard)
 {
-    return cluster->options.shard_netns != NULL ? cluster->options.shard_netns[shard] : NULL;
+    const bool has_own = cluster->options.shard_netns != NULL && shard < cluster->shards_expected;
+    return has_own ? cluster->options.shard_netns[shard] : NULL;
 }
 
 /* The last --set of a key wins, so the test's own come last. */
@@ -171,7 +172,7 @@ static void start_coordinator(struct cluster *cluster)
     char program[PATH_BYTES];
     char listen[PATH_BYTES], shards[PATH_BYTES], store[PATH_BYTES], snapshots[PATH_BYTES];
     snprintf(listen, sizeof listen, "network.listen=%s", cluster->address);
-    snprintf(shards, sizeof shards, "cluster.shards=%d", cluster->shard_count);
+    snprintf(shards, sizeof shards, "cluster.shards=%d", cluster->shards_expected);
     snprintf(store, sizeof store, "store.path=%s/coordinator", cluster->folder);
     snprintf(snapshots, sizeof snapshots, "snapshots.path=%s", cluster->snapshots_path);
     struct arguments args = { .argc = 0 };
@@ -189,6 +190,7 @@ static void start_coordinator(struct cluster *cluster)
 
 static void start_shard(struct cluster *cluster, int shard)
 {
+    const bool is_first = shard < cluster->shards_expected; // lists of options have these
     char program[PATH_BYTES];
     char name[32], set_name[PATH_BYTES], set_host[PATH_BYTES], coordinator[PATH_BYTES], ready[64];
     char lock[PATH_BYTES], backend[64];
@@ -196,7 +198,7 @@ static void start_shard(struct cluster *cluster, int shard)
     snprintf(set_name, sizeof set_name, "shard.name=%s", name);
     snprintf(coordinator, sizeof coordinator, "shard.coordinator=%s", cluster->address);
     struct arguments args = { .argc = 0 };
-    if (cluster->options.shard_within != NULL)
+    if (cluster->options.shard_within != NULL && is_first)
         for (const char *const *word = cluster->options.shard_within[shard]; *word != NULL; word++)
             add(&args, *word, NULL);
     add_program(&args, netns_of(cluster, shard), program_path(program, "cairn-shard"));
@@ -208,12 +210,12 @@ static void start_shard(struct cluster *cluster, int shard)
     add(&args, "--set", backend);
     snprintf(lock, sizeof lock, "memory.lock=%s", cluster->folder); // other tests have theirs
     add(&args, "--set", lock);
-    if (cluster->options.shard_hosts != NULL) {
+    if (cluster->options.shard_hosts != NULL && is_first) {
         snprintf(set_host, sizeof set_host, "fabric.host=%s", cluster->options.shard_hosts[shard]);
         add(&args, "--set", set_host);
     }
     add_settings(&args, cluster->options.shard_set);
-    const char *const *own = cluster->options.shard_each != NULL
+    const char *const *own = cluster->options.shard_each != NULL && is_first
                                  ? cluster->options.shard_each[shard]
                                  : NULL;
     cluster->shards[shard] = start_daemon(cluster, &args, name, own, ready, sizeof ready);
@@ -225,7 +227,7 @@ void cluster_start(struct cluster *cluster, int shard_count, const struct cluste
     ck_assert_int_le(shard_count, CLUSTER_SHARDS_MAX);
     memset(cluster, 0, sizeof *cluster);
     if (options != NULL) cluster->options = *options;
-    cluster->shard_count = shard_count;
+    cluster->shards_expected = cluster->shard_count = shard_count;
     cairn_scratch_make(cluster->folder);
     if (cluster->options.snapshots_path != NULL)
         snprintf(cluster->snapshots_path, sizeof cluster->snapshots_path, "%s",
@@ -283,6 +285,21 @@ void cluster_restart_shard(struct cluster *cluster, int shard)
 {
     ck_assert_int_eq(cluster->shards[shard], 0);
     start_shard(cluster, shard);
+}
+
+void cluster_add_shard(struct cluster *cluster, int shard)
+{
+    ck_assert_int_lt(shard, CLUSTER_SHARDS_MAX);
+    ck_assert_int_eq(cluster->shards[shard], 0);
+    start_shard(cluster, shard);
+    if (shard >= cluster->shard_count) cluster->shard_count = shard + 1;
+}
+
+void cluster_await_end_of_shard(struct cluster *cluster, int shard)
+{
+    const int status = cluster_wait(cluster->shards[shard], CLUSTER_WAIT_MS);
+    ck_assert_msg(status == 0, "shard %d ended with %d (-1: not at all)", shard, status);
+    cluster->shards[shard] = 0;
 }
 
 size_t cluster_resident_bytes(pid_t pid)

@@ -47,6 +47,7 @@ struct cluster {
     char snapshots_path[CAIRN_SCRATCH_BYTES + 32];
     char address[CAIRN_SCRATCH_BYTES + 32]; /* of the coordinator; the same after a restart */
     struct cluster_options options;
+    int shards_expected; /* cluster.shards: as many as it was started with */
     int shard_count;
     pid_t coordinator; /* 0: not running */
     pid_t shards[CLUSTER_SHARDS_MAX];
@@ -63,6 +64,12 @@ void cluster_kill_shard(struct cluster *cluster, int shard);
 /* Starts it again under its old name and, the coordinator, at its old address with its old data. */
 void cluster_restart_coordinator(struct cluster *cluster);
 void cluster_restart_shard(struct cluster *cluster, int shard);
+
+/* A shard more, or a new process of a number whose own has ended: "shard-I". Of options it has what is the
+ * same for all of them. */
+void cluster_add_shard(struct cluster *cluster, int shard);
+/* It ends by itself, with status 0. */
+void cluster_await_end_of_shard(struct cluster *cluster, int shard);
 
 /* Bytes of memory that the process has resident (VmRSS). */
 size_t cluster_resident_bytes(pid_t pid);
