@@ -65,6 +65,29 @@ cairn_status cairn_home_memory_open_exportable(struct cairn_home *home, const ch
     return open_memory(label, memory, memory_out, why);
 }
 
+cairn_status cairn_home_memory_open_room(const char *label, uint64_t bytes, uint64_t room_bytes,
+                                         bool is_exportable, struct cairn_home_memory *memory_out,
+                                         struct cairn_sentence *why)
+{
+    const struct cairn_home_memory memory = { .home = cairn_home_host(),
+                                              .bytes = bytes,
+                                              .room_bytes = room_bytes > bytes ? room_bytes : bytes,
+                                              .is_exportable = is_exportable };
+    return open_memory(label, memory, memory_out, why);
+}
+
+cairn_status cairn_home_memory_resize(struct cairn_home_memory *memory, const char *label,
+                                      uint64_t bytes, struct cairn_sentence *why)
+{
+    assert(memory->base != NULL && memory->home->kind->memory_resize != NULL);
+    if (bytes > memory->room_bytes)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY,
+                          "%s: %llu bytes are wanted, and there are addresses for %llu", label,
+                          (unsigned long long)bytes, (unsigned long long)memory->room_bytes);
+    return bytes == memory->bytes ? CAIRN_OK
+                                  : memory->home->kind->memory_resize(memory, label, bytes, why);
+}
+
 uint64_t cairn_home_memory_segments(const struct cairn_home_memory *memory)
 {
     return (memory->bytes + CAIRN_SEGMENT_BYTES - 1) / CAIRN_SEGMENT_BYTES;

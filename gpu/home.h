@@ -87,6 +87,7 @@ struct cairn_home_memory {
     struct cairn_home *home; /* borrowed */
     void *base;              /* an address in the home, at a multiple of 512; NULL if bytes is 0 */
     uint64_t bytes;
+    uint64_t room_bytes; /* addresses from base on that are its own; 0: as many as bytes */
     bool is_exportable;
     struct cairn_home_segment *segments; /* owned: the home's */
 };
@@ -101,6 +102,18 @@ CAIRN_MUST_CHECK cairn_status cairn_home_memory_open(struct cairn_home *home, co
 CAIRN_MUST_CHECK cairn_status
 cairn_home_memory_open_exportable(struct cairn_home *home, const char *label, uint64_t bytes,
                                   struct cairn_home_memory *memory_out, struct cairn_sentence *why);
+/* Of `host`, in addresses for at most room_bytes, so that it can have more bytes later, or fewer. */
+CAIRN_MUST_CHECK cairn_status cairn_home_memory_open_room(const char *label, uint64_t bytes,
+                                                          uint64_t room_bytes, bool is_exportable,
+                                                          struct cairn_home_memory *memory_out,
+                                                          struct cairn_sentence *why);
+/* Other bytes, at most room_bytes, of what was opened with room. What is in its segments stays, but for the
+ * last one of before or of now if it is exportable: what others have mapped cannot change its size, so that
+ * one is made anew, all 0. Nothing works on it meanwhile. CAIRN_ERR_NO_MEMORY: it has the bytes of before;
+ * the segments that were to be made anew are all 0. Any thread. */
+CAIRN_MUST_CHECK cairn_status cairn_home_memory_resize(struct cairn_home_memory *memory,
+                                                       const char *label, uint64_t bytes,
+                                                       struct cairn_sentence *why);
 /* Segment i of it begins at base + i * CAIRN_SEGMENT_BYTES. */
 uint64_t cairn_home_memory_segments(const struct cairn_home_memory *memory);
 /* A descriptor of one segment of exportable memory, for another process to import, and the bytes that it

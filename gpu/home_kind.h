@@ -14,6 +14,9 @@ struct cairn_home_kind {
     cairn_status (*memory_open)(struct cairn_home *home, const char *label,
                                 struct cairn_home_memory *memory_out, struct cairn_sentence *why);
     void (*memory_close)(struct cairn_home_memory *memory); /* base is not NULL */
+    /* Other bytes than it has, of memory with room; NULL: none has. */
+    cairn_status (*memory_resize)(struct cairn_home_memory *memory, const char *label,
+                                  uint64_t bytes, struct cairn_sentence *why);
     /* NULL where the home does not export; there is such a segment, and it is exportable. */
     cairn_status (*memory_export)(const struct cairn_home_memory *memory, uint64_t segment,
                                   int *fd_out, uint64_t *bytes_out, struct cairn_sentence *why);

@@ -128,6 +128,7 @@ static const struct cairn_home_kind kind = {
     .has = has,
     .memory_open = cairn_host_memory_open,
     .memory_close = cairn_host_memory_close,
+    .memory_resize = cairn_host_memory_resize,
     .memory_export = cairn_host_memory_export,
     .memory_give = cairn_host_memory_give,
     .pin = pin,

@@ -4,8 +4,8 @@
  *   tensor     a number: the place in the job's tensor list, [0, tensor_count)
  *   extent     a run of quanta of one tensor on one shard; two on one shard may follow each other, as
  *              they do after one was cut: their state may lie apart there
- *   state      the arrays of a shard (parameters, moments, sums) are its extents one after another, in
- *              the table's order; "local" counts elements, leaves and chunks there
+ *   state      the arrays of a shard (parameters, moments, sums) are its extents, in a fresh job one after
+ *              another in the table's order; "local" counts elements there, and chunks in the map's order
  *   chunk      consecutive leaves of one extent, counted from the extent's first leaf in steps of
  *              chunk_leaves; the last of an extent may be shorter. Client and shard cut with the
  *              functions below, so that a chunk number means the same on both ends.
@@ -103,6 +103,7 @@ struct cairn_shard_map {
     uint32_t chunk_leaves;
     size_t extent_count;
     uint64_t elem_count; /* of the shard's state */
+    uint64_t local_end;  /* behind its last local element: more than elem_count if there are gaps */
     uint64_t leaf_count;
     uint64_t chunk_count;
     struct cairn_local_extent *extents; /* owned: [extent_count], by tensor, then first_leaf */
@@ -122,6 +123,15 @@ struct cairn_chunk_place {
  * CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_shard_map_init(struct cairn_shard_map *map, const struct cairn_layout *layout,
                                   uint32_t shard, uint32_t chunk_leaves) CAIRN_MUST_CHECK;
+/* The same of a layout that follows others: an extent that is one of `before`, or a part of one, keeps its
+ * local elements; any other gets some that neither `before` nor `beside` (may be NULL) has, the first that
+ * fit.
+ * All three are of one shard, and of the same tensors. CAIRN_ERR_INVALID, too: an extent that is partly in
+ * `before`, or in two extents of it. */
+cairn_status cairn_shard_map_init_from(struct cairn_shard_map *map,
+                                       const struct cairn_layout *layout, uint32_t shard,
+                                       uint32_t chunk_leaves, const struct cairn_shard_map *before,
+                                       const struct cairn_shard_map *beside) CAIRN_MUST_CHECK;
 void cairn_shard_map_release(struct cairn_shard_map *map);
 
 /* The local extent that holds a leaf; NULL if this shard does not own it. */

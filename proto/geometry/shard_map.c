@@ -2,6 +2,7 @@
 #include "proto/geometry/layout.h"
 
 #include <assert.h>
+#include <stdbool.h>
 #include <stdlib.h>
 
 static struct cairn_local_extent localize(const struct cairn_shard_map *map,
@@ -44,6 +45,7 @@ cairn_status cairn_shard_map_init(struct cairn_shard_map *map, const struct cair
         map->leaf_count += extents[i].leaf_count;
         map->chunk_count += extents[i].chunk_count;
     }
+    map->local_end = map->elem_count;
     return CAIRN_OK;
 }
 
@@ -53,10 +55,10 @@ void cairn_shard_map_release(struct cairn_shard_map *map)
     *map = (struct cairn_shard_map) { 0 };
 }
 
-const struct cairn_local_extent *cairn_shard_map_find(const struct cairn_shard_map *map,
-                                                      uint32_t tensor, uint64_t leaf)
+/* How many extents begin at or before the leaf. */
+static size_t extents_up_to(const struct cairn_shard_map *map, uint32_t tensor, uint64_t leaf)
 {
-    size_t low = 0, high = map->extent_count; // extents before low begin at or before the leaf
+    size_t low = 0, high = map->extent_count;
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
         const struct cairn_local_extent *e = &map->extents[middle];
@@ -65,8 +67,15 @@ const struct cairn_local_extent *cairn_shard_map_find(const struct cairn_shard_m
         else
             high = middle;
     }
-    if (low == 0) return NULL;
-    const struct cairn_local_extent *e = &map->extents[low - 1];
+    return low;
+}
+
+const struct cairn_local_extent *cairn_shard_map_find(const struct cairn_shard_map *map,
+                                                      uint32_t tensor, uint64_t leaf)
+{
+    const size_t count = extents_up_to(map, tensor, leaf);
+    if (count == 0) return NULL;
+    const struct cairn_local_extent *e = &map->extents[count - 1];
     return e->tensor == tensor && leaf - e->first_leaf < e->leaf_count ? e : NULL;
 }
 
@@ -122,4 +131,109 @@ cairn_status cairn_shard_map_chunk_number(const struct cairn_shard_map *map, uin
     if (leaf_count != chunk_size(map, e, within)) return CAIRN_ERR_INVALID;
     *chunk_out = e->first_chunk + within / map->chunk_leaves;
     return CAIRN_OK;
+}
+
+/* ---- a map that follows another ---- */
+
+/* Local elements. */
+struct range {
+    uint64_t first, end;
+};
+
+struct ranges {
+    struct range *list; /* owned */
+    size_t count;
+};
+
+static int compare_ranges(const void *a, const void *b)
+{
+    const struct range *x = a, *y = b;
+    return (x->first > y->first) - (x->first < y->first);
+}
+
+static void add_ranges(struct ranges *ranges, const struct cairn_shard_map *map)
+{
+    for (size_t i = 0; map != NULL && i < map->extent_count; i++) {
+        const struct cairn_local_extent *e = &map->extents[i];
+        ranges->list[ranges->count++] = (struct range) { e->local_elem,
+                                                         e->local_elem + e->elem_count };
+    }
+}
+
+/* The gaps between what two maps have; the last one has no end. */
+static cairn_status find_gaps(const struct cairn_shard_map *before,
+                              const struct cairn_shard_map *beside, struct ranges *gaps)
+{
+    const size_t most = before->extent_count + (beside != NULL ? beside->extent_count : 0);
+    struct ranges taken = { .list = calloc(most + 1, sizeof *taken.list) };
+    *gaps = (struct ranges) { .list = calloc(most + 1, sizeof *gaps->list) };
+    if (taken.list == NULL || gaps->list == NULL) {
+        free(taken.list);
+        return CAIRN_ERR_NO_MEMORY;
+    }
+    add_ranges(&taken, before);
+    add_ranges(&taken, beside);
+    qsort(taken.list, taken.count, sizeof *taken.list, compare_ranges);
+    uint64_t at = 0;
+    for (size_t i = 0; i < taken.count; i++) {
+        if (taken.list[i].first > at)
+            gaps->list[gaps->count++] = (struct range) { at, taken.list[i].first };
+        if (taken.list[i].end > at) at = taken.list[i].end;
+    }
+    gaps->list[gaps->count++] = (struct range) { at, UINT64_MAX };
+    free(taken.list);
+    return CAIRN_OK;
+}
+
+/* The extent of `before` that the extent lies in, in whole; NULL: none. CAIRN_ERR_INVALID: in part. */
+static cairn_status find_before(const struct cairn_shard_map *before,
+                                const struct cairn_local_extent *extent,
+                                const struct cairn_local_extent **out)
+{
+    const uint64_t end = extent->first_leaf + extent->leaf_count;
+    const struct cairn_local_extent *first = cairn_shard_map_find(before, extent->tensor,
+                                                                  extent->first_leaf);
+    *out = first;
+    if (first != NULL)
+        return end <= first->first_leaf + first->leaf_count ? CAIRN_OK : CAIRN_ERR_INVALID;
+    const bool begins_later = extents_up_to(before, extent->tensor, end - 1) >
+                              extents_up_to(before, extent->tensor, extent->first_leaf);
+    return begins_later ? CAIRN_ERR_INVALID : CAIRN_OK;
+}
+
+static void place(struct ranges *gaps, struct cairn_local_extent *extent)
+{
+    struct range *gap = gaps->list;
+    while (gap->end - gap->first < extent->elem_count) gap++; // the last one has room
+    extent->local_elem = gap->first;
+    gap->first += extent->elem_count;
+}
+
+cairn_status cairn_shard_map_init_from(struct cairn_shard_map *map,
+                                       const struct cairn_layout *layout, uint32_t shard,
+                                       uint32_t chunk_leaves, const struct cairn_shard_map *before,
+                                       const struct cairn_shard_map *beside)
+{
+    struct ranges gaps;
+    cairn_status status = find_gaps(before, beside, &gaps);
+    if (status == CAIRN_OK) status = cairn_shard_map_init(map, layout, shard, chunk_leaves);
+    if (status != CAIRN_OK) {
+        free(gaps.list);
+        return status;
+    }
+    map->local_end = 0;
+    for (size_t i = 0; i < map->extent_count && status == CAIRN_OK; i++) {
+        struct cairn_local_extent *extent = &map->extents[i];
+        const struct cairn_local_extent *was;
+        status = find_before(before, extent, &was);
+        if (status == CAIRN_OK && was == NULL)
+            place(&gaps, extent);
+        else if (status == CAIRN_OK)
+            extent->local_elem = was->local_elem + (extent->first_elem - was->first_elem);
+        const uint64_t end = extent->local_elem + extent->elem_count;
+        if (end > map->local_end) map->local_end = end;
+    }
+    free(gaps.list);
+    if (status != CAIRN_OK) cairn_shard_map_release(map);
+    return status;
 }

@@ -81,7 +81,8 @@ TEST(what_is_taken_is_there_and_nothing_beside_it)
     struct cairn_arena arena;
     struct cairn_sentence why;
     ck_assert_int_eq(
-        cairn_arena_open_state("test", 8 * LARGE + 10, CAIRN_STREAM_WIRE, &arena, &why), CAIRN_OK);
+        cairn_arena_open_state("test", 8 * LARGE + 10, 0, CAIRN_STREAM_WIRE, &arena, &why),
+        CAIRN_OK);
     ck_assert_int_eq(cairn_arena_take(&arena, LARGE + 4096, 2 * LARGE), CAIRN_OK);
     ck_assert_uint_eq(resident(&arena), 2 * LARGE);
     ck_assert_int_eq(cairn_arena_take(&arena, 3 * LARGE + 4096, 1), CAIRN_OK);
@@ -131,7 +132,7 @@ TEST(what_is_larger_than_a_segment_lies_in_several_and_each_can_be_given_back)
     struct cairn_arena arena;
     struct cairn_sentence why;
     const size_t before = open_count();
-    ck_assert_int_eq(cairn_arena_open_state("test", bytes, CAIRN_STREAM_PARAM, &arena, &why),
+    ck_assert_int_eq(cairn_arena_open_state("test", bytes, 0, CAIRN_STREAM_PARAM, &arena, &why),
                      CAIRN_OK);
     ck_assert_uint_eq(cairn_home_memory_segments(&arena.memory), 3);
     ck_assert_uint_eq(open_count(), before + 3);
@@ -152,8 +153,9 @@ TEST(what_is_larger_than_a_segment_lies_in_several_and_each_can_be_given_back)
     ck_assert_uint_eq(there & 1, 0); // and that one has none
     cairn_arena_close(&arena);
     ck_assert_uint_eq(open_count(), before);
-    ck_assert_int_eq(cairn_arena_open_state("huge", UINT64_MAX / 4, CAIRN_STREAM_SUM, &arena, &why),
-                     CAIRN_ERR_NO_MEMORY);
+    ck_assert_int_eq(
+        cairn_arena_open_state("huge", UINT64_MAX / 4, 0, CAIRN_STREAM_SUM, &arena, &why),
+        CAIRN_ERR_NO_MEMORY);
     ck_assert_ptr_nonnull(strstr(why.text, "of memory for huge"));
     ck_assert_uint_eq(open_count(), before);
 }

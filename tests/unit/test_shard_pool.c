@@ -205,7 +205,7 @@ TEST(an_arena_is_zero_and_backed_as_it_is_touched)
     struct cairn_arena arena;
     struct cairn_sentence why;
     unsigned char there[2];
-    ck_assert_int_eq(cairn_arena_open_state("test", 1 << 30, CAIRN_STREAM_WIRE, &arena, &why),
+    ck_assert_int_eq(cairn_arena_open_state("test", 1 << 30, 0, CAIRN_STREAM_WIRE, &arena, &why),
                      CAIRN_OK);
     ck_assert_uint_eq(arena.bytes, 1 << 30);
     arena.base[(1 << 30) - 1] = 1;

@@ -18,34 +18,74 @@ static cairn_status grow(struct cairn_step_actions *actions, size_t capacity)
     return CAIRN_OK;
 }
 
+cairn_status cairn_collector_tables_open(const struct cairn_collector *collector,
+                                         const struct cairn_step_config *step,
+                                         const struct cairn_chunk_table *table,
+                                         struct cairn_collector_tables *tables_out)
+{
+    const uint32_t slots = step->member_max * step->window, chunks = table->trained_count;
+    struct cairn_collector_tables tables = { .table = table,
+                                             .fold_count = slots < chunks ? slots : chunks };
+    tables.step = malloc(cairn_step_bytes(step) + 1);
+    tables.folds = calloc((size_t)tables.fold_count + 1, sizeof *tables.folds);
+    const cairn_status status = grow(collector->actions, cairn_step_actions_max(step));
+    if (status != CAIRN_OK || tables.step == NULL || tables.folds == NULL) {
+        cairn_collector_tables_close(&tables);
+        return CAIRN_ERR_NO_MEMORY;
+    }
+    *tables_out = tables;
+    return CAIRN_OK;
+}
+
+void cairn_collector_tables_close(struct cairn_collector_tables *tables)
+{
+    free(tables->step);
+    free(tables->folds);
+}
+
+static void take_tables(struct cairn_collector *collector, struct cairn_collector_tables *tables)
+{
+    free(collector->folds);
+    collector->table = tables->table;
+    collector->folds = tables->folds;
+    collector->folds_free = NULL;
+    for (uint32_t i = 0; i < tables->fold_count; i++) {
+        collector->folds[i].next = collector->folds_free;
+        collector->folds_free = &collector->folds[i];
+    }
+    *tables = (struct cairn_collector_tables) { .table = NULL };
+}
+
+void cairn_collector_switch(struct cairn_collector *collector, const struct cairn_step_config *step,
+                            struct cairn_collector_tables *tables)
+{
+    struct cairn_step *before = collector->step;
+    assert(cairn_step_slots_used(before) == 0 && collector->landed == NULL);
+    collector->step = cairn_step_init_from(tables->step, step, before);
+    take_tables(collector, tables);
+    free(before);
+}
+
 cairn_status cairn_collector_open(struct cairn_collector *collector,
                                   const struct cairn_collector_options *options)
 {
     const uint32_t slots = options->step->member_max * options->step->window;
-    const uint32_t chunks = options->table->trained_count, folds = slots < chunks ? slots : chunks;
+    struct cairn_collector_tables tables;
     *collector = (struct cairn_collector) {
         .hands = options->hands,
         .job = options->job,
-        .table = options->table,
         .shard_name = options->shard_name,
         .actions = options->actions,
         .slots = calloc(slots, sizeof *collector->slots),
-        .folds = calloc((size_t)folds + 1, sizeof *collector->folds),
     };
-    void *memory = malloc(cairn_step_bytes(options->step) + 1);
-    cairn_status status = grow(options->actions, cairn_step_actions_max(options->step));
-    if (status != CAIRN_OK || memory == NULL || collector->slots == NULL ||
-        collector->folds == NULL) {
-        free(memory);
-        return CAIRN_ERR_NO_MEMORY;
-    }
+    if (collector->slots == NULL) return CAIRN_ERR_NO_MEMORY;
+    cairn_status status = cairn_collector_tables_open(collector, options->step, options->table,
+                                                      &tables);
+    if (status != CAIRN_OK) return status;
     collector->slot_count = slots;
     for (uint32_t i = 0; i < slots; i++) collector->slots[i].collector = collector;
-    for (uint32_t i = 0; i < folds; i++) {
-        collector->folds[i].next = collector->folds_free;
-        collector->folds_free = &collector->folds[i];
-    }
-    collector->step = cairn_step_init(memory, options->step, options->version, options->last);
+    collector->step = cairn_step_init(tables.step, options->step, options->version, options->last);
+    take_tables(collector, &tables);
     return CAIRN_OK;
 }
 

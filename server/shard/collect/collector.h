@@ -142,6 +142,23 @@ bool cairn_collector_reads_view(const struct cairn_collector *collector,
 /* What is borrowed lives as long as the collector. CAIRN_ERR_NO_MEMORY: close it. */
 CAIRN_MUST_CHECK cairn_status cairn_collector_open(struct cairn_collector *collector,
                                                    const struct cairn_collector_options *options);
+/* What a collector has by its chunks, made for another table. */
+struct cairn_collector_tables {
+    const struct cairn_chunk_table *table; /* borrowed */
+    void *step;                            /* owned: memory of a core */
+    struct cairn_fold *folds;              /* owned */
+    uint32_t fold_count;
+};
+/* For cairn_collector_switch; the list of actions has room for it, too. CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status cairn_collector_tables_open(
+    const struct cairn_collector *collector, const struct cairn_step_config *step,
+    const struct cairn_chunk_table *table, struct cairn_collector_tables *tables_out);
+/* Also of what is all zero. */
+void cairn_collector_tables_close(struct cairn_collector_tables *tables);
+/* The collector goes on with these chunks, and knows what it knew of the job: no round is open, and nothing
+ * of it is in flight. It owns the tables. */
+void cairn_collector_switch(struct cairn_collector *collector, const struct cairn_step_config *step,
+                            struct cairn_collector_tables *tables);
 /* Nothing refers to it; also of one that was never opened, all zero. */
 void cairn_collector_close(struct cairn_collector *collector);
 /* The collector is to do nothing any more: releases all slots that are neither read nor filled. */

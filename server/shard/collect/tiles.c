@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "proto/base/lower_bound.h"
+#include "server/shard/collect/tiles_held.h"
 #include "server/shard/shard.h"
 
 /* ---- geometry ---- */
@@ -38,13 +39,13 @@ uint64_t cairn_tiles_common(const struct cairn_shard_job *job, const struct cair
 }
 
 /* Fills in where a box has elements. */
-static void find_chunks(const struct cairn_shard_job *job, uint32_t tensor,
-                        const struct cairn_box *box, struct cairn_held *out)
+static void find_chunks(const struct cairn_shard_job *job, const struct cairn_chunk_table *table,
+                        uint32_t tensor, const struct cairn_box *box, struct cairn_held *out)
 {
-    const struct cairn_tensor_chunks all = chunks_of(job, tensor);
+    const struct cairn_tensor_chunks all = cairn_chunk_table_tensor(table, tensor);
     *out = (struct cairn_held) { .box = *box, .first_chunk = all.first };
     for (uint64_t c = all.first; c < all.first + all.count; c++) {
-        const struct cairn_chunk_place place = cairn_shard_map_chunk(map_of(job), c);
+        const struct cairn_chunk_place place = cairn_shard_map_chunk(&table->map, c);
         uint64_t before;
         if (cairn_tiles_common(job, box, &place, &before) == 0) continue;
         if (out->touched++ == 0) out->first_chunk = c;
@@ -74,16 +75,17 @@ static void give(struct cairn_shard_job *job, void *memory, size_t bytes)
     free(memory);
 }
 
-static void held_free(struct cairn_shard_job *job, struct cairn_held *held)
+void cairn_held_free(struct cairn_shard_job *job, struct cairn_held *held)
 {
     give(job, held, sizeof *held + (size_t)held->chunk_count);
 }
 
-static struct cairn_held *held_open(struct cairn_shard_job *job, uint32_t tensor,
-                                    const struct cairn_box *box, struct cairn_sentence *why)
+struct cairn_held *cairn_held_open(struct cairn_shard_job *job,
+                                   const struct cairn_chunk_table *table, uint32_t tensor,
+                                   const struct cairn_box *box, struct cairn_sentence *why)
 {
     struct cairn_held found;
-    find_chunks(job, tensor, box, &found);
+    find_chunks(job, table, tensor, box, &found);
     struct cairn_held *held = take(job, sizeof *held + (size_t)found.chunk_count, why);
     if (held != NULL) *held = found;
     return held;
@@ -95,7 +97,7 @@ static struct cairn_tiled *tiled_open(struct cairn_shard_job *job, uint32_t tens
     const struct cairn_box whole = cairn_box_of_shape(shape_of(job, tensor));
     struct cairn_tiled *tiled = take(job, sizeof *tiled, why);
     if (tiled == NULL) return NULL;
-    tiled->held = held_open(job, tensor, &whole, why);
+    tiled->held = cairn_held_open(job, job->tiling.table, tensor, &whole, why);
     if (tiled->held == NULL) {
         give(job, tiled, sizeof *tiled);
         return NULL;
@@ -107,13 +109,21 @@ static struct cairn_tiled *tiled_open(struct cairn_shard_job *job, uint32_t tens
     return tiled;
 }
 
+bool cairn_tiles_rest(const struct cairn_shard_job *job)
+{
+    if (cairn_step_phase_of(job->collector.step) == CAIRN_STEP_COLLECTING ||
+        cairn_step_slots_used(job->collector.step) > 0)
+        return false;
+    for (uint32_t i = 0; i < job->puts.max; i++)
+        if (job->puts.list[i].job != NULL) return false;
+    return true;
+}
+
 /* Frees what nobody holds, if nothing can refer to it. */
 static void sweep(struct cairn_shard_job *job)
 {
-    if (cairn_step_phase_of(job->collector.step) != CAIRN_STEP_IDLE) return;
-    if (cairn_step_slots_used(job->collector.step) > 0) return;
-    for (uint32_t i = 0; i < job->puts.max; i++)
-        if (job->puts.list[i].job != NULL) return;
+    if (cairn_step_phase_of(job->collector.step) != CAIRN_STEP_IDLE || !cairn_tiles_rest(job))
+        return;
     struct cairn_tiled **link = &job->tiling.list;
     while (*link != NULL) {
         struct cairn_tiled *tiled = *link;
@@ -125,7 +135,7 @@ static void sweep(struct cairn_shard_job *job)
                 continue;
             }
             *at = held->next;
-            held_free(job, held);
+            cairn_held_free(job, held);
         }
         if (tiled->held->next != NULL) {
             link = &tiled->next;
@@ -133,16 +143,22 @@ static void sweep(struct cairn_shard_job *job)
         }
         *link = tiled->next;
         job->tiling.of[tiled->tensor] = NULL;
-        held_free(job, tiled->held);
+        cairn_held_free(job, tiled->held);
         give(job, tiled, sizeof *tiled);
     }
 }
 
-cairn_status cairn_tiles_open(struct cairn_shard_job *job, const struct cairn_chunk_table *table)
+uint8_t *cairn_tiles_holds_open(const struct cairn_shard_job *job,
+                                const struct cairn_chunk_table *table)
 {
     const size_t members = job->collector.slot_count / job->spec.window;
+    return malloc(members * CAIRN_STEP_HOLDS_BYTES(table->trained_count) + 1);
+}
+
+cairn_status cairn_tiles_open(struct cairn_shard_job *job, const struct cairn_chunk_table *table)
+{
     job->tiling.table = table;
-    job->tiling.holds = malloc(members * CAIRN_STEP_HOLDS_BYTES(table->trained_count) + 1);
+    job->tiling.holds = cairn_tiles_holds_open(job, table);
     job->tiling.of = calloc(job->spec.tensor_count + 1, sizeof *job->tiling.of);
     return job->tiling.holds != NULL && job->tiling.of != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
@@ -157,7 +173,7 @@ void cairn_tiles_close(struct cairn_shard_job *job)
         while (tiled->held != NULL) {
             struct cairn_held *held = tiled->held;
             tiled->held = held->next;
-            held_free(job, held);
+            cairn_held_free(job, held);
         }
         give(job, tiled, sizeof *tiled);
     }
@@ -176,7 +192,7 @@ static cairn_status held_get(struct cairn_shard_job *job, uint32_t tensor,
         return cairn_fail(why, CAIRN_ERR_BUSY, "tiles change between rounds, and one is open");
     if (held == NULL) {
         if (tiled == NULL) tiled = tiled_open(job, tensor, why);
-        if (tiled != NULL) held = held_open(job, tensor, box, why);
+        if (tiled != NULL) held = cairn_held_open(job, job->tiling.table, tensor, box, why);
         if (held == NULL) return CAIRN_ERR_NO_MEMORY;
         held->next = tiled->held->next;
         tiled->held->next = held;
@@ -229,7 +245,7 @@ uint64_t cairn_tiles_touched(const struct cairn_member *member, uint32_t tensor)
     return tile->held->touched;
 }
 
-static uint64_t count_untouched(const struct cairn_member *member)
+void cairn_tiles_count(struct cairn_member *member)
 {
     uint64_t untouched = 0;
     for (size_t i = 0; i < member->tile_count; i++) {
@@ -238,7 +254,7 @@ static uint64_t count_untouched(const struct cairn_member *member)
         untouched += chunks_of(member->job, tile->tensor).count -
                      cairn_tiles_touched(member, tile->tensor);
     }
-    return untouched;
+    member->untouched = untouched;
 }
 
 /* Takes the chunks [first, end) of the map, of one trained tensor, out of a row of holds. */
@@ -294,7 +310,7 @@ const uint8_t *cairn_tiles_holds(struct cairn_shard_job *job, const uint64_t *me
     return job->tiling.holds;
 }
 
-/* Fills [count] entries of the tensors here; on failure it holds nothing. */
+/* Fills [tiles->count] entries; on failure it holds nothing. */
 static cairn_status hold_tiles(struct cairn_shard_job *job, const struct cairn_tiles *tiles,
                                struct cairn_member_tile *list, struct cairn_sentence *why)
 {
@@ -302,7 +318,6 @@ static cairn_status hold_tiles(struct cairn_shard_job *job, const struct cairn_t
     for (size_t i = 0; i < tiles->count; i++) {
         const uint32_t tensor = tiles->list[i].tensor;
         const struct cairn_box *box = &tiles->list[i].box;
-        if (chunks_of(job, tensor).extent_count == 0) continue;
         struct cairn_held *held = NULL;
         cairn_status status = CAIRN_OK;
         if (!cairn_box_is_whole(box, shape_of(job, tensor)))
@@ -321,9 +336,7 @@ cairn_status cairn_tiles_set_member(struct cairn_member *member, const struct ca
                                     struct cairn_sentence *why)
 {
     struct cairn_shard_job *job = member->job;
-    size_t count = 0;
-    for (size_t i = 0; i < tiles->count; i++)
-        count += chunks_of(job, tiles->list[i].tensor).extent_count > 0;
+    const size_t count = tiles->count;
     struct cairn_member_tile *list = NULL;
     if (count > 0) {
         list = take(job, count * sizeof *list, why);
@@ -337,7 +350,7 @@ cairn_status cairn_tiles_set_member(struct cairn_member *member, const struct ca
     cairn_tiles_forget(member);
     member->tiles = list;
     member->tile_count = count;
-    member->untouched = count_untouched(member);
+    cairn_tiles_count(member);
     member->tiles_hash = cairn_tiles_hash(tiles);
     sweep(job);
     return CAIRN_OK;

@@ -12,6 +12,7 @@ struct cairn_fold;
 struct cairn_member;
 struct cairn_shard;
 struct cairn_shard_job;
+struct cairn_works;
 
 /* A box of a tensor that members hold. It is kept while someone holds it, and longer: see tiles.c. */
 struct cairn_held {
@@ -20,6 +21,9 @@ struct cairn_held {
     uint32_t holders;                  /* how many members hold it */
     uint64_t first_chunk, chunk_count; /* of the map: outside of them it has no element */
     uint64_t touched;                  /* chunks in which it has an element */
+    /* while another table is being made ready: what takes its place, NULL: it stays; and its first_chunk */
+    struct cairn_held *moved;
+    uint64_t moved_first;
     /* [chunk_count] while INITIALIZING: the box was put there. Then: it was folded in this round */
     uint8_t mark[];
 };
@@ -41,7 +45,7 @@ struct cairn_tiling {
     uint32_t world; /* of the last MemberTiles: told to a new coordinator */
 };
 
-/* What a member declared to hold of a tensor here. */
+/* What a member declared to hold of a tensor, be it here or not: it may come. */
 struct cairn_member_tile {
     uint32_t tensor;
     struct cairn_held *held; /* borrowed; NULL: a box that is all of it */
@@ -69,6 +73,16 @@ void cairn_tiles_move(struct cairn_member *from, struct cairn_member *to);
 CAIRN_MUST_CHECK cairn_status cairn_tiles_open(struct cairn_shard_job *job,
                                                const struct cairn_chunk_table *table);
 void cairn_tiles_close(struct cairn_shard_job *job);
+/* Memory for the same tiles by another table of the shard: *holds_out is for cairn_tiles_switch. No round is
+ * open, and no put. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_BUSY: nothing changed. */
+CAIRN_MUST_CHECK cairn_status cairn_tiles_ready(struct cairn_shard_job *job,
+                                                const struct cairn_chunk_table *table,
+                                                uint8_t **holds_out, struct cairn_sentence *why);
+/* They are by that table from here on, which lives as long as the job or until the next one. */
+void cairn_tiles_switch(struct cairn_shard_job *job, const struct cairn_chunk_table *table,
+                        uint8_t *holds);
+/* Or they are not: gives back what cairn_tiles_ready took. */
+void cairn_tiles_unready(struct cairn_shard_job *job, uint8_t *holds);
 /* In which of the core's chunks each of the `count` members holds an element: `holds` of struct
  * cairn_step_event. A member that is not known here holds all. Borrowed from the job until the next call.
  * NULL: every member holds all, or there are more members than a round of this job may have. */

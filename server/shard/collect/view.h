@@ -16,6 +16,8 @@ struct cairn_shard_view {
         table; /* owned: of the layout; its map may be there before its numbers are */
     struct cairn_form *forms; /* owned: [table.map.extent_count] */
     uint64_t wire_bytes;      /* of a published copy */
+    uint64_t published_bytes,
+        table_bytes; /* of the memory of a job by it, as of struct cairn_memory */
 };
 
 /* Counts one more who refers to it; gives the view. */
@@ -39,5 +41,19 @@ void cairn_shard_view_beyond(const struct cairn_shard_view *in,
                              const struct cairn_shard_view *beside,
                              void (*each)(void *context, const struct cairn_shard_view_run *run),
                              void *context);
+
+/* ---- view_memory.c; loop thread ---- */
+
+struct cairn_reserve;
+struct cairn_shard_job;
+
+/* Within `prepare` of a reserve: the pages of what comes to the job with `view`, a whole one: of its planes,
+ * which have addresses for it. CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status cairn_shard_view_reserve(const struct cairn_shard_job *job,
+                                                       const struct cairn_shard_view *view,
+                                                       struct cairn_reserve *reserve);
+/* The pages of what `view` has, and the job's view has not, go back to the system, on another thread: state
+ * that went, or that does not come after all. Nobody uses it; what is reserved from here on may lie there. */
+void cairn_shard_view_give(struct cairn_shard_job *job, const struct cairn_shard_view *view);
 
 #endif

@@ -44,18 +44,36 @@ static void add_planes(const struct cairn_local_extent *extent, const struct cai
     }
 }
 
-/* Adds an extent to the sums; returns the elements of its largest chunk. */
-static uint64_t add_extent(const struct cairn_shard_map *map, size_t number,
-                           struct cairn_form *form, struct cairn_need *need, uint64_t *device_bytes)
+/* Of the largest chunk that any layout gives a shard: what has room for one goes on whatever comes. */
+static uint64_t largest_chunk(const struct cairn_job_spec_data *spec, uint32_t chunk_leaves)
+{
+    const uint64_t most = (uint64_t)chunk_leaves * CAIRN_LEAF_ELEMS;
+    uint64_t largest = 0;
+    for (size_t t = 0; t < spec->tensor_count; t++) {
+        const uint64_t elems = cairn_geometry_of(&spec->tensors[t].shape).elems;
+        if (elems > largest) largest = elems;
+    }
+    return largest < most ? largest : most;
+}
+
+static void add_extent(const struct cairn_shard_map *map, size_t number, struct cairn_form *form,
+                       struct cairn_need *need, uint64_t *device_bytes)
 {
     const struct cairn_local_extent *extent = &map->extents[number];
-    const uint64_t elems = extent->elem_count;
-    const uint64_t chunk_elems = (uint64_t)map->chunk_leaves * CAIRN_LEAF_ELEMS;
     form->wire_byte = cairn_published_place(map, number, cairn_dtype_bytes((int)form->wire),
                                             &need->wire_bytes);
     add_planes(extent, form, need, device_bytes);
     if (form->trained) need->step.chunk_count += (uint32_t)extent->chunk_count;
-    return chunk_elems < elems ? chunk_elems : elems;
+}
+
+static void make_room(const struct cairn_job_spec_data *spec, struct cairn_need *need)
+{
+    for (size_t t = 0; t < spec->tensor_count; t++) {
+        const uint64_t elems = cairn_geometry_of(&spec->tensors[t].shape).elems;
+        need->room_elems += 2 * elems;
+        need->room_wire_bytes += 2 * elems * cairn_dtype_bytes((int)spec->tensors[t].wire);
+    }
+    need->room_wire_bytes += CAIRN_SEGMENT_BYTES; // extents of whole tensors stand at 64 bytes
 }
 
 /* ---- the bytes ---- */
@@ -98,7 +116,7 @@ cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
                            struct cairn_form *forms_out, struct cairn_need *need_out,
                            struct cairn_sentence *why)
 {
-    uint64_t chunk_elems_max = 0, device_bytes[CAIRN_PLANES] = { 0 };
+    uint64_t device_bytes[CAIRN_PLANES] = { 0 };
     struct cairn_need need = {
         .host_from = has_device ? cairn_planes_cut(map, spec->offload_fraction) : 0,
         .step = { .window = spec->window,
@@ -110,8 +128,7 @@ cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
         struct cairn_form one, *form = forms_out != NULL ? &forms_out[i] : &one;
         cairn_status status = judge_form(spec, map->extents[i].tensor, form, why);
         if (status != CAIRN_OK) return status;
-        const uint64_t elems = add_extent(map, i, form, &need, device_bytes);
-        if (elems > chunk_elems_max) chunk_elems_max = elems;
+        add_extent(map, i, form, &need, device_bytes);
     }
     if (cairn_step_bytes(&need.step) == 0 || member_max > CAIRN_SPEC_WORKERS_MAX) {
         return cairn_fail(why, CAIRN_ERR_INVALID, "%u members with a window of %u chunks",
@@ -121,7 +138,8 @@ cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
         need.memory.device += ALIGN_UP(device_bytes[p], CAIRN_PLANE_UNIT_BYTES);
     if (has_device && need.host_from == map->elem_count)
         need.memory.device += 2 * ALIGN_UP(need.wire_bytes, CAIRN_PLANE_UNIT_BYTES);
-    size(&need, map, chunk_elems_max);
+    if (!has_device) make_room(spec, &need);
+    size(&need, map, largest_chunk(spec, map->chunk_leaves));
     *need_out = need;
     return CAIRN_OK;
 }

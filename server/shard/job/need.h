@@ -30,6 +30,9 @@ struct cairn_need {
     struct cairn_step_config step;
     uint64_t wire_bytes; /* of a published copy */
     uint64_t host_from;  /* local elements from there on lie in host memory: memory/plane.h */
+    /* Addresses for what may come with other layouts: local elements, and bytes of a published copy. With
+     * gaps between what stays, twice all of the job. 0: the job does not change its layout here */
+    uint64_t room_elems, room_wire_bytes;
     uint32_t slot_count, put_max;
     size_t slot_bytes, put_bytes, reply_bytes;
 };

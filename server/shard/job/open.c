@@ -214,7 +214,8 @@ static cairn_status open_arenas(struct cairn_shard_job *job, const struct cairn_
     if (need->memory.device > 0) status = cairn_compute_begin(device, why);
     if (status == CAIRN_OK)
         status = cairn_planes_open(&job->planes, &job->view->table.map, job->view->forms,
-                                   device->home, need->host_from, why);
+                                   device->home, need->host_from, need->room_elems, why);
+    job->versions.room_bytes = need->room_wire_bytes;
     if (status == CAIRN_OK) status = cairn_published_open(job, why);
     if (status != CAIRN_OK) return status;
     status = cairn_arena_open_scratch("puts", (uint64_t)job->puts.max * job->puts.bytes,

@@ -35,20 +35,62 @@ static void open_parts(struct cairn_shard_job *job)
     cairn_pass_divide(job);
 }
 
+cairn_status cairn_pass_tables_open(const struct cairn_chunk_table *table,
+                                    struct cairn_pass_tables *tables_out)
+{
+    const size_t trained = table->trained_count;
+    struct cairn_pass_tables tables = {
+        .table = table,
+        .zero = calloc(trained + 1, sizeof *tables.zero),
+        .chunk_sums = calloc(trained + 1, sizeof *tables.chunk_sums),
+        .summed = calloc(trained + 1, sizeof *tables.summed),
+    };
+    if (tables.zero == NULL || tables.chunk_sums == NULL || tables.summed == NULL) {
+        cairn_pass_tables_close(&tables);
+        return CAIRN_ERR_NO_MEMORY;
+    }
+    *tables_out = tables;
+    return CAIRN_OK;
+}
+
+void cairn_pass_tables_close(struct cairn_pass_tables *tables)
+{
+    free(tables->zero);
+    free(tables->chunk_sums);
+    free(tables->summed);
+}
+
+static void take_tables(struct cairn_shard_job *job, struct cairn_pass_tables *tables)
+{
+    struct cairn_pass *pass = &job->pass;
+    const struct cairn_shard_map *map = &tables->table->map;
+    pass->table = tables->table;
+    pass->is_small = map->elem_count <= SMALL_ELEMS && job->planes.host_from == 0;
+    pass->is_far = map->elem_count >= FAR_ELEMS;
+    pass->zero = tables->zero;
+    pass->chunk_sums = tables->chunk_sums;
+    pass->summed = tables->summed;
+    *tables = (struct cairn_pass_tables) { .table = NULL };
+}
+
+void cairn_pass_switch(struct cairn_shard_job *job, struct cairn_pass_tables *tables)
+{
+    struct cairn_pass *pass = &job->pass;
+    struct cairn_pass_tables before = { pass->table, pass->zero, pass->summed, pass->chunk_sums };
+    take_tables(job, tables);
+    cairn_pass_tables_close(&before);
+    cairn_pass_divide(job);
+}
+
 cairn_status cairn_pass_open(struct cairn_shard_job *job, const struct cairn_chunk_table *table)
 {
     struct cairn_pass *pass = &job->pass;
-    const size_t trained = table->trained_count;
-    pass->table = table;
-    pass->is_small = table->map.elem_count <= SMALL_ELEMS && job->planes.host_from == 0;
-    pass->is_far = table->map.elem_count >= FAR_ELEMS;
+    struct cairn_pass_tables tables;
+    if (cairn_pass_tables_open(table, &tables) != CAIRN_OK) return CAIRN_ERR_NO_MEMORY;
+    take_tables(job, &tables);
     open_parts(job);
-    pass->zero = calloc(trained + 1, sizeof *pass->zero);
-    pass->chunk_sums = calloc(trained + 1, sizeof *pass->chunk_sums);
-    pass->summed = calloc(trained + 1, sizeof *pass->summed);
     pass->scalars = calloc(job->spec.group_count + 1, sizeof *pass->scalars);
-    const bool have = pass->zero != NULL && pass->chunk_sums != NULL && pass->summed != NULL &&
-                      pass->scalars != NULL && pass->host.sums != NULL &&
+    const bool have = pass->scalars != NULL && pass->host.sums != NULL &&
                       (job->planes.host_from == 0 || pass->device.sums != NULL);
     return have ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }

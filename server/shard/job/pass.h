@@ -53,8 +53,12 @@ struct cairn_pass {
     struct cairn_results gradients;      /* sums of the last REDUCE that are not finite */
     struct cairn_results results;        /* of the last UPDATE, likewise; of a write: none */
     struct cairn_log_limit results_said;
-    bool updating;      /* the UPDATE was decided and is not published yet */
-    bool update_waits;  /* for copies of pins, and for sends out of the copy that is written next */
+    /* the newest version is being written once more; what follows. NULL: it is not */
+    void (*republished)(struct cairn_shard_job *job);
+    bool reduce_waits; /* for that */
+    bool updating;     /* the UPDATE was decided and is not published yet */
+    bool
+        update_waits; /* (or that) for copies of pins, and for sends out of the copy that is written next */
     bool update_writes; /* the UPDATE is a write's */
     bool settling;      /* cairn_shard_job_settle is at work */
 };
@@ -63,6 +67,19 @@ struct cairn_pass {
 CAIRN_MUST_CHECK cairn_status cairn_pass_open(struct cairn_shard_job *job,
                                               const struct cairn_chunk_table *table);
 void cairn_pass_close(struct cairn_shard_job *job);
+/* What a pass has by chunk, made for another table. */
+struct cairn_pass_tables {
+    const struct cairn_chunk_table *table; /* borrowed */
+    bool *zero, *summed;                   /* owned */
+    struct cairn_sums *chunk_sums;         /* owned */
+};
+/* CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status cairn_pass_tables_open(const struct cairn_chunk_table *table,
+                                                     struct cairn_pass_tables *tables_out);
+/* Also of what is all zero. */
+void cairn_pass_tables_close(struct cairn_pass_tables *tables);
+/* Passes are over these chunks from here on; none is under way. Takes the tables. */
+void cairn_pass_switch(struct cairn_shard_job *job, struct cairn_pass_tables *tables);
 
 /* Planes lie elsewhere than they did: none is under way. */
 void cairn_pass_divide(struct cairn_shard_job *job);

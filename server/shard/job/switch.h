@@ -1,8 +1,10 @@
 /* The layout in force changes: a job goes on in another view (collect/view.h), in place.
  *
- *   cairn_shard_view_open ──► need: counted and taken by the caller ──► _number ──► a whole view
+ *   a fresh job      cairn_shard_view_open ─► need: taken by the caller ─► _number
+ *   another layout   cairn_shard_view_next ─► what comes is taken (cairn_shard_view_reserve) and filled by
+ *                    the caller ─► cairn_shard_job_switch
  *
- * Loop thread. */
+ * State that stays keeps its place in the planes, and is not touched. Loop thread. */
 #ifndef CAIRN_SHARD_JOB_SWITCH_H
 #define CAIRN_SHARD_JOB_SWITCH_H
 
@@ -24,5 +26,26 @@ CAIRN_MUST_CHECK cairn_status cairn_shard_view_open(const struct cairn_shard_job
 CAIRN_MUST_CHECK cairn_status cairn_shard_view_number(struct cairn_shard_view *view,
                                                       const struct cairn_job_spec_data *spec,
                                                       struct cairn_sentence *why);
+
+/* A whole view of another layout, which is closed if there is none, and addresses for what comes with it.
+ * `before`: where what it has too lies, the view in force, or the one before that while its state is still
+ * here. What is new lies where neither of these views has anything. CAIRN_ERR_INVALID: an extent that is only
+ * partly in `before`; CAIRN_ERR_UNSUPPORTED: state on a device; CAIRN_ERR_NO_MEMORY: with `why`. */
+CAIRN_MUST_CHECK cairn_status cairn_shard_view_next(struct cairn_shard_job *job,
+                                                    struct cairn_layout *layout, uint32_t index,
+                                                    const struct cairn_shard_view *before,
+                                                    struct cairn_shard_view **view_out,
+                                                    struct cairn_sentence *why);
+/* What the job takes more of the budget in that view than now, of published copies and tables: the caller
+ * takes it before the switch, with what comes of the state. */
+uint64_t cairn_shard_view_more_bytes(const struct cairn_shard_job *job,
+                                     const struct cairn_shard_view *view);
+/* The job goes on in that view, which it counts. No round is open, nothing of its chunks is on its way, and
+ * no pass, save or digest is under way: CAIRN_ERR_BUSY. CAIRN_ERR_NO_MEMORY. Then it goes on as it was. Its
+ * relays end. What it takes less of published copies and tables goes back to the budget; pages of state that
+ * went stay: cairn_shard_view_give. */
+CAIRN_MUST_CHECK cairn_status cairn_shard_job_switch(struct cairn_shard_job *job,
+                                                     struct cairn_shard_view *view,
+                                                     struct cairn_sentence *why);
 
 #endif

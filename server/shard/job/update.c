@@ -96,7 +96,8 @@ static void reduce_done(struct cairn_shard_job *job)
 void cairn_pass_reduce(struct cairn_shard_job *job)
 {
     static const struct cairn_pass_kind reduce = { describe_reduce, conclude_reduce, reduce_done };
-    cairn_pass_submit(job, true, false, &reduce);
+    job->pass.reduce_waits = job->pass.republished != NULL; // one pass at a time
+    if (!job->pass.reduce_waits) cairn_pass_submit(job, true, false, &reduce);
 }
 
 /* ---- update ---- */
@@ -277,12 +278,24 @@ static void update_done(struct cairn_shard_job *job)
     cairn_fetch_deferred(job);
 }
 
+/* False: the job is stopped. */
+static bool is_ready(struct cairn_shard_job *job)
+{
+    struct cairn_sentence why;
+    const cairn_status status = cairn_published_ready(job, &why);
+    if (status != CAIRN_OK) cairn_shard_job_fault(job, why.text);
+    return status == CAIRN_OK;
+}
+
+static void begin_republish(struct cairn_shard_job *job);
+
 static void begin_update(struct cairn_shard_job *job)
 {
     static const struct cairn_pass_kind write = { describe_write, NULL, update_done };
     static const struct cairn_pass_kind update = { describe_update, conclude_update, update_done };
     const struct cairn_published *next = &job->versions.copies[job->versions.writing];
     job->pass.update_waits = false;
+    if (!is_ready(job)) return;
     cairn_times_updating(job);
     if (job->pass.update_writes)
         cairn_pass_submit(job, false, true, &write);
@@ -302,7 +315,7 @@ void cairn_pass_update(struct cairn_shard_job *job, const struct cairn_decision 
     job->bytes.steps += !job->pass.update_writes;
     job->pass.updating = true;
     // The version that was there is gone from here on: without leases, the one before the newest.
-    (void)cairn_published_begin(job, job->pass.update_writes);
+    cairn_published_begin(job, job->pass.update_writes);
     job->pass.update_waits = true;
     cairn_pass_copies_ended(job);
 }
@@ -312,7 +325,59 @@ void cairn_pass_copies_ended(struct cairn_shard_job *job)
     if (!job->pass.update_waits || job->pins.copying > 0 ||
         job->versions.copies[job->versions.writing].sends > 0)
         return;
-    begin_update(job);
+    if (job->pass.republished != NULL)
+        begin_republish(job);
+    else
+        begin_update(job);
+}
+
+/* ---- the newest version once more ---- */
+
+static bool describe_republish(struct cairn_run *run, uint32_t item, uint32_t stage,
+                               struct cairn_works *works)
+{
+    struct cairn_shard_job *job = cairn_pass_job(run);
+    struct cairn_published *next = &job->versions.copies[job->versions.writing];
+    const uint32_t chunk = cairn_pass_chunk(run, item);
+    const struct cairn_chunk_place place = place_of(job, chunk);
+    if (stage > 0) {
+        fill_host(works, job, next, chunk);
+        return false;
+    }
+    publish_chunk(works, job, next, chunk, &place);
+    return host_follows(job, next, chunk);
+}
+
+static void republish_done(struct cairn_shard_job *job)
+{
+    void (*done)(struct cairn_shard_job *) = job->pass.republished;
+    cairn_published_end(job, cairn_step_version(job->collector.step), false);
+    job->pass.republished = NULL;
+    if (job->pass.reduce_waits) cairn_pass_reduce(job);
+    done(job);
+}
+
+static void begin_republish(struct cairn_shard_job *job)
+{
+    static const struct cairn_pass_kind republish = { describe_republish, NULL, republish_done };
+    job->pass.update_waits = false;
+    if (is_ready(job)) cairn_pass_submit(job, false, true, &republish);
+}
+
+cairn_status cairn_pass_republish(struct cairn_shard_job *job,
+                                  void (*done)(struct cairn_shard_job *job),
+                                  struct cairn_sentence *why)
+{
+    const enum cairn_step_phase phase = cairn_step_phase_of(job->collector.step);
+    const bool works = job->pass.updating || job->pass.parts_left > 0 ||
+                       job->pass.republished != NULL || phase == CAIRN_STEP_REDUCING;
+    if (job->state != CAIRN_JOB_SERVING || works)
+        return cairn_fail(why, CAIRN_ERR_BUSY, "a version of job %s is being made", job->spec.name);
+    job->pass.republished = done;
+    job->pass.update_waits = true;
+    cairn_published_begin(job, false);
+    cairn_pass_copies_ended(job);
+    return CAIRN_OK;
 }
 
 /* ---- the first publish ---- */

@@ -12,5 +12,10 @@ void cairn_pass_update(struct cairn_shard_job *job, const struct cairn_decision 
 void cairn_pass_copies_ended(struct cairn_shard_job *job);
 /* SEALING: publishes param as `generation, step of the core`, then SERVING. */
 void cairn_pass_seal(struct cairn_shard_job *job);
+/* The newest version is written once more, by the view in force; `done` follows, unless the job is stopped or
+ * leaves. CAIRN_ERR_BUSY: a version is being made. */
+CAIRN_MUST_CHECK cairn_status cairn_pass_republish(struct cairn_shard_job *job,
+                                                   void (*done)(struct cairn_shard_job *job),
+                                                   struct cairn_sentence *why);
 
 #endif

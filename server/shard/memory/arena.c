@@ -16,19 +16,52 @@ struct cairn_arena_shown {
     int fd;                             /* owned: the region's; -1: of a card */
 };
 
-cairn_status cairn_arena_open_state(const char *label, uint64_t bytes,
+static void is_of_home(struct cairn_arena *arena)
+{
+    arena->base = arena->memory.base;
+    arena->bytes = (size_t)arena->memory.bytes;
+}
+
+static cairn_status open_room(const char *label, uint64_t bytes, uint64_t room_bytes, bool shared,
+                              struct cairn_arena *arena_out, struct cairn_sentence *why)
+{
+    struct cairn_arena arena = CAIRN_ARENA_NONE;
+    const cairn_status status = cairn_home_memory_open_room(label, bytes, room_bytes, shared,
+                                                            &arena.memory, why);
+    if (status != CAIRN_OK) return status;
+    is_of_home(&arena);
+    *arena_out = arena;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_arena_open_state(const char *label, uint64_t bytes, uint64_t room_bytes,
                                     enum cairn_update_stream stream, struct cairn_arena *arena_out,
                                     struct cairn_sentence *why)
 {
     const size_t begin = cairn_stagger_begin(stream);
     const uint64_t all = bytes == 0 ? 0 : bytes + begin;
-    const cairn_status status = cairn_arena_open_home(cairn_home_host(), label, all, arena_out,
-                                                      why);
+    const cairn_status status = open_room(label, all, room_bytes + begin, false, arena_out, why);
     if (status != CAIRN_OK || bytes == 0) return status;
     arena_out->base += begin;
     arena_out->begin = begin;
     arena_out->bytes = (size_t)bytes;
     return CAIRN_OK;
+}
+
+cairn_status cairn_arena_open_shared_room(const char *label, uint64_t bytes, uint64_t room_bytes,
+                                          struct cairn_arena *arena_out, struct cairn_sentence *why)
+{
+    return open_room(label, bytes, room_bytes, true, arena_out, why);
+}
+
+cairn_status cairn_arena_resize(struct cairn_arena *arena, const char *label, uint64_t bytes,
+                                struct cairn_sentence *why)
+{
+    assert(arena->shown == NULL && arena->pins_for == NULL && bytes > 0);
+    const cairn_status status = cairn_home_memory_resize(&arena->memory, label,
+                                                         bytes + arena->begin, why);
+    if (status == CAIRN_OK) arena->bytes = (size_t)bytes;
+    return status;
 }
 
 cairn_status cairn_arena_open_scratch(const char *label, uint64_t bytes,
@@ -46,12 +79,6 @@ cairn_status cairn_arena_open_scratch(const char *label, uint64_t bytes,
     madvise(map, (size_t)bytes, MADV_HUGEPAGE); // a third faster; segments: cairn_arena_take
     *arena_out = (struct cairn_arena) { .base = map, .bytes = (size_t)bytes };
     return CAIRN_OK;
-}
-
-static void is_of_home(struct cairn_arena *arena)
-{
-    arena->base = arena->memory.base;
-    arena->bytes = (size_t)arena->memory.bytes;
 }
 
 cairn_status cairn_arena_open_home(struct cairn_home *home, const char *label, uint64_t bytes,

@@ -28,9 +28,10 @@ struct cairn_arena {
 /* An arena of nothing: may be closed. */
 #define CAIRN_ARENA_NONE ((struct cairn_arena) { .base = NULL })
 
-/* `label` names the memfds in /proc; `stream`: what it is to the loops of an update. CAIRN_ERR_NO_MEMORY says
- * how much it wanted. */
+/* `label` names the memfds in /proc; `stream`: what it is to the loops of an update; it may get room_bytes
+ * later. CAIRN_ERR_NO_MEMORY says how much it wanted. */
 CAIRN_MUST_CHECK cairn_status cairn_arena_open_state(const char *label, uint64_t bytes,
+                                                     uint64_t room_bytes,
                                                      enum cairn_update_stream stream,
                                                      struct cairn_arena *arena_out,
                                                      struct cairn_sentence *why);
@@ -38,6 +39,15 @@ CAIRN_MUST_CHECK cairn_status cairn_arena_open_state(const char *label, uint64_t
 CAIRN_MUST_CHECK cairn_status cairn_arena_open_shared(struct cairn_home *home, const char *label,
                                                       uint64_t bytes, struct cairn_arena *arena_out,
                                                       struct cairn_sentence *why);
+/* The same in the host's memory, and it may get room_bytes later. */
+CAIRN_MUST_CHECK cairn_status cairn_arena_open_shared_room(const char *label, uint64_t bytes,
+                                                           uint64_t room_bytes,
+                                                           struct cairn_arena *arena_out,
+                                                           struct cairn_sentence *why);
+/* Other bytes, of one that was opened with room: what it has stays, but as cairn_home_memory_resize says. Its
+ * new bytes have no pages yet. It is not shared, nor pinned. CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status cairn_arena_resize(struct cairn_arena *arena, const char *label,
+                                                 uint64_t bytes, struct cairn_sentence *why);
 CAIRN_MUST_CHECK cairn_status cairn_arena_open_scratch(const char *label, uint64_t bytes,
                                                        struct cairn_arena *arena_out,
                                                        struct cairn_sentence *why);

@@ -1,5 +1,6 @@
 #include "server/shard/memory/plane.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 #include "server/shard/shard.h"
@@ -109,15 +110,21 @@ uint64_t cairn_planes_state_bytes(const struct cairn_planes *planes)
 
 static uint64_t host_bytes(const struct cairn_planes *planes, enum cairn_plane plane, uint64_t from)
 {
-    return bytes_kept(planes, plane, from) == 0 ? 0 : planes->map->elem_count * sizeof(float);
+    return bytes_kept(planes, plane, from) == 0 ? 0 : planes->map->local_end * sizeof(float);
+}
+
+static cairn_status open_plane(struct cairn_planes *planes, enum cairn_plane plane, uint64_t bytes,
+                               struct cairn_sentence *why)
+{
+    return cairn_arena_open_state(kinds[plane].label, bytes, planes->room_elems * sizeof(float),
+                                  kinds[plane].stream, &planes->host[plane], why);
 }
 
 static cairn_status open_host(struct cairn_planes *planes, struct cairn_sentence *why)
 {
     cairn_status status = CAIRN_OK;
     for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
-        status = cairn_arena_open_state(kinds[p].label, host_bytes(planes, p, planes->host_from),
-                                        kinds[p].stream, &planes->host[p], why);
+        status = open_plane(planes, p, host_bytes(planes, p, planes->host_from), why);
     return status;
 }
 
@@ -153,9 +160,10 @@ static struct cairn_planes of_nothing(const struct cairn_shard_map *map,
 
 cairn_status cairn_planes_open(struct cairn_planes *planes, const struct cairn_shard_map *map,
                                const struct cairn_form *forms, struct cairn_home *device,
-                               uint64_t host_from, struct cairn_sentence *why)
+                               uint64_t host_from, uint64_t room_elems, struct cairn_sentence *why)
 {
     *planes = of_nothing(map, forms, host_from);
+    planes->room_elems = room_elems;
     const cairn_status status = open_host(planes, why);
     return status == CAIRN_OK && host_from > 0 ? open_device(planes, device, why) : status;
 }
@@ -192,18 +200,28 @@ void cairn_planes_release(struct cairn_planes *planes, struct cairn_shard *shard
     planes->device_at = NULL;
 }
 
+cairn_status cairn_planes_reserve_elems(const struct cairn_planes *planes, enum cairn_plane plane,
+                                        const struct cairn_form *form, uint64_t first,
+                                        uint64_t local_elem, uint64_t elems,
+                                        struct cairn_reserve *reserve)
+{
+    if (!cairn_form_keeps(form, plane)) return CAIRN_OK;
+    return cairn_reserve_add(reserve, &planes->host[plane],
+                             first * sizeof(float) +
+                                 cairn_form_bytes(form, plane, local_elem - first),
+                             cairn_form_bytes(form, plane, elems));
+}
+
 static cairn_status reserve_plane(const struct cairn_planes *planes, enum cairn_plane plane,
                                   struct cairn_reserve *reserve)
 {
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < planes->map->extent_count && status == CAIRN_OK; i++) {
         const struct cairn_local_extent *extent = &planes->map->extents[i];
-        const struct cairn_form *form = &planes->forms[i];
         const uint64_t skipped = cairn_extent_before(extent, planes->host_from);
-        status = cairn_reserve_add(reserve, &planes->host[plane],
-                                   extent->local_elem * sizeof(float) +
-                                       cairn_form_bytes(form, plane, skipped),
-                                   cairn_form_bytes(form, plane, extent->elem_count - skipped));
+        status = cairn_planes_reserve_elems(planes, plane, &planes->forms[i], extent->local_elem,
+                                            extent->local_elem + skipped,
+                                            extent->elem_count - skipped, reserve);
     }
     return status;
 }
@@ -216,18 +234,51 @@ cairn_status cairn_planes_reserve(const struct cairn_planes *planes, struct cair
     return status;
 }
 
+/* ---- another map ---- */
+
+static bool is_kept(const struct cairn_shard_map *map, const struct cairn_form *forms,
+                    enum cairn_plane plane)
+{
+    size_t i = 0;
+    while (i < map->extent_count && !cairn_form_keeps(&forms[i], plane)) i++;
+    return i < map->extent_count;
+}
+
+cairn_status cairn_planes_grow(struct cairn_planes *planes, const struct cairn_shard_map *map,
+                               const struct cairn_form *forms, struct cairn_sentence *why)
+{
+    const uint64_t bytes = map->local_end * sizeof(float);
+    cairn_status status = CAIRN_OK;
+    assert(planes->host_from == 0);
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++) {
+        if (planes->host[p].bytes >= bytes || !is_kept(map, forms, p)) continue;
+        status = planes->host[p].base == NULL
+                     ? open_plane(planes, p, bytes, why)
+                     : cairn_arena_resize(&planes->host[p], kinds[p].label, bytes, why);
+    }
+    return status;
+}
+
 /* ---- the elements ---- */
+
+void *cairn_planes_host_at(const struct cairn_planes *planes, const struct cairn_form *form,
+                           enum cairn_plane plane, uint64_t first, uint64_t local_elem)
+{
+    if (!cairn_form_keeps(form, plane)) return NULL;
+    return planes->host[plane].base + first * sizeof(float) +
+           (local_elem - first) * elem_bytes(form, plane);
+}
 
 void *cairn_planes_at(const struct cairn_planes *planes, enum cairn_plane plane, size_t extent,
                       uint64_t local_elem)
 {
     const struct cairn_form *form = &planes->forms[extent];
     const uint64_t first = planes->map->extents[extent].local_elem;
+    if (local_elem >= planes->host_from)
+        return cairn_planes_host_at(planes, form, plane, first, local_elem);
     if (!cairn_form_keeps(form, plane)) return NULL;
-    const uint64_t bytes = (local_elem - first) * elem_bytes(form, plane);
-    if (local_elem < planes->host_from)
-        return planes->device[plane].base + planes->device_at[extent][plane] + bytes;
-    return planes->host[plane].base + first * sizeof(float) + bytes;
+    return planes->device[plane].base + planes->device_at[extent][plane] +
+           (local_elem - first) * elem_bytes(form, plane);
 }
 
 uint64_t cairn_planes_dense(const struct cairn_planes *planes, size_t extent, uint64_t local_elem)

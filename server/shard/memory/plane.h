@@ -1,7 +1,7 @@
 /* The planes of a job's part: parameters, the optimizer's moments and the sums of a round. What a plane is,
  * one table says (plane.c), and who handles planes walks all of them by number: one more is a line of it.
  *
- *   local elements   0 ......... host_from ......... elem_count
+ *   local elements   0 ......... host_from ......... local_end
  *                    on a device │ in host memory
  *
  * All planes of an element lie in one home: an update works in one. Elements are touched by works of their
@@ -48,8 +48,9 @@ uint64_t cairn_form_bytes(const struct cairn_form *form, enum cairn_plane plane,
 struct cairn_planes {
     const struct cairn_shard_map *map; /* borrowed */
     const struct cairn_form *forms;    /* borrowed: [map->extent_count] */
-    uint64_t host_from; /* at the beginning of a chunk; 0: no device; elem_count: all on it */
-    bool parked;        /* what stands before host_from is in host memory for now: job/park.h */
+    uint64_t host_from;  /* at the beginning of a chunk; 0: no device; elem_count: all on it */
+    uint64_t room_elems; /* local elements that there are addresses for in host memory, at least */
+    bool parked;         /* what stands before host_from is in host memory for now: job/park.h */
     /* owned; for plane.c and park.c alone. device: what stands before host_from, as on a device */
     struct cairn_arena host[CAIRN_PLANES], device[CAIRN_PLANES];
     uint64_t (*device_at)[CAIRN_PLANES]; /* [map->extent_count] bytes; NULL: no device */
@@ -72,12 +73,13 @@ uint64_t cairn_planes_cut(const struct cairn_shard_map *map, double host_fractio
 uint64_t cairn_planes_device_end(const struct cairn_planes *planes);
 
 /* Those of a job, at 0: elements from host_from on in host memory, those before it in the device, which may
- * be NULL if there are none. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: to be closed all the same. */
+ * be NULL if there are none. Those in host memory may get up to room_elems local elements later.
+ * CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: to be closed all the same. */
 CAIRN_MUST_CHECK cairn_status cairn_planes_open(struct cairn_planes *planes,
                                                 const struct cairn_shard_map *map,
                                                 const struct cairn_form *forms,
                                                 struct cairn_home *device, uint64_t host_from,
-                                                struct cairn_sentence *why);
+                                                uint64_t room_elems, struct cairn_sentence *why);
 /* Room for a copy of the state of `of`, in anonymous memory of the host; the same. */
 CAIRN_MUST_CHECK cairn_status cairn_planes_open_copy(struct cairn_planes *planes,
                                                      const struct cairn_planes *of,
@@ -89,11 +91,25 @@ void cairn_planes_release(struct cairn_planes *planes, struct cairn_shard *shard
 /* Within `prepare` of a reserve: all that the extents keep in host memory, without the gaps between. */
 CAIRN_MUST_CHECK cairn_status cairn_planes_reserve(const struct cairn_planes *planes,
                                                    struct cairn_reserve *reserve);
+/* Addresses for what another map of the same shard has, too: none of it has pages, none of what is there
+ * moves. Planes in host memory alone. CAIRN_ERR_NO_MEMORY: some may have got theirs. */
+CAIRN_MUST_CHECK cairn_status cairn_planes_grow(struct cairn_planes *planes,
+                                                const struct cairn_shard_map *map,
+                                                const struct cairn_form *forms,
+                                                struct cairn_sentence *why);
+/* Within `prepare` of a reserve: of a plane in host memory, what so many elements take from a local one on;
+ * `first`: the local element at which their extent begins, whose form it is. */
+CAIRN_MUST_CHECK cairn_status cairn_planes_reserve_elems(
+    const struct cairn_planes *planes, enum cairn_plane plane, const struct cairn_form *form,
+    uint64_t first, uint64_t local_elem, uint64_t elems, struct cairn_reserve *reserve);
 /* What the extents keep of the state. */
 uint64_t cairn_planes_state_bytes(const struct cairn_planes *planes);
 /* Where a local element of an extent stands, in its home. NULL: the extent does not keep the plane. */
 void *cairn_planes_at(const struct cairn_planes *planes, enum cairn_plane plane, size_t extent,
                       uint64_t local_elem);
+/* The same in host memory of an extent that begins at local element `first`, of the map or of another one. */
+void *cairn_planes_host_at(const struct cairn_planes *planes, const struct cairn_form *form,
+                           enum cairn_plane plane, uint64_t first, uint64_t local_elem);
 /* So many elements of the extent, from that one on, stand dense there, in cairn_form_dtype: up to the
  * extent's end, or to host_from. A chunk's always do. */
 uint64_t cairn_planes_dense(const struct cairn_planes *planes, size_t extent, uint64_t local_elem);

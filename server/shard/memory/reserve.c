@@ -3,6 +3,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "server/base/headroom.h"
@@ -23,6 +24,7 @@ struct cairn_reserve {
     struct cairn_task task; /* the judgement, then the pages */
     struct cairn_reserve_request request;
     struct cairn_reserve *next; /* in shard->memory.reserves: the first is at work */
+    struct cairn_span *spans;   /* owned: they are given back, nothing is taken; or NULL */
     struct piece *pieces;       /* owned */
     size_t piece_count, piece_capacity;
     atomic_bool canceled;
@@ -139,6 +141,7 @@ static void reserve_free(struct cairn_reserve *reserve)
 {
     if (reserve->lock_fd >= 0) close(reserve->lock_fd);
     free(reserve->pieces);
+    free(reserve->spans);
     free(reserve);
 }
 
@@ -150,7 +153,8 @@ static void end_first(struct cairn_reserve *reserve)
     if (reserve->lock_fd >= 0) close(reserve->lock_fd);
     reserve->lock_fd = -1;
     if (atomic_load(&reserve->canceled)) reserve->status = CAIRN_ERR_CANCELED;
-    reserve->request.done(&reserve->request, reserve->status, &reserve->why);
+    if (reserve->spans == NULL)
+        reserve->request.done(&reserve->request, reserve->status, &reserve->why);
     shard->memory.reserves = reserve->next;
     reserve_free(reserve);
     begin_first(shard);
@@ -185,11 +189,27 @@ static void judge_done(struct cairn_task *task)
     cairn_pool_submit(reserve->request.job->shard->memory.pool, &reserve->task);
 }
 
+static void run_give(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    const struct cairn_span *span = &((struct cairn_reserve *)task)->spans[item];
+    (void)thread;
+    madvise(span->at, span->bytes, MADV_REMOVE);
+}
+
+static void give_done(struct cairn_task *task)
+{
+    end_first((struct cairn_reserve *)task);
+}
+
 /* Nothing wanted: nothing to wait for but the turn. */
 static void begin_first(struct cairn_shard *shard)
 {
     struct cairn_reserve *reserve = shard->memory.reserves;
     if (reserve == NULL) return;
+    if (reserve->spans != NULL) {
+        cairn_pool_submit(shard->memory.pool, &reserve->task);
+        return;
+    }
     if (!atomic_load(&reserve->canceled))
         reserve->status = reserve->request.prepare(reserve, reserve->request.job);
     if (reserve->status != CAIRN_OK)
@@ -200,19 +220,40 @@ static void begin_first(struct cairn_shard *shard)
     cairn_pool_submit(shard->memory.pool, &reserve->task);
 }
 
-cairn_status cairn_reserve_begin(const struct cairn_reserve_request *request,
-                                 struct cairn_sentence *why)
+/* It is the last one. */
+static void add_last(struct cairn_shard *shard, struct cairn_reserve *reserve)
 {
-    struct cairn_shard *shard = request->job->shard;
-    struct cairn_reserve *reserve = calloc(1, sizeof *reserve);
-    if (reserve == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a list");
-    reserve->request = *request;
-    reserve->lock_fd = -1;
-    cairn_shard_job_busy(request->job);
+    cairn_shard_job_busy(reserve->request.job);
     struct cairn_reserve **link = &shard->memory.reserves;
     while (*link != NULL) link = &(*link)->next;
     *link = reserve;
     if (link == &shard->memory.reserves) begin_first(shard);
+}
+
+void cairn_reserve_give(struct cairn_shard_job *job, struct cairn_span *spans, size_t span_count)
+{
+    struct cairn_reserve *reserve = span_count > 0 ? calloc(1, sizeof *reserve) : NULL;
+    if (reserve == NULL) {
+        free(spans);
+        return;
+    }
+    reserve->request.job = job;
+    reserve->lock_fd = -1;
+    reserve->spans = spans;
+    reserve->task = (struct cairn_task) { .run = run_give,
+                                          .done = give_done,
+                                          .item_count = (uint32_t)span_count };
+    add_last(job->shard, reserve);
+}
+
+cairn_status cairn_reserve_begin(const struct cairn_reserve_request *request,
+                                 struct cairn_sentence *why)
+{
+    struct cairn_reserve *reserve = calloc(1, sizeof *reserve);
+    if (reserve == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a list");
+    reserve->request = *request;
+    reserve->lock_fd = -1;
+    add_last(request->job->shard, reserve);
     return CAIRN_OK;
 }
 

@@ -57,6 +57,14 @@ CAIRN_MUST_CHECK cairn_status cairn_reserve_begin(const struct cairn_reserve_req
 CAIRN_MUST_CHECK cairn_status cairn_reserve_add(struct cairn_reserve *reserve,
                                                 const struct cairn_arena *arena, uint64_t from,
                                                 uint64_t bytes);
+/* Bytes of shared memory that nobody uses any more. */
+struct cairn_span {
+    void *at; /* at the beginning of a page */
+    size_t bytes;
+};
+/* The pages of these go back to the system, when what was asked for before is made: who asks later may have
+ * the same places. Takes the list, malloc'ed memory. They stay if there is no memory to do it. */
+void cairn_reserve_give(struct cairn_shard_job *job, struct cairn_span *spans, size_t span_count);
 /* The job leaves: its `done` follows soon. */
 void cairn_reserve_cancel(struct cairn_shard_job *job);
 /* Before the shard's pool is closed, and after it. */

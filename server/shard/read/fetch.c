@@ -37,24 +37,35 @@ struct place {
     struct cairn_chunk_place at;
 };
 
+static bool find_chunk(const struct cairn_chunk_header *header, struct place *place)
+{
+    const struct cairn_shard_map *map = &place->view->table.map;
+    if (cairn_shard_map_chunk_number(map, header->tensor, header->first_leaf, header->leaf_count,
+                                     &place->chunk) != CAIRN_OK)
+        return false;
+    place->at = cairn_shard_map_chunk(map, place->chunk);
+    return true;
+}
+
 static cairn_status find_place(const struct cairn_shard_job *job,
                                const struct cairn_chunk_header *header, struct place *place_out)
 {
     const struct cairn_version version = { header->generation, header->step };
     struct place place = { .view = job->view };
     if (job->state != CAIRN_JOB_SERVING) return CAIRN_ERR_NOT_READY;
-    if (header->plane == CAIRN_PLANE_WIRE) {
-        place.published = cairn_published_find(job, version);
-        if (place.published == NULL) return cairn_published_missing(job, version);
-        place.view = place.published->view;
+    if (header->plane != CAIRN_PLANE_WIRE) {
+        *place_out = place;
+        return find_chunk(header, place_out) ? CAIRN_OK : CAIRN_ERR_MALFORMED;
     }
-    const struct cairn_shard_map *map = &place.view->table.map;
-    if (cairn_shard_map_chunk_number(map, header->tensor, header->first_leaf, header->leaf_count,
-                                     &place.chunk) != CAIRN_OK)
-        return CAIRN_ERR_MALFORMED;
-    place.at = cairn_shard_map_chunk(map, place.chunk);
-    *place_out = place;
-    return CAIRN_OK;
+    place.published = cairn_published_find(job, version);
+    if (place.published == NULL) return cairn_published_missing(job, version);
+    for (; place.published != NULL; // who has not heard of the later layout goes by the one before
+         place.published = cairn_published_find_before(job, place.published)) {
+        place.view = place.published->view;
+        *place_out = place;
+        if (find_chunk(header, place_out)) return CAIRN_OK;
+    }
+    return CAIRN_ERR_MALFORMED;
 }
 
 static cairn_status judge_wire(const struct place *place, struct source *source_out)

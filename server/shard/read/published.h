@@ -7,6 +7,10 @@
  * those, allocates nothing and waits for nobody. Loop thread only; compute threads write the copy that was
  * begun.
  *
+ * When a job goes on in another view (job/switch.h) its copies stay in theirs, until they are written next:
+ * so a version is read by the view that it was written in. The newest version may be written once more, in
+ * the job's view: then two copies have it.
+ *
  * A shard shows members at most 4092 regions (proto/fabric/fabric.h), each a segment or a head: 255 GiB of
  * copies of all its jobs, half of that where they have a device's side. One beyond that is shown to nobody,
  * which the log says, and sent. */
@@ -52,6 +56,8 @@ struct cairn_versions {
     struct cairn_published copies[CAIRN_SHARD_PUBLISHED_MAX];
     /* Which of the copies; writing: CAIRN_PUBLISHED_NONE between updates. */
     uint32_t newest, writing;
+    uint64_t room_bytes;   /* of addresses that a copy has in host memory, at least */
+    uint64_t leased_bytes; /* of the budget, that copies for leases took */
     struct cairn_shard_lease leases[CAIRN_SHARD_LEASES_MAX];
 };
 
@@ -63,9 +69,12 @@ void cairn_published_close(struct cairn_shard_job *job);
 void cairn_published_show(struct cairn_member *member);
 /* The first version was written into copy 0. */
 void cairn_published_seal(struct cairn_shard_job *job, struct cairn_version version);
-/* NULL: that version is not kept. */
+/* NULL: that version is not kept. Of two copies, that of the later layout. */
 const struct cairn_published *cairn_published_find(const struct cairn_shard_job *job,
                                                    struct cairn_version version);
+/* The copy of that version whose layout is the last one before that of `later`, a copy; NULL: none. */
+const struct cairn_published *cairn_published_find_before(const struct cairn_shard_job *job,
+                                                          const struct cairn_published *later);
 /* Why cairn_published_find gave NULL: CAIRN_ERR_NOT_READY (it is yet to come), CAIRN_ERR_VERSION_GONE. */
 cairn_status cairn_published_missing(const struct cairn_shard_job *job,
                                      struct cairn_version version);
@@ -75,9 +84,12 @@ uint8_t *cairn_published_at(const struct cairn_published *copy, uint64_t chunk,
                             uint64_t local_elem);
 uint8_t *cairn_published_host_at(const struct cairn_published *copy, uint64_t chunk,
                                  uint64_t local_elem);
-/* The copy to write: what it had cannot be read any more from here on. It may be written when nothing of it
- * is being sent any more. `on_host`: in host memory in any case. */
-struct cairn_published *cairn_published_begin(struct cairn_shard_job *job, bool on_host);
+/* Chooses the copy to write: what it had cannot be read any more from here on. It may be written when nothing
+ * of it is being sent any more, and it was made ready. `on_host`: in host memory in any case. */
+void cairn_published_begin(struct cairn_shard_job *job, bool on_host);
+/* Makes the copy ready that was chosen: by the job's view. CAIRN_ERR_NO_MEMORY: it cannot be written. */
+CAIRN_MUST_CHECK cairn_status cairn_published_ready(struct cairn_shard_job *job,
+                                                    struct cairn_sentence *why);
 /* The n-th copy (0, 1, ...) that must be brought to the host before its side on the device goes, or to the
  * device's side that was opened. False: there are no more. Nothing is written or updated meanwhile. */
 struct cairn_published_move {

@@ -13,7 +13,7 @@ static cairn_status fail_memory(const struct cairn_relay_owner *owner, struct ca
 static cairn_status make_tables(struct cairn_relay_owner *owner)
 {
     const struct cairn_shard_job *job = owner->relay->job;
-    cairn_status status = cairn_shard_map_init(&owner->table.map, owner->relay->layout,
+    cairn_status status = cairn_shard_map_init(&owner->table.map, owner->relay->view->layout,
                                                owner->index, job->spec.chunk_leaves);
     if (status == CAIRN_OK) status = cairn_chunk_table_number(&owner->table, &job->spec);
     if (status != CAIRN_OK) return CAIRN_ERR_NO_MEMORY;

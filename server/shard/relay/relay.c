@@ -35,7 +35,7 @@ struct cairn_relay_owner *cairn_relay_owner_of_chunk(struct cairn_relay *relay, 
     const struct cairn_shard_job *job = relay->job;
     if (tensor >= job->spec.tensor_count || job->spec.tensors[tensor].kind != CAIRN_TRAINED)
         return NULL;
-    const struct cairn_extent *extent = cairn_layout_find(relay->layout, tensor, first_leaf);
+    const struct cairn_extent *extent = cairn_layout_find(relay->view->layout, tensor, first_leaf);
     return extent != NULL ? cairn_relay_owner_find(relay, extent->shard) : NULL;
 }
 
@@ -55,6 +55,7 @@ static void relay_free(struct cairn_relay *relay)
     cairn_relay_sums_close(relay);
     free(relay->owners);
     free(relay->members);
+    cairn_shard_view_unref(relay->view);
     free(relay->collect.actions.list);
     free(relay);
 }
@@ -161,7 +162,7 @@ cairn_status cairn_relay_set(struct cairn_shard_job *job, const Cairn__RelaySet 
     struct cairn_relay *relay = calloc(1, sizeof *relay);
     if (relay == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a relay");
     relay->job = job;
-    relay->layout = job->view->layout;
+    relay->view = cairn_shard_view_ref(job->view);
     relay->shard = job->view->table.map.shard;
     relay->number = message->relay;
     relay->token = message->token;

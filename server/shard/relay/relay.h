@@ -32,10 +32,10 @@
 #include "server/shard/shard.h"
 
 struct cairn_relay {
-    struct cairn_relay *next;          /* of the job's: the first may work, others end */
-    struct cairn_shard_job *job;       /* borrowed */
-    const struct cairn_layout *layout; /* borrowed: whose shards the owners are */
-    uint32_t shard;                    /* our own index in it */
+    struct cairn_relay *next;      /* of the job's: the first may work, others end */
+    struct cairn_shard_job *job;   /* borrowed */
+    struct cairn_shard_view *view; /* counted: by its layout they are owners */
+    uint32_t shard;                /* our own index in it */
     uint64_t number, token;
     uint64_t *members; /* owned: [member_count] by rank */
     uint32_t member_count;
