@@ -7,30 +7,39 @@
     kill -9 %2                                                       # the first one goes on alone
     CAIRN_RANK=1 CAIRN_WORLD=2 python3 client/examples/elastic.py &
 
-A step has the same batch whoever computes it: row i is that of worker i modulo the number of workers. So nothing is
-lost and nothing is trained on twice. A worker that is killed keeps nothing that is missed; a new one begins with the
-servers' parameters. A shard that is killed and started again has lost its part of the job: the newest snapshot is
-restored, and the workers go on from there.
+A step is --batch micro-batches, whoever is there: they are dealt to the workers of the round. What is in one, and what
+is random in it, follows from its seed, so nothing is lost, nothing is trained on twice, and the parameters after a step
+are the same to the bit, however many workers there were (`cairn job digest elastic`). A worker that is killed keeps
+nothing that is missed; a new one begins with the servers' parameters, and one that is terminated (SIGTERM) finishes its
+round. A shard that is killed and started again has lost its part of the job: the newest snapshot is restored, and the
+workers go on from there.
 """
 
 import argparse
+import signal
 
 import torch
 
 import cairn
 from gpt import GPT, Text, evaluate
 
+leaving = []  # signals that ask for it
+
 
 def train(m, model, text, steps, rows):
-    while m.version.step < steps:
+    while m.version.step < steps and not leaving:
         try:
-            here = m.begin()  # which batch, and which of how many workers this one is: ask each time
-            mine = text.batch(rows, here.index)[here.rank::here.world]
-            tokens = mine[:, 1:].numel()
-            loss = model.loss(mine) * tokens  # a sum, with its count as weight: however the rows are cut,
-            loss.backward()  # the servers have the mean over all of them
+            here, tokens = m.begin(), 0
+            for k in here.micro_batches:  # those that this worker is dealt; none if others have them all
+                torch.manual_seed(here.micro_seed(k))  # for dropout, if the model has some
+                batch = text.batch(rows, here.micro_seed(k))
+                count = batch[:, 1:].numel()
+                loss = model.loss(batch) * count  # a sum, with its count as weight: the servers have the mean of all
+                loss.backward()
+                tokens += count
             done = m.step(weight=tokens)
-            print(f"step {done.step} worker {here.rank} of {here.world} rows {len(mine)}", flush=True)
+            print(f"step {done.step} worker {here.rank} of {here.world} micro-batches {len(here.micro_batches)}",
+                  flush=True)
         except cairn.EpochChanged as why:  # nothing was applied
             print(f"step {m.version.step + 1} is computed again: {why}", flush=True)
         except cairn.RolledBack as why:  # a shard was lost: the newest snapshot's step, whose batch begin() tells
@@ -42,7 +51,8 @@ def flags():
     parser.add_argument("--text", help="a file to train on; the King James Bible if not given")
     parser.add_argument("--job", default="elastic")
     parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--batch", type=int, default=12, help="rows of a step, over all workers")
+    parser.add_argument("--batch", type=int, default=4, help="micro-batches of a step, over all workers")
+    parser.add_argument("--rows", type=int, default=3, help="of a micro-batch")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--snapshot-every", type=int, default=50, help="steps; the newest two snapshots are kept")
     return parser.parse_args()
@@ -50,15 +60,16 @@ def flags():
 
 def main():
     args = flags()
+    signal.signal(signal.SIGTERM, lambda number, _: leaving.append(number))
     torch.set_num_threads(1)
     torch.manual_seed(1)
     text, model = Text(args.text, context=64), GPT(args.width, layers=2, heads=4, context=64)
     with cairn.connect() as session:
         # A round opens with one worker, too. All others that are attached by then take part, 8 at most.
-        m = session.attach(model, cairn.AdamW(lr=2e-3), name=args.job, workers=(1, 8),
+        m = session.attach(model, cairn.AdamW(lr=2e-3), name=args.job, workers=(1, 8), global_batch=args.batch,
                            snapshot_every=args.snapshot_every, snapshot_keep=2, on_shard_loss="restore-latest")
         print(f"attached at step {m.version.step}", flush=True)
-        train(m, model, text, args.steps, args.batch)
+        train(m, model, text, args.steps, args.rows)
         print(f"done step {m.version.step} evaluation loss {evaluate(model, text):.4f}", flush=True)
 
 

@@ -5,7 +5,8 @@
  * The whole trainer is here: read the images, compute a loss and its gradient, and call Cairn where an
  * in-process trainer would call its optimizer. It owns no state: kill it at any moment, start it again,
  * and it goes on from the step the servers are at. Which images make up a batch follows from (step,
- * rank, world), so that a round that is computed again gives the same gradients.
+ * rank, world), so that a round that is computed again gives the same gradients. With --global-batch K a step
+ * is K such batches whoever is there, and any workers that come and go train the same model, to the bit.
  *
  * Legend: B = images a batch, layer l maps in[l] to out[l] features; weights are [in][out], row-major. */
 #include <cairn.h>
@@ -236,18 +237,18 @@ static void backward_layer(const struct model *m, struct pass *p, size_t l, stru
         if (p->x[l][i] <= 0) p->d[l][i] = 0;
 }
 
-/* Batch of (index, rank, world): worker `rank` goes through the images rank, rank + world, ... in an
- * order that each pass over them draws anew. */
-static void load_batch(const struct images *set, uint64_t index, uint32_t rank, uint32_t world,
+/* Part `part` of `parts` of the batch `index`: it goes through the images part, part + parts, ... in an order
+ * that each pass over them draws anew. */
+static void load_batch(const struct images *set, uint64_t index, uint32_t part, uint32_t parts,
                        struct pass *p)
 {
-    const uint64_t mine = set->count / world;
+    const uint64_t mine = set->count / parts;
     for (size_t b = 0; b < BATCH; b++) {
         const uint64_t at = index * BATCH + b;
-        uint64_t draw = at / mine * 1000003 + rank;
+        uint64_t draw = at / mine * 1000003 + part;
         const uint64_t shift = splitmix(&draw) % mine;
         // 7919 is prime and divides no part of the set: multiplying permutes it.
-        const uint64_t image = (at % mine * 7919 + shift) % mine * world + rank;
+        const uint64_t image = (at % mine * 7919 + shift) % mine * parts + part;
         for (size_t i = 0; i < PIXELS; i++)
             p->x[0][b * PIXELS + i] = (float)set->pixel[image * PIXELS + i] / 255.0f - 0.286f;
         p->label[b] = set->label[image];
@@ -278,7 +279,7 @@ static double accuracy(const struct model *m, const struct images *set, struct p
 struct options {
     const char *endpoint, *data, *job;
     uint32_t rank, workers;
-    uint64_t steps;
+    uint64_t steps, global_batch;
     int timeout_ms;
 };
 
@@ -316,6 +317,7 @@ static cairn_status open_job(cairn *session, const struct options *o, cairn_job 
         .rank = o->rank,
         .workers_min = o->workers,
         .clip_norm = 1.0,
+        .global_batch = o->global_batch,
         .chunk_leaves = 16, // 256 KiB: a model this small still has chunks for everyone
     };
     return cairn_job_open(session, o->job, &spec, CAIRN_WORKER, o->timeout_ms, job_out);
@@ -375,28 +377,68 @@ struct trainer {
     cairn_job *job; /* NULL: not open */
     struct images train, test;
     struct model model, grad;
+    cairn_op *pushes[2 * LAYERS]; /* that have the gradients of a layer on loan; NULL: none */
     struct pass pass;
 };
 
-/* One round: fetch, forward, backward with pushes as gradients appear, commit. */
+/* The gradients of layer l are ours again. */
+static cairn_status take_back(struct trainer *t, size_t l)
+{
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 2 * l; i < 2 * l + 2; i++) {
+        if (t->pushes[i] == NULL) continue;
+        const cairn_status waited = cairn_wait(t->pushes[i], t->options->timeout_ms);
+        if (waited == CAIRN_ERR_TIMEOUT) return waited; // they are not
+        t->pushes[i] = NULL;
+        if (status == CAIRN_OK) status = waited;
+    }
+    return status;
+}
+
+/* A backward pass, with pushes as gradients appear. */
+static cairn_status push_gradients(struct trainer *t, const struct cairn_round *round,
+                                   uint32_t micro)
+{
+    cairn_status status = CAIRN_OK;
+    for (size_t l = LAYERS; status == CAIRN_OK && l-- > 0;) {
+        status = take_back(t, l);
+        if (status != CAIRN_OK) break;
+        backward_layer(&t->model, &t->pass, l, &t->grad);
+        const struct cairn_mem weight = memory(t->grad.weight[l]), bias = memory(t->grad.bias[l]);
+        cairn_op **ops = &t->pushes[2 * l];
+        status = cairn_push(t->job, round, micro, weight_name[l], NULL, &weight, &ops[0]);
+        if (status == CAIRN_OK)
+            status = cairn_push(t->job, round, micro, bias_name[l], NULL, &bias, &ops[1]);
+    }
+    return status == CAIRN_OK ? cairn_micro_end(t->job, round, micro) : status;
+}
+
+/* The parts of the batch that are this worker's: one, or with a global batch those that it is dealt, by their
+ * numbers; of more workers than parts the last ones have none, and wait in their commit. */
+static cairn_status compute(struct trainer *t, const struct cairn_round *round, double *loss_out)
+{
+    const uint32_t batch = (uint32_t)round->global_batch, parts = batch > 0 ? batch : round->world;
+    cairn_status status = CAIRN_OK;
+    for (uint32_t k = round->rank; status == CAIRN_OK && k < parts; k += round->world) {
+        load_batch(&t->train, round->index, k, parts, &t->pass);
+        forward(&t->model, &t->pass);
+        *loss_out = loss_and_gradient(&t->pass, round->loss_scale);
+        status = push_gradients(t, round, batch > 0 ? k : 0);
+    }
+    return status;
+}
+
+/* One round: fetch, compute, commit. */
 static cairn_status train_round(struct trainer *t, const struct cairn_round *round,
                                 double *loss_out, struct cairn_result *result)
 {
     const int timeout_ms = t->options->timeout_ms;
     cairn_status status = fetch_model(t->job, round->version, &t->model, timeout_ms);
-    if (status != CAIRN_OK) return status;
-    load_batch(&t->train, round->index, round->rank, round->world, &t->pass);
-    forward(&t->model, &t->pass);
-    *loss_out = loss_and_gradient(&t->pass, round->loss_scale);
-    for (size_t l = LAYERS; status == CAIRN_OK && l-- > 0;) {
-        backward_layer(&t->model, &t->pass, l, &t->grad);
-        const struct cairn_mem weight = memory(t->grad.weight[l]), bias = memory(t->grad.bias[l]);
-        status = cairn_push(t->job, round, 0, weight_name[l], NULL, &weight, NULL);
-        if (status == CAIRN_OK)
-            status = cairn_push(t->job, round, 0, bias_name[l], NULL, &bias, NULL);
-    }
-    if (status != CAIRN_OK) return status;
-    return cairn_commit(t->job, round, 1, NULL, 0, timeout_ms, result);
+    if (status == CAIRN_OK) status = compute(t, round, loss_out);
+    if (status == CAIRN_OK)
+        status = cairn_commit(t->job, round, 0, NULL, 0, timeout_ms, result); // one a part
+    for (size_t l = 0; l < LAYERS; l++) (void)!take_back(t, l);               // it is over, or void
+    return status;
 }
 
 static double now_s(void)
@@ -451,7 +493,7 @@ static cairn_status train(struct trainer *t)
             continue;
         }
         if (report("round", status) != CAIRN_OK) return status;
-        images += (uint64_t)BATCH * round.world;
+        images += BATCH * (round.global_batch > 0 ? round.global_batch : round.world);
         if (result.step % 50 != 0) continue;
         printf("step %llu loss %.4f norm %.3f images/s %.0f\n", (unsigned long long)result.step,
                loss, result.grad_norm, (double)images / (now_s() - began_s));
@@ -483,16 +525,19 @@ static void usage(FILE *out)
     fprintf(
         out,
         "usage: fashion_mnist [--endpoint ADDRESS] [--data FOLDER] [--job NAME]\n"
-        "                     [--rank R] [--workers N] [--steps N] [--timeout SECONDS]\n"
+        "                     [--rank R] [--workers N] [--steps N] [--global-batch K]\n"
+        "                     [--timeout SECONDS]\n"
         "Trains until the job is at step N; rank 0 then prints the accuracy on the test set.\n");
 }
 
 static int parse(int argc, char **argv, struct options *o)
 {
     static const struct option known[] = {
-        { "endpoint", 1, 0, 'e' }, { "data", 1, 0, 'd' },    { "job", 1, 0, 'j' },
-        { "rank", 1, 0, 'r' },     { "workers", 1, 0, 'w' }, { "steps", 1, 0, 's' },
-        { "timeout", 1, 0, 't' },  { "help", 0, 0, 'h' },    { 0, 0, 0, 0 },
+        { "endpoint", 1, 0, 'e' },     { "data", 1, 0, 'd' },
+        { "job", 1, 0, 'j' },          { "rank", 1, 0, 'r' },
+        { "workers", 1, 0, 'w' },      { "steps", 1, 0, 's' },
+        { "timeout", 1, 0, 't' },      { "help", 0, 0, 'h' },
+        { "global-batch", 1, 0, 'g' }, { 0, 0, 0, 0 },
     };
     for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) {
         if (c == 'e')
@@ -507,6 +552,8 @@ static int parse(int argc, char **argv, struct options *o)
             o->workers = (uint32_t)strtoul(optarg, NULL, 10);
         else if (c == 's')
             o->steps = strtoull(optarg, NULL, 10);
+        else if (c == 'g')
+            o->global_batch = strtoull(optarg, NULL, 10);
         else if (c == 't')
             o->timeout_ms = (int)strtol(optarg, NULL, 10) * 1000;
         else {

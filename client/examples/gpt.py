@@ -167,6 +167,8 @@ def flags():
     add("--job", default="gpt")
     add("--steps", type=int, default=300)
     add("--batch", type=int, default=16, help="rows of a step, over all workers")
+    add("--global-batch", type=int, default=0, metavar="K",
+        help="the batch is K parts, dealt to the workers that there are: the same bits for any number (stages 2 and 3)")
     add("--stage", type=int, default=2, choices=range(4))
     add("--tp", type=int, default=1, choices=(1, 2), help="workers that share one batch and the blocks' weights")
     add("--device", default="cpu", help="where the model computes: cpu, or cuda with --tp 1")
@@ -199,6 +201,12 @@ def phase(timeline, name, call):
         return call()
     with timeline.span(name):
         return call()
+
+
+def rows_of(here, k, text, args):
+    """Of micro-batch k of this worker: a part of the step's batch."""
+    batch = text.batch(args.batch, here.index)
+    return batch[k::here.global_batch] if here.global_batch else batch[here.rank // args.tp::here.world // args.tp]
 
 
 @torch.no_grad()
@@ -234,16 +242,17 @@ def main():
     parts = {name: p.part for name, p in model.named_parameters() if hasattr(p, "part")}
     with cairn.connect() as session, contextlib.ExitStack() as cleanup:
         m = session.attach(model, optim, name=args.job, stage=args.stage, clip_norm=1.0, parts=parts,
-                           counts=team.rank == 0)
+                           counts=team.rank == 0, global_batch=args.global_batch)
         began, timeline = time.monotonic(), None
         if args.timeline and env.rank == 0:
             timeline = cleanup.enter_context(cairn.Timeline(m))
         while m.version.step < args.steps:
             try:
                 here = m.begin()
-                mine = text.batch(args.batch, here.index)[here.rank // args.tp::here.world // args.tp]
-                loss = phase(timeline, "forward", lambda: model.loss(mine))
-                phase(timeline, "backward", loss.backward)
+                for k in here.micro_batches:  # one, or those of the global batch that this worker is dealt
+                    mine = rows_of(here, k, text, args)
+                    loss = phase(timeline, "forward", lambda: model.loss(mine))
+                    phase(timeline, "backward", loss.backward)
                 done = phase(timeline, "step", m.step)
             except cairn.EpochChanged:
                 continue  # somebody came or went: nothing was applied, the step is done again

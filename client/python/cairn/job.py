@@ -85,7 +85,7 @@ class Job:
         return JobInfo(out.name.decode(), out.rank, out.workers_min, out.clip_norm, out.loss_scale,
                        word(NONFINITE, out.on_nonfinite), version_of(out.newest), out.initialized,
                        out.stage - 1, out.micro_batches, out.client_state_max,
-                       word(REDUCE_GROUPS, out.reduce_groups), out.workers_max)
+                       word(REDUCE_GROUPS, out.reduce_groups), out.workers_max, out.global_batch, out.seed)
 
     def tensors(self) -> List[Tensor]:
         """By name."""
@@ -270,14 +270,17 @@ class RoundHandle:
 
     def __init__(self, job: Job, round_: _c.Round):
         self._job, self._round = job, round_
+        own = range(round_.micro_batches)
+        if round_.global_batch:
+            own = range(round_.rank, round_.global_batch, round_.world)
         self.info = Round(round_.round, round_.step, round_.epoch, version_of(round_.version), round_.rank,
-                          round_.world, round_.loss_scale, round_.revision, round_.micro_batches, round_.skips,
-                          round_.index)
+                          round_.world, round_.loss_scale, round_.revision, own, round_.skips, round_.index,
+                          round_.seed, round_.global_batch)
 
     def push(self, tensor: str, gradient: Any, micro: int = 0, dtype: str = "f32",
              box: Optional[Box] = None) -> None:
         """The gradient, times the loss scale, summed over what its weight counts; on loan until commit or the next
-        round_begin. EpochChanged: the round is void."""
+        round_begin. `micro`: one of info.micro_batches, in their order. EpochChanged: the round is void."""
         memory, mem, there = self._job._lend(tensor, gradient, dtype, box, writable=False)
         self._job._loans.append(memory)
         try:

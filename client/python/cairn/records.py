@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import NamedTuple
 
+from . import _c
 from .spec import Version
 
 
 class Round(NamedTuple):
     """One attempt at a step. Address the batch by (index, rank, world); multiply the loss by loss_scale. `index` is
-    step + skips: a round that was skipped leaves the step, and its batch is used up all the same."""
+    step + skips: a round that was skipped leaves the step, and its batch is used up all the same.
+
+    `micro_batches`: the numbers of this worker's, for k in here.micro_batches. With global_batch they are dealt over
+    the workers of the round; a surplus one has none, and its step() waits for the round's end."""
 
     round: int
     step: int
@@ -19,9 +24,18 @@ class Round(NamedTuple):
     world: int
     loss_scale: float
     revision: int
-    micro_batches: int
+    micro_batches: range
     skips: int  # rounds of the job that were skipped so far
     index: int
+    seed: int = 0  # the job's
+    global_batch: int = 0  # micro-batches of the step, whoever is there; 0: each worker has its own
+
+    def micro_seed(self, micro: int) -> int:
+        """For what is random in a micro-batch (dropout, which rows), below 2^63: of the job's seed, the index and the
+        number alone, so the same whoever computes it, and when a void round is computed again."""
+        made = _c.Round(rank=self.rank, world=self.world, index=self.index, seed=self.seed,
+                        global_batch=self.global_batch)
+        return _c.lib().cairn_micro_seed(ctypes.byref(made), micro)
 
 
 class Result(NamedTuple):
@@ -93,3 +107,5 @@ class JobInfo(NamedTuple):
     client_state_max: int
     reduce_groups: str
     workers_max: int = 0  # 0: as many as the cluster allows
+    global_batch: int = 0
+    seed: int = 0

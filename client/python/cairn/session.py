@@ -218,7 +218,7 @@ class Session:
         micro_batches  backward passes of a step, at most
         clip_norm, loss_scale, loss_scale_policy, on_nonfinite, init_from, init_prefix, init_nonfinite_ok,
         client_state_max, reduce_groups, skips_max, snapshot_every, snapshot_keep, on_shard_loss, shard_loss_wait,
-        on_worker_loss, worker_loss_wait, offload_fraction, tiers
+        on_worker_loss, worker_loss_wait, offload_fraction, tiers, global_batch, seed
                        state of the job, see JobSpec; with init_from the shards read the initial state themselves
         rank           unique in the job; None: of the environment, see env()
         workers        (min, max), as torchrun's --nnodes MIN:MAX, or n for (n, n): a round opens with at least min

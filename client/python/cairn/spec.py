@@ -136,7 +136,10 @@ class JobSpec:
     `workers_max`: attached at a time, 0 = as many as the cluster allows. `world`: how many workers come
     together; the first round after all were gone waits for so many, `start_wait` seconds at most; 0: for nobody beyond
     workers_min. `offload_fraction`: where a shard's state lies on a GPU, so much of it, 0 to 1, lies in host memory and
-    is updated by the CPU, with the same bits. `tiers`: "together"; what lies apart is refused."""
+    is updated by the CPU, with the same bits. `tiers`: "together"; what lies apart is refused. `global_batch`: a step
+    is so many micro-batches, whoever is there, and what they make does not depend on how many workers there are, nor on
+    when they come and go (Round.micro_batches says which are this worker's; stage 2 or 3); 0: each worker has
+    micro_batches of its own. `seed`: of Round.micro_seed, below 2^53."""
 
     tensors: Sequence[Tensor]
     groups: Sequence[Group] = field(default_factory=lambda: (Group(),))
@@ -163,6 +166,8 @@ class JobSpec:
     workers_max: int = 0
     offload_fraction: float = 0.0
     tiers: str = "together"
+    global_batch: int = 0
+    seed: int = 0
     world: int = 0
     start_wait: float = START_WAIT_S
     chunk_leaves: int = 0
@@ -318,6 +323,8 @@ def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
                       start_wait_ms=max(1, int(spec.start_wait * 1000)),
                       offload_fraction=_real("offload_fraction", spec.offload_fraction),
                       tiers=number(TIERS, "tiers", spec.tiers),
+                      global_batch=at_least(0, "global_batch", spec.global_batch),
+                      seed=at_least(0, "seed", spec.seed, 2 ** 53 - 1),
                       chunk_leaves=at_least(0, "chunk_leaves", spec.chunk_leaves),
                       window=at_least(0, "window", spec.window))
     return made, alive

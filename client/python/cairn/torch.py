@@ -11,6 +11,10 @@ used. With one backward pass a step all four give the same bits, else 0 and 1 do
 A step's gradient is the mean over its backward passes and over the workers: give each micro-batch its own mean loss,
 undivided. Parameters that get no gradient count as 0.
 
+Elastic workers with the same bits: with global_batch=K a step is K backward passes over all workers, one for each k of
+m.begin().micro_batches. What is random in one is to come of micro_seed(k): then the bits do not depend on how many
+workers there were, nor on when they came and went. Who leaves by itself does so between two steps.
+
 Tensor parallelism is the model's: it cuts its layers and sends activations between the workers of a team, and says
 by `parts` where its parameters lie. Gradients and parameters go through the servers, each worker's own part.
 
@@ -131,8 +135,8 @@ class AttachedModel(Between):
         self._spec = JobSpec(tensors, groups, stage=stage, **here, **state)
         self.clip_norm = self._spec.clip_norm or 0.0
         self._micro_batches = at_least(1, "micro_batches", self._spec.micro_batches)
-        shared = _options.gradient_bytes(mapped_gradients, self._slots, self.stage, self._micro_batches, modules,
-                                         window)
+        shared = _options.gradient_bytes(mapped_gradients, self._slots, self.stage,
+                                         max(self._micro_batches, self._spec.global_batch), modules, window)
         self._gradients = Gradients(session)
         self._judge_sharing = mapped_gradients is None  # after the first step
         self._timeline: Optional[Timeline] = None  # set by it
@@ -335,7 +339,7 @@ class AttachedModel(Between):
         for hook in self._gradient_hooks:
             hook.be_last()
         if self._pushed_in_pass and not self._local:
-            self.micro_end()
+            self._end_pass()
         self.begin()
         if self._window is not None:
             self._window.release_all()
@@ -400,12 +404,27 @@ class AttachedModel(Between):
             raise Invalid(f"a second gradient of {slot.name} since the last forward pass of the model: call "
                           "m.micro_end() between two backward passes, or with m.no_sync() add them up here first. "
                           "(DistributedDataParallel around an attached model makes one, too: leave it out)")
-        if self._passes >= self._micro_batches:
-            raise Invalid(f"this is backward pass {self._passes + 1} of the step, and micro_batches is "
-                          f"{self._micro_batches}: give attach(…, micro_batches={self._passes + 1}), call m.step() "
-                          "before, or with m.no_sync() add gradients up here")
+        self._judge_pass()
         if gradient.layout != torch.strided:
             raise Unsupported(f"the gradient of {slot.name} is sparse; build the module with sparse=False")
+
+    def _own(self) -> range:
+        """The numbers of this worker's backward passes."""
+        if self._spec.global_batch and self._round is not None:
+            return self._round.info.micro_batches
+        return range(self._micro_batches)
+
+    def _judge_pass(self) -> None:
+        own, batch = self._own(), self._spec.global_batch
+        if self._passes < len(own):
+            return
+        if batch:
+            raise Invalid(f"this is backward pass {self._passes + 1} of the step, and {len(own)} of its {batch} "
+                          "micro-batches are this worker's: one for each, for k in m.begin().micro_batches, then "
+                          "m.step()")
+        raise Invalid(f"this is backward pass {self._passes + 1} of the step, and micro_batches is "
+                      f"{self._micro_batches}: give attach(…, micro_batches={self._passes + 1}), call m.step() "
+                      "before, or with m.no_sync() add gradients up here")
 
     def _push(self, slot: Slot, gradient: torch.Tensor) -> None:
         assert self._round is not None
@@ -416,7 +435,7 @@ class AttachedModel(Between):
         self._touched = self._round.info.round
         try:
             with _cuda.beside(place.tensor.device):  # behind the copy, or what autograd made
-                push = self._round.push_watched(slot.name, place.tensor, micro=self._passes, box=slot.box,
+                push = self._round.push_watched(slot.name, place.tensor, micro=self._own()[self._passes], box=slot.box,
                                                 dtype=_PUSHED[place.tensor.dtype])
         except BaseException:
             self._gradients.drop(place)
@@ -436,15 +455,22 @@ class AttachedModel(Between):
 
     @goes_on
     def micro_end(self) -> None:
-        """Ends a backward pass of several in a step. The next forward pass of the model does it by itself."""
+        """Ends a backward pass of several in a step. The next forward pass of the model does it by itself. With
+        global_batch it also ends a micro-batch that has no gradient at all, and needs no backward pass."""
+        if self._spec.global_batch:
+            self.begin()
+        self._end_pass(may_be_empty=self._spec.global_batch > 0)
+
+    def _end_pass(self, may_be_empty: bool = False) -> None:
         self._raise_failure()
         for slot in self._slots:
             if slot.trained and slot.parameter.grad is not None:  # of no_sync, or set by the trainer
                 self._take(slot)
         self._raise_failure()
-        if not self._pushed_in_pass:
+        if not self._pushed_in_pass and not may_be_empty:
             return
-        self._call_round(lambda round_: round_.micro_end(self._passes))
+        self._judge_pass()
+        self._call_round(lambda round_: round_.micro_end(self._own()[self._passes]))
         self._passes += 1
         self._pushed_in_pass = {}
 
@@ -477,8 +503,12 @@ class AttachedModel(Between):
             raise Invalid(f"clip_norm {clip_norm} here, {self.clip_norm} in the job: it is state of the servers; give "
                           "it to attach")
         self._raise_failure()
-        self.micro_end()
+        self._end_pass()
         scale = self.begin().loss_scale
+        if self._spec.global_batch and self._passes < len(self._own()):
+            raise Invalid(f"{self._passes} of the {len(self._own())} micro-batches of this worker had a backward pass, "
+                          "and every step has all of them: for k in m.begin().micro_batches; m.micro_end() ends one "
+                          "without gradients")
         if scale != 1.0 and self._passes > 0 and not self._scaled:
             raise Invalid(f"the job has a loss scale of {scale}, and the loss was not multiplied by it: "
                           "m.scale(loss).backward()")

@@ -233,7 +233,7 @@ class Evaluate(Case):
 
 class Elastic(Case):
     def worker(self, rank: int) -> Run:
-        return Run(self, "elastic.py", "--steps", "80", "--batch", "12", "--width", "32", *TEXT, CAIRN_RANK=str(rank),
+        return Run(self, "elastic.py", "--steps", "80", "--width", "32", *TEXT, CAIRN_RANK=str(rank),
                    CAIRN_WORLD="2")
 
     def stands(self, run: Run) -> None:
@@ -246,17 +246,17 @@ class Elastic(Case):
 
     def test_a_worker_is_killed_and_a_new_one_joins(self):
         first, second = self.worker(0), self.worker(1)
-        second.until(r"step 1\d worker 1 of 2 rows 6")
+        second.until(r"step 1\d worker 1 of 2 micro-batches 2")
         os.kill(second.pid, signal.SIGSTOP)
         self.stands(first)  # in a round that wants both
         second.kill()
-        first.until(r"worker 0 of 1 rows 12", since=len(first.said()))
+        first.until(r"worker 0 of 1 micro-batches 4", since=len(first.said()))
         third = self.worker(1)
         first.done(), third.done()
         again, joined = first.lines(r"step (\d+) is computed again"), third.lines(r"attached at step (\d+)")
         print(f"note: computed again by worker 0: steps {', '.join(again)}; the new one attached at step {joined[0]}")
         self.assertTrue(again)
-        self.assertTrue(third.lines(r"worker 1 of 2 rows 6"), third.said())
+        self.assertTrue(third.lines(r"worker 1 of 2 micro-batches 2"), third.said())
         steps = [int(step) for step in first.lines(r"step (\d+) worker 0")]
         self.assertEqual(steps, list(range(steps[0], 81)), "each step is applied once")
         self.assertEqual(first.evaluation(), third.evaluation())
