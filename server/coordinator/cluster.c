@@ -2,12 +2,14 @@
 #include <inttypes.h>
 #include <sodium.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "server/base/durable.h"
 #include "server/base/log.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/job/drain.h"
 #include "server/coordinator/job/drop.h"
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/job/parts.h"
@@ -74,10 +76,12 @@ static void on_tick(uv_timer_t *timer)
         cairn_cluster_leases_tick(job);
         cairn_cluster_job_parts_tick(job);
         cairn_cluster_park_advance(job);
+        cairn_cluster_reshard_advance(job);
         cairn_cluster_cut_tick(job);
         cairn_cluster_recovery_tick(job);
         cairn_cluster_straggler_tick(job);
     }
+    cairn_cluster_drains_tick(cluster);
 }
 
 /* ---- closing ---- */
@@ -170,6 +174,10 @@ cairn_status cairn_cluster_options_judge(const struct cairn_cluster_options *opt
                           " ms) must be at least twice lease.heartbeat (%" PRId64 " ms)",
                           options->lease_timeout_ms, options->heartbeat_ms);
     }
+    if (options->reshard != NULL && strcmp(options->reshard, "manual") != 0 &&
+        strcmp(options->reshard, "on_join") != 0)
+        return cairn_fail(why, CAIRN_ERR_CONFIG, "reshard.policy is \"%s\": give manual or on_join",
+                          options->reshard);
     enum cairn_log_level level;
     const char *text = options->log_level;
     if (text != NULL && *text != '\0' && !cairn_log_level_parse(text, &level)) {

@@ -57,6 +57,8 @@ struct cairn_cluster_options {
     int64_t heartbeat_ms, lease_timeout_ms, step_deadline_ms;
     int64_t workers_max; /* of a job */
     int64_t lease_ttl_max_ms, lease_versions_max;
+    char *reshard;           /* "manual", "on_join" */
+    int64_t rebalance_above; /* per cent */
     char *log_level;
 };
 /* The table of it, for server/base/config.h. */
@@ -98,6 +100,7 @@ struct cairn_cluster {
     struct cairn_cluster_identity identity;
     struct cairn_cluster_openings openings;
     uint32_t next_request; /* base/calls.c */
+    uint64_t seats_taken;  /* how often a shard sat down */
 
     struct cairn_cluster_clock clock;
     bool closing;

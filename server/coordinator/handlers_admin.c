@@ -9,6 +9,7 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/handlers.h"
 #include "server/coordinator/job/bytes.h"
+#include "server/coordinator/job/drain.h"
 #include "server/coordinator/job/drop.h"
 #include "server/coordinator/restore/adopt.h"
 #include "server/coordinator/restore/restore.h"
@@ -41,7 +42,7 @@ static void on_shard_forget(struct cairn_cluster_session *session, uint32_t requ
 struct job_view {
     Cairn__JobStatus status;
     Cairn__JobSpec spec;
-    struct cairn_sentence awaited, saving, gradient;
+    struct cairn_sentence awaited, saving, gradient, moving;
     char layout_hash[2 * CAIRN_LAYOUT_HASH_BYTES + 1];
     Cairn__GroupSpec *groups; /* owned */
     Cairn__GroupSpec **list;  /* owned */
@@ -169,6 +170,8 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
     s->passed_over = (char *)(uintptr_t)job->snapshots.passed_over.text;
     cairn_cluster_cut_show(job, &view->saving);
     s->saving = view->saving.text;
+    cairn_cluster_reshard_show(job, &view->moving);
+    s->moving = view->moving.text;
     s->restores = version.step > job->base_step ? 0 : job->loss.recovery.restores;
     s->workers_min = spec->workers_min;
     s->workers_max = spec->workers_max;
@@ -357,6 +360,12 @@ bool cairn_cluster_handle_admin(struct cairn_cluster_session *session,
         return true;
     case CAIRN_MSG_EVENTS_GET:
         cairn_cluster_events_answer(session, request, (const Cairn__EventsGet *)message);
+        return true;
+    case CAIRN_MSG_RESHARD_ASK:
+        cairn_cluster_reshard_ask(session, request, (const Cairn__ReshardAsk *)message);
+        return true;
+    case CAIRN_MSG_MEMBER_DRAIN:
+        cairn_cluster_member_drain(session, request, (const Cairn__MemberDrain *)message);
         return true;
     case CAIRN_MSG_JOB_LIST_GET: on_job_list(session, request); return true;
     case CAIRN_MSG_JOB_SHOW:

@@ -11,6 +11,7 @@
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/handlers.h"
 #include "server/coordinator/job/bytes.h"
+#include "server/coordinator/job/drain.h"
 #include "server/coordinator/job/openings.h"
 #include "server/coordinator/member/standing.h"
 #include "server/coordinator/restore/adopt.h"
@@ -143,6 +144,13 @@ static bool on_lacks(struct cairn_cluster_session *session, const Cairn__Lacks *
     return true;
 }
 
+static void on_part_moved(struct cairn_cluster_session *session, const Cairn__PartMoved *message)
+{
+    uint32_t shard;
+    struct cairn_cluster_job *job = place_of(session, message->job, &shard);
+    if (job != NULL) cairn_cluster_slice_moved(job, shard, message);
+}
+
 static void on_member_fault(struct cairn_cluster_session *session,
                             const Cairn__MemberFault *message)
 {
@@ -202,6 +210,12 @@ bool cairn_cluster_handle_shard(struct cairn_cluster_session *session,
     case CAIRN_MSG_REDUCED: return on_reduced(session, (const Cairn__Reduced *)message);
     case CAIRN_MSG_ANSWER: return on_answer(session, (const Cairn__Answer *)message);
     case CAIRN_MSG_PUBLISHED: on_published(session, (const Cairn__Published *)message); return true;
+    case CAIRN_MSG_PART_MOVED:
+        on_part_moved(session, (const Cairn__PartMoved *)message);
+        return true;
+    case CAIRN_MSG_DRAIN_ME:
+        cairn_cluster_drain_me(session, frame->request, (const Cairn__DrainMe *)message);
+        return true;
     case CAIRN_MSG_LACKS: return on_lacks(session, (const Cairn__Lacks *)message);
     case CAIRN_MSG_MEMBER_FAULT:
         on_member_fault(session, (const Cairn__MemberFault *)message);

@@ -11,6 +11,7 @@
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/job/drain.h"
 #include "server/coordinator/job/parts.h"
 #include "server/coordinator/member/seats.h"
 #include "server/coordinator/restore/restore.h"
@@ -103,6 +104,7 @@ static void unseat(struct cairn_cluster_seat *seat)
     seat->storage.text[0] = '\0';
     seat->bytes_count = seat->memory_count = 0;
     cairn_cluster_seat_forget_parts(seat);
+    cairn_cluster_drain_gone(seat);
     cairn_cluster_calls_seat_gone(seat);
     if (session->cluster->closing) return;
     cairn_cluster_jobs_seat_down(session->cluster, seat);
@@ -272,15 +274,17 @@ bool cairn_cluster_seat_take(struct cairn_cluster_session *session, const Cairn_
     struct cairn_cluster *cluster = session->cluster;
     struct cairn_cluster_seat *seat = cairn_cluster_seat_get(cluster, session->name);
     uint8_t *address = malloc(session->fabric_address_bytes + 1);
-    struct cairn_seat_part *held = calloc(hello->n_held + 1, sizeof *held);
+    struct cairn_seat_part *held = calloc(2 * hello->n_held + 1, sizeof *held);
     if (seat == NULL || address == NULL || held == NULL) {
         free(address);
         free(held);
         return false;
     }
     for (size_t i = 0; i < hello->n_held; i++) {
-        held[i] = (struct cairn_seat_part) { hello->held[i]->job, hello->held[i]->generation,
-                                             hello->held[i]->layout_hash };
+        const Cairn__HeldJob *part = hello->held[i];
+        held[2 * i] = (struct cairn_seat_part) { part->job, part->generation, part->layout_hash };
+        held[2 * i + 1] = (struct cairn_seat_part) { part->job, part->generation,
+                                                     part->next_layout_hash };
     }
     memcpy(address, session->fabric_address, session->fabric_address_bytes);
     free(seat->fabric_address);
@@ -288,12 +292,15 @@ bool cairn_cluster_seat_take(struct cairn_cluster_session *session, const Cairn_
     seat->fabric_address = address;
     seat->fabric_address_bytes = session->fabric_address_bytes;
     seat->held = held;
-    seat->held_count = hello->n_held;
+    seat->held_count = 2 * hello->n_held;
     note(cluster, seat->incarnation == session->incarnation ? CAIRN_EVENT_BACK : CAIRN_EVENT_UP,
          seat->name, cairn_peer_name(session->peer));
     seat->incarnation = session->incarnation;
     seat->since_ms = session->since_ms;
     seat->session = session;
+    seat->memory_bytes = hello->memory_bytes;
+    seat->leaving = false;
+    cluster->seats_taken++;
     seat->claimed_ms = 0;
     session->seat = seat;
     const bool obeys = cairn_cluster_seat_judge(cluster, seat, hello);

@@ -11,6 +11,7 @@
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/handlers.h"
+#include "server/coordinator/job/drain.h"
 #include "server/coordinator/job/drop.h"
 #include "server/coordinator/member/places.h"
 #include "server/coordinator/restore/adopt.h"
@@ -198,6 +199,7 @@ static void forget_waits(struct cairn_cluster_session *session)
     cairn_cluster_adopt_forget(session->cluster, session);
     cairn_cluster_backup_forget(session->cluster, session);
     cairn_cluster_drops_forget(session->cluster, session);
+    cairn_cluster_drains_forget(session->cluster, session);
     cairn_cluster_park_forget(session->cluster, session);
     cairn_cluster_amenders_forget(session->cluster, session);
     cairn_cluster_works_forget(session->cluster, session);

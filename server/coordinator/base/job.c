@@ -108,20 +108,58 @@ bool cairn_cluster_job_in_force(const struct cairn_cluster_job *job, uint32_t sh
     return shard < job->layout->shard_count && job->shards[shard].seat != NULL;
 }
 
+uint8_t *cairn_cluster_holes(const struct cairn_cluster_job *job, uint32_t shard_count)
+{
+    uint8_t *gone = calloc(shard_count / 8 + 1, 1);
+    if (gone == NULL) return NULL;
+    for (uint32_t i = 0; i < shard_count && i < job->shard_count; i++)
+        if (job->shards[i].seat == NULL) gone[i / 8] = (uint8_t)(gone[i / 8] | 1u << i % 8);
+    return gone;
+}
+
 bool cairn_cluster_job_has_seat(const struct cairn_cluster_job *job,
                                 const struct cairn_cluster_seat *seat)
 {
     CAIRN_EACH_SHARD (job, i)
         if (job->shards[i].seat == seat) return true;
+    for (uint32_t i = 0; i < job->reshard.joiner_count; i++)
+        if (job->reshard.joiners[i].seat == seat) return true;
     return false;
 }
 
 bool cairn_cluster_job_shards_up(const struct cairn_cluster_job *job)
 {
     CAIRN_EACH_SHARD (job, i)
-        if (!job->shards[i].up) return false;
+        if (!job->shards[i].up && cairn_cluster_job_in_force(job, i)) return false;
     return true;
 }
+
+/* ---- its layouts ---- */
+
+bool cairn_cluster_job_moves(const struct cairn_cluster_job *job)
+{
+    const struct cairn_cluster_reshard *r = &job->reshard;
+    return r->asking != NULL || job->shard_count > job->layout->shard_count ||
+           (r->move != NULL && cairn_move_stage_of(r->move) != CAIRN_MOVE_REST);
+}
+
+/* The same owners under another number: a version of the one is read by the other. */
+static bool same_owners(const struct cairn_layout *a, const struct cairn_layout *b)
+{
+    return a->shard_count == b->shard_count && memcmp(a->hash, b->hash, sizeof a->hash) == 0;
+}
+
+struct cairn_packed *cairn_cluster_job_before_next(const struct cairn_cluster_job *job,
+                                                   struct cairn_version now, uint32_t *shards_out)
+{
+    const struct cairn_cluster_layouts *l = &job->layouts;
+    *shards_out = l->before_shards;
+    if (l->before != NULL && cairn_version_compare(now, l->at) <= 0) return l->before;
+    *shards_out = job->layout->shard_count;
+    return same_owners(job->layout, l->next) ? NULL : job->planned.layout;
+}
+
+/* ---- where its shards are ---- */
 
 /* Not 0. */
 static uint64_t address_hash(const struct cairn_cluster_seat *seat)

@@ -12,12 +12,15 @@
 #include "server/coordinator/job/init.h"
 #include "server/coordinator/job/loss.h"
 #include "server/coordinator/job/park.h"
+#include "server/coordinator/job/reshard.h"
+#include "server/coordinator/member/layouts.h"
 #include "server/coordinator/member/leases.h"
 #include "server/coordinator/member/members.h"
 #include "server/coordinator/member/tiles.h"
 #include "server/coordinator/round/core.h"
 #include "server/coordinator/round/halts.h"
 #include "server/coordinator/round/straggler.h"
+#include "server/coordinator/round/pace.h"
 #include "server/coordinator/round/times.h"
 #include "server/coordinator/snapshot/periodic.h"
 
@@ -50,6 +53,7 @@ struct cairn_cluster_job_shard {
     struct cairn_step_ring times;
     struct cairn_cluster_part_tiles tiles;
     struct cairn_cluster_part_results results;
+    double weight; /* of the re-sharding under way; 0: all goes off it */
 };
 
 /* Numbers that are durable before they are used, so that no restart or restore takes one again. */
@@ -94,6 +98,7 @@ struct cairn_cluster_job {
     struct cairn_cluster_rounds rounds;
     struct cairn_cluster_halts halts;
     struct cairn_cluster_straggler straggler;
+    struct cairn_cluster_pace pace;
     struct cairn_cluster_groups *groups; /* owned; NULL: there were none */
     struct cairn_cluster_job_members members;
     struct cairn_cluster_tiles tiles;
@@ -103,6 +108,8 @@ struct cairn_cluster_job {
     struct cairn_cluster_amends amends;
     struct cairn_cluster_extension extension;
     struct cairn_cluster_park park;
+    struct cairn_cluster_layouts layouts;
+    struct cairn_cluster_reshard reshard;
     struct cairn_cluster_loss loss;
 };
 
@@ -120,6 +127,9 @@ void cairn_cluster_job_set_seat(struct cairn_cluster_job *job, uint32_t shard,
          i = cairn_cluster_job_shard_from((job), i + 1))
 /* The first that has a seat, from `index` on; shard_count: there is none. */
 uint32_t cairn_cluster_job_shard_from(const struct cairn_cluster_job *job, uint32_t index);
+/* A bit for each hole among the first shard_count shards (server/core/holes.h), malloc'ed. NULL: no
+ * memory. */
+uint8_t *cairn_cluster_holes(const struct cairn_cluster_job *job, uint32_t shard_count);
 /* The layout in force has that shard: rounds count on it. */
 bool cairn_cluster_job_in_force(const struct cairn_cluster_job *job, uint32_t shard);
 
@@ -134,9 +144,15 @@ struct cairn_version cairn_cluster_job_version(const struct cairn_cluster_job *j
 /* LOST, and a restore alone ends it. */
 bool cairn_cluster_job_dead(const struct cairn_cluster_job *job);
 struct cairn_cluster_member *cairn_cluster_job_member(struct cairn_cluster_job *job, uint64_t id);
-/* The job's layout has a part on that seat. */
+/* The job has a part on that seat, or is to have one. */
 bool cairn_cluster_job_has_seat(const struct cairn_cluster_job *job,
                                 const struct cairn_cluster_seat *seat);
+/* A layout is on its way or not settled: what needs one that stands still waits. */
+bool cairn_cluster_job_moves(const struct cairn_cluster_job *job);
+/* In what the newest version is published when the next layout is in force, which it is to be at `now`:
+ * *shards_out of its shards; NULL: that one itself. Borrowed. */
+struct cairn_packed *cairn_cluster_job_before_next(const struct cairn_cluster_job *job,
+                                                   struct cairn_version now, uint32_t *shards_out);
 bool cairn_cluster_job_shards_up(const struct cairn_cluster_job *job);
 /* The shard is back: has it another address than the members were told? Notes the present one. */
 bool cairn_cluster_job_shard_moved(struct cairn_cluster_job_shard *shard);

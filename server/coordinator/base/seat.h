@@ -19,7 +19,8 @@ struct cairn_cluster_seat {
     struct cairn_cluster_session *session; /* NULL = away */
     struct cairn_cluster_calls calls; /* what it was asked and has not answered, oldest first */
     uint64_t incarnation;
-    struct cairn_seat_part *held; /* owned, [held_count]: what it came with */
+    struct cairn_seat_part
+        *held; /* owned, [held_count]: what it came with, in force and prepared */
     size_t held_count;
     enum cairn_seat_probe probe; /* of who sits there, for another process of this name */
     uint64_t asked_ms;           /* cairn_cluster_now_ms: the probe */
@@ -42,8 +43,14 @@ struct cairn_cluster_seat {
     struct cairn_coordinator_id seen;
     enum cairn_standing standing;
     Cairn__HeldJobs *parts; /* owned; NULL: it has not told yet, or holds nothing */
-    bool parts_awaited; /* it holds jobs that are not known here, and has not told their names */
-    bool leaving;       /* its jobs go to others, and it gets no part of any */
+    bool parts_awaited;    /* it holds jobs that are not known here, and has not told their names */
+    uint64_t memory_bytes; /* that it may use for state; 0: it does not say */
+    bool leaving;          /* its jobs go to others, and it gets no part of any */
+    struct {
+        struct cairn_cluster_waiter *waiters; /* owned: who asked for it */
+        uint32_t request;                     /* the shard's own; 0: none */
+        uint64_t ends_ms; /* cairn_cluster_now_ms: it is given up then; 0: never */
+    } drain;
     uint64_t planned_bytes; /* of job/jobs.c, while it chooses the shards of a job */
 };
 

@@ -20,6 +20,8 @@ static void send_fence(struct cairn_cluster_job *job, const struct cairn_round_a
     Cairn__Fence fence = CAIRN__FENCE__INIT;
     fence.job = job->id;
     fence.epoch = action->epoch;
+    fence.layout = action->layout;
+    if (action->layout != job->layout->version) cairn_cluster_slice_in_force(job, action);
     cairn_log_info("job %s: epoch %" PRIu64 ", because %s", job->spec.name, action->epoch,
                    job->rounds.epoch_why.text);
     cairn_cluster_job_send_all(job, CAIRN_MSG_FENCE, &fence.base);
@@ -73,7 +75,7 @@ static void send_open(struct cairn_cluster_job *job, const struct cairn_round_ac
         return;
     }
     CAIRN_EACH_SHARD (job, i) {
-        if (!job->shards[i].up) continue;
+        if (!job->shards[i].up || !cairn_cluster_job_in_force(job, i)) continue;
         cairn_cluster_groups_fill(job, i, &open);
         cairn_cluster_session_send(job->shards[i].seat->session, CAIRN_MSG_ROUND_OPEN, 0,
                                    &open.base);
@@ -339,11 +341,17 @@ static void after(struct cairn_cluster_job *job)
     cairn_cluster_leases_advance(job);
     cairn_cluster_extend_advance(job);
     cairn_cluster_park_advance(job);
+    cairn_cluster_pace_advance(job);
+    cairn_cluster_reshard_advance(job);
     cairn_cluster_periodic_advance(job);
 }
 
 cairn_status cairn_cluster_job_core_open(struct cairn_cluster_job *job, struct cairn_sentence *why)
 {
     static const struct cairn_cluster_hands hands = { .act = act, .after = after };
+    // A layout of a former coordinator's: nobody has said here that all have what they own in it.
+    const bool unsettled = job->version_unknown && job->layouts.at.generation != 0;
+    if (cairn_cluster_reshard_open(job, unsettled) != CAIRN_OK)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     return cairn_cluster_core_open(job, &hands, why);
 }

@@ -186,7 +186,9 @@ static void stop(struct cairn_cluster_job *job)
     cairn_cluster_job_openers_fail(job->cluster, job->spec.name, CAIRN_ERR_CANCELED, text.text);
     job->state = CAIRN_CLUSTER_JOB_CREATING;
     job->dropping = true;
+    cairn_cluster_reshard_end(job, CAIRN_RESHARD_FAILED, "the job is dropped");
     cairn_cluster_job_core_close(job);
+    cairn_cluster_reshard_close(job);
     struct cairn_cluster_saved saved = { .cluster = job->cluster, .job = job->id };
     if (job->stored) saved.status = cairn_cluster_save_dropped(job, on_saved, &why);
     saved.why = why.text;

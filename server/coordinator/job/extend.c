@@ -125,6 +125,9 @@ static void switch_over(struct cairn_cluster_job *job)
     switch_all(job, body->generation);
     cairn_cluster_groups_forget(job);
     cairn_cluster_job_core_close(job);
+    cairn_cluster_reshard_close(job);
+    cairn_cluster_layouts_release(job);
+    job->layouts = (struct cairn_cluster_layouts) { .before = NULL };
     cairn_cluster_tiles_release(job);
     job->tiles = (struct cairn_cluster_tiles) { 0 };
     become(job, body);
@@ -139,6 +142,7 @@ static void switch_over(struct cairn_cluster_job *job)
     cairn_sentence_set(&job->rounds.epoch_reason, "the job was amended");
     if (cairn_cluster_job_core_open(job, &why) != CAIRN_OK)
         cairn_cluster_job_lose(job, false, "%s", why.text);
+    cairn_cluster_reshard_go_on(job);
     cairn_cluster_openings_advance(job->cluster);
 }
 
@@ -207,42 +211,6 @@ static void on_made(struct cairn_cluster_job *job, const void *about, cairn_stat
     if (status != CAIRN_OK) give_up(job, status, why.text);
 }
 
-/* ---- make ---- */
-
-static void make(struct cairn_cluster_job *job)
-{
-    struct cairn_cluster_job *body = job->extension.body;
-    const struct cairn_version now = cairn_cluster_job_version(job);
-    body->generation = now.generation + 1;
-    body->base_step = now.step;
-    struct cairn_decision last = *cairn_round_last(job->core); // schedule and loss scale go on
-    last.kind = CAIRN_DECISION_NONE;
-    last.version_after = (struct cairn_version) { body->generation, body->base_step };
-    const struct cairn_cluster_job_load load = { .extend = true,
-                                                 .version = last.version_after,
-                                                 .last = &last };
-    const uint64_t key = body->spec.amend_key;
-    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_made, &key,
-                                                                        sizeof key);
-    if (gather == NULL) {
-        give_up(job, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
-        return;
-    }
-    cairn_cluster_job_send_create(body, &load, gather);
-    job->extension.making = true;
-    cairn_cluster_gather_start(gather);
-}
-
-void cairn_cluster_extend_advance(struct cairn_cluster_job *job)
-{
-    if (job->extension.body == NULL || job->extension.making || job->rounds.in_event ||
-        job->core == NULL || cairn_round_stage_of(job->core) != CAIRN_ROUND_STEADY)
-        return;
-    CAIRN_EACH_SHARD (job, i)
-        if (!job->shards[i].up || job->shards[i].seat->session == NULL) return;
-    make(job);
-}
-
 /* ---- the beginning ---- */
 
 /* Aliases have no elements and no extents: what becomes one is as if it was gone. */
@@ -278,6 +246,31 @@ static cairn_status plan_layout(const struct cairn_cluster_job *job, struct cair
     return body->planned.layout != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
+/* The shards of the job as they are now. */
+static cairn_status take_seats(const struct cairn_cluster_job *job, struct cairn_cluster_job *body)
+{
+    free(body->shards);
+    body->shard_count = body->seat_count = 0;
+    if (!cairn_cluster_job_shards_init(body, job->shard_room)) return CAIRN_ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < job->shard_count; i++) {
+        cairn_cluster_job_set_seat(body, i, job->shards[i].seat);
+        body->shards[i].weight = job->shards[i].weight;
+    }
+    return CAIRN_OK;
+}
+
+/* A slice of a re-sharding went before it: it is planned on what that came to. */
+static cairn_status plan_anew(const struct cairn_cluster_job *job, struct cairn_cluster_job *body)
+{
+    if (body->layout->version == job->layout->version + 1) return CAIRN_OK;
+    cairn_layout_close(body->layout);
+    cairn_packed_release(body->planned.layout);
+    body->layout = NULL;
+    body->planned.layout = NULL;
+    const cairn_status status = take_seats(job, body);
+    return status == CAIRN_OK ? plan_layout(job, body) : status;
+}
+
 /* Takes `next` if it can. */
 static cairn_status make_body(const struct cairn_cluster_job *job, struct cairn_job_spec_data *next,
                               struct cairn_cluster_job *body, struct cairn_sentence *why)
@@ -287,11 +280,7 @@ static cairn_status make_body(const struct cairn_cluster_job *job, struct cairn_
     body->state = CAIRN_CLUSTER_JOB_CREATING;
     body->initialized = true;
     body->spec = *next; // borrowed until the end
-    cairn_status status = cairn_cluster_job_shards_init(body, job->shard_room)
-                              ? CAIRN_OK
-                              : CAIRN_ERR_NO_MEMORY;
-    for (uint32_t i = 0; i < job->shard_count && status == CAIRN_OK; i++)
-        cairn_cluster_job_set_seat(body, i, job->shards[i].seat);
+    cairn_status status = take_seats(job, body);
     if (status == CAIRN_OK) body->planned.spec = cairn_packed_spec(&body->spec);
     if (body->planned.spec == NULL) status = CAIRN_ERR_NO_MEMORY;
     if (status == CAIRN_OK) status = plan_layout(job, body);
@@ -302,6 +291,48 @@ static cairn_status make_body(const struct cairn_cluster_job *job, struct cairn_
         status = cairn_cluster_judge_packed(job->spec.name, body->planned.layout, why);
     if (status != CAIRN_OK) cairn_spec_init(&body->spec);
     return status;
+}
+
+/* ---- make ---- */
+
+static void make(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_job *body = job->extension.body;
+    const struct cairn_version now = cairn_cluster_job_version(job);
+    const cairn_status planned = plan_anew(job, body);
+    if (planned != CAIRN_OK) {
+        give_up(job, planned, cairn_status_text((int)planned));
+        return;
+    }
+    body->generation = now.generation + 1;
+    body->base_step = now.step;
+    struct cairn_decision last = *cairn_round_last(job->core); // schedule and loss scale go on
+    last.kind = CAIRN_DECISION_NONE;
+    last.version_after = (struct cairn_version) { body->generation, body->base_step };
+    const struct cairn_cluster_job_load load = { .extend = true,
+                                                 .version = last.version_after,
+                                                 .last = &last };
+    const uint64_t key = body->spec.amend_key;
+    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_made, &key,
+                                                                        sizeof key);
+    if (gather == NULL) {
+        give_up(job, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        return;
+    }
+    cairn_cluster_job_send_create(body, &load, gather);
+    job->extension.making = true;
+    cairn_cluster_gather_start(gather);
+}
+
+void cairn_cluster_extend_advance(struct cairn_cluster_job *job)
+{
+    if (job->extension.body == NULL || job->extension.making || job->rounds.in_event ||
+        cairn_cluster_job_moves(job) || job->core == NULL ||
+        cairn_round_stage_of(job->core) != CAIRN_ROUND_STEADY)
+        return;
+    CAIRN_EACH_SHARD (job, i)
+        if (!job->shards[i].up || job->shards[i].seat->session == NULL) return;
+    make(job);
 }
 
 static cairn_status judge_begin(const struct cairn_cluster_job *job, struct cairn_sentence *why)

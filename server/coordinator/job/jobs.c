@@ -27,6 +27,7 @@ void cairn_cluster_job_free(struct cairn_cluster_job *job)
     cairn_cluster_tiles_release(job);
     cairn_cluster_extension_release(job);
     cairn_cluster_park_release(job);
+    cairn_cluster_reshard_release(job);
     cairn_cluster_amending_free(job->amends.amending);
     cairn_cluster_waiters_fail(&job->amends.waiters, CAIRN_ERR_CLOSED,
                                "the job is another one now");
@@ -63,6 +64,7 @@ void cairn_cluster_job_drop(struct cairn_cluster_job *job)
     job->state = CAIRN_CLUSTER_JOB_CREATING;
     job->dropping = true;
     cairn_cluster_job_core_close(job);
+    cairn_cluster_reshard_close(job);
     if (!job->stored || cairn_cluster_save_dropped(job, on_dropped, &why) != CAIRN_OK) forget(job);
 }
 
@@ -182,10 +184,13 @@ struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
     return NULL;
 }
 
-void cairn_cluster_job_send_create(struct cairn_cluster_job *job,
-                                   const struct cairn_cluster_job_load *load,
-                                   struct cairn_cluster_gather *gather)
+void cairn_cluster_job_ask_create(const struct cairn_cluster_job *job,
+                                  const struct cairn_cluster_job_load *load, uint32_t shard,
+                                  struct cairn_cluster_seat *seat, struct cairn_packed *layout,
+                                  struct cairn_cluster_gather *gather)
 {
+    const uint32_t request = cairn_cluster_gather_ask(gather, seat);
+    if (request == 0) return;
     Cairn__Decision last = CAIRN__DECISION__INIT;
     Cairn__JobCreate create = CAIRN__JOB_CREATE__INIT;
     create.job = job->id;
@@ -193,8 +198,10 @@ void cairn_cluster_job_send_create(struct cairn_cluster_job *job,
     create.step = load->version.step;
     create.epoch = job->epoch;
     create.spec_bytes = job->planned.spec->size;
-    create.layout_bytes = job->planned.layout->size;
+    create.layout_bytes = layout->size;
+    create.shard_index = shard;
     create.extend = load->extend;
+    create.joins = load->joins;
     create.digest = load->digest;
     create.member_max = (uint32_t)job->cluster->options->workers_max;
     create.snapshot_path = (char *)(uintptr_t)(load->snapshot_path != NULL ? load->snapshot_path
@@ -203,16 +210,22 @@ void cairn_cluster_job_send_create(struct cairn_cluster_job *job,
         cairn_cluster_decision_to_message(load->last, &last);
         create.last = &last;
     }
+    cairn_cluster_session_send(seat->session, CAIRN_MSG_JOB_CREATE, request, &create.base);
+    cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
+    cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_LAYOUT, layout);
+}
+
+void cairn_cluster_job_send_create(struct cairn_cluster_job *job,
+                                   const struct cairn_cluster_job_load *load,
+                                   struct cairn_cluster_gather *gather)
+{
     CAIRN_EACH_SHARD (job, i) {
-        struct cairn_cluster_seat *seat = job->shards[i].seat;
-        const uint32_t request = cairn_cluster_gather_ask(gather, seat);
-        if (request == 0) continue;
-        create.shard_index = i;
-        job->shards[i].incarnation = seat->incarnation;
-        job->shards[i].revision = job->spec.revision;
-        cairn_cluster_session_send(seat->session, CAIRN_MSG_JOB_CREATE, request, &create.base);
-        cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
-        cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_LAYOUT, job->planned.layout);
+        struct cairn_cluster_job_shard *s = &job->shards[i];
+        if (s->seat->session != NULL) {
+            s->incarnation = s->seat->incarnation;
+            s->revision = job->spec.revision;
+        }
+        cairn_cluster_job_ask_create(job, load, i, s->seat, job->planned.layout, gather);
     }
 }
 
@@ -314,6 +327,34 @@ cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
 
 /* ---- what the store knows ---- */
 
+/* The shards of the layout, and behind them those that a re-sharding is to bring. */
+static cairn_status fill_seats(struct cairn_cluster_job *job, const struct cairn_stored_job *row,
+                               struct cairn_sentence *why)
+{
+    struct cairn_cluster_reshard *reshard = &job->reshard;
+    reshard->running = row->weights != NULL;
+    reshard->pause = row->pause;
+    reshard->told.state = reshard->running ? CAIRN_RESHARD_MOVING : CAIRN_RESHARD_NONE;
+    reshard->joiners = calloc((size_t)row->shard_count + 1, sizeof *reshard->joiners);
+    if (reshard->joiners == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    for (uint32_t i = 0; i < row->shard_count; i++) {
+        const bool is_hole = row->shards[i][0] == '\0';
+        const double weight = reshard->running ? row->weights[i] : 0;
+        struct cairn_cluster_seat *seat =
+            is_hole ? NULL : cairn_cluster_seat_get(job->cluster, row->shards[i]);
+        if (seat == NULL && !is_hole) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+        if (i >= job->layout->shard_count) {
+            if (seat != NULL && reshard->running)
+                reshard->joiners[reshard->joiner_count++] =
+                    (struct cairn_cluster_joiner) { seat, weight };
+            continue;
+        }
+        cairn_cluster_job_set_seat(job, i, seat);
+        job->shards[i].weight = weight;
+    }
+    return CAIRN_OK;
+}
+
 static cairn_status fill_job(struct cairn_cluster_job *job, const struct cairn_stored_job *row,
                              struct cairn_sentence *why)
 {
@@ -330,24 +371,20 @@ static cairn_status fill_job(struct cairn_cluster_job *job, const struct cairn_s
         cairn_cluster_job_shards_init(job, row->shard_count + CAIRN_JOB_JOINS_MAX))
         status = cairn_layout_decode(row->layout, row->layout_bytes, tensors,
                                      (uint32_t)job->spec.tensor_count, &job->layout);
+    if (status == CAIRN_OK && row->layout_before_bytes > 0)
+        status = cairn_cluster_layouts_load(job, row, tensors);
     free(tensors);
     if (status != CAIRN_OK) {
         return cairn_fail(why, status, "the stored layout of job %s: %s", row->name,
                           cairn_status_text((int)status));
     }
-    if (job->layout->shard_count != row->shard_count) {
+    job->layouts.at = (struct cairn_version) { row->layout_at_generation, row->layout_at_step };
+    if (job->layout->shard_count > row->shard_count) {
         return cairn_fail(why, CAIRN_ERR_CORRUPT,
                           "job %s is stored with %" PRIu32 " shards and a layout of %" PRIu32,
                           row->name, row->shard_count, job->layout->shard_count);
     }
-    for (uint32_t i = 0; i < row->shard_count; i++) {
-        const bool is_hole = row->shards[i][0] == '\0';
-        struct cairn_cluster_seat *seat =
-            is_hole ? NULL : cairn_cluster_seat_get(job->cluster, row->shards[i]);
-        if (seat == NULL && !is_hole) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
-        cairn_cluster_job_set_seat(job, i, seat);
-    }
-    return CAIRN_OK;
+    return fill_seats(job, row, why);
 }
 
 cairn_status cairn_cluster_job_load(struct cairn_cluster *cluster,

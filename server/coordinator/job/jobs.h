@@ -34,6 +34,7 @@ struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
 /* What JobCreate says. */
 struct cairn_cluster_job_load {
     bool extend; /* made of the part that the shard has */
+    bool joins;  /* a part that owns nothing, of a job that goes on */
     const char *snapshot_path;
     uint64_t digest; /* of a SnapshotPart of what was loaded; 0: none is wanted */
     struct cairn_version version;
@@ -43,6 +44,11 @@ struct cairn_cluster_job_load {
 void cairn_cluster_job_send_create(struct cairn_cluster_job *job,
                                    const struct cairn_cluster_job_load *load,
                                    struct cairn_cluster_gather *gather);
+/* The same to one shard, of that index and in that layout. */
+void cairn_cluster_job_ask_create(const struct cairn_cluster_job *job,
+                                  const struct cairn_cluster_job_load *load, uint32_t shard,
+                                  struct cairn_cluster_seat *seat, struct cairn_packed *layout,
+                                  struct cairn_cluster_gather *gather);
 /* All shards have made their part: is each still the process that did? CAIRN_ERR_CLOSED: `why` says which is
  * not. */
 cairn_status cairn_cluster_job_judge_shards(const struct cairn_cluster_job *job,

@@ -29,7 +29,7 @@ void cairn_cluster_park_forget(struct cairn_cluster *cluster,
 
 /* ---- the end ---- */
 
-static bool has_device(const struct cairn_cluster_job *job)
+bool cairn_cluster_job_has_device(const struct cairn_cluster_job *job)
 {
     CAIRN_EACH_SHARD (job, i) {
         const struct cairn_cluster_session *session = job->shards[i].seat->session;
@@ -46,7 +46,7 @@ static void answer(struct cairn_cluster_job *job)
     parked.name = job->spec.name;
     parked.parked = job->park.wanted;
     parked.shards = job->seat_count;
-    if (!has_device(job))
+    if (!cairn_cluster_job_has_device(job))
         parked.note = (char *)(uintptr_t) "all of its state lies in host memory: nothing was moved";
     cairn_cluster_waiters_answer(&job->park.waiters, CAIRN_MSG_JOB_PARKED, &parked.base);
 }
@@ -112,7 +112,8 @@ void cairn_cluster_park_advance(struct cairn_cluster_job *job)
 {
     const struct cairn_cluster_park *park = &job->park;
     if (!park->shut || park->asking || park->settled || job->rounds.in_event || job->core == NULL ||
-        cairn_round_stage_of(job->core) != CAIRN_ROUND_STEADY || !all_up(job))
+        cairn_cluster_job_moves(job) || cairn_round_stage_of(job->core) != CAIRN_ROUND_STEADY ||
+        !all_up(job))
         return;
     struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_moved, NULL, 0);
     if (gather == NULL) return; // with the next event, or tick

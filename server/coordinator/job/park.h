@@ -17,6 +17,8 @@ struct cairn_cluster_park {
     struct cairn_cluster_waiter *waiters; /* owned: who asked */
 };
 
+/* Something of the job lies on a device. */
+bool cairn_cluster_job_has_device(const struct cairn_cluster_job *job);
 void cairn_cluster_job_park(struct cairn_cluster_session *session, uint32_t request,
                             const Cairn__JobPark *message);
 /* An event of the core is over, or a tick: is this a step boundary? */

@@ -17,7 +17,7 @@ struct held {
     size_t count;
 };
 
-/* Its part of the job as our store knows it; NULL: it has none. */
+/* Its part of the job in the layout that our store knows, in force or prepared; NULL: it has none. */
 static const Cairn__HeldJob *part_of(const struct cairn_cluster_job *job, const struct held *held)
 {
     struct cairn_seat_part wanted = { .job = job->id, .generation = job->generation };
@@ -25,8 +25,11 @@ static const Cairn__HeldJob *part_of(const struct cairn_cluster_job *job, const 
         wanted.layout_hash = wanted.layout_hash << 8 | job->layout->hash[i];
     for (size_t i = 0; i < held->count; i++) {
         const Cairn__HeldJob *part = held->list[i];
-        const struct cairn_seat_part seen = { part->job, part->generation, part->layout_hash };
-        if (cairn_seat_has(&wanted, &seen, 1)) return part;
+        const struct cairn_seat_part seen[] = {
+            { part->job, part->generation, part->layout_hash },
+            { part->job, part->generation, part->next_layout_hash }, // a fence brings it
+        };
+        if (cairn_seat_has(&wanted, seen, part->next_layout_version != 0 ? 2 : 1)) return part;
     }
     return NULL;
 }
@@ -111,9 +114,22 @@ static void miss_part(struct cairn_cluster_job *job, uint32_t shard)
     cairn_cluster_cut_part_missed(job, shard);
 }
 
+/* A shard that had nothing before the slice, and stays away: the slice is taken back. True: one is. */
+static bool give_up_fresh(struct cairn_cluster_job *job)
+{
+    CAIRN_EACH_SHARD (job, i) {
+        const struct cairn_cluster_seat *seat = job->shards[i].seat;
+        if (job->shards[i].up || seat->session != NULL) continue;
+        if (uv_now(job->cluster->loop) - seat->since_ms < patience_ms(job->cluster, seat)) continue;
+        if (cairn_cluster_slice_shard_lost(job, i)) return true;
+    }
+    return false;
+}
+
 void cairn_cluster_job_parts_tick(struct cairn_cluster_job *job)
 {
     const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
+    if (job->state == CAIRN_CLUSTER_JOB_RUNNING && give_up_fresh(job)) return;
     if (job->state != CAIRN_CLUSTER_JOB_RUNNING || !all_here(job)) return;
     CAIRN_EACH_SHARD (job, i) {
         const struct cairn_cluster_job_shard *s = &job->shards[i];
@@ -164,6 +180,7 @@ static void shard_up(struct cairn_cluster_job *job, uint32_t shard, const struct
     if (behind != NULL) cairn_cluster_job_behind(job, s->seat->name, behind);
     if (cairn_cluster_job_dead(job)) return;
     const Cairn__HeldJob *part = part_of(job, held);
+    if (part == NULL && cairn_cluster_slice_shard_lost(job, shard)) return;
     if (part == NULL) {
         miss_part(job, shard);
     } else {
@@ -216,13 +233,16 @@ static void shard_down(struct cairn_cluster_job *job, uint32_t shard)
     if (job->core == NULL) return;
     const struct cairn_round_event down = { .kind = CAIRN_ROUND_SHARD_DOWN, .shard = shard };
     cairn_cluster_job_event(job, &down);
+    cairn_cluster_slice_shard_down(job, shard);
 }
 
 void cairn_cluster_jobs_seat_down(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
 {
     for (struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next) {
         CAIRN_EACH_SHARD (job, i) {
-            if (job->shards[i].seat == seat) shard_down(job, i);
+            if (job->shards[i].seat != seat) continue;
+            shard_down(job, i);
+            break; // a shard stands in a layout once, and may be out of it now
         }
     }
 }

@@ -207,7 +207,10 @@ static void send_attached(struct cairn_cluster_member *member)
     struct cairn_cluster_job *job = member->job;
     Cairn__Attached message = CAIRN__ATTACHED__INIT;
     struct cairn_cluster_shard_infos infos;
-    if (!cairn_cluster_shard_infos_init(&infos, job, job->layout->shard_count)) {
+    const bool behind = cairn_cluster_layouts_behind(job);
+    struct cairn_packed *layout = behind ? job->layouts.before : job->planned.layout;
+    if (!cairn_cluster_shard_infos_init(
+            &infos, job, behind ? job->layouts.before_shards : job->layout->shard_count)) {
         fail_requests(member, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
         return;
     }
@@ -219,15 +222,16 @@ static void send_attached(struct cairn_cluster_member *member)
     message.step = version.step;
     message.initialized = job->initialized;
     message.spec_bytes = job->planned.spec->size;
-    message.layout_bytes = job->planned.layout->size;
+    message.layout_bytes = layout->size;
     message.shards = infos.list;
     message.n_shards = infos.count;
     const uint32_t request = member->open_request;
     member->open_request = 0;
     cairn_cluster_session_send(member->session, CAIRN_MSG_ATTACHED, request, &message.base);
     cairn_cluster_session_pages(member->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
-    cairn_cluster_session_pages(member->session, request, CAIRN_PAGE_LAYOUT, job->planned.layout);
+    cairn_cluster_session_pages(member->session, request, CAIRN_PAGE_LAYOUT, layout);
     cairn_cluster_shard_infos_release(&infos);
+    if (behind) cairn_cluster_member_layout_changed(member);
 }
 
 static bool may_attach(const struct cairn_cluster_member *member)

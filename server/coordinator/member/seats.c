@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "server/coordinator/base/seat.h"
+#include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/member/seats.h"
 
@@ -47,6 +48,7 @@ struct cairn_cluster_seat *cairn_cluster_seat_get(struct cairn_cluster *cluster,
 void cairn_cluster_seat_free(struct cairn_cluster_seat *seat)
 {
     cairn_cluster_seat_forget_parts(seat);
+    cairn_cluster_waiters_release(&seat->drain.waiters);
     free(seat->fabric_address);
     free(seat->bytes);
     free(seat->memory);

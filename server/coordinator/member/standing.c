@@ -108,11 +108,14 @@ bool cairn_cluster_seat_held(struct cairn_cluster_session *session, const struct
     return true;
 }
 
-/* The job was restored onto other shards while this one was away: what it holds is of no use any more. */
+/* The job was restored onto other shards while this one was away, or went off it: what it holds is of no use
+ * any more. Of a layout that our store is behind of, the shard has seen a higher epoch. */
 static bool was_left_behind(const struct cairn_cluster_job *job,
                             const struct cairn_cluster_seat *seat, const Cairn__HeldJob *held)
 {
-    return job->state == CAIRN_CLUSTER_JOB_RUNNING && held->generation < job->generation &&
+    const bool is_older = held->generation < job->generation ||
+                          (held->generation == job->generation && held->epoch <= job->epoch);
+    return job->state == CAIRN_CLUSTER_JOB_RUNNING && is_older &&
            !cairn_cluster_job_has_seat(job, seat);
 }
 
@@ -124,7 +127,7 @@ void cairn_cluster_seat_clean(struct cairn_cluster *cluster, struct cairn_cluste
         const struct cairn_cluster_job *job = cairn_cluster_job_by_id(cluster, held->job);
         if (job != NULL && was_left_behind(job, seat, held)) {
             cairn_log_info("shard %s holds generation %" PRIu64
-                           " of job %s, which was restored onto others: dropped",
+                           " of job %s, which is on other shards now: dropped",
                            seat->name, held->generation, job->spec.name);
             cairn_cluster_job_send_drop(cluster, seat, held->job);
         }

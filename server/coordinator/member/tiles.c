@@ -434,7 +434,8 @@ static void settle(struct cairn_cluster_job *job)
         else if (!all_know(m))
             known = false;
     }
-    set_gate(job, !known || !all_declared || job->extension.body != NULL || job->park.shut);
+    set_gate(job, !known || !all_declared || job->extension.body != NULL || job->park.shut ||
+                      job->reshard.publishing);
     if (known) answer(job);
 }
 

@@ -42,12 +42,15 @@ cairn_status cairn_cluster_decision_of_message(const Cairn__Decision *message,
 
 /* ---- a core ---- */
 
-static struct cairn_round_config core_config(const struct cairn_cluster_job *job)
+static struct cairn_round_config core_config(const struct cairn_cluster_job *job,
+                                             const uint8_t *gone)
 {
     const struct cairn_cluster_options *options = job->cluster->options;
     const struct cairn_job_spec_data *spec = &job->spec;
     return (struct cairn_round_config) {
         .shard_count = job->layout->shard_count,
+        .shard_max = job->shard_room,
+        .gone = gone,
         .member_max = (uint32_t)options->workers_max,
         .contributors_max = spec->global_batch,
         .step_deadline_ms = (uint64_t)options->step_deadline_ms,
@@ -65,6 +68,8 @@ static struct cairn_round_config core_config(const struct cairn_cluster_job *job
         .skips_max = spec->skips_max,
         .epoch = job->epoch,
         .round_reserved = job->reserved.round,
+        .layout = job->layout->version,
+        .layout_at = job->layouts.at,
     };
 }
 
@@ -82,13 +87,11 @@ static void announce_shards(struct cairn_cluster_job *job)
     }
 }
 
-cairn_status cairn_cluster_core_open(struct cairn_cluster_job *job,
-                                     const struct cairn_cluster_hands *hands,
-                                     struct cairn_sentence *why)
+/* Its memory, and the machine in it. */
+static cairn_status make_core(struct cairn_cluster_job *job, const uint8_t *gone,
+                              struct cairn_sentence *why)
 {
-    cairn_status status = cairn_cluster_terms_make(&job->spec, &job->rounds.terms, why);
-    if (status != CAIRN_OK) return status;
-    const struct cairn_round_config config = core_config(job);
+    const struct cairn_round_config config = core_config(job, gone);
     const size_t bytes = cairn_round_bytes(&config);
     if (bytes == 0) {
         return cairn_fail(
@@ -105,6 +108,21 @@ cairn_status cairn_cluster_core_open(struct cairn_cluster_job *job,
                           job->spec.name);
     }
     job->core = cairn_round_init(job->rounds.core_memory, &config);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_cluster_core_open(struct cairn_cluster_job *job,
+                                     const struct cairn_cluster_hands *hands,
+                                     struct cairn_sentence *why)
+{
+    cairn_status status = cairn_cluster_terms_make(&job->spec, &job->rounds.terms, why);
+    if (status != CAIRN_OK) return status;
+    uint8_t *gone = cairn_cluster_holes(job, job->layout->shard_count);
+    if (gone == NULL)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+    status = make_core(job, gone, why);
+    free(gone);
+    if (status != CAIRN_OK) return status;
     job->rounds.hands = hands;
     job->rounds.heard = false;
     // The core's clock starts here: a deadline set before its first tick would have passed at once.
@@ -157,7 +175,10 @@ static void persist(struct cairn_cluster_job *job)
     struct cairn_sentence why;
     job->rounds.persist_waits = true;
     job->rounds.persist_failed = false;
-    if (cairn_cluster_save_epoch(job, on_persisted, &why) != CAIRN_OK) persist_again(job, why.text);
+    const cairn_status status = job->layouts.storing
+                                    ? cairn_cluster_save_layout(job, job->epoch, on_persisted, &why)
+                                    : cairn_cluster_save_epoch(job, on_persisted, &why);
+    if (status != CAIRN_OK) persist_again(job, why.text);
 }
 
 /* An epoch for which nobody gave a reason is the job's first, or takes a new block of round numbers. */
@@ -173,6 +194,7 @@ static void begin_epoch(struct cairn_cluster_job *job, const struct cairn_round_
                              "%" PRIu64 ", because %s", action->epoch, job->rounds.epoch_why.text);
     job->epoch = action->epoch;
     job->reserved.round = action->round_reserved;
+    job->layouts.storing = action->layout != job->layout->version;
     persist(job);
 }
 

@@ -433,6 +433,13 @@ void cairn_cluster_groups_forget(struct cairn_cluster_job *job)
     memset(groups->may_relay, 0, job->shard_room * sizeof *groups->may_relay);
 }
 
+void cairn_cluster_groups_forget_told(struct cairn_cluster_job *job)
+{
+    if (job->groups == NULL) return;
+    cairn_cluster_groups_take_back(job);
+    cairn_cluster_groups_forget(job);
+}
+
 cairn_status cairn_cluster_groups_restored(struct cairn_cluster_job *job,
                                            const struct cairn_rank_groups *recorded)
 {

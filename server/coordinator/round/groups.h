@@ -91,6 +91,8 @@ cairn_status cairn_cluster_groups_restored(struct cairn_cluster_job *job,
 void cairn_cluster_groups_free(struct cairn_cluster_job *job);
 /* The shards have dropped what they were told: another generation of the job. */
 void cairn_cluster_groups_forget(struct cairn_cluster_job *job);
+/* Another layout comes: relays end, and owners forget them; the next round forms the groups anew. */
+void cairn_cluster_groups_forget_told(struct cairn_cluster_job *job);
 /* A member left: the next round looks again. */
 void cairn_cluster_groups_member_gone(struct cairn_cluster_job *job);
 /* The shard's connection ended: it forgets members that it is not told of again. */

@@ -215,6 +215,14 @@ static void start(struct cairn_cluster_job *job, struct cairn_cluster_cut *cut, 
     cut->stuck_ms = 0;
     if (inherits) return; // the core knows of it
     job->snapshots.cut = cut;
+    cairn_cluster_cut_resume(job);
+}
+
+void cairn_cluster_cut_resume(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_cut *cut = job->snapshots.cut;
+    if (cut == NULL || cut->is_asked || job->core == NULL || cairn_cluster_job_moves(job)) return;
+    cut->is_asked = true;
     const struct cairn_round_event pin = { .kind = CAIRN_ROUND_PIN, .snapshot = cut->number };
     cairn_cluster_job_event(job, &pin);
 }

@@ -37,6 +37,7 @@ struct cairn_cluster_cut {
     bool is_snapshot;
     bool is_periodic; /* periodic.h */
     enum cairn_cluster_cut_stage stage;
+    bool is_asked; /* the core has been told to pin it */
     bool making_folder;
     char id[CAIRN_SNAPSHOT_ID_BYTES];
     struct cairn_version version;

@@ -25,6 +25,23 @@ cairn_status cairn_store_prepare(const struct cairn_store *store, const char *sq
 /* A statement with one number, which is bound to it. */
 cairn_status cairn_store_run_with(struct cairn_store *store, const char *sql, uint64_t value,
                                   struct cairn_sentence *why);
+/* SQLite's numbers are signed; ours are stored as the same 64 bits. */
+static inline void cairn_store_bind_u64(sqlite3_stmt *s, int at, uint64_t value)
+{
+    sqlite3_bind_int64(s, at, (sqlite3_int64)value);
+}
+/* Runs a bound statement to its end and frees it. */
+cairn_status cairn_store_finish(struct cairn_store *store, sqlite3_stmt *s,
+                                struct cairn_sentence *why);
+
+/* ---- store_layout.c ---- */
+/* What is said of the layout beside itself: four values, the first at `at`. */
+void cairn_store_bind_layout(sqlite3_stmt *s, int at, const struct cairn_stored_job *job);
+/* The shards of the job instead of those that it had. In a transaction. */
+cairn_status cairn_store_put_shards(struct cairn_store *store, const struct cairn_stored_job *job,
+                                    struct cairn_sentence *why);
+
+/* ---- store.c ---- */
 /* COMMIT, or ROLLBACK of what failed. */
 cairn_status cairn_store_end_transaction(struct cairn_store *store, cairn_status status,
                                          struct cairn_sentence *why);

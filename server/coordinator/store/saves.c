@@ -9,6 +9,7 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/store/private.h"
 #include "server/coordinator/store/store.h"
+#include "server/core/holes.h"
 
 struct cairn_cluster_save {
     struct cairn_task task;
@@ -17,9 +18,9 @@ struct cairn_cluster_save {
     cairn_cluster_saved_fn then;
     cairn_status (*write)(struct cairn_store *store, const struct cairn_cluster_save *save,
                           struct cairn_sentence *why);
-    struct cairn_stored_job row;        /* what `write` wants of it; a whole one owns its names */
-    struct cairn_packed *spec, *layout; /* held: what a whole one points to */
-    struct cairn_stored_event *events;  /* owned: [event_count], with their texts behind them */
+    struct cairn_stored_job row; /* what `write` wants of it; a whole one owns its names */
+    struct cairn_packed *spec, *layout, *before; /* held: what a whole one points to */
+    struct cairn_stored_event *events; /* owned: [event_count], with their texts behind them */
     size_t event_count;
     struct cairn_sentence why;
     uint64_t store_writes; /* of the store when it was done */
@@ -56,6 +57,11 @@ static cairn_status write_job(struct cairn_store *store, const struct cairn_clus
 {
     return cairn_store_put_job(store, &save->row, why);
 }
+static cairn_status write_layout(struct cairn_store *store, const struct cairn_cluster_save *save,
+                                 struct cairn_sentence *why)
+{
+    return cairn_store_set_layout(store, &save->row, why);
+}
 static cairn_status write_storage(struct cairn_store *store, const struct cairn_cluster_save *save,
                                   struct cairn_sentence *why)
 {
@@ -88,6 +94,8 @@ static void free_save(struct cairn_cluster_save *save)
     cairn_packed_release(save->spec);
     cairn_packed_release(save->layout);
     free(save->events);
+    cairn_packed_release(save->before);
+    free((double *)(uintptr_t)save->row.weights);
     free(save);
 }
 
@@ -169,47 +177,98 @@ cairn_status cairn_cluster_save_dropped(const struct cairn_cluster_job *job,
     return save_start(save);
 }
 
-/* False: no memory, and what there is is freed with the row. */
-static bool fill_row(const struct cairn_cluster_job *job, const struct cairn_packed *spec,
-                     struct cairn_stored_job *row)
+/* The names of the job's shards and of those that are to join, "" for holes, and their weights. False: no
+ * memory, and what there is is freed with the row. */
+static bool fill_shards(const struct cairn_cluster_job *job, struct cairn_stored_job *row)
 {
-    const uint32_t count = job->shard_count;
-    char **names = calloc(count + 1, sizeof *names);
-    *row = (struct cairn_stored_job) { .name = strdup(job->spec.name),
-                                       .spec = spec->bytes,
-                                       .spec_bytes = spec->size,
-                                       .layout = job->planned.layout->bytes,
-                                       .layout_bytes = job->planned.layout->size,
-                                       .shards = (const char *const *)names,
-                                       .shard_count = count,
-                                       .id = job->id,
-                                       .generation = job->generation,
-                                       .generation_reserved = job->reserved.generation,
-                                       .epoch = job->epoch,
-                                       .round_reserved = job->reserved.round,
-                                       .base_step = job->base_step,
-                                       .initialized = job->initialized };
-    bool whole = names != NULL && row->name != NULL;
-    for (uint32_t i = 0; whole && i < count; i++)
-        whole = (names[i] = strdup(job->shards[i].seat != NULL ? job->shards[i].seat->name : "")) !=
-                NULL;
-    return whole;
+    const struct cairn_cluster_reshard *reshard = &job->reshard;
+    const uint32_t count = job->shard_count + reshard->joiner_count;
+    char **names = calloc((size_t)count + 1, sizeof *names);
+    double *weights = reshard->running ? calloc((size_t)count + 1, sizeof *weights) : NULL;
+    const struct cairn_layout *next = job->layouts.storing ? job->layouts.next : NULL;
+    row->shards = (const char *const *)names;
+    row->shard_count = count;
+    row->weights = weights;
+    if (names == NULL || (reshard->running && weights == NULL)) return false;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct cairn_cluster_joiner *joiner = i < job->shard_count
+                                                        ? NULL
+                                                        : &reshard->joiners[i - job->shard_count];
+        const struct cairn_cluster_seat *seat = joiner != NULL ? joiner->seat : job->shards[i].seat;
+        const bool is_hole = seat == NULL ||
+                             (next != NULL && i < next->shard_count &&
+                              cairn_is_hole(job->layouts.next_gone, next->shard_count, i));
+        if ((names[i] = strdup(is_hole ? "" : seat->name)) == NULL) return false;
+        if (weights != NULL) weights[i] = joiner != NULL ? joiner->weight : job->shards[i].weight;
+    }
+    return true;
+}
+
+/* The layout that is in force, or on its way to be: once that is to be written nothing takes it back. */
+static void fill_layout(const struct cairn_cluster_job *job, struct cairn_cluster_save *save)
+{
+    const struct cairn_cluster_layouts *l = &job->layouts;
+    struct cairn_version at = l->at;
+    struct cairn_packed *layout = job->planned.layout, *before = l->before;
+    uint32_t before_shards;
+    if (l->storing) {
+        at = cairn_round_version(job->core);
+        layout = l->next_packed;
+        before = cairn_cluster_job_before_next(job, at, &before_shards);
+    }
+    save->layout = cairn_packed_hold(layout);
+    save->row.layout = layout->bytes;
+    save->row.layout_bytes = layout->size;
+    save->row.layout_at_generation = at.generation;
+    save->row.layout_at_step = at.step;
+    save->row.pause = job->reshard.pause;
+    if (before == NULL) return;
+    save->before = cairn_packed_hold(before);
+    save->row.layout_before = before->bytes;
+    save->row.layout_before_bytes = before->size;
+}
+
+/* A whole one. NULL: no memory. */
+static struct cairn_cluster_save *row_new(const struct cairn_cluster_job *job,
+                                          struct cairn_packed *spec, uint64_t number,
+                                          cairn_cluster_saved_fn then)
+{
+    struct cairn_cluster_save *save = save_new(job->cluster, job->id, number, then);
+    if (save == NULL) return NULL;
+    save->spec = cairn_packed_hold(spec);
+    save->row = (struct cairn_stored_job) { .name = strdup(job->spec.name),
+                                            .spec = spec->bytes,
+                                            .spec_bytes = spec->size,
+                                            .id = job->id,
+                                            .generation = job->generation,
+                                            .generation_reserved = job->reserved.generation,
+                                            .epoch = job->epoch,
+                                            .round_reserved = job->reserved.round,
+                                            .base_step = job->base_step,
+                                            .initialized = job->initialized };
+    fill_layout(job, save);
+    if (fill_shards(job, &save->row) && save->row.name != NULL) return save;
+    free_save(save);
+    return NULL;
 }
 
 cairn_status cairn_cluster_save_job(struct cairn_cluster_job *job, struct cairn_packed *spec,
                                     uint64_t number, cairn_cluster_saved_fn then,
                                     struct cairn_sentence *why)
 {
-    struct cairn_cluster_save *save = save_new(job->cluster, job->id, number, then);
+    struct cairn_cluster_save *save = row_new(job, spec, number, then);
     if (save == NULL) return fail_memory(why);
-    save->spec = cairn_packed_hold(spec);
-    save->layout = cairn_packed_hold(job->planned.layout);
-    if (!fill_row(job, spec, &save->row)) {
-        free_save(save);
-        return fail_memory(why);
-    }
     save->write = write_job;
     job->stored = true;
+    return save_start(save);
+}
+
+cairn_status cairn_cluster_save_layout(const struct cairn_cluster_job *job, uint64_t number,
+                                       cairn_cluster_saved_fn then, struct cairn_sentence *why)
+{
+    struct cairn_cluster_save *save = row_new(job, job->planned.spec, number, then);
+    if (save == NULL) return fail_memory(why);
+    save->write = write_layout;
     return save_start(save);
 }
 

@@ -33,6 +33,10 @@ typedef void (*cairn_cluster_saved_fn)(const struct cairn_cluster_saved *saved);
 cairn_status cairn_cluster_save_job(struct cairn_cluster_job *job, struct cairn_packed *spec,
                                     uint64_t number, cairn_cluster_saved_fn then,
                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* What of it changes with its layout: epoch and reserved rounds, layouts, shards, weights. */
+cairn_status cairn_cluster_save_layout(const struct cairn_cluster_job *job, uint64_t number,
+                                       cairn_cluster_saved_fn then,
+                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Its epoch, which is saved->number, and the reserved rounds. */
 cairn_status cairn_cluster_save_epoch(const struct cairn_cluster_job *job,
                                       cairn_cluster_saved_fn then,

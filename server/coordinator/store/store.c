@@ -12,7 +12,7 @@
 #include "server/coordinator/store/private.h"
 
 #define APPLICATION_ID 0x4341524e /* "CARN": marks the file as ours */
-#define SCHEMA_VERSION 4
+#define SCHEMA_VERSION 5
 
 /* Version 1, and what makes each version of the one before. */
 static const char schema[] =
@@ -32,7 +32,12 @@ static const char schema_4[] =
     "CREATE TABLE events (number INTEGER PRIMARY KEY, unix_ms INTEGER NOT NULL, kind TEXT NOT "
     "NULL, job "
     "TEXT NOT NULL, who TEXT NOT NULL, text TEXT NOT NULL);PRAGMA user_version = 4;";
-_Static_assert(APPLICATION_ID == 1128354382 && SCHEMA_VERSION == 4, "as in the schema");
+static const char schema_5[] =
+    "ALTER TABLE jobs ADD COLUMN layout_at_generation INTEGER NOT NULL DEFAULT 0;ALTER TABLE jobs "
+    "ADD COLUMN layout_at_step INTEGER NOT NULL DEFAULT 0;ALTER TABLE jobs ADD COLUMN "
+    "layout_before BLOB;ALTER TABLE jobs ADD COLUMN pause REAL NOT NULL DEFAULT 0;ALTER TABLE "
+    "job_shards ADD COLUMN weight REAL;PRAGMA user_version = 5;";
+_Static_assert(APPLICATION_ID == 1128354382 && SCHEMA_VERSION == 5, "as in the schema");
 
 cairn_status cairn_store_fail(const struct cairn_store *store, const char *doing,
                               struct cairn_sentence *why)
@@ -86,18 +91,13 @@ static cairn_status ask(const struct cairn_store *store, const char *sql, int64_
     return status;
 }
 
-/* SQLite's numbers are signed; ours are stored as the same 64 bits. */
-static void bind_u64(sqlite3_stmt *s, int at, uint64_t value)
-{
-    sqlite3_bind_int64(s, at, (sqlite3_int64)value);
-}
 static uint64_t column_u64(sqlite3_stmt *s, int at)
 {
     return (uint64_t)sqlite3_column_int64(s, at);
 }
 
-/* Runs a bound statement to its end and frees it. */
-static cairn_status finish(struct cairn_store *store, sqlite3_stmt *s, struct cairn_sentence *why)
+cairn_status cairn_store_finish(struct cairn_store *store, sqlite3_stmt *s,
+                                struct cairn_sentence *why)
 {
     cairn_status status = CAIRN_OK;
     if (sqlite3_step(s) != SQLITE_DONE) status = cairn_store_fail(store, "writing", why);
@@ -162,8 +162,8 @@ cairn_status cairn_store_run_with(struct cairn_store *store, const char *sql, ui
     sqlite3_stmt *s;
     const cairn_status status = cairn_store_prepare(store, sql, &s, why);
     if (status != CAIRN_OK) return status;
-    bind_u64(s, 1, value);
-    return finish(store, s, why);
+    cairn_store_bind_u64(s, 1, value);
+    return cairn_store_finish(store, s, why);
 }
 
 static uint64_t random_identity(void)
@@ -202,6 +202,7 @@ static cairn_status set_up(struct cairn_store *store, struct cairn_sentence *why
     if (status == CAIRN_OK && version < 2) status = cairn_store_run(store, schema_2, why);
     if (status == CAIRN_OK && version < 3) status = cairn_store_run(store, schema_3, why);
     if (status == CAIRN_OK && version < 4) status = cairn_store_run(store, schema_4, why);
+    if (status == CAIRN_OK && version < 5) status = cairn_store_run(store, schema_5, why);
     if (status == CAIRN_OK)
         status = cairn_store_run(store, "UPDATE meta SET incarnation = incarnation + 1", why);
     if (status == CAIRN_OK) // made once
@@ -293,24 +294,28 @@ static cairn_status put_row(struct cairn_store *store, const struct cairn_stored
     sqlite3_stmt *s;
     cairn_status status = cairn_store_prepare(
         store,
-        "INSERT INTO jobs VALUES (?,?,?,?,?,?,?,?,?,?) ON CONFLICT (id) DO UPDATE SET name = "
+        "INSERT INTO jobs VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (id) DO UPDATE SET name "
+        "= "
         "excluded.name, spec = excluded.spec, layout = excluded.layout, generation = "
         "excluded.generation, base_step = excluded.base_step, generation_reserved = "
         "max(generation_reserved, excluded.generation_reserved), epoch = max(epoch, "
         "excluded.epoch), round_reserved = max(round_reserved, excluded.round_reserved), "
-        "initialized = max(initialized, excluded.initialized)",
+        "initialized = max(initialized, excluded.initialized), layout_at_generation = "
+        "excluded.layout_at_generation, layout_at_step = excluded.layout_at_step, layout_before = "
+        "excluded.layout_before, pause = excluded.pause",
         &s, why);
     if (status != CAIRN_OK) return status;
-    bind_u64(s, 1, job->id);
+    cairn_store_bind_u64(s, 1, job->id);
     sqlite3_bind_text(s, 2, job->name, -1, SQLITE_TRANSIENT);
     sqlite3_bind_blob64(s, 3, job->spec, job->spec_bytes, SQLITE_TRANSIENT);
     sqlite3_bind_blob64(s, 4, job->layout, job->layout_bytes, SQLITE_TRANSIENT);
-    bind_u64(s, 5, job->generation);
-    bind_u64(s, 6, job->generation_reserved);
-    bind_u64(s, 7, job->epoch);
-    bind_u64(s, 8, job->round_reserved);
-    bind_u64(s, 9, job->base_step);
+    cairn_store_bind_u64(s, 5, job->generation);
+    cairn_store_bind_u64(s, 6, job->generation_reserved);
+    cairn_store_bind_u64(s, 7, job->epoch);
+    cairn_store_bind_u64(s, 8, job->round_reserved);
+    cairn_store_bind_u64(s, 9, job->base_step);
     sqlite3_bind_int(s, 10, job->initialized);
+    cairn_store_bind_layout(s, 11, job);
     if (sqlite3_step(s) == SQLITE_DONE) {
         sqlite3_finalize(s);
         return CAIRN_OK;
@@ -324,33 +329,13 @@ static cairn_status put_row(struct cairn_store *store, const struct cairn_stored
     return status;
 }
 
-static cairn_status put_shards(struct cairn_store *store, const struct cairn_stored_job *job,
-                               struct cairn_sentence *why)
-{
-    sqlite3_stmt *s;
-    cairn_status status = cairn_store_prepare(store, "DELETE FROM job_shards WHERE job = ?", &s,
-                                              why);
-    if (status != CAIRN_OK) return status;
-    bind_u64(s, 1, job->id);
-    status = finish(store, s, why);
-    for (uint32_t i = 0; i < job->shard_count && status == CAIRN_OK; i++) {
-        status = cairn_store_prepare(store, "INSERT INTO job_shards VALUES (?,?,?)", &s, why);
-        if (status != CAIRN_OK) break;
-        bind_u64(s, 1, job->id);
-        sqlite3_bind_int64(s, 2, i);
-        sqlite3_bind_text(s, 3, job->shards[i], -1, SQLITE_TRANSIENT);
-        status = finish(store, s, why);
-    }
-    return status;
-}
-
 cairn_status cairn_store_put_job(struct cairn_store *store, const struct cairn_stored_job *job,
                                  struct cairn_sentence *why)
 {
     cairn_status status = cairn_store_run(store, "BEGIN IMMEDIATE", why);
     if (status != CAIRN_OK) return status;
     status = put_row(store, job, why);
-    if (status == CAIRN_OK) status = put_shards(store, job, why);
+    if (status == CAIRN_OK) status = cairn_store_put_shards(store, job, why);
     return cairn_store_end_transaction(store, status, why);
 }
 
@@ -362,8 +347,9 @@ static cairn_status change_job(struct cairn_store *store, const char *sql, uint6
     cairn_status status = cairn_store_prepare(store, sql, &s, why);
     if (status != CAIRN_OK) return status;
     const uint64_t values[3] = { id, a, b };
-    for (int i = 0; i < sqlite3_bind_parameter_count(s); i++) bind_u64(s, i + 1, values[i]);
-    status = finish(store, s, why);
+    for (int i = 0; i < sqlite3_bind_parameter_count(s); i++)
+        cairn_store_bind_u64(s, i + 1, values[i]);
+    status = cairn_store_finish(store, s, why);
     if (status == CAIRN_OK && sqlite3_changes(store->db) == 0) {
         status = cairn_fail(why, CAIRN_ERR_NOT_FOUND, "%s: no job %016" PRIx64, store->path, id);
     }
@@ -377,7 +363,7 @@ cairn_status cairn_store_adopt(struct cairn_store *store, const struct cairn_sto
     if (status != CAIRN_OK) return status;
     for (size_t i = 0; i < job_count && status == CAIRN_OK; i++) {
         status = put_row(store, &jobs[i], why);
-        if (status == CAIRN_OK) status = put_shards(store, &jobs[i], why);
+        if (status == CAIRN_OK) status = cairn_store_put_shards(store, &jobs[i], why);
     }
     if (status == CAIRN_OK)
         status = cairn_store_run_with(
@@ -450,23 +436,28 @@ static void free_names(char **names, size_t count)
     free(names);
 }
 
-/* The shards of a job by their place; places must be 0, 1, 2, ... */
+/* The shards of a job by their place; places must be 0, 1, 2, ... *weights_out: NULL, if they have none. */
 static cairn_status read_shards(struct cairn_store *store, uint64_t id, char ***names_out,
-                                uint32_t *count_out, struct cairn_sentence *why)
+                                double **weights_out, uint32_t *count_out,
+                                struct cairn_sentence *why)
 {
     sqlite3_stmt *s;
     cairn_status status = cairn_store_prepare(
-        store, "SELECT place, shard FROM job_shards WHERE job = ? ORDER BY place", &s, why);
+        store, "SELECT place, shard, weight FROM job_shards WHERE job = ? ORDER BY place", &s, why);
     if (status != CAIRN_OK) return status;
-    bind_u64(s, 1, id);
+    cairn_store_bind_u64(s, 1, id);
     char **names = NULL;
+    double *weights = NULL;
+    bool weighed = false;
     uint32_t count = 0;
     int code = sqlite3_step(s);
     for (; code == SQLITE_ROW && status == CAIRN_OK; code = sqlite3_step(s)) {
         char **more = realloc(names, (count + 1) * sizeof *names);
+        double *wider = realloc(weights, (count + 1) * sizeof *weights);
         char *name = strdup((const char *)sqlite3_column_text(s, 1));
         if (more != NULL) names = more;
-        if (more == NULL || name == NULL) {
+        if (wider != NULL) weights = wider;
+        if (more == NULL || wider == NULL || name == NULL) {
             free(name);
             status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job's shards");
         } else if (sqlite3_column_int64(s, 0) != (int64_t)count) {
@@ -474,6 +465,8 @@ static cairn_status read_shards(struct cairn_store *store, uint64_t id, char ***
             status = cairn_fail(why, CAIRN_ERR_CORRUPT, "%s: a job's shard %" PRIu32 " is missing",
                                 store->path, count);
         } else {
+            weighed |= sqlite3_column_type(s, 2) != SQLITE_NULL;
+            weights[count] = sqlite3_column_double(s, 2);
             names[count++] = name;
         }
     }
@@ -481,8 +474,11 @@ static cairn_status read_shards(struct cairn_store *store, uint64_t id, char ***
     sqlite3_finalize(s);
     if (status != CAIRN_OK) {
         free_names(names, count);
+        free(weights);
         return status;
     }
+    if (!weighed) free(weights);
+    *weights_out = weighed ? weights : NULL;
     *names_out = names;
     *count_out = count;
     return CAIRN_OK;
@@ -503,13 +499,21 @@ static cairn_status give_job(struct cairn_store *store, sqlite3_stmt *s, cairn_s
                                     .epoch = column_u64(s, 6),
                                     .round_reserved = column_u64(s, 7),
                                     .base_step = column_u64(s, 8),
-                                    .initialized = sqlite3_column_int(s, 9) != 0 };
+                                    .initialized = sqlite3_column_int(s, 9) != 0,
+                                    .layout_at_generation = column_u64(s, 10),
+                                    .layout_at_step = column_u64(s, 11),
+                                    .layout_before = sqlite3_column_blob(s, 12),
+                                    .layout_before_bytes = (size_t)sqlite3_column_bytes(s, 12),
+                                    .pause = sqlite3_column_double(s, 13) };
     char **names;
-    cairn_status status = read_shards(store, job.id, &names, &job.shard_count, why);
+    double *weights;
+    cairn_status status = read_shards(store, job.id, &names, &weights, &job.shard_count, why);
     if (status != CAIRN_OK) return status;
     job.shards = (const char *const *)names;
+    job.weights = weights;
     status = take(context, &job, why);
     free_names(names, job.shard_count);
+    free(weights);
     return status;
 }
 
@@ -520,7 +524,8 @@ cairn_status cairn_store_each_job(struct cairn_store *store, cairn_stored_job_fn
     cairn_status status = cairn_store_prepare(
         store,
         "SELECT id, name, spec, layout, generation, generation_reserved, epoch, round_reserved, "
-        "base_step, initialized FROM jobs ORDER BY name",
+        "base_step, initialized, layout_at_generation, layout_at_step, layout_before, pause FROM "
+        "jobs ORDER BY name",
         &s, why);
     if (status != CAIRN_OK) return status;
     int code;

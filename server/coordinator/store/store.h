@@ -30,7 +30,8 @@ struct cairn_stored_job {
     size_t spec_bytes;
     const uint8_t *layout; /* [layout_bytes], proto/geometry/layout.h */
     size_t layout_bytes;
-    const char *const *shards; /* [shard_count], names by index in the layout */
+    /* [shard_count], names by index in the layout; "": a hole. Behind those of the layout: who joins */
+    const char *const *shards;
     uint32_t shard_count;
 
     uint64_t id;
@@ -40,6 +41,14 @@ struct cairn_stored_job {
     uint64_t round_reserved; /* round numbers up to this one may have been used */
     uint64_t base_step;      /* the step at which the generation began */
     bool initialized;
+    /* What a layout that changes needs: the version that the job had when `layout` came into force, and the
+     * layout in which that one is published, [layout_before_bytes], 0: in `layout`. */
+    uint64_t layout_at_generation, layout_at_step;
+    const uint8_t *layout_before;
+    size_t layout_before_bytes;
+    /* [shard_count] of a re-sharding that is under way, 0: all goes off that shard. NULL: none is. */
+    const double *weights;
+    double pause; /* of that one */
 };
 
 /* Opens or makes FOLDER/coordinator.db and counts the incarnation up. The folder exists and is
@@ -63,6 +72,10 @@ uint64_t cairn_store_writes(const struct cairn_store *store);
 /* Adds the job, or replaces the one of that id. CAIRN_ERR_EXISTS: another one has the name. */
 cairn_status cairn_store_put_job(struct cairn_store *store, const struct cairn_stored_job *job,
                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Of a job that is there: epoch, reserved rounds, shards, and all that is said of its layouts.
+ * CAIRN_ERR_NOT_FOUND. */
+cairn_status cairn_store_set_layout(struct cairn_store *store, const struct cairn_stored_job *job,
+                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
 cairn_status cairn_store_drop_job(struct cairn_store *store, uint64_t id,
                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The last jobs that were dropped: what there is of them is a leftover of our own. Returns how many. */

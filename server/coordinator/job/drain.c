@@ -1,0 +1,240 @@
+#include "server/coordinator/job/drain.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "proto/plan/reshard.h"
+#include "server/base/log.h"
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/base/seat.h"
+#include "server/coordinator/base/session.h"
+#include "server/coordinator/base/works.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/member/seats.h"
+
+/* ---- the end of a drain ---- */
+
+static void fail(struct cairn_cluster_seat *seat, cairn_status status, const char *text)
+{
+    struct cairn_sentence why;
+    cairn_sentence_set(&why, "shard %s is not drained: %s", seat->name, text);
+    cairn_log_warn("%s", why.text);
+    seat->leaving = false;
+    cairn_cluster_waiters_fail(&seat->drain.waiters, status, why.text);
+    if (seat->drain.request != 0)
+        cairn_cluster_session_error(seat->session, seat->drain.request, status, why.text);
+    seat->drain.request = 0;
+    seat->drain.ends_ms = 0;
+}
+
+/* It holds nothing: it ends, and is forgotten with its connection. */
+static void finish(struct cairn_cluster_seat *seat)
+{
+    const Cairn__Done done = CAIRN__DONE__INIT;
+    Cairn__MemberEnd end = CAIRN__MEMBER_END__INIT;
+    cairn_log_info("shard %s is drained", seat->name);
+    cairn_cluster_waiters_answer(&seat->drain.waiters, CAIRN_MSG_DONE, &done.base);
+    if (seat->drain.request != 0) cairn_cluster_session_done(seat->session, seat->drain.request);
+    seat->drain.request = 0;
+    seat->drain.ends_ms = 0;
+    if (seat->session == NULL || seat->session->closing) return;
+    end.why = (char *)(uintptr_t) "all that it held is on other shards";
+    cairn_cluster_session_send(seat->session, CAIRN_MSG_MEMBER_END, 0, &end.base);
+}
+
+void cairn_cluster_drain_gone(struct cairn_cluster_seat *seat)
+{
+    if (!seat->leaving) return;
+    seat->drain.request = 0; // of the connection that is gone
+    fail(seat, CAIRN_ERR_NOT_READY, "it went away");
+}
+
+void cairn_cluster_drains_forget(struct cairn_cluster *cluster,
+                                 const struct cairn_cluster_session *session)
+{
+    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
+        cairn_cluster_waiters_forget(&s->drain.waiters, session);
+}
+
+/* ---- one job goes off a shard ---- */
+
+static uint32_t index_of(const struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat)
+{
+    CAIRN_EACH_SHARD (job, i)
+        if (job->shards[i].seat == seat) return i;
+    return job->shard_count;
+}
+
+/* Those that stay take it; where none does, all that are here. */
+static cairn_status begin(struct cairn_cluster_job *job, struct cairn_sentence *why)
+{
+    struct cairn_cluster_reshard_wish wish;
+    cairn_status status = cairn_cluster_reshard_wish_present(job, &wish);
+    if (status != CAIRN_OK) return cairn_fail(why, status, "the coordinator is out of memory");
+    bool stays = false;
+    for (uint32_t i = 0; i < wish.count; i++) stays |= wish.shards[i].weight > 0;
+    if (!stays) cairn_cluster_reshard_wish_all(job, &wish);
+    status = cairn_cluster_reshard_begin(job, &wish, why);
+    cairn_cluster_reshard_wish_release(&wish);
+    return status;
+}
+
+/* True: the shard has something of the job still. */
+static bool drain_job(struct cairn_cluster_job *job, struct cairn_cluster_seat *seat)
+{
+    struct cairn_sentence why;
+    const uint32_t shard = index_of(job, seat);
+    if (!cairn_cluster_job_has_seat(job, seat)) return false;
+    if (job->reshard.running) {
+        // One that is under way and puts something here is of no use.
+        const bool takes = shard < job->shard_count && job->shards[shard].weight > 0;
+        if ((takes || shard == job->shard_count) && !job->reshard.canceled)
+            (void)!cairn_cluster_reshard_cancel(job, &why);
+        return true;
+    }
+    const cairn_status status = begin(job, &why);
+    // What passes by itself is waited for.
+    if (status != CAIRN_OK && status != CAIRN_ERR_BUSY && status != CAIRN_ERR_NOT_READY)
+        fail(seat, status, why.text);
+    return true;
+}
+
+static void advance(struct cairn_cluster_seat *seat, struct cairn_cluster *cluster)
+{
+    bool holds = false;
+    const uint64_t now_ms = cairn_cluster_now_ms(cluster);
+    if (seat->drain.ends_ms != 0 && now_ms >= seat->drain.ends_ms) {
+        fail(seat, CAIRN_ERR_TIMEOUT, "its time is over, and something is there still");
+        return;
+    }
+    for (struct cairn_cluster_job *j = cluster->jobs; j != NULL && seat->leaving; j = j->next)
+        holds |= drain_job(j, seat);
+    if (!holds && seat->leaving) finish(seat);
+}
+
+/* ---- asked ---- */
+
+static uint32_t count_staying(const struct cairn_cluster *cluster,
+                              const struct cairn_cluster_seat *but)
+{
+    uint32_t count = 0;
+    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
+        count += s != but && cairn_cluster_seat_obeys(s) && !s->leaving;
+    return count;
+}
+
+static bool holds_any(const struct cairn_cluster *cluster, const struct cairn_cluster_seat *seat)
+{
+    const struct cairn_cluster_job *job = cluster->jobs;
+    while (job != NULL && !cairn_cluster_job_has_seat(job, seat)) job = job->next;
+    return job != NULL;
+}
+
+static cairn_status judge(const struct cairn_cluster *cluster,
+                          const struct cairn_cluster_seat *seat, struct cairn_sentence *why)
+{
+    if (!cairn_cluster_seat_obeys(seat))
+        return cairn_fail(why, CAIRN_ERR_NOT_READY,
+                          "shard %s is not here: what it holds cannot move", seat->name);
+    if (holds_any(cluster, seat) && count_staying(cluster, seat) == 0)
+        return cairn_fail(why, CAIRN_ERR_REFUSED,
+                          "no shard that stays is here to take what shard %s holds: start another "
+                          "one first, or save the jobs and end it",
+                          seat->name);
+    return CAIRN_OK;
+}
+
+void cairn_cluster_member_drain(struct cairn_cluster_session *session, uint32_t request,
+                                const Cairn__MemberDrain *message)
+{
+    struct cairn_cluster *cluster = session->cluster;
+    struct cairn_cluster_seat *seat = cairn_cluster_seat_find(cluster, message->name);
+    struct cairn_sentence why;
+    cairn_status status =
+        seat == NULL ? cairn_fail(&why, CAIRN_ERR_NOT_FOUND,
+                                  "there is no shard \"%.128s\"; `cairn cluster status` lists them",
+                                  message->name)
+                     : judge(cluster, seat, &why);
+    if (status == CAIRN_OK && message->wait &&
+        !cairn_cluster_waiters_add(&seat->drain.waiters, session, request))
+        status = cairn_fail(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+    if (status != CAIRN_OK) {
+        cairn_cluster_session_error(session, request, status, why.text);
+        return;
+    }
+    cairn_log_info("shard %s is to be drained, by an operator's word", seat->name);
+    seat->leaving = true;
+    if (!message->wait) cairn_cluster_session_done(session, request);
+    advance(seat, cluster);
+}
+
+/* The cluster is being stopped: nothing is moved for that. */
+static void refuse_all(struct cairn_cluster *cluster)
+{
+    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
+        if (s->drain.request != 0)
+            fail(s, CAIRN_ERR_REFUSED, "all shards are being stopped: nothing moves");
+}
+
+void cairn_cluster_drain_me(struct cairn_cluster_session *session, uint32_t request,
+                            const Cairn__DrainMe *message)
+{
+    struct cairn_cluster_seat *seat = session->seat;
+    struct cairn_cluster *cluster = session->cluster;
+    struct cairn_sentence why;
+    if (seat == NULL) return;
+    const cairn_status status = judge(cluster, seat, &why);
+    if (status != CAIRN_OK) {
+        cairn_cluster_session_error(session, request, status, why.text);
+        if (count_staying(cluster, seat) == 0) refuse_all(cluster);
+        return;
+    }
+    cairn_log_info("shard %s is being stopped: what it holds goes to others first", seat->name);
+    seat->leaving = true;
+    seat->drain.request = request;
+    seat->drain.ends_ms = message->seconds == 0
+                              ? 0
+                              : cairn_cluster_now_ms(cluster) + message->seconds * UINT64_C(1000);
+    advance(seat, cluster);
+}
+
+/* ---- shards that came ---- */
+
+/* With all that are here, how much heavier than its share would the heaviest be if nothing moved? */
+static bool is_uneven(const struct cairn_cluster_job *job,
+                      const struct cairn_cluster_reshard_wish *wish)
+{
+    struct cairn_cluster_reshard_target target;
+    struct cairn_sentence why;
+    if (cairn_cluster_reshard_plan(job, wish, &target, &why) != CAIRN_OK) return false;
+    const double above = (double)job->cluster->options->rebalance_above / 100;
+    const bool uneven = target.report->heaviest_before > above && target.report->moved_bytes > 0;
+    cairn_cluster_reshard_target_release(&target);
+    return uneven;
+}
+
+static void spread(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_reshard_wish wish;
+    struct cairn_sentence why;
+    if (job->state != CAIRN_CLUSTER_JOB_RUNNING || job->reshard.running ||
+        !cairn_cluster_job_shards_up(job) || !job->rounds.heard ||
+        job->reshard.seats_seen == job->cluster->seats_taken)
+        return;
+    job->reshard.seats_seen = job->cluster->seats_taken;
+    if (cairn_cluster_reshard_wish_present(job, &wish) != CAIRN_OK) return;
+    cairn_cluster_reshard_wish_all(job, &wish);
+    if (is_uneven(job, &wish) && cairn_cluster_reshard_begin(job, &wish, &why) != CAIRN_OK)
+        cairn_log_warn("job %s is not spread over the shards that came: %s", job->spec.name,
+                       why.text);
+    cairn_cluster_reshard_wish_release(&wish);
+}
+
+void cairn_cluster_drains_tick(struct cairn_cluster *cluster)
+{
+    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
+        if (s->leaving && s->session != NULL) advance(s, cluster);
+    const char *policy = cluster->options->reshard;
+    if (policy == NULL || strcmp(policy, "on_join") != 0) return;
+    for (struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) spread(j);
+}

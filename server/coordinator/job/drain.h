@@ -1,0 +1,21 @@
+/* Shards that leave the cluster: all that they hold goes to others first; and shards that came, to which
+ * something goes, if that is the policy. */
+#ifndef CAIRN_COORDINATOR_JOB_DRAIN_H
+#define CAIRN_COORDINATOR_JOB_DRAIN_H
+
+#include "server/coordinator/base/names.h"
+
+/* By an operator's word: Done when it is so, or (not `wait`) when it has begun. */
+void cairn_cluster_member_drain(struct cairn_cluster_session *session, uint32_t request,
+                                const Cairn__MemberDrain *message);
+/* By the shard's own word. */
+void cairn_cluster_drain_me(struct cairn_cluster_session *session, uint32_t request,
+                            const Cairn__DrainMe *message);
+/* The next steps of all that leave, and of jobs that shards came for. */
+void cairn_cluster_drains_tick(struct cairn_cluster *cluster);
+void cairn_cluster_drains_forget(struct cairn_cluster *cluster,
+                                 const struct cairn_cluster_session *session);
+/* The shard is gone: it does not leave any more. */
+void cairn_cluster_drain_gone(struct cairn_cluster_seat *seat);
+
+#endif

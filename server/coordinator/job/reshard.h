@@ -1,0 +1,166 @@
+/* A job is spread over other shards, or otherwise, while it goes on: a re-sharding, in slices.
+ *
+ *   run      reshard.c        which step is next: shards join, slices follow each other, the end
+ *   plan     reshard_plan.c   over which shards, where to, how large a slice is; and what is told of it
+ *   join     reshard_join.c   shards that have no part yet get one that owns nothing
+ *   slice    reshard_slice.c  the machine of one slice (server/core/move.h), and the words to shards
+ *   asked    reshard_admin.c  by operators; drain.c: by shards that leave, and by policy
+ *
+ * A run is in the store by the weights of its shards, so that a coordinator that is started again goes on
+ * with it: it plans anew from where the layout is. The layouts themselves: member/layouts.h. */
+#ifndef CAIRN_COORDINATOR_JOB_RESHARD_H
+#define CAIRN_COORDINATOR_JOB_RESHARD_H
+
+#include "server/coordinator/base/names.h"
+#include "server/core/move.h"
+
+struct cairn_layout;
+struct cairn_reshard_report;
+struct cairn_round_action;
+
+/* A shard of the job as it is to be, by what it gets in proportion; 0: all goes off it. */
+struct cairn_cluster_joiner {
+    struct cairn_cluster_seat *seat;
+    double weight;
+};
+
+/* What a run is asked for. */
+struct cairn_cluster_reshard_wish {
+    /* [count]: one of each shard of the job, by index, then those that join; holes have no seat */
+    struct cairn_cluster_joiner *shards; /* owned */
+    uint32_t count;
+    double pause; /* a step may become longer by this part; 0: the default */
+};
+void cairn_cluster_reshard_wish_release(struct cairn_cluster_reshard_wish *wish);
+
+enum cairn_cluster_reshard_state {
+    CAIRN_RESHARD_NONE, /* no run was there since the coordinator started */
+    CAIRN_RESHARD_MOVING,
+    CAIRN_RESHARD_DONE,
+    CAIRN_RESHARD_CANCELED,
+    CAIRN_RESHARD_FAILED,
+};
+
+/* What is told of a run. */
+struct cairn_cluster_reshard_told {
+    enum cairn_cluster_reshard_state state;
+    struct cairn_sentence text; /* why it ended, or waits */
+    uint64_t least_bytes, all_bytes, moved_bytes;
+    double heaviest_before, heaviest_after;
+    uint32_t slices, slice;
+    uint32_t shards_before, shards_after;
+    uint64_t begun_ms, ended_ms;  /* cairn_cluster_now_ms */
+    uint32_t median_us, worst_us; /* steps before it, and the longest while it moved */
+};
+
+/* Of a job. */
+struct cairn_cluster_reshard {
+    bool running;  /* in the store, too */
+    bool canceled; /* no further slice begins */
+    double pause;
+    struct cairn_cluster_joiner
+        *joiners; /* owned: [joiner_count], of the indices behind shard_count */
+    uint32_t joiner_count;
+    struct cairn_layout *target; /* owned; NULL: it is to be planned */
+    const char *asking;          /* static: what shards or the store are asked for; NULL: nothing */
+    uint32_t serial;             /* of what is asked: an answer of another one is stale */
+    bool publishing;             /* no round opens */
+    uint64_t seats_seen; /* cluster->seats_taken when it was last asked whether to spread the job */
+
+    struct cairn_move *move;    /* owned; NULL: no core */
+    struct cairn_layout *prior; /* owned: the layout before the slice; NULL: not known */
+    uint64_t slice_bytes;       /* of the slice under way */
+    double rate; /* bytes a microsecond of the slowest of the last slice; 0: not known */
+    struct cairn_cluster_reshard_told told;
+};
+
+/* ---- the run ---- */
+
+/* Begins one. CAIRN_ERR_BUSY: there is one; else as cairn_cluster_reshard_plan. */
+cairn_status cairn_cluster_reshard_begin(struct cairn_cluster_job *job,
+                                         const struct cairn_cluster_reshard_wish *wish,
+                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* The job's tensors are others now: a run that is under way goes on, and the store hears of it again. */
+void cairn_cluster_reshard_go_on(struct cairn_cluster_job *job);
+/* No further slice begins. CAIRN_ERR_NOT_FOUND: nothing is under way. */
+cairn_status cairn_cluster_reshard_cancel(struct cairn_cluster_job *job,
+                                          struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* The run has ended so. What it had begun to prepare is forgotten. */
+void cairn_cluster_reshard_end(struct cairn_cluster_job *job,
+                               enum cairn_cluster_reshard_state state, const char *text);
+/* An event of the core is over, or a tick. */
+void cairn_cluster_reshard_advance(struct cairn_cluster_job *job);
+/* With the core of the job: opened (CAIRN_ERR_NO_MEMORY), closed. `unsettled`: the job is of the store. */
+cairn_status cairn_cluster_reshard_open(struct cairn_cluster_job *job,
+                                        bool unsettled) CAIRN_MUST_CHECK;
+void cairn_cluster_reshard_close(struct cairn_cluster_job *job);
+/* The job is freed. */
+void cairn_cluster_reshard_release(struct cairn_cluster_job *job);
+
+/* ---- the plan ---- */
+
+struct cairn_cluster_reshard_target {
+    struct cairn_layout *layout;         /* owned */
+    struct cairn_reshard_report *report; /* owned */
+    uint32_t slices;
+    uint64_t largest_bytes; /* of a slice, about */
+};
+/* NOT_READY, JOB_LOST, UNSUPPORTED, INVALID, NO_MEMORY (a shard has too little of it: with the numbers). */
+cairn_status cairn_cluster_reshard_plan(const struct cairn_cluster_job *job,
+                                        const struct cairn_cluster_reshard_wish *wish,
+                                        struct cairn_cluster_reshard_target *target_out,
+                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
+void cairn_cluster_reshard_target_release(struct cairn_cluster_reshard_target *target);
+/* The wish that the job's run goes by. CAIRN_ERR_NO_MEMORY. */
+cairn_status
+cairn_cluster_reshard_wish_of(const struct cairn_cluster_job *job,
+                              struct cairn_cluster_reshard_wish *wish_out) CAIRN_MUST_CHECK;
+/* A wish that leaves everything where it is, but off those that leave; with room for every shard there is.
+ * CAIRN_ERR_NO_MEMORY. */
+cairn_status
+cairn_cluster_reshard_wish_present(const struct cairn_cluster_job *job,
+                                   struct cairn_cluster_reshard_wish *wish_out) CAIRN_MUST_CHECK;
+/* Adds every shard that is here and stays; of stage 0 one, if it has none. */
+void cairn_cluster_reshard_wish_all(const struct cairn_cluster_job *job,
+                                    struct cairn_cluster_reshard_wish *wish);
+/* The next slice on the way to the target; *next_out NULL: it is reached. */
+cairn_status cairn_cluster_reshard_slice(const struct cairn_cluster_job *job,
+                                         struct cairn_layout **next_out,
+                                         uint64_t *bytes_out) CAIRN_MUST_CHECK;
+/* The first bytes of a layout's hash as a number. */
+uint64_t cairn_cluster_layout_number(const struct cairn_layout *layout);
+
+/* ---- shards that join ---- */
+
+/* Gives those that join their parts; the run is advanced then. */
+void cairn_cluster_reshard_join(struct cairn_cluster_job *job);
+/* Those that have joined no layout in force are not of the job any more. */
+void cairn_cluster_reshard_unjoin(struct cairn_cluster_job *job);
+
+/* ---- the slice ---- */
+
+/* Begins one, and takes `next`; gone: a bit for each of its holes, malloc'ed, taken too. */
+void cairn_cluster_slice_begin(struct cairn_cluster_job *job, struct cairn_layout *next,
+                               uint8_t *gone, uint64_t bytes, bool back);
+void cairn_cluster_slice_cancel(struct cairn_cluster_job *job);
+/* The core is about to fence with another layout than the one that was in force. */
+void cairn_cluster_slice_in_force(struct cairn_cluster_job *job,
+                                  const struct cairn_round_action *fence);
+void cairn_cluster_slice_moved(struct cairn_cluster_job *job, uint32_t shard,
+                               const Cairn__PartMoved *message);
+/* The shard's channel is gone; or it is back without what it had, or away for too long: true if it had
+ * nothing before the slice, which is taken back. */
+void cairn_cluster_slice_shard_down(struct cairn_cluster_job *job, uint32_t shard);
+bool cairn_cluster_slice_shard_lost(struct cairn_cluster_job *job, uint32_t shard);
+/* The end of a slice, for the run: OK, or why not. */
+void cairn_cluster_reshard_slice_ended(struct cairn_cluster_job *job, cairn_status status,
+                                       const char *text);
+
+/* ---- asked ---- */
+
+void cairn_cluster_reshard_ask(struct cairn_cluster_session *session, uint32_t request,
+                               const Cairn__ReshardAsk *message);
+/* "slice 3 of 12, 1234 of 5678 bytes"; empty: no run is under way. */
+void cairn_cluster_reshard_show(const struct cairn_cluster_job *job, struct cairn_sentence *out);
+
+#endif

@@ -1,0 +1,407 @@
+/* What operators ask of re-shardings: planned, begun, shown, canceled. See reshard.h. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/plan/reshard.h"
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/base/seat.h"
+#include "server/coordinator/base/session.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/job/jobs.h"
+#include "server/coordinator/member/seats.h"
+
+/* ---- what is wished ---- */
+
+static bool is_usable(const struct cairn_cluster_seat *seat)
+{
+    return cairn_cluster_seat_obeys(seat) && !seat->leaving;
+}
+
+static uint32_t owners_of(const struct cairn_cluster_reshard_wish *wish)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < wish->count; i++) count += wish->shards[i].weight > 0;
+    return count;
+}
+
+static struct cairn_cluster_joiner *find(struct cairn_cluster_reshard_wish *wish,
+                                         const struct cairn_cluster_seat *seat)
+{
+    for (uint32_t i = 0; i < wish->count; i++)
+        if (wish->shards[i].seat == seat) return &wish->shards[i];
+    return NULL;
+}
+
+static void add(struct cairn_cluster_reshard_wish *wish, struct cairn_cluster_seat *seat)
+{
+    struct cairn_cluster_joiner *there = find(wish, seat);
+    if (there == NULL) there = &wish->shards[wish->count++];
+    *there = (struct cairn_cluster_joiner) { seat, 1 };
+}
+
+cairn_status cairn_cluster_reshard_wish_present(const struct cairn_cluster_job *job,
+                                                struct cairn_cluster_reshard_wish *wish_out)
+{
+    size_t room = job->shard_count + 1;
+    for (const struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next) room++;
+    *wish_out = (struct cairn_cluster_reshard_wish) { .shards = calloc(room,
+                                                                       sizeof *wish_out->shards) };
+    if (wish_out->shards == NULL) return CAIRN_ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < job->shard_count; i++) {
+        struct cairn_cluster_seat *seat = job->shards[i].seat;
+        const double weight = seat != NULL && !seat->leaving ? 1 : 0;
+        wish_out->shards[wish_out->count++] = (struct cairn_cluster_joiner) { seat, weight };
+    }
+    return CAIRN_OK;
+}
+
+void cairn_cluster_reshard_wish_all(const struct cairn_cluster_job *job,
+                                    struct cairn_cluster_reshard_wish *wish)
+{
+    if (job->spec.stage == 0 && owners_of(wish) > 0) return;
+    for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next)
+        if (is_usable(s) && (job->spec.stage != 0 || owners_of(wish) == 0)) add(wish, s);
+}
+
+static struct cairn_cluster_seat *seat_named(const struct cairn_cluster *cluster, const char *name,
+                                             struct cairn_sentence *why)
+{
+    struct cairn_cluster_seat *seat = cairn_cluster_seat_find(cluster, name);
+    if (seat == NULL)
+        cairn_sentence_set(why, "there is no shard \"%.128s\"; `cairn cluster status` lists them",
+                           name);
+    return seat;
+}
+
+static cairn_status take_names(const struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
+                               struct cairn_cluster_reshard_wish *wish, struct cairn_sentence *why)
+{
+    for (size_t i = 0; i < ask->n_add; i++) {
+        struct cairn_cluster_seat *seat = seat_named(job->cluster, ask->add[i], why);
+        if (seat == NULL) return CAIRN_ERR_NOT_FOUND;
+        if (!is_usable(seat))
+            return cairn_fail(why, CAIRN_ERR_NOT_READY, "shard %s %s: nothing can go to it",
+                              seat->name, seat->leaving ? "is being drained" : "is not here");
+        add(wish, seat);
+    }
+    for (size_t i = 0; i < ask->n_drain; i++) {
+        const struct cairn_cluster_seat *seat = seat_named(job->cluster, ask->drain[i], why);
+        if (seat == NULL) return CAIRN_ERR_NOT_FOUND;
+        struct cairn_cluster_joiner *there = find(wish, seat);
+        if (there == NULL)
+            return cairn_fail(why, CAIRN_ERR_INVALID, "job %s has no part on shard %s",
+                              job->spec.name, seat->name);
+        there->weight = 0;
+    }
+    if (owners_of(wish) > 0) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_INVALID,
+                      "no shard would be left for job %s: add another one first", job->spec.name);
+}
+
+/* The last ones go, the next ones by name come. */
+static cairn_status take_count(const struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
+                               struct cairn_cluster_reshard_wish *wish, struct cairn_sentence *why)
+{
+    uint32_t owners = owners_of(wish), here = 0;
+    for (uint32_t i = wish->count; i-- > 0 && owners > ask->shards;) {
+        owners -= wish->shards[i].weight > 0;
+        wish->shards[i].weight = 0;
+    }
+    for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next) {
+        here += is_usable(s);
+        const struct cairn_cluster_joiner *there = find(wish, s);
+        bool is_drained = false;
+        for (size_t i = 0; i < ask->n_drain; i++) is_drained |= strcmp(ask->drain[i], s->name) == 0;
+        if (owners >= ask->shards || !is_usable(s) || is_drained ||
+            (there != NULL && there->weight > 0))
+            continue;
+        add(wish, s);
+        owners++;
+    }
+    if (owners == ask->shards) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_INVALID,
+                      "job %s cannot be spread over %" PRIu32 " shards: %" PRIu32
+                      " are here that it could have, of %" PRIu32,
+                      job->spec.name, ask->shards, owners, here);
+}
+
+static cairn_status take_weights(const struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
+                                 struct cairn_cluster_reshard_wish *wish,
+                                 struct cairn_sentence *why)
+{
+    for (size_t i = 0; i < ask->n_weights; i++) {
+        const Cairn__ShardWeight *w = ask->weights[i];
+        if (!isfinite(w->weight) || w->weight <= 0 || w->weight > 1e6)
+            return cairn_fail(why, CAIRN_ERR_INVALID,
+                              "the weight of shard %.128s is %g: give a number above 0, at most "
+                              "1000000; --drain takes everything off a shard",
+                              w->name, w->weight);
+        const struct cairn_cluster_seat *seat = seat_named(job->cluster, w->name, why);
+        if (seat == NULL) return CAIRN_ERR_NOT_FOUND;
+        struct cairn_cluster_joiner *there = find(wish, seat);
+        if (there == NULL || there->weight <= 0)
+            return cairn_fail(why, CAIRN_ERR_INVALID,
+                              "shard %s has a weight, and job %s is not to be on it: add it, too",
+                              seat->name, job->spec.name);
+        there->weight = w->weight;
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status wish_of_message(const struct cairn_cluster_job *job,
+                                    const Cairn__ReshardAsk *ask,
+                                    struct cairn_cluster_reshard_wish *wish_out,
+                                    struct cairn_sentence *why)
+{
+    if (!isfinite(ask->pause) || ask->pause < 0 || ask->pause > 100)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "a pause of %g: give a part of a step from 0 to 100, as 0.1", ask->pause);
+    cairn_status status = cairn_cluster_reshard_wish_present(job, wish_out);
+    if (status != CAIRN_OK) return cairn_fail(why, status, "the coordinator is out of memory");
+    wish_out->pause = ask->pause;
+    if (ask->shards == 0 && ask->n_add == 0 && ask->n_drain == 0)
+        cairn_cluster_reshard_wish_all(job, wish_out);
+    status = take_names(job, ask, wish_out, why);
+    if (status == CAIRN_OK && ask->shards > 0) status = take_count(job, ask, wish_out, why);
+    if (status == CAIRN_OK) status = take_weights(job, ask, wish_out, why);
+    if (status != CAIRN_OK) cairn_cluster_reshard_wish_release(wish_out);
+    return status;
+}
+
+/* ---- what is told ---- */
+
+/* A job's answer with what it owns. */
+struct view {
+    Cairn__ReshardJob told;
+    struct cairn_sentence text;
+    Cairn__ReshardPair *pairs; /* owned */
+    Cairn__ReshardPair **list; /* owned */
+};
+
+static const char *state_name(enum cairn_cluster_reshard_state state)
+{
+    static const char *const names[] = { "none", "moving", "done", "canceled", "failed" };
+    return names[state];
+}
+
+void cairn_cluster_reshard_show(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+{
+    const struct cairn_cluster_reshard_told *told = &job->reshard.told;
+    out->text[0] = '\0';
+    if (!job->reshard.running) return;
+    cairn_sentence_set(out, "slice %" PRIu32 " of %" PRIu32 ", %" PRIu64 " of %" PRIu64 " bytes%s",
+                       told->slice, told->slices, told->moved_bytes, told->all_bytes,
+                       job->reshard.canceled ? "; it ends after this slice" : "");
+}
+
+static void say_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+{
+    const struct cairn_cluster_reshard *r = &job->reshard;
+    *out = r->told.text;
+    if (!r->running) return;
+    if (job->snapshots.cut != NULL)
+        cairn_sentence_set(out, "it waits for a snapshot or digest that is being taken");
+    else if (job->park.shut)
+        cairn_sentence_set(out, "it waits until the job is not parked any more");
+    else if (r->asking != NULL)
+        cairn_sentence_set(out, "it waits for %s", r->asking);
+    for (uint32_t i = 0; i < r->joiner_count; i++)
+        if (!cairn_cluster_seat_obeys(r->joiners[i].seat))
+            cairn_sentence_set(out, "it waits for shard %s, which is not here",
+                               r->joiners[i].seat->name);
+    CAIRN_EACH_SHARD (job, i)
+        if (!job->shards[i].up)
+            cairn_sentence_set(out, "it waits for shard %s", job->shards[i].seat->name);
+}
+
+static void view_run(const struct cairn_cluster_job *job, struct view *view)
+{
+    const struct cairn_cluster_reshard_told *told = &job->reshard.told;
+    Cairn__ReshardJob *out = &view->told;
+    cairn__reshard_job__init(out);
+    say_waiting(job, &view->text);
+    out->name = job->spec.name;
+    out->state = (char *)(uintptr_t)state_name(job->reshard.running ? CAIRN_RESHARD_MOVING
+                                                                    : told->state);
+    out->text = view->text.text;
+    out->layout_hash = cairn_cluster_layout_number(job->layout);
+    out->least_bytes = told->least_bytes;
+    out->all_bytes = told->all_bytes;
+    out->moved_bytes = told->moved_bytes;
+    out->heaviest_before = told->heaviest_before;
+    out->heaviest_after = told->heaviest_after;
+    out->slices = told->slices > told->slice ? told->slices : told->slice;
+    out->slice = told->slice;
+    out->shards_before = told->shards_before;
+    out->shards_after = told->shards_after;
+    if (told->begun_ms != 0)
+        out->elapsed_ms = (job->reshard.running ? cairn_cluster_now_ms(job->cluster)
+                                                : told->ended_ms) -
+                          told->begun_ms;
+    if (told->median_us > 0) out->worst_step = (double)told->worst_us / told->median_us;
+}
+
+static bool view_plan(const struct cairn_cluster_job *job,
+                      const struct cairn_cluster_reshard_wish *wish,
+                      const struct cairn_cluster_reshard_target *target, struct view *view)
+{
+    const struct cairn_reshard_report *report = target->report;
+    const struct cairn_cluster_reshard *r = &job->reshard;
+    Cairn__ReshardJob *out = &view->told;
+    view_run(job, view);
+    view->pairs = calloc(report->pair_count + 1, sizeof *view->pairs);
+    view->list = calloc(report->pair_count + 1, sizeof *view->list);
+    if (view->pairs == NULL || view->list == NULL) return false;
+    for (size_t i = 0; i < report->pair_count; i++) {
+        cairn__reshard_pair__init(&view->pairs[i]);
+        view->pairs[i].from = wish->shards[report->pairs[i].from].seat->name;
+        view->pairs[i].to = wish->shards[report->pairs[i].to].seat->name;
+        view->pairs[i].bytes = report->pairs[i].bytes;
+        view->list[i] = &view->pairs[i];
+    }
+    view->text.text[0] = '\0';
+    out->state = (char *)(uintptr_t) "planned";
+    out->pairs = view->list;
+    out->n_pairs = report->pair_count;
+    out->least_bytes = report->least_bytes;
+    out->all_bytes = report->moved_bytes;
+    out->moved_bytes = out->elapsed_ms = out->slice = 0;
+    out->heaviest_before = report->heaviest_before;
+    out->heaviest_after = report->heaviest_after;
+    out->slices = target->slices;
+    out->shards_before = job->seat_count;
+    out->shards_after = owners_of(wish);
+    out->worst_step = 0;
+    if (r->rate > 0) {
+        out->expected_s = (double)report->moved_bytes / r->rate / 1e6;
+        out->expected_pause_s = (double)target->largest_bytes / r->rate / 1e6;
+    }
+    return true;
+}
+
+static void view_release(struct view *view)
+{
+    free(view->pairs);
+    free(view->list);
+}
+
+/* ---- one job ---- */
+
+static cairn_status judge_hash(const struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
+                               struct cairn_sentence *why)
+{
+    if (ask->layout_hash == 0 || ask->layout_hash == cairn_cluster_layout_number(job->layout))
+        return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_MISMATCH,
+                      "job %s has another layout now than the one that was planned for: plan again",
+                      job->spec.name);
+}
+
+static cairn_status plan(struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
+                         struct view *view, struct cairn_sentence *why)
+{
+    struct cairn_cluster_reshard_wish wish;
+    struct cairn_cluster_reshard_target target;
+    cairn_status status = wish_of_message(job, ask, &wish, why);
+    if (status != CAIRN_OK) return status;
+    status = cairn_cluster_reshard_plan(job, &wish, &target, why);
+    if (status == CAIRN_OK) {
+        if (!view_plan(job, &wish, &target, view))
+            status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        cairn_cluster_reshard_target_release(&target);
+    }
+    cairn_cluster_reshard_wish_release(&wish);
+    return status;
+}
+
+static cairn_status apply(struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
+                          struct view *view, struct cairn_sentence *why)
+{
+    struct cairn_cluster_reshard_wish wish;
+    cairn_status status = judge_hash(job, ask, why);
+    if (status == CAIRN_OK) status = wish_of_message(job, ask, &wish, why);
+    if (status != CAIRN_OK) return status;
+    status = cairn_cluster_reshard_begin(job, &wish, why);
+    cairn_cluster_reshard_wish_release(&wish);
+    if (status == CAIRN_OK) view_run(job, view);
+    return status;
+}
+
+static cairn_status answer_job(struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
+                               struct view *view, struct cairn_sentence *why)
+{
+    cairn_status status = CAIRN_OK;
+    switch (ask->op) {
+    case CAIRN_RESHARD_PLAN: return plan(job, ask, view, why);
+    case CAIRN_RESHARD_APPLY: return apply(job, ask, view, why);
+    case CAIRN_RESHARD_CANCEL: status = cairn_cluster_reshard_cancel(job, why); break;
+    case CAIRN_RESHARD_STATUS: break;
+    default:
+        return cairn_fail(why, CAIRN_ERR_INVALID, "%" PRIu32 " is no request of a re-sharding",
+                          ask->op);
+    }
+    if (status == CAIRN_OK) view_run(job, view);
+    return status;
+}
+
+/* ---- asked ---- */
+
+/* Of all jobs: what cannot be for one is told with it. */
+static void answer_all(struct cairn_cluster_session *session, uint32_t request,
+                       const Cairn__ReshardAsk *ask)
+{
+    struct view *views = calloc(CAIRN_JOBS_MAX, sizeof *views);
+    Cairn__ReshardJob **list = calloc(CAIRN_JOBS_MAX, sizeof *list);
+    Cairn__ReshardTold told = CAIRN__RESHARD_TOLD__INIT;
+    struct cairn_cluster_job *next;
+    if (views == NULL || list == NULL) {
+        cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
+    } else {
+        for (struct cairn_cluster_job *j = session->cluster->jobs; j != NULL; j = next) {
+            struct view *view = &views[told.n_jobs];
+            struct cairn_sentence why;
+            next = j->next;
+            if (answer_job(j, ask, view, &why) != CAIRN_OK) {
+                view_run(j, view);
+                view->text = why;
+                if (!j->reshard.running) view->told.state = (char *)(uintptr_t) "failed";
+            }
+            list[told.n_jobs++] = &view->told;
+        }
+        told.jobs = list;
+        cairn_cluster_session_send(session, CAIRN_MSG_RESHARD_TOLD, request, &told.base);
+        for (size_t i = 0; i < told.n_jobs; i++) view_release(&views[i]);
+    }
+    free(views);
+    free(list);
+}
+
+void cairn_cluster_reshard_ask(struct cairn_cluster_session *session, uint32_t request,
+                               const Cairn__ReshardAsk *ask)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_find(session->cluster, ask->job);
+    struct cairn_sentence why;
+    struct view view = { .pairs = NULL };
+    if (ask->all || (ask->job[0] == '\0' && ask->op == CAIRN_RESHARD_STATUS)) {
+        answer_all(session, request, ask);
+        return;
+    }
+    const cairn_status status =
+        job == NULL
+            ? cairn_fail(&why, CAIRN_ERR_NOT_FOUND,
+                         "there is no job \"%.128s\"; `cairn job list` shows those there are",
+                         ask->job)
+            : answer_job(job, ask, &view, &why);
+    if (status == CAIRN_OK) {
+        Cairn__ReshardJob *one = &view.told;
+        Cairn__ReshardTold told = CAIRN__RESHARD_TOLD__INIT;
+        told.jobs = &one;
+        told.n_jobs = 1;
+        cairn_cluster_session_send(session, CAIRN_MSG_RESHARD_TOLD, request, &told.base);
+    } else {
+        cairn_cluster_session_error(session, request, status, why.text);
+    }
+    view_release(&view);
+}

@@ -1,0 +1,397 @@
+/* One slice of a re-sharding: its machine (server/core/move.h), and what is said to the shards. See
+ * reshard.h. */
+#include <assert.h>
+#include <inttypes.h>
+#include <sodium.h>
+#include <stdlib.h>
+
+#include "proto/plan/moves.h"
+#include "proto/plan/plan_job.h"
+#include "proto/plan/reshard.h"
+#include "server/base/log.h"
+#include "server/coordinator/base/calls.h"
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/base/seat.h"
+#include "server/coordinator/base/session.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/round/groups.h"
+#include "server/core/holes.h"
+
+/* The next layout has that shard. */
+static bool has_next(const struct cairn_cluster_job *job, uint32_t shard)
+{
+    const struct cairn_cluster_layouts *l = &job->layouts;
+    return job->shards[shard].seat != NULL &&
+           !cairn_is_hole(l->next_gone, l->next->shard_count, shard);
+}
+
+/* ---- prepare ---- */
+
+/* Those to which something comes, as members of the others. */
+struct movers {
+    Cairn__Mover *movers; /* owned: [count] */
+    Cairn__Mover **list;  /* owned */
+    size_t count;
+};
+
+static void movers_release(struct movers *movers)
+{
+    free(movers->movers);
+    free(movers->list);
+}
+
+/* Marks the shards to which something comes. */
+static bool mark_takers(const struct cairn_cluster_job *job, bool *takes)
+{
+    struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
+    if (tensors == NULL) return false;
+    struct plan_walk walk = { .tensors = tensors,
+                              .current = job->layout,
+                              .target = job->layouts.next };
+    struct plan_run run;
+    while (cairn_plan_walk_next(&walk, &run))
+        if (run.to != run.extent->shard) takes[run.to] = true;
+    free(tensors);
+    return true;
+}
+
+static void fill_mover(const struct cairn_cluster_job *job, uint32_t shard, Cairn__Mover *mover)
+{
+    const struct cairn_cluster_seat *seat = job->shards[shard].seat;
+    cairn__mover__init(mover);
+    mover->shard = shard;
+    // Drawn, not counted: a coordinator before this one may have given any.
+    randombytes_buf(&mover->member, sizeof mover->member);
+    randombytes_buf(&mover->token, sizeof mover->token);
+    mover->member |= 1; // never 0
+    mover->name = seat->name;
+    mover->fabric_address = (ProtobufCBinaryData) { seat->fabric_address_bytes,
+                                                    seat->fabric_address };
+}
+
+static bool movers_init(struct movers *movers, const struct cairn_cluster_job *job)
+{
+    const uint32_t count = job->layouts.next->shard_count;
+    bool *takes = calloc((size_t)count + 1, sizeof *takes);
+    movers->count = 0;
+    movers->movers = calloc((size_t)count + 1, sizeof *movers->movers);
+    movers->list = calloc((size_t)count + 1, sizeof *movers->list);
+    const bool whole = takes != NULL && movers->movers != NULL && movers->list != NULL &&
+                       mark_takers(job, takes);
+    for (uint32_t i = 0; whole && i < count; i++) {
+        if (!takes[i] || !has_next(job, i)) continue;
+        fill_mover(job, i, &movers->movers[movers->count]);
+        movers->list[movers->count] = &movers->movers[movers->count];
+        movers->count++;
+    }
+    free(takes);
+    if (!whole) movers_release(movers);
+    return whole;
+}
+
+static void happened(struct cairn_cluster_job *job, struct cairn_move_event *event,
+                     const char *text);
+
+/* A PartPrepare on its way. */
+struct preparing {
+    uint64_t layout;
+    uint32_t shard;
+};
+
+static void on_prepared(struct cairn_cluster_job *job, const void *about, cairn_status status,
+                        const char *text)
+{
+    const struct preparing *preparing = about;
+    struct cairn_move_event event = { .kind = CAIRN_MOVE_PREPARED,
+                                      .shard = preparing->shard,
+                                      .layout = preparing->layout,
+                                      .status = status };
+    // Its connection was lost: the machine hears of that by itself, or the slice is another one.
+    if (status == CAIRN_ERR_CLOSED) event.status = CAIRN_ERR_UNREACHABLE;
+    if (job->reshard.move != NULL) happened(job, &event, text);
+}
+
+/* In the order of the shards, each by itself: which one refuses is known. */
+static void ask_shard(struct cairn_cluster_job *job, uint32_t shard, Cairn__PartPrepare *message)
+{
+    struct cairn_cluster_seat *seat = job->shards[shard].seat;
+    const struct preparing preparing = { message->layout, shard };
+    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(
+        job, on_prepared, &preparing, sizeof preparing);
+    if (gather == NULL) {
+        on_prepared(job, &preparing, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        return;
+    }
+    const uint32_t request = cairn_cluster_gather_ask(gather, seat);
+    if (request != 0) {
+        message->shard_index = shard;
+        cairn_cluster_session_send(seat->session, CAIRN_MSG_PART_PREPARE, request, &message->base);
+        cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_LAYOUT,
+                                    job->layouts.next_packed);
+    }
+    cairn_cluster_gather_start(gather);
+}
+
+static void prepare(struct cairn_cluster_job *job, uint64_t layout)
+{
+    struct cairn_cluster_shard_infos infos;
+    struct movers movers;
+    Cairn__PartPrepare message = CAIRN__PART_PREPARE__INIT;
+    const uint32_t count = job->layouts.next->shard_count;
+    const struct preparing first = { layout, cairn_cluster_job_shard_from(job, 0) };
+    if (!cairn_cluster_shard_infos_init(&infos, job, count)) {
+        on_prepared(job, &first, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        return;
+    }
+    if (!movers_init(&movers, job)) {
+        cairn_cluster_shard_infos_release(&infos);
+        on_prepared(job, &first, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        return;
+    }
+    size_t kept = 0;
+    for (size_t i = 0; i < infos.count; i++)
+        if (has_next(job, infos.list[i]->index)) infos.list[kept++] = infos.list[i];
+    message.job = job->id;
+    message.layout = layout;
+    message.layout_bytes = job->layouts.next_packed->size;
+    message.movers = movers.list;
+    message.n_movers = movers.count;
+    message.shards = infos.list;
+    message.n_shards = kept;
+    // A refusal ends the slice, and what comes after it is of none.
+    CAIRN_EACH_SHARD (job, i) {
+        if (job->layouts.next == NULL || job->layouts.next->version != layout) break;
+        if (i < count && has_next(job, i)) ask_shard(job, i, &message);
+    }
+    movers_release(&movers);
+    cairn_cluster_shard_infos_release(&infos);
+}
+
+/* ---- what else is said ---- */
+
+static void unprepare(struct cairn_cluster_job *job, uint64_t layout)
+{
+    Cairn__PartUnprepare message = CAIRN__PART_UNPREPARE__INIT;
+    message.job = job->id;
+    message.layout = layout;
+    CAIRN_EACH_SHARD (job, i)
+        if (job->shards[i].up)
+            cairn_cluster_session_send(job->shards[i].seat->session, CAIRN_MSG_PART_UNPREPARE, 0,
+                                       &message.base);
+}
+
+static void settle(struct cairn_cluster_job *job, const struct cairn_move_action *action)
+{
+    Cairn__PartSettled message = CAIRN__PART_SETTLED__INIT;
+    message.job = job->id;
+    message.layout = action->layout;
+    CAIRN_EACH_SHARD (job, i)
+        if (job->shards[i].up && (action->shard == CAIRN_MOVE_ALL || action->shard == i))
+            cairn_cluster_session_send(job->shards[i].seat->session, CAIRN_MSG_PART_SETTLED, 0,
+                                       &message.base);
+}
+
+/* layout 0: the pending one is forgotten. */
+static void cut_over(struct cairn_cluster_job *job, uint64_t layout, bool back)
+{
+    const struct cairn_cluster_layouts *l = &job->layouts;
+    const struct cairn_round_event event = { .kind = CAIRN_ROUND_LAYOUT,
+                                             .layout = layout,
+                                             .shard_count = l->next->shard_count,
+                                             .gone = l->next_gone,
+                                             .back = back };
+    if (layout != 0 && job->rounds.epoch_reason.text[0] == '\0')
+        cairn_sentence_set(&job->rounds.epoch_reason, "another layout comes into force");
+    cairn_cluster_job_event(job, &event);
+}
+
+/* ---- the machine ---- */
+
+/* The layout that a lost shard's slice began with, without that shard. */
+static void go_back(struct cairn_cluster_job *job, uint32_t lost)
+{
+    struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
+    const struct cairn_slice_request request = { .tensors = tensors,
+                                                 .tensor_count = (uint32_t)job->spec.tensor_count,
+                                                 .current = job->layout,
+                                                 .target = job->reshard.prior,
+                                                 .chunk_leaves = job->spec.chunk_leaves };
+    struct cairn_layout *next = NULL;
+    uint8_t *gone = cairn_cluster_holes(job, job->layout->shard_count);
+    if (job->reshard.prior != NULL && tensors != NULL && gone != NULL &&
+        cairn_plan_slice(&request, &next, NULL) == CAIRN_OK && next != NULL) {
+        gone[lost / 8] = (uint8_t)(gone[lost / 8] | 1u << lost % 8);
+        cairn_log_warn("job %s: shard %s was lost before it had its share: the layout goes back",
+                       job->spec.name, job->shards[lost].seat->name);
+        cairn_cluster_slice_begin(job, next, gone, 0, true);
+    } else {
+        free(gone);
+        cairn_cluster_job_lose(job, true, "%s was lost while its share of the job came to it",
+                               job->shards[lost].seat->name);
+    }
+    free(tensors);
+}
+
+static void ended(struct cairn_cluster_job *job, const struct cairn_move_action *action,
+                  const char *text)
+{
+    struct cairn_cluster_reshard *r = &job->reshard;
+    if (action->status == CAIRN_ERR_JOB_LOST) {
+        go_back(job, action->shard);
+        return;
+    }
+    if (action->status == CAIRN_OK) {
+        cairn_layout_close(r->prior);
+        r->prior = NULL;
+    } else {
+        cairn_cluster_layouts_drop_next(job);
+    }
+    cairn_cluster_reshard_slice_ended(job, action->status, text);
+}
+
+static void do_action(struct cairn_cluster_job *job, const struct cairn_move_action *action,
+                      const char *text)
+{
+    switch (action->kind) {
+    case CAIRN_MOVE_PREPARE: prepare(job, action->layout); break;
+    case CAIRN_MOVE_UNPREPARE: unprepare(job, action->layout); break;
+    case CAIRN_MOVE_CUT_OVER: cut_over(job, action->layout, action->back); break;
+    case CAIRN_MOVE_WITHDRAW: cut_over(job, 0, false); break;
+    case CAIRN_MOVE_SETTLE: settle(job, action); break;
+    case CAIRN_MOVE_ENDED: ended(job, action, text); break;
+    }
+}
+
+static void happened(struct cairn_cluster_job *job, struct cairn_move_event *event,
+                     const char *text)
+{
+    struct cairn_move_action list[CAIRN_MOVE_ACTIONS_MAX];
+    struct cairn_move_actions actions = { list, 0, CAIRN_MOVE_ACTIONS_MAX };
+    event->pending = job->core != NULL && job->layouts.next != NULL &&
+                     cairn_round_layout_pending(job->core) == job->layouts.next->version;
+    cairn_move_on_event(job->reshard.move, event, &actions);
+    for (size_t i = 0; i < actions.count; i++) do_action(job, &list[i], text);
+}
+
+void cairn_cluster_slice_begin(struct cairn_cluster_job *job, struct cairn_layout *next,
+                               uint8_t *gone, uint64_t bytes, bool back)
+{
+    struct cairn_cluster_layouts *l = &job->layouts;
+    struct cairn_packed *packed = cairn_packed_layout(next);
+    if (packed == NULL) {
+        cairn_layout_close(next);
+        free(gone);
+        return; // with the next tick
+    }
+    cairn_cluster_layouts_drop_next(job);
+    l->next = next;
+    l->next_packed = packed;
+    l->next_gone = gone;
+    job->reshard.slice_bytes = bytes;
+    if (!back) job->reshard.told.slice++;
+    struct cairn_move_event event = { .kind = CAIRN_MOVE_BEGIN,
+                                      .layout = next->version,
+                                      .shard_count = next->shard_count,
+                                      .gone = gone,
+                                      .back = back };
+    happened(job, &event, "");
+}
+
+void cairn_cluster_slice_cancel(struct cairn_cluster_job *job)
+{
+    struct cairn_move_event event = { .kind = CAIRN_MOVE_CANCEL };
+    if (job->reshard.move != NULL) happened(job, &event, "it was canceled");
+}
+
+/* ---- it is in force ---- */
+
+/* Keeps the layout that was in force, for the way back. */
+static struct cairn_layout *copy_layout(const struct cairn_cluster_job *job)
+{
+    struct cairn_layout *copy = NULL;
+    struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
+    if (tensors == NULL ||
+        cairn_layout_decode(job->planned.layout->bytes, job->planned.layout->size, tensors,
+                            (uint32_t)job->spec.tensor_count, &copy) != CAIRN_OK)
+        copy = NULL;
+    free(tensors);
+    return copy;
+}
+
+/* Who leaves the job keeps nothing of it. */
+static void drop_parts(struct cairn_cluster_job *job)
+{
+    CAIRN_EACH_SHARD (job, i) {
+        if (i >= job->layouts.next->shard_count || has_next(job, i)) continue;
+        cairn_log_info("job %s: shard %s is not one of its shards any more", job->spec.name,
+                       job->shards[i].seat->name);
+        cairn_cluster_job_send_drop(job->cluster, job->shards[i].seat, job->id);
+    }
+}
+
+void cairn_cluster_slice_in_force(struct cairn_cluster_job *job,
+                                  const struct cairn_round_action *fence)
+{
+    struct cairn_move_event event = { .kind = CAIRN_MOVE_IN_FORCE, .layout = fence->layout };
+    assert(job->layouts.next != NULL && job->layouts.next->version == fence->layout);
+    cairn_cluster_groups_forget_told(job);
+    cairn_layout_close(job->reshard.prior);
+    job->reshard.prior = copy_layout(job);
+    drop_parts(job);
+    cairn_cluster_layouts_take_next(job, cairn_round_version(job->core));
+    cairn_cluster_members_layout_changed(job);
+    cairn_log_info("job %s: layout %" PRIu64 " is in force from epoch %" PRIu64, job->spec.name,
+                   fence->layout, fence->epoch);
+    happened(job, &event, "");
+}
+
+/* ---- from shards ---- */
+
+void cairn_cluster_slice_moved(struct cairn_cluster_job *job, uint32_t shard,
+                               const Cairn__PartMoved *message)
+{
+    struct cairn_cluster_reshard *r = &job->reshard;
+    struct cairn_move_event event = { .kind = CAIRN_MOVE_MOVED,
+                                      .shard = shard,
+                                      .layout = message->layout };
+    if (r->move == NULL) return;
+    if (message->us > 0 && message->bytes > 0 && cairn_move_waits_for(r->move, shard)) {
+        const double rate = (double)message->bytes / (double)message->us;
+        // Faster ones count slowly: what the next slice may be goes by the slowest of late.
+        r->rate = r->rate <= 0 || rate < r->rate ? rate : 0.75 * r->rate + 0.25 * rate;
+    }
+    happened(job, &event, "");
+    cairn_cluster_reshard_advance(job);
+}
+
+/* It had nothing before the slice, and what it got is not settled. */
+static bool is_fresh(const struct cairn_cluster_job *job, uint32_t shard)
+{
+    const struct cairn_layout *prior = job->reshard.prior;
+    if (prior == NULL || job->reshard.move == NULL ||
+        cairn_move_stage_of(job->reshard.move) != CAIRN_MOVE_MOVING)
+        return false;
+    return shard >= prior->shard_count ||
+           prior->shard_extents[shard + 1] == prior->shard_extents[shard];
+}
+
+void cairn_cluster_slice_shard_down(struct cairn_cluster_job *job, uint32_t shard)
+{
+    struct cairn_move_event event = { .kind = CAIRN_MOVE_SHARD_DOWN, .shard = shard };
+    struct cairn_sentence text;
+    cairn_sentence_set(&text, "shard %s went away", job->shards[shard].seat->name);
+    if (job->reshard.move != NULL) happened(job, &event, text.text);
+    // It was to join, and a layout that has it is not on its way to the store.
+    if (shard < job->shard_count && shard >= job->layout->shard_count && !job->layouts.storing)
+        cairn_cluster_reshard_end(job, CAIRN_RESHARD_FAILED, text.text);
+}
+
+bool cairn_cluster_slice_shard_lost(struct cairn_cluster_job *job, uint32_t shard)
+{
+    struct cairn_move_event event = { .kind = CAIRN_MOVE_SHARD_LOST, .shard = shard };
+    struct cairn_sentence text;
+    if (!is_fresh(job, shard)) return false;
+    cairn_sentence_set(&text, "shard %s was lost", job->shards[shard].seat->name);
+    happened(job, &event, text.text);
+    return true;
+}
