@@ -80,7 +80,7 @@ typedef enum cairn_status {
     CAIRN_ERR_NOT_READY = 63,     /* the job is not ready */
     CAIRN_ERR_JOB_LOST = 64,      /* a shard lost its part of the job; restore a snapshot */
     CAIRN_ERR_ROLLED_BACK = 65,   /* the job was restored from a snapshot; open it again */
-    CAIRN_ERR_HALTED = 66,        /* too many rounds were skipped in a row, or results not finite */
+    CAIRN_ERR_HALTED = 66,        /* the job is halted: no round opens until somebody acts */
     CAIRN_ERR_UNREACHABLE = 80,   /* the peer cannot be reached */
     CAIRN_ERR_CLOSED = 81,        /* the connection or session is closed */
     CAIRN_ERR_INTERNAL = 99       /* a fault in Cairn; please report it */
@@ -722,11 +722,10 @@ CAIRN_EXPORT cairn_status cairn_write_end(cairn_job *job, int timeout_ms,
  * who is awaited (workers below workers_min, a shard that is away, a write that is open, of this worker,
  * too); CAIRN_ERR_NOT_READY: cairn_init_done was not called; CAIRN_ERR_FENCED: another worker has this one's
  * rank now; CAIRN_ERR_JOB_LOST; CAIRN_ERR_HALTED: skips_max rounds in a row were skipped, or the last update
- * left what is not finite, and the job's policy is to fail;
- * CAIRN_ERR_ROLLED_BACK, from every call with the job's handle: the job was, or is being, restored from a
- * snapshot. Close the handle and open the job again, in the same session and with the same spec: that waits
- * for the restore, and the newest version (cairn_version_wait, cairn_client_state) says from where the
- * trainer goes on. */
+ * left what is not finite, or a worker was lost, and the job's policy is to fail; CAIRN_ERR_ROLLED_BACK,
+ * from every call with the job's handle: the job was, or is being, restored from a snapshot. Close the handle
+ * and open the job again, in the same session and with the same spec: that waits for the restore, and the
+ * newest version (cairn_version_wait, cairn_client_state) says from where the trainer goes on. */
 CAIRN_EXPORT cairn_status cairn_round_begin(cairn_job *job, int timeout_ms,
                                             struct cairn_round *out) CAIRN_CHECKED;
 /* A seed for what is random in a micro-batch (dropout, the order of the rows), below 2^63: a function of the

@@ -44,7 +44,7 @@
     X(ERR_NOT_READY, 63, 11, "the job is not ready")                                      \
     X(ERR_JOB_LOST, 64, 1, "a shard lost its part of the job; restore a snapshot")        \
     X(ERR_ROLLED_BACK, 65, 1, "the job was restored from a snapshot; open it again")      \
-    X(ERR_HALTED, 66, 1, "too many rounds were skipped in a row, or results not finite")  \
+    X(ERR_HALTED, 66, 1, "the job is halted: no round opens until somebody acts")         \
     /* the peer is gone */                                                                \
     X(ERR_UNREACHABLE, 80, 10, "the peer cannot be reached")                              \
     X(ERR_CLOSED, 81, 10, "the connection or session is closed")                          \

@@ -103,10 +103,12 @@ class Case(unittest.TestCase):
         self.assertEqual([(s["step"], s["periodic"]) for s in listed], [(5, False), (4, True), (2, True)])
         with self.assertRaisesRegex(cairn.Invalid, "snapshot_keep without snapshot_every"):
             m.amend(snapshot_keep=3)
-        m.amend(snapshot_every=3, snapshot_keep=3, on_shard_loss="restore-latest", shard_loss_wait=60)
+        m.amend(snapshot_every=3, snapshot_keep=3, on_shard_loss="restore-latest", shard_loss_wait=60,
+                on_worker_loss="wait", worker_loss_wait=7)
         spec = self.cluster.ctl("job", "show", "asked")["spec"]
         self.assertEqual([spec[key] for key in ("snapshot_every", "snapshot_keep", "on_shard_loss",
-                                                "shard_loss_wait_s")], [3, 3, "restore-latest", 60])
+                                                "shard_loss_wait_s", "on_worker_loss", "worker_loss_wait_s")],
+                         [3, 3, "restore-latest", 60, "wait", 7])
         with m.pause("evaluating"):  # its end says nothing of it
             self.cluster.ctl("snapshot", "restore", "asked", listed[2]["id"], "--yes")
         with self.assertRaises(cairn.RolledBack) as caught:

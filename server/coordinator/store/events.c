@@ -130,8 +130,12 @@ static size_t list_new(const struct cairn_cluster_events *events,
 static void on_saved(const struct cairn_cluster_saved *saved)
 {
     struct cairn_cluster_events *events = &saved->cluster->events;
+    const bool failed = saved->status != CAIRN_OK;
     events->saving = false;
-    if (saved->status == CAIRN_OK) events->saved = saved->number;
+    if (!failed) events->saved = saved->number;
+    if (failed && !events->failed) // tried again with each tick
+        cairn_log_warn("events are not stored for now: %s", saved->why);
+    events->failed = failed;
 }
 
 void cairn_cluster_events_tick(struct cairn_cluster *cluster)

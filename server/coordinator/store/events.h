@@ -46,6 +46,7 @@ struct cairn_cluster_events {
     uint64_t first, next;              /* numbers: of the oldest, and of the one to come */
     uint64_t saved;                    /* those below are in the store, or on their way there */
     bool saving;
+    bool failed; /* the last that was tried, which was said */
 };
 
 /* Notes that it happened, now. job: its name; who: "worker w3 (rank 2)", "shard s1"; NULL: of none. The
