@@ -11,6 +11,9 @@
 #include "server/shard/job/terms.h"
 #include "server/shard/job/update.h"
 #include "server/shard/late.h"
+#include "server/shard/move/force.h"
+#include "server/shard/move/give.h"
+#include "server/shard/move/prepare.h"
 #include "server/shard/relay/relay.h"
 #include "server/shard/shard.h"
 #include "server/shard/state/pin.h"
@@ -120,6 +123,7 @@ static void on_round_open(struct cairn_shard_job *job, const Cairn__RoundOpen *m
 static void on_fence(struct cairn_shard_job *job, const Cairn__Fence *message)
 {
     const bool newer = message->epoch > cairn_step_epoch(job->collector.step); // else it is refused
+    if (newer && cairn_move_on_fence(job, message->epoch, message->layout)) return;
     cairn_own_step(job, &(struct cairn_step_event) {
                             .kind = CAIRN_STEP_FENCE,
                             .epoch = message->epoch,
@@ -182,6 +186,9 @@ static uint64_t job_number(uint16_t type, const ProtobufCMessage *message)
     case CAIRN_MSG_LEASE_KEEP: return ((const Cairn__LeaseKeep *)message)->job;
     case CAIRN_MSG_LEASE_END: return ((const Cairn__LeaseEnd *)message)->job;
     case CAIRN_MSG_PART_PARK: return ((const Cairn__PartPark *)message)->job;
+    case CAIRN_MSG_PART_UNPREPARE: return ((const Cairn__PartUnprepare *)message)->job;
+    case CAIRN_MSG_PART_SETTLED: return ((const Cairn__PartSettled *)message)->job;
+    case CAIRN_MSG_PART_PUBLISH: return ((const Cairn__PartPublish *)message)->job;
     default: return 0;
     }
 }
@@ -207,6 +214,7 @@ static void on_job_message(struct cairn_shard *shard, uint16_t type, uint32_t re
     case CAIRN_MSG_RESOLVE:
         on_decision(job, CAIRN_STEP_RESOLVE, resolve->epoch, resolve->decision);
         cairn_relay_on_resolve(job, resolve->epoch);
+        cairn_move_on_resolve(job, resolve->epoch);
         break;
     case CAIRN_MSG_FENCE: on_fence(job, (const Cairn__Fence *)message); break;
     case CAIRN_MSG_RELAY_SET:
@@ -228,6 +236,15 @@ static void on_job_message(struct cairn_shard *shard, uint16_t type, uint32_t re
         break;
     case CAIRN_MSG_PART_PARK:
         cairn_park_on_message(job, request, (const Cairn__PartPark *)message);
+        break;
+    case CAIRN_MSG_PART_UNPREPARE:
+        cairn_move_on_unprepare(job, (const Cairn__PartUnprepare *)message);
+        break;
+    case CAIRN_MSG_PART_SETTLED:
+        cairn_move_on_settled(job, (const Cairn__PartSettled *)message);
+        break;
+    case CAIRN_MSG_PART_PUBLISH:
+        cairn_move_on_publish(job, request, (const Cairn__PartPublish *)message);
         break;
     default: break; // the caller sends no other
     }
@@ -285,6 +302,9 @@ void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *f
     case CAIRN_MSG_JOB_TERMS:
         cairn_terms_on_message(shard, frame->request, (Cairn__JobTerms *)message);
         return; // the same
+    case CAIRN_MSG_PART_PREPARE:
+        cairn_move_on_prepare(shard, frame->request, (Cairn__PartPrepare *)message);
+        return; // the same
     case CAIRN_MSG_PAGE:
         cairn_arriving_on_page(shard, frame->request, (const Cairn__Page *)message);
         break;
@@ -309,6 +329,9 @@ void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *f
     case CAIRN_MSG_SNAPSHOT_PART_NEXT:
     case CAIRN_MSG_LEASE_KEEP:
     case CAIRN_MSG_PART_PARK:
+    case CAIRN_MSG_PART_UNPREPARE:
+    case CAIRN_MSG_PART_SETTLED:
+    case CAIRN_MSG_PART_PUBLISH:
     case CAIRN_MSG_LEASE_END: on_message_of_job(shard, frame->type, frame->request, message); break;
     case CAIRN_MSG_ERROR: on_error(shard, (const Cairn__Error *)message); break;
     case CAIRN_MSG_HEARTBEAT:

@@ -8,6 +8,7 @@
 #include "server/shard/job/members.h"
 #include "server/shard/job/own.h"
 #include "server/shard/landing.h"
+#include "server/shard/move/take.h"
 #include "server/shard/read/fetch.h"
 #include "server/shard/relay/relay.h"
 #include "server/shard/shard.h"
@@ -186,12 +187,11 @@ static void on_round_message(struct cairn_member *member, const struct cairn_chu
 }
 
 /* The chunk is of another shard's part. */
-static bool is_of_another(const struct cairn_shard_job *job,
+static bool is_of_another(const struct cairn_member *member,
                           const struct cairn_chunk_header *header)
 {
-    return cairn_shard_map_find(&job->view->table.map, header->tensor, header->first_leaf) ==
-               NULL &&
-           cairn_layout_find(job->view->layout, header->tensor, header->first_leaf) != NULL;
+    return !cairn_fetch_is_here(member, header) &&
+           cairn_layout_find(member->job->view->layout, header->tensor, header->first_leaf) != NULL;
 }
 
 static void on_member_message(struct cairn_member *member, const struct cairn_chunk_header *header,
@@ -209,7 +209,7 @@ static void on_member_message(struct cairn_member *member, const struct cairn_ch
     case CAIRN_CHUNK_MICRO_END:
     case CAIRN_CHUNK_COMMIT: on_round_message(member, header, message); return;
     case CAIRN_CHUNK_FETCH:
-        if (is_of_another(member->job, header))
+        if (is_of_another(member, header))
             cairn_relay_fetch(member, header, message);
         else
             cairn_fetch_on_message(member, header, message);
@@ -237,6 +237,7 @@ void cairn_landing_on_message(void *arg, const void *header_bytes, size_t header
     cairn_status status = cairn_chunk_decode(header_bytes, header_size, payload_bytes, &header);
     struct cairn_member *member = NULL;
     if (status == CAIRN_OK && cairn_relay_on_message(shard, &header, message)) return;
+    if (status == CAIRN_OK && cairn_take_on_message(shard, &header, message)) return;
     if (status == CAIRN_OK) member = find_sender(shard, &header);
     if (member == NULL) {
         shard->stats.chunks_refused++;

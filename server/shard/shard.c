@@ -8,6 +8,8 @@
 #include "server/shard/job/own.h"
 #include "server/shard/job/update.h"
 #include "server/shard/landing.h"
+#include "server/shard/move/force.h"
+#include "server/shard/move/give.h"
 #include "server/shard/shard.h"
 #include "server/shard/without.h"
 
@@ -71,8 +73,9 @@ void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *contex
         shard->end.handles += 1 + (shard->session.stream != NULL);
         cairn_connection_close(shard, on_timer_closed);
     }
-    uv_timer_t *const timers[] = { &shard->connects.again, &shard->lease_timer, &shard->relay_timer,
-                                   &shard->memory.give_timer, &shard->drain.timer };
+    uv_timer_t *const timers[] = { &shard->connects.again, &shard->lease_timer,
+                                   &shard->relay_timer,    &shard->memory.give_timer,
+                                   &shard->drain.timer,    &shard->move_timer };
     for (size_t i = 0; i < sizeof timers / sizeof *timers; i++) {
         if (timers[i]->data == NULL) continue;
         shard->end.handles++;
@@ -164,6 +167,9 @@ static const struct cairn_shard_up up = {
     .settle = cairn_own_settle,
     .loaded = cairn_admit_loaded,
     .copies_ended = cairn_pass_copies_ended,
+    .rests = cairn_move_rests,
+    .moves_end = cairn_move_leave,
+    .moves_free = cairn_move_release,
     .memory_back = cairn_create_on_memory_back,
 };
 
@@ -203,6 +209,8 @@ cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options 
     shard->relay_timer.data = shard;
     uv_timer_init(loop, &shard->memory.give_timer);
     shard->memory.give_timer.data = shard;
+    uv_timer_init(loop, &shard->move_timer);
+    shard->move_timer.data = shard;
     uv_timer_init(loop, &shard->drain.timer);
     shard->drain.timer.data = shard;
     shard->memory.give_max_bytes = CAIRN_GIVE_MAX_BYTES;

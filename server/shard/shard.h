@@ -13,6 +13,7 @@
  *   state/    the initial state (load, put), writes, snapshots and digests (pin, report)
  *   relay/    what collect/ and read/ do, for owners elsewhere, on behalf of the workers of this host
  *   job/      a job as a whole: made, held, freed; its members' connections; its own part's rounds
+ *   move/     what comes to the part and goes from it when the layout changes
  * The files beside the rooms take what comes, from the coordinator (handlers.c) and the fabric (landing.c).
  *
  * One loop thread runs the control session, the fabric and the cores, and makes every decision. Pools
@@ -66,6 +67,7 @@
 #include "server/shard/memory/plane.h"
 #include "server/shard/memory/release.h"
 #include "server/shard/memory/reserve.h"
+#include "server/shard/move/move.h"
 #include "server/shard/read/leases.h"
 #include "server/shard/read/published.h"
 #include "server/shard/read/reply.h"
@@ -159,6 +161,7 @@ struct cairn_shard_job {
     struct cairn_terms terms;
     struct cairn_planes planes;
     struct cairn_park park;         /* of these, where they lie for now */
+    struct cairn_move move;         /* of these, what comes and goes */
     struct cairn_versions versions; /* that can be fetched */
     struct cairn_members members;
     struct cairn_tiling tiling; /* what members hold of the tensors */
@@ -189,6 +192,11 @@ struct cairn_shard_up {
                    const struct cairn_sentence *why, bool puts_follow);
     /* A pin has its copy, or what was sent out of a published copy is sent: an UPDATE may wait for that. */
     void (*copies_ended)(struct cairn_shard_job *job);
+    /* The collector may rest, and a Fence waits for that: job->move.fence. */
+    void (*rests)(struct cairn_shard_job *job);
+    /* The job does nothing any more; it is freed: what moves of it ends. */
+    void (*moves_end)(struct cairn_shard_job *job);
+    void (*moves_free)(struct cairn_shard_job *job);
     /* What was released is unmapped. */
     void (*memory_back)(struct cairn_shard *shard);
 };
@@ -231,6 +239,7 @@ struct cairn_shard {
     } connects;
     uv_timer_t relay_timer;           /* while a relay waits for something */
     uv_timer_t lease_timer;           /* the next end of a lease: leases.c */
+    uv_timer_t move_timer;            /* while a move waits for something: move/part.c */
     struct cairn_log_limit strangers; /* messages that belong to nobody */
     struct cairn_log_limit fabric_refusals;
 

@@ -276,8 +276,8 @@ static void make_scalars(const struct scene *scene, const struct cairn_sums *sum
     }
 }
 
-static void say_apply(struct scene *scene, uint64_t round, uint64_t step, uint16_t type,
-                      const struct cairn_group_scalars scalars[2])
+void model_say_apply(struct scene *scene, uint64_t round, uint64_t step, uint16_t type,
+                     const struct cairn_group_scalars scalars[2])
 {
     const struct cairn_payload head = {
         .clip_scale = 1, .lr = 1e-3, .loss_scale = 1, .finite = true, .group_count = 2
@@ -298,15 +298,21 @@ static void say_apply(struct scene *scene, uint64_t round, uint64_t step, uint16
     scene_say(scene, type, 0, type == CAIRN_MSG_DECIDE ? &decide.base : &resolve.base);
 }
 
+void model_update(struct model *model, uint64_t round, uint64_t step,
+                  struct cairn_group_scalars scalars_out[2])
+{
+    struct cairn_sums sums;
+    sum_all(model->scene, round, &sums);
+    make_scalars(model->scene, &sums, step + 1, scalars_out);
+    update_all(model, round, scalars_out);
+}
+
 void model_apply(struct model *model, struct scene *scene, uint64_t round, uint64_t step,
                  uint16_t type)
 {
-    struct cairn_sums sums;
     struct cairn_group_scalars scalars[2];
-    sum_all(scene, round, &sums);
-    make_scalars(scene, &sums, step + 1, scalars);
-    update_all(model, round, scalars);
-    say_apply(scene, round, step, type, scalars);
+    model_update(model, round, step, scalars);
+    model_say_apply(scene, round, step, type, scalars);
     const Cairn__Published *published =
         (const Cairn__Published *)scene_hear(scene, CAIRN_MSG_PUBLISHED).message;
     ck_assert_uint_eq(published->round, round);

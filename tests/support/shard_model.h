@@ -34,6 +34,12 @@ void model_push_chunk(struct scene *scene, uint64_t member, uint32_t micro, uint
 /* Computes the update of that round, says it to the shard as Decide or Resolve, hears Published. */
 void model_apply(struct model *model, struct scene *scene, uint64_t round, uint64_t step,
                  uint16_t type);
+/* Of these the arithmetic alone, with the sums of what the model has: the scalars that the update went by;
+ * and the word to a shard that has its part in that update, whose Published is not awaited. */
+void model_update(struct model *model, uint64_t round, uint64_t step,
+                  struct cairn_group_scalars scalars_out[2]);
+void model_say_apply(struct scene *scene, uint64_t round, uint64_t step, uint16_t type,
+                     const struct cairn_group_scalars scalars[2]);
 /* All of it, with the shard's sums compared. */
 void model_round(struct model *model, struct scene *scene, uint64_t round, uint64_t step);
 

@@ -19,7 +19,8 @@ static void on_deadline(uv_timer_t *timer)
 
 static void turn(struct scene *scene)
 {
-    uv_run(&scene->loop, UV_RUN_ONCE);
+    uv_run(&scene->loop, scene->beside != NULL ? UV_RUN_NOWAIT : UV_RUN_ONCE);
+    if (scene->beside != NULL) scene->beside();
 }
 
 static void watch(struct scene *scene)
@@ -112,6 +113,7 @@ void scene_create(struct scene *scene, uint32_t request, uint64_t generation, ui
     create.spec_bytes = spec_bytes;
     create.layout_bytes = layout_bytes;
     create.member_max = SCENE_MEMBERS;
+    create.shard_index = scene->index;
     create.extend = scene->extends;
     create.snapshot_path = (char *)snapshot_path;
     scene_say(scene, CAIRN_MSG_JOB_CREATE, request, &create.base);
@@ -386,15 +388,31 @@ const float *scene_param(const struct scene *scene, uint64_t chunk)
     return param + cairn_shard_map_chunk(&scene->map, chunk).local_elem;
 }
 
+uint8_t scene_byte(uint64_t elem)
+{
+    return (uint8_t)(elem % 251);
+}
+
+/* Of a chunk; malloc'ed. */
+static void *make_initial(const struct cairn_chunk_place *place, bool is_blob)
+{
+    float *values = malloc(place->elem_count * sizeof *values);
+    for (uint64_t i = 0; i < place->elem_count && !is_blob; i++)
+        values[i] = scene_initial(place->tensor, place->first_elem + i);
+    for (uint64_t i = 0; i < place->elem_count && is_blob; i++)
+        ((uint8_t *)values)[i] = scene_byte(place->first_elem + i);
+    return values;
+}
+
 void scene_put_all(struct scene *scene, uint64_t member)
 {
     for (uint64_t c = 0; c < scene->map.chunk_count; c++) {
         const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene->map, c);
-        float *values = malloc(place.elem_count * sizeof *values);
-        for (uint64_t i = 0; i < place.elem_count; i++)
-            values[i] = scene_initial(place.tensor, place.first_elem + i);
+        const bool is_blob = scene->spec.tensors[place.tensor].kind == CAIRN_BLOB;
+        void *values = make_initial(&place, is_blob);
         struct cairn_chunk_header put = scene_chunk_header(scene, CAIRN_CHUNK_PUT, member, c);
-        scene_send(scene, &put, values, place.elem_count * sizeof *values);
+        if (is_blob) put.dtype = CAIRN_U8;
+        scene_send(scene, &put, values, place.elem_count * (is_blob ? 1 : sizeof(float)));
         ck_assert_uint_eq(scene_note(scene, CAIRN_CHUNK_ACK)->header.request, put.request);
         watch(scene);
         while (scene->sends_over < scene->sent) turn(scene);
@@ -465,10 +483,21 @@ static void make_layout(struct scene *scene)
     extents[TENSORS].first_quantum = extents[T_WEIGHT].quantum_count;
     extents[TENSORS].quantum_count = 3;
     extents[TENSORS].shard = 1;
+    const uint32_t shards = scene->index < SCENE_SHARDS ? SCENE_SHARDS : scene->index + 1;
     ck_assert_int_eq(
-        cairn_layout_make(tensors, TENSORS, SCENE_SHARDS, 1, extents, TENSORS + 1, &scene->layout),
+        cairn_layout_make(tensors, TENSORS, shards, 1, extents, TENSORS + 1, &scene->layout),
         CAIRN_OK);
-    ck_assert_int_eq(cairn_shard_map_init(&scene->map, scene->layout, 0, SCENE_CHUNK_LEAVES),
+    ck_assert_int_eq(
+        cairn_shard_map_init(&scene->map, scene->layout, scene->index, SCENE_CHUNK_LEAVES),
+        CAIRN_OK);
+}
+
+void scene_relayout(struct scene *scene, struct cairn_layout *layout)
+{
+    cairn_shard_map_release(&scene->map);
+    cairn_layout_close(scene->layout);
+    scene->layout = layout;
+    ck_assert_int_eq(cairn_shard_map_init(&scene->map, layout, scene->index, SCENE_CHUNK_LEAVES),
                      CAIRN_OK);
 }
 
@@ -502,12 +531,11 @@ static void open_worker(struct scene *scene, const char *kind)
 static void open_scene(struct scene *scene, const char *kind, const struct cairn_shard_options *as)
 {
     struct cairn_sentence why;
-    memset(scene, 0, sizeof *scene);
     cairn_log_init("test", CAIRN_LOG_ERROR);
     uv_loop_init(&scene->loop);
     uv_timer_init(&scene->loop, &scene->deadline);
     scene->notes = calloc(4096, sizeof *scene->notes);
-    if (strcmp(kind, "mem") == 0) {
+    if (strcmp(kind, "mem") == 0 && scene->hub == NULL) {
         const struct cairn_fabric_mem_options mem = { .seed = 7, .delay_max_ticks = 4 };
         ck_assert_int_eq(cairn_fabric_mem_hub_open(&mem, &scene->hub), CAIRN_OK);
     }
@@ -525,7 +553,9 @@ static void open_scene(struct scene *scene, const char *kind, const struct cairn
     snprintf(scene->coordinator, sizeof scene->coordinator, "%s",
              cairn_listener_address(scene->listener));
     struct cairn_shard_options options = *as;
-    options.name = "s0";
+    char name[8];
+    snprintf(name, sizeof name, "s%u", scene->index);
+    options.name = name;
     options.backend = cairn_test_backend();
     options.coordinator = scene->coordinator;
     options.fabric_kind = kind;
@@ -545,7 +575,20 @@ void scene_open(struct scene *scene, const char *kind, uint32_t threads, uint64_
         .compute_threads = threads,
         .memory_lock = "/proc/self", // other tests have theirs
     };
+    memset(scene, 0, sizeof *scene);
     open_scene(scene, kind, &options);
+}
+
+void scene_open_beside(struct scene *scene, const struct scene *first, uint32_t index)
+{
+    const struct cairn_shard_options options = { .memory_bytes = (uint64_t)1 << 30,
+                                                 .compute_threads = 1,
+                                                 .memory_lock = "/proc/self" };
+    memset(scene, 0, sizeof *scene);
+    scene->index = index;
+    scene->hub = first->hub;
+    scene->hub_is_lent = true;
+    open_scene(scene, first->hub != NULL ? "mem" : "ucx", &options);
 }
 
 void scene_open_on(struct scene *scene, const char *host_root, const char *memory_lock)
@@ -554,6 +597,7 @@ void scene_open_on(struct scene *scene, const char *host_root, const char *memor
                                                  .compute_threads = 1,
                                                  .host_root = host_root,
                                                  .memory_lock = memory_lock };
+    memset(scene, 0, sizeof *scene);
     open_scene(scene, "mem", &options);
 }
 
@@ -567,7 +611,7 @@ void scene_close(struct scene *scene)
     uv_close((uv_handle_t *)&scene->deadline, NULL);
     uv_run(&scene->loop, UV_RUN_DEFAULT);
     ck_assert_int_eq(uv_loop_close(&scene->loop), 0);
-    if (scene->hub != NULL) cairn_fabric_mem_hub_close(scene->hub);
+    if (scene->hub != NULL && !scene->hub_is_lent) cairn_fabric_mem_hub_close(scene->hub);
     for (size_t i = 0; i < scene->frame_count; i++) cairn_message_free(scene->frames[i].message);
     for (size_t i = 0; i < scene->note_count; i++) free(scene->notes[i].payload);
     free(scene->frames);

@@ -28,6 +28,7 @@ struct scene {
     uv_loop_t loop;
     uv_timer_t deadline;
     struct cairn_fabric_hub *hub;
+    bool hub_is_lent; /* it is the first scene's */
     struct cairn_shard *shard;
     bool closing;
 
@@ -50,7 +51,9 @@ struct scene {
 
     struct cairn_job_spec_data spec;
     struct cairn_layout *layout;
-    struct cairn_shard_map map; /* of shard 0, the one on the stage */
+    uint32_t index;             /* of the shard on the stage */
+    struct cairn_shard_map map; /* its */
+    void (*beside)(void);       /* turns other scenes: no wait is for this one's loop alone */
     uint64_t epoch, round;      /* put into headers by scene_header */
     bool freezes;               /* the next rounds: frozen_group takes no gradient */
     uint32_t frozen_group;
@@ -65,6 +68,11 @@ void scene_open(struct scene *scene, const char *kind, uint32_t threads, uint64_
 /* The same on a host that is described in `host_root` (server/base/headroom.h) and whose shards lock
  * `memory_lock`; NULL: on this one. */
 void scene_open_on(struct scene *scene, const char *host_root, const char *memory_lock);
+/* Another shard of the same job ("s1", ...), on a loop of its own and in the network of the first scene,
+ * which is closed after it. It has its own coordinator and worker. */
+void scene_open_beside(struct scene *scene, const struct scene *first, uint32_t index);
+/* The scene goes by another layout, which is its own from here on. */
+void scene_relayout(struct scene *scene, struct cairn_layout *layout);
 /* Closes everything; the loop must be empty after it. */
 void scene_close(struct scene *scene);
 
@@ -117,6 +125,8 @@ size_t scene_waiting(const struct scene *scene, uint8_t kind);
 /* Puts every chunk of the shard, waits for the ACKs, with scene_initial as values. */
 void scene_put_all(struct scene *scene, uint64_t member);
 float scene_initial(uint32_t tensor, uint64_t elem);
+/* Of a blob. */
+uint8_t scene_byte(uint64_t elem);
 /* Until scene_find_pages, with what this gives: the host has no pages for the arena, of one segment. */
 void *scene_lose_pages(const struct cairn_arena *arena);
 void scene_find_pages(const struct cairn_arena *arena, void *kept);

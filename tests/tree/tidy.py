@@ -36,7 +36,7 @@ DOORS = {
 # a snapshot that is being restored is not removed; and who opens a job may wish a restore.
 COORDINATOR = [f"server/coordinator/{room}/" for room in "base store round member snapshot job restore".split()]
 CLUSTER = "server/coordinator/cluster.h"
-SHARD = [f"server/shard/{room}/" for room in "base memory collect read state relay job".split()]
+SHARD = [f"server/shard/{room}/" for room in "base memory collect read state relay job move".split()]
 CLIENT = ["client/" + room
           for room in ("include/", "base/", "device/", "session.h", "job.h", "", "read/", "push/", "loop/", "api/")]
 ROOMS = {

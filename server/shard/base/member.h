@@ -22,6 +22,7 @@ struct cairn_member {
     char name[64];
     struct cairn_fabric_peer *peer; /* owned; NULL: not connected */
     bool is_relay;     /* of a host's workers: a shard, or this one (MemberJoin.relay) */
+    bool is_mover;     /* a shard that takes what we give: move/; it is there as long as that */
     bool heard;        /* since it was connected: worth connecting again when it goes down */
     bool again;        /* it went down after it was heard: one try more, by shard->connects.again */
     bool cut;          /* a send failed: to be closed when the actions at hand are done */

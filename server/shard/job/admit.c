@@ -35,6 +35,10 @@ static void await_puts(struct cairn_shard_job *job)
 /* Loads or makes its state; or it is to be put. */
 static cairn_status begin_state(struct cairn_shard_job *job, struct cairn_sentence *why)
 {
+    if (job->load.joins) {
+        cairn_pass_seal(job);
+        return CAIRN_OK;
+    }
     if (job->staged)
         return cairn_extend_begin(job, cairn_shard_job_find(job->shard, job->number), why);
     if (job->load.path[0] != '\0') return cairn_restore_begin(job, why);
@@ -81,6 +85,7 @@ cairn_status cairn_admit_job(struct cairn_shard_job *job, const Cairn__JobCreate
                              struct cairn_sentence *why)
 {
     job->load.digest = create->digest;
+    job->load.joins = create->joins;
     job->load.path = strdup(create->snapshot_path);
     if (job->load.path == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     job->state = CAIRN_JOB_LOADING;

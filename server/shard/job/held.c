@@ -48,6 +48,15 @@ static void fill_more(const struct cairn_shard_job *job, Cairn__HeldJob *out)
                                              (uint8_t *)(uintptr_t)job->terms.digest.byte };
 }
 
+/* The layout that is prepared, if one is. */
+static void fill_next(const struct cairn_shard_job *job, Cairn__HeldJob *out)
+{
+    const struct cairn_move_part *next = job->move.next;
+    if (next == NULL || !next->is_ready || next->is_unwanted) return;
+    memcpy(&out->next_layout_hash, next->view->layout->hash, sizeof out->next_layout_hash);
+    out->next_layout_version = next->view->layout->version;
+}
+
 size_t cairn_held_list(const struct cairn_shard *shard, Cairn__HeldJob *out, bool full)
 {
     size_t count = 0;
@@ -58,6 +67,8 @@ size_t cairn_held_list(const struct cairn_shard *shard, Cairn__HeldJob *out, boo
         held->job = job->number;
         held->generation = job->generation;
         memcpy(&held->layout_hash, job->view->layout->hash, sizeof held->layout_hash);
+        held->layout_version = job->view->layout->version;
+        fill_next(job, held);
         held->epoch = cairn_step_epoch(job->collector.step);
         held->revision = job->terms.revision;
         held->round = cairn_step_round_seen(job->collector.step);

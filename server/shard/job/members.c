@@ -237,7 +237,7 @@ void cairn_members_forget_untold(struct cairn_shard_job *job)
     size_t i = 0;
     while (i < job->members.capacity) {
         const struct cairn_member *member = job->members.list[i];
-        if (member == NULL || member->told == job->shard->session.serial) {
+        if (member == NULL || member->is_mover || member->told == job->shard->session.serial) {
             i++;
             continue;
         }

@@ -18,9 +18,9 @@
 
 /* ---- what it is ---- */
 
-static cairn_status decode_layout(const struct cairn_shard_job *job,
-                                  const struct cairn_paged *bytes, struct cairn_layout **layout_out,
-                                  struct cairn_sentence *why)
+cairn_status cairn_shard_job_layout(const struct cairn_shard_job *job,
+                                    const struct cairn_paged *bytes,
+                                    struct cairn_layout **layout_out, struct cairn_sentence *why)
 {
     const size_t count = job->spec.tensor_count;
     struct cairn_layout_tensor *tensors = calloc(count + 1, sizeof *tensors);
@@ -50,7 +50,7 @@ static cairn_status decode(struct cairn_shard_job *job, const Cairn__JobCreate *
                                             &job->spec, why);
     if (status != CAIRN_OK) return status;
     job->terms.revision = job->spec.revision;
-    status = decode_layout(job, layout, &decoded, why);
+    status = cairn_shard_job_layout(job, layout, &decoded, why);
     if (status != CAIRN_OK) return status;
     return cairn_shard_view_open(job, decoded, message->shard_index, message->member_max,
                                  &job->view, need, why);
@@ -251,13 +251,21 @@ static cairn_status reserve(struct cairn_shard_job *job, const struct cairn_need
         return cairn_fail(why, CAIRN_ERR_INVALID, "a last decision of %zu bytes, at most %zu",
                           message->last->payload.len, need->step.payload_bytes_max);
     }
+    if (message->joins && job->view->table.map.elem_count > 0)
+        return cairn_fail(
+            why, CAIRN_ERR_INVALID,
+            "a part that joins owns nothing yet, and has %llu elements in layout %llu",
+            (unsigned long long)job->view->table.map.elem_count,
+            (unsigned long long)job->view->layout->version);
     cairn_status status = cairn_shard_job_judge_device(job, need->memory.device,
                                                        least_bytes(job, need), why);
     if (status == CAIRN_OK) status = take_budget(job, need, why);
     if (status == CAIRN_OK) status = make_tables(job, why); // as large as a worker's shapes say
     if (status == CAIRN_OK) status = open_arenas(job, need, why);
     if (status == CAIRN_OK) pin_arenas(job);
-    if (status == CAIRN_OK) status = cairn_own_open(job, &need->step, message, why);
+    struct cairn_step_config step = need->step;
+    step.joins = message->joins;
+    if (status == CAIRN_OK) status = cairn_own_open(job, &step, message, why);
     if (status == CAIRN_OK) status = make_round(job, why);
     return status;
 }
@@ -312,6 +320,7 @@ static void free_job(struct cairn_shard_job *job, const struct cairn_request *re
     *link = job->next;
 
     cairn_relay_free_all(job);
+    job->shard->up->moves_free(job);
     cairn_pin_release(job);
     cairn_reports_drop(job);
     cairn_load_release(job);
@@ -364,6 +373,7 @@ void cairn_shard_job_leave(struct cairn_shard_job *job)
     cairn_shard_job_busy(job); // not freed before we are through
     job->state = CAIRN_JOB_LEAVING;
     cairn_relay_leave(job);
+    job->shard->up->moves_end(job);
     cairn_reserve_cancel(job);
     cairn_pin_cancel(job);
     cairn_load_cancel(job);
@@ -379,6 +389,7 @@ void cairn_shard_job_stop(struct cairn_shard_job *job, const char *why)
     job->state = CAIRN_JOB_FAULTED;
     cairn_collector_leave(&job->collector);
     cairn_relay_leave(job);
+    job->shard->up->moves_end(job);
     cairn_log_error("job %s is stopped here, at version %llu.%llu: %s; restore a snapshot",
                     job->spec.name, (unsigned long long)job->generation,
                     (unsigned long long)cairn_step_version(job->collector.step).step, why);

@@ -4,6 +4,7 @@
 
 #include "proto/wire/messages.h"
 
+struct cairn_layout;
 struct cairn_shard;
 struct cairn_shard_job;
 
@@ -13,6 +14,12 @@ struct cairn_shard_job;
 CAIRN_MUST_CHECK cairn_status cairn_shard_job_open(
     struct cairn_shard *shard, const Cairn__JobCreate *message, const struct cairn_paged *spec,
     const struct cairn_paged *layout, struct cairn_shard_job **job_out, struct cairn_sentence *why);
+/* A layout of the job's tensors off the wire, which is the caller's. CAIRN_ERR_MALFORMED,
+ * CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status cairn_shard_job_layout(const struct cairn_shard_job *job,
+                                                     const struct cairn_paged *bytes,
+                                                     struct cairn_layout **layout_out,
+                                                     struct cairn_sentence *why);
 /* Is there so much of the device's memory, and staging for its streams beside it? CAIRN_ERR_NO_MEMORY, with
  * the numbers, of which host_bytes is one; CAIRN_ERR_IO: the device failed. Without a device: 0 bytes. */
 CAIRN_MUST_CHECK cairn_status cairn_shard_job_judge_device(const struct cairn_shard_job *job,

@@ -307,6 +307,7 @@ void cairn_own_settle(struct cairn_shard_job *job)
         if (job->members.cut) close_cut(job);
     }
     job->pass.settling = false;
+    if (job->move.fence.epoch != 0) job->shard->up->rests(job);
     if (job->landing.extra) cairn_admit_left(job);
 }
 

@@ -409,8 +409,9 @@ static void seal_done(struct cairn_shard_job *job)
     cairn_put_end(job);
     cairn_log_info("job %s: ready at version %llu.%llu", job->spec.name,
                    (unsigned long long)version.generation, (unsigned long long)version.step);
-    cairn_own_step(job,
-                   &(struct cairn_step_event) { .kind = CAIRN_STEP_READY, .version = version });
+    if (!job->load.joins) // else it hears at the first Resolve at which version the job is
+        cairn_own_step(job,
+                       &(struct cairn_step_event) { .kind = CAIRN_STEP_READY, .version = version });
     cairn_session_answer(job->shard, &job->load.asked, CAIRN_OK, NULL);
 }
 

@@ -9,7 +9,8 @@
  * for, until the coordinator has it leave: its endpoint is cut then, and what was lent is back. Nobody
  * waits for readers: what they get, and what is not the wire plane or not a whole chunk, is copied to a
  * buffer of its own first, because a peer that stops reading pins what is sent to it. A member has at most
- * CAIRN_SHARD_REPLIES_MAX replies, so a stopped one pins no more than these. */
+ * CAIRN_SHARD_REPLIES_MAX replies, so a stopped one pins no more than these. A shard that takes state from
+ * this one is sent it right out of the planes: nothing changes it before the move is settled. */
 #include <assert.h>
 #include <string.h>
 
@@ -26,10 +27,11 @@ struct source {
     uint64_t *checksum;
     /* the copy, if the chunk is in its host memory; or NULL */
     const struct cairn_published *published;
+    bool is_given; /* it stays as it is as long as it is being sent: job->move */
 };
 
 /* The chunk that is meant, by the view that it is read in: a published version by that of its copy, state by
- * the one in force. */
+ * the one in force, or while a move is not settled, by that of before. */
 struct place {
     const struct cairn_published *published; /* NULL: state */
     const struct cairn_shard_view *view;
@@ -47,16 +49,28 @@ static bool find_chunk(const struct cairn_chunk_header *header, struct place *pl
     return true;
 }
 
-static cairn_status find_place(const struct cairn_shard_job *job,
+/* A mover asks by the view of before, as do those who do not know of the new layout yet. */
+static cairn_status find_state(const struct cairn_member *member,
+                               const struct cairn_chunk_header *header, struct place *place)
+{
+    const struct cairn_shard_job *job = member->job;
+    if (member->is_mover && job->move.before == NULL)
+        return CAIRN_ERR_NOT_READY; // before the Fence
+    place->view = job->view;
+    if (!member->is_mover && find_chunk(header, place)) return CAIRN_OK;
+    place->view = job->move.before;
+    return place->view != NULL && find_chunk(header, place) ? CAIRN_OK : CAIRN_ERR_MALFORMED;
+}
+
+static cairn_status find_place(const struct cairn_member *member,
                                const struct cairn_chunk_header *header, struct place *place_out)
 {
+    const struct cairn_shard_job *job = member->job;
     const struct cairn_version version = { header->generation, header->step };
-    struct place place = { .view = job->view };
+    struct place place = { .published = NULL };
+    *place_out = place;
     if (job->state != CAIRN_JOB_SERVING) return CAIRN_ERR_NOT_READY;
-    if (header->plane != CAIRN_PLANE_WIRE) {
-        *place_out = place;
-        return find_chunk(header, place_out) ? CAIRN_OK : CAIRN_ERR_MALFORMED;
-    }
+    if (header->plane != CAIRN_PLANE_WIRE) return find_state(member, header, place_out);
     place.published = cairn_published_find(job, version);
     if (place.published == NULL) return cairn_published_missing(job, version);
     for (; place.published != NULL; // who has not heard of the later layout goes by the one before
@@ -84,35 +98,77 @@ static cairn_status judge_wire(const struct place *place, struct source *source_
     return CAIRN_OK;
 }
 
-static cairn_status judge_state(const struct cairn_shard_job *job,
+/* It is one of those whose state is still to come. */
+static bool is_to_come(const struct cairn_shard_job *job, const struct place *place)
+{
+    return place->view == job->view && job->move.now != NULL && job->move.now->take != NULL &&
+           cairn_shard_map_find(&job->move.before->table.map, place->at.tensor,
+                                place->at.first_leaf) == NULL;
+}
+
+/* What is given lies where it lay in the view of before, in host memory. */
+static const uint8_t *state_at(const struct cairn_shard_job *job, const struct place *place,
+                               enum cairn_plane plane)
+{
+    const struct cairn_chunk_table *table = &place->view->table;
+    const uint32_t extent = table->extent_of[place->chunk];
+    if (place->view == job->view)
+        return cairn_planes_at(&job->planes, plane, extent, place->at.local_elem);
+    return cairn_planes_host_at(&job->planes, &place->view->forms[extent], plane,
+                                table->map.extents[extent].local_elem, place->at.local_elem);
+}
+
+/* Whoever takes state from us has not all of it: no update began since the layout came into force. */
+static cairn_status judge_state(const struct cairn_member *member,
                                 const struct cairn_chunk_header *header, const struct place *place,
                                 struct source *source_out)
 {
+    const struct cairn_shard_job *job = member->job;
     const uint32_t extent = place->view->table.extent_of[place->chunk];
     const struct cairn_form *form = &place->view->forms[extent];
     if (!cairn_form_stores(form, header->plane)) return CAIRN_ERR_NOT_FOUND;
     const cairn_dtype dtype = cairn_form_dtype(form, header->plane);
-    if (job->pass.updating) return CAIRN_ERR_BUSY;
+    if (job->pass.updating || is_to_come(job, place)) return CAIRN_ERR_BUSY;
     const struct cairn_version wanted = { header->generation, header->step };
     if (cairn_version_compare(job->versions.copies[job->versions.newest].version, wanted) != 0)
         return cairn_published_missing(job, wanted);
     *source_out = (struct source) {
-        .bytes = cairn_planes_at(&job->planes, header->plane, extent, place->at.local_elem),
+        .bytes = state_at(job, place, header->plane),
         .byte_count = (size_t)place->at.elem_count * cairn_dtype_bytes((int)dtype),
         .dtype = dtype,
+        .is_given = member->is_mover && cairn_compute_is_host(job->compute),
     };
     return CAIRN_OK;
 }
 
 /* What to read, judged without side effects. CAIRN_ERR_BUSY: it is being updated, wait. */
-static cairn_status judge_fetch(const struct cairn_shard_job *job,
+static cairn_status judge_fetch(const struct cairn_member *member,
                                 const struct cairn_chunk_header *header, struct source *source_out)
 {
     struct place place;
-    const cairn_status status = find_place(job, header, &place);
+    const cairn_status status = find_place(member, header, &place);
     if (status != CAIRN_OK) return status;
     return place.published != NULL ? judge_wire(&place, source_out)
-                                   : judge_state(job, header, &place, source_out);
+                                   : judge_state(member, header, &place, source_out);
+}
+
+static bool begins_in(const struct cairn_shard_view *view, const struct cairn_chunk_header *header)
+{
+    return view != NULL &&
+           cairn_shard_map_find(&view->table.map, header->tensor, header->first_leaf) != NULL;
+}
+
+bool cairn_fetch_is_here(const struct cairn_member *member, const struct cairn_chunk_header *header)
+{
+    const struct cairn_shard_job *job = member->job;
+    const struct cairn_version version = { header->generation, header->step };
+    if (header->plane != CAIRN_PLANE_WIRE)
+        return begins_in(job->view, header) || begins_in(job->move.before, header);
+    const struct cairn_published *copy = cairn_published_find(job, version);
+    if (copy == NULL) return begins_in(job->view, header);
+    while (copy != NULL && !begins_in(copy->view, header))
+        copy = cairn_published_find_before(job, copy);
+    return copy != NULL;
 }
 
 /* ---- boxes ---- */
@@ -134,10 +190,9 @@ static cairn_status set_box(struct cairn_reply *reply, const struct cairn_box *b
 /* What of the chunk the fetch asks for; the box of one that carries it is in box_bytes. */
 static cairn_status find_box(const struct cairn_member *member, struct cairn_reply *reply)
 {
-    const struct cairn_shard_job *job = reply->job;
     const struct cairn_chunk_header *header = &reply->header;
     struct place place;
-    cairn_status status = find_place(job, header, &place);
+    cairn_status status = find_place(member, header, &place);
     if (status != CAIRN_OK) return status;
     if (header->tile == CAIRN_TILE_BOX) {
         struct cairn_box box;
@@ -174,8 +229,9 @@ static void on_sent(void *arg, cairn_status status)
 {
     struct cairn_reply *reply = arg;
     struct cairn_shard_job *job = reply->job;
-    if (status == CAIRN_OK)
+    if (status == CAIRN_OK && !reply->is_given)
         cairn_bytes_fetched(job, reply->header.member, reply->header.payload_bytes, reply->way);
+    if (reply->is_given) job->move.sends--;
     if (reply->lent != NULL) cairn_published_return(job, reply->lent);
     cairn_reply_end(reply);
     cairn_shard_job_idle(job);
@@ -219,9 +275,11 @@ static void send_data(struct cairn_member *member, struct cairn_reply *reply,
     size_t byte_count = source->byte_count;
     const bool is_lent = member->role == CAIRN_ROLE_WIRE_WORKER && !reply->boxed;
     reply->lent = is_lent ? source->published : NULL;
-    const uint8_t *payload = reply->lent != NULL ? source->bytes : reply->bytes;
+    reply->is_given = source->is_given && !reply->boxed;
+    const bool is_in_place = reply->lent != NULL || reply->is_given;
+    const uint8_t *payload = is_in_place ? source->bytes : reply->bytes;
     struct cairn_chunk_header *header = &reply->header;
-    if (reply->lent == NULL && copy_data(reply, source, &byte_count) != CAIRN_OK) {
+    if (!is_in_place && copy_data(reply, source, &byte_count) != CAIRN_OK) {
         cairn_member_refuse(member, header, CAIRN_ERR_NOT_READY);
         cairn_reply_end(reply);
         return;
@@ -241,9 +299,11 @@ static void send_data(struct cairn_member *member, struct cairn_reply *reply,
                                    reply);
     }
     if (status == CAIRN_OK) {
+        job->move.sends += reply->is_given;
         cairn_shard_job_busy(job);
         return;
     }
+    reply->is_given = false;
     if (reply->lent != NULL) cairn_published_return(job, reply->lent);
     header->dtype = 0;
     cairn_member_refuse(member, header, CAIRN_ERR_BUSY);
@@ -255,7 +315,7 @@ static void answer(struct cairn_member *member, struct cairn_reply *reply)
 {
     struct cairn_shard_job *job = reply->job;
     struct source source = { .byte_count = 0 };
-    cairn_status status = judge_fetch(job, &reply->header, &source);
+    cairn_status status = judge_fetch(member, &reply->header, &source);
     if (status == CAIRN_OK) {
         send_data(member, reply, &source);
     } else if (status == CAIRN_ERR_BUSY) {

@@ -11,6 +11,9 @@ struct cairn_member;
 /* Takes or drops the message. */
 void cairn_fetch_on_message(struct cairn_member *member, const struct cairn_chunk_header *header,
                             struct cairn_fabric_message *message);
+/* The chunk that it asks for begins in this shard's part, by the layout of that version. */
+bool cairn_fetch_is_here(const struct cairn_member *member,
+                         const struct cairn_chunk_header *header);
 /* UPDATED: answers what was deferred. */
 void cairn_fetch_deferred(struct cairn_shard_job *job);
 

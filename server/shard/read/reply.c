@@ -32,15 +32,19 @@ static void reply_free(struct cairn_reply *reply)
 
 /* ---- those that workers keep ---- */
 
-/* Workers that keep none; *one_out: of them, or NULL. */
+static bool keeps_one(const struct cairn_member *member)
+{
+    return member->role == CAIRN_ROLE_WIRE_WORKER || member->is_mover;
+}
+
+/* Those that should keep one and keep none; *one_out: of them, or NULL. */
 static uint32_t count_without(const struct cairn_shard_job *job, struct cairn_member **one_out)
 {
     uint32_t count = 0;
     *one_out = NULL;
     for (size_t i = 0; i < job->members.capacity; i++) {
         struct cairn_member *member = job->members.list[i];
-        if (member == NULL || member->role != CAIRN_ROLE_WIRE_WORKER || member->kept != NULL)
-            continue;
+        if (member == NULL || !keeps_one(member) || member->kept != NULL) continue;
         *one_out = member;
         count++;
     }
@@ -51,7 +55,7 @@ cairn_status cairn_reply_keep(struct cairn_member *member, struct cairn_sentence
 {
     const struct cairn_shard_job *job = member->job;
     struct cairn_member *one;
-    if (member->role != CAIRN_ROLE_WIRE_WORKER || member->kept != NULL) return CAIRN_OK;
+    if (!keeps_one(member) || member->kept != NULL) return CAIRN_OK;
     member->kept = reply_new(member->job, why);
     if (member->kept != NULL) member->kept->is_kept = true;
     return count_without(job, &one) <= job->replies.away ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
@@ -129,7 +133,7 @@ struct cairn_reply *cairn_reply_open(struct cairn_member *member,
     if (reply == NULL) reply = reply_another(member);
     if (reply == NULL) return NULL;
     reply->header = *header;
-    reply->boxed = false;
+    reply->boxed = reply->is_given = false;
     reply->is_used = true;
     member->replies++;
     return reply;

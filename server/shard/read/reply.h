@@ -1,8 +1,9 @@
 /* A reply: the answer to a fetch, from when it is asked for until it is sent, with memory for a chunk.
  *
- * Each worker keeps one, which is counted with the job at its admission (need.h) and taken as the worker
- * joins, so that no worker waits for memory for ever. What a worker asks beyond that, and what readers ask,
- * gets one while memory.limit has room for one; these stay the job's, for all. Loop thread. */
+ * Each worker, and each shard that takes state from this one, keeps one, which is counted with the job at
+ * its admission (need.h) and taken as the worker joins, so that no worker waits for memory for ever. What a
+ * worker asks beyond that, and what readers ask, gets one while memory.limit has room for one; these stay
+ * the job's, for all. Loop thread. */
 #ifndef CAIRN_SHARD_READ_REPLY_H
 #define CAIRN_SHARD_READ_REPLY_H
 
@@ -23,6 +24,7 @@ struct cairn_reply {
     bool boxed;                         /* not all of the chunk is asked for */
     enum cairn_way way;                 /* by which the data goes */
     const struct cairn_published *lent; /* the copy that is sent out of; NULL: `bytes` are sent */
+    bool is_given; /* it is sent right out of the planes, to a shard that takes it (move/) */
     uint8_t box_bytes[CAIRN_BOX_BYTES_MAX]; /* the encoded box, being received */
     struct cairn_reply *next;               /* in replies.deferred or replies.free */
     uint8_t bytes[];                        /* owned: [job->replies.bytes] */

@@ -34,6 +34,7 @@ struct cairn_loader {
 /* A job's. */
 struct cairn_load {
     char *path;      /* owned: the snapshot; "": none */
+    bool joins;      /* the part owns nothing yet: nothing fills it, and it serves at once */
     uint64_t digest; /* the SnapshotPart that tells digests of what was read; 0: nobody asks */
     struct cairn_request asked; /* the JobCreate, or a JobSeal: answered when the state is there */
     struct cairn_loader *at_work; /* owned */

@@ -1,0 +1,34 @@
+/* What comes to a shard when a layout follows another: lots. A lot is what it needs of one chunk of one
+ * plane, by the grid of who owned it: the giver. Pure; any thread. */
+#ifndef CAIRN_SHARD_MOVE_LOT_H
+#define CAIRN_SHARD_MOVE_LOT_H
+
+#include "server/shard/collect/view.h"
+
+struct cairn_lot {
+    uint32_t giver;  /* its index in the layouts */
+    uint32_t extent; /* here, in the view that follows */
+    enum cairn_plane plane;
+    uint64_t first_leaf; /* of the giver's chunk, in the tensor */
+    uint32_t leaf_count;
+    uint64_t chunk_elem, chunk_elems; /* its elements in the tensor */
+    uint64_t first_elem, elem_count;  /* of them, those that come */
+};
+
+struct cairn_lots {
+    struct cairn_lot *list; /* owned: [count], by giver, then by extent, chunk and plane */
+    size_t count;
+    uint64_t bytes;       /* of what comes */
+    size_t chunk_bytes;   /* of the largest chunk */
+    uint32_t giver_count; /* shards that give something */
+};
+
+/* What `next` has here, and `now` has elsewhere. What is in `kept`, of before, is here still (may be NULL).
+ * CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status cairn_lots_list(const struct cairn_shard_view *now,
+                                              const struct cairn_shard_view *next,
+                                              const struct cairn_shard_view *kept,
+                                              struct cairn_lots *out);
+void cairn_lots_release(struct cairn_lots *lots);
+
+#endif

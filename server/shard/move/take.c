@@ -1,0 +1,286 @@
+#include "server/shard/move/takes.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+/* Of a giver: more than an asker has unanswered, so that it has always something to ask while what came is
+ * copied. Of all together: what keeps a fast network at work. */
+enum { SLOTS_EACH_MAX = 12, SLOTS_EACH_MIN = 2, SLOTS_MAX = 48 };
+
+/* ---- sizes ---- */
+
+static uint32_t slots_each(const struct cairn_lots *lots)
+{
+    const uint32_t each = SLOTS_MAX / (lots->giver_count + (lots->giver_count == 0));
+    if (each > SLOTS_EACH_MAX) return SLOTS_EACH_MAX;
+    return each < SLOTS_EACH_MIN ? SLOTS_EACH_MIN : each;
+}
+
+uint64_t cairn_take_staging_bytes(const struct cairn_lots *lots)
+{
+    return (uint64_t)lots->giver_count * slots_each(lots) * lots->chunk_bytes;
+}
+
+/* ---- open ---- */
+
+static const Cairn__ShardInfo *info_of(Cairn__ShardInfo *const *shards, size_t count,
+                                       uint32_t index)
+{
+    for (size_t i = 0; i < count; i++)
+        if (shards[i]->index == index) return shards[i];
+    return NULL;
+}
+
+/* Its lots begin at *at, and then end there. */
+static cairn_status open_giver(struct cairn_take *take, struct cairn_giver *giver, size_t *at,
+                               Cairn__ShardInfo *const *shards, size_t shard_count,
+                               struct cairn_sentence *why)
+{
+    const struct cairn_lots *lots = &take->lots;
+    giver->index = lots->list[*at].giver;
+    giver->next = *at;
+    while (*at < lots->count && lots->list[*at].giver == giver->index) ++*at;
+    giver->end = *at;
+    const Cairn__ShardInfo *info = info_of(shards, shard_count, giver->index);
+    if (info == NULL)
+        return cairn_fail(why, CAIRN_ERR_MALFORMED,
+                          "state comes from shard %u, of which no address was told", giver->index);
+    return cairn_giver_open(take, giver, info, why);
+}
+
+static cairn_status open_givers(struct cairn_take *take, Cairn__ShardInfo *const *shards,
+                                size_t shard_count, struct cairn_sentence *why)
+{
+    size_t at = 0;
+    const uint64_t staging = cairn_take_staging_bytes(&take->lots);
+    cairn_status status = cairn_arena_open_scratch("moved", staging, &take->staging, why);
+    take->givers = calloc((size_t)take->lots.giver_count + 1, sizeof *take->givers);
+    if (status == CAIRN_OK && take->givers == NULL)
+        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to take state");
+    if (status != CAIRN_OK) return status;
+    take->giver_count = take->lots.giver_count;
+    for (uint32_t i = 0; i < take->giver_count && status == CAIRN_OK; i++)
+        status = open_giver(take, &take->givers[i], &at, shards, shard_count, why);
+    return status;
+}
+
+cairn_status cairn_take_open(struct cairn_shard_job *job, struct cairn_shard_view *view,
+                             struct cairn_lots *lots, const Cairn__Mover *mover,
+                             Cairn__ShardInfo *const *shards, size_t shard_count,
+                             struct cairn_take **take_out, struct cairn_sentence *why)
+{
+    struct cairn_take *take = calloc(1, sizeof *take);
+    if (take == NULL) {
+        cairn_lots_release(lots);
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to take state");
+    }
+    take->job = job;
+    take->view = cairn_shard_view_ref(view);
+    take->number = mover->member;
+    take->token = mover->token;
+    take->staging = CAIRN_ARENA_NONE;
+    take->lots = *lots;
+    *lots = (struct cairn_lots) { .list = NULL };
+    take->chunk_bytes = take->lots.chunk_bytes;
+    take->slots_each = slots_each(&take->lots);
+    take->left = take->lots.count;
+    const cairn_status status = open_givers(take, shards, shard_count, why);
+    if (status == CAIRN_OK)
+        *take_out = take;
+    else
+        cairn_take_free(take);
+    return status;
+}
+
+cairn_status cairn_take_reserve(const struct cairn_take *take, struct cairn_reserve *reserve)
+{
+    return cairn_reserve_add(reserve, &take->staging, 0, take->staging.bytes);
+}
+
+/* ---- the end ---- */
+
+void cairn_take_free(struct cairn_take *take)
+{
+    for (uint32_t i = 0; i < take->giver_count; i++) cairn_giver_close(&take->givers[i]);
+    free(take->givers);
+    cairn_arena_close(&take->staging);
+    cairn_lots_release(&take->lots);
+    cairn_shard_view_unref(take->view);
+    free(take);
+}
+
+void cairn_take_free_leaving(struct cairn_shard_job *job)
+{
+    while (job->move.leaving != NULL) {
+        struct cairn_take *take = job->move.leaving;
+        job->move.leaving = take->next_leaving;
+        cairn_take_free(take);
+    }
+}
+
+void cairn_take_busy(struct cairn_take *take)
+{
+    take->busy++;
+    cairn_shard_job_busy(take->job);
+}
+
+void cairn_take_idle(struct cairn_take *take)
+{
+    struct cairn_shard_job *job = take->job;
+    assert(take->busy > 0);
+    take->busy--;
+    if (take->busy == 0 && take->is_leaving && !job->shard->closing) {
+        struct cairn_take **at = &job->move.leaving;
+        while (*at != take) at = &(*at)->next_leaving;
+        *at = take->next_leaving;
+        cairn_take_free(take);
+    }
+    cairn_shard_job_idle(job);
+}
+
+void cairn_take_leave(struct cairn_take *take)
+{
+    if (take == NULL) return;
+    cairn_take_busy(take); // not freed before we are through
+    take->is_leaving = true;
+    take->next_leaving = take->job->move.leaving;
+    take->job->move.leaving = take;
+    for (uint32_t i = 0; i < take->giver_count; i++) cairn_giver_unlink(&take->givers[i]);
+    cairn_take_idle(take);
+}
+
+/* ---- what comes ---- */
+
+bool cairn_take_is_begun(const struct cairn_take *take)
+{
+    return take->is_begun;
+}
+
+struct cairn_shard_job *cairn_take_job(const struct cairn_take *take)
+{
+    return take->job;
+}
+
+void cairn_take_begin(struct cairn_take *take, struct cairn_version version,
+                      void (*done)(struct cairn_take *take))
+{
+    assert(!take->is_begun && take->left > 0);
+    take->is_begun = true;
+    take->version = version;
+    take->done = done;
+    take->begun_ns = uv_hrtime();
+    for (uint32_t i = 0; i < take->giver_count; i++) {
+        cairn_giver_feed(&take->givers[i]);
+        cairn_giver_tick(&take->givers[i], uv_now(take->job->shard->loop)); // connects
+    }
+}
+
+bool cairn_take_is_done(const struct cairn_take *take, uint64_t *bytes_out, uint64_t *us_out)
+{
+    *bytes_out = take->lots.bytes;
+    *us_out = take->us;
+    return take->left == 0;
+}
+
+static void is_here(struct cairn_take_slot *slot)
+{
+    struct cairn_take *take = slot->giver->take;
+    slot->lot = NULL;
+    take->left--;
+    cairn_giver_feed(slot->giver);
+    if (take->left > 0) return;
+    take->us = (uv_hrtime() - take->begun_ns) / 1000;
+    take->done(take);
+}
+
+/* ---- the copy ---- */
+
+static bool describe_copy(struct cairn_run *run, uint32_t item, uint32_t stage,
+                          struct cairn_works *works)
+{
+    struct cairn_take_slot *slot = (struct cairn_take_slot *)run;
+    const struct cairn_lot *lot = slot->lot;
+    const struct cairn_form *form = &slot->giver->take->view->forms[lot->extent];
+    const uint64_t skipped = lot->first_elem - lot->chunk_elem;
+    const size_t bytes = (size_t)cairn_form_bytes(form, lot->plane, lot->chunk_elems);
+    (void)item;
+    (void)stage;
+    slot->is_damaged = cairn_chunk_checksum(slot->bytes, bytes) != slot->checksum;
+    if (!slot->is_damaged)
+        cairn_works_copy(works, slot->to, slot->bytes + cairn_form_bytes(form, lot->plane, skipped),
+                         (size_t)cairn_form_bytes(form, lot->plane, lot->elem_count));
+    return false;
+}
+
+static void copied(struct cairn_run *run)
+{
+    struct cairn_take_slot *slot = (struct cairn_take_slot *)run;
+    struct cairn_take *take = slot->giver->take;
+    const bool has_failed = cairn_shard_job_run_failed(take->job, run); // then it leaves
+    if (take->is_leaving || has_failed) {
+        slot->lot = NULL;
+    } else if (slot->is_damaged) {
+        cairn_giver_again(slot, CAIRN_ERR_CHECKSUM);
+        cairn_asker_pump(&slot->giver->asker);
+    } else {
+        is_here(slot);
+    }
+    cairn_take_idle(take);
+}
+
+void cairn_take_copy(struct cairn_take_slot *slot)
+{
+    struct cairn_take *take = slot->giver->take;
+    struct cairn_shard_job *job = take->job;
+    const struct cairn_lot *lot = slot->lot;
+    const struct cairn_local_extent *extent = &take->view->table.map.extents[lot->extent];
+    const uint64_t local = extent->local_elem + (lot->first_elem - extent->first_elem);
+    slot->to = cairn_planes_at(&job->planes, lot->plane, lot->extent, local);
+    slot->run = (struct cairn_run) {
+        .compute = cairn_shard_job_home(job, local),
+        .item_count = 1,
+        .describe = describe_copy,
+        .done = copied,
+    };
+    cairn_take_busy(take);
+    cairn_compute_submit(&slot->run);
+}
+
+/* ---- from givers ---- */
+
+static struct cairn_take *find(struct cairn_shard *shard, const struct cairn_chunk_header *header)
+{
+    struct cairn_shard_job *job = cairn_shard_job_find(shard, header->job);
+    if (job == NULL || job->state != CAIRN_JOB_SERVING) return NULL;
+    struct cairn_take *take = job->move.now != NULL ? job->move.now->take : NULL;
+    const bool ours = take != NULL && take->is_begun && take->number == header->member &&
+                      take->token == header->token;
+    return ours ? take : NULL;
+}
+
+bool cairn_take_on_message(struct cairn_shard *shard, const struct cairn_chunk_header *header,
+                           struct cairn_fabric_message *message)
+{
+    struct cairn_take *take = find(shard, header);
+    if (take == NULL) return false;
+    uint32_t i = 0;
+    while (i < take->giver_count && take->givers[i].index != header->tile) i++;
+    cairn_take_busy(take);
+    if (i < take->giver_count)
+        cairn_giver_on_message(&take->givers[i], header, message);
+    else
+        cairn_fabric_drop(message);
+    cairn_take_idle(take);
+    return true;
+}
+
+bool cairn_take_tick(struct cairn_take *take, uint64_t now_ms)
+{
+    bool waits = false;
+    if (!take->is_begun || take->is_leaving) return false;
+    cairn_take_busy(take);
+    for (uint32_t i = 0; i < take->giver_count; i++)
+        waits = cairn_giver_tick(&take->givers[i], now_ms) || waits;
+    cairn_take_idle(take);
+    return waits;
+}

@@ -1,0 +1,462 @@
+#include "tests/support/move_stage.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/pages.h"
+#include "tests/support/test_backend.h"
+
+struct stage stage;
+
+const struct stage_run stage_before[] = { { T_BIAS, 0, 1 },   { T_EMB, 0, 3 },
+                                          { T_FROZEN, 0, 3 }, { T_WEIGHT, 0, 7 },
+                                          { T_WEIGHT, 1, 3 }, { 0, 0, 0 } };
+const struct stage_run stage_half[] = { { T_BIAS, 0, 1 },   { T_EMB, 0, 1 },    { T_EMB, 1, 2 },
+                                        { T_FROZEN, 1, 3 }, { T_WEIGHT, 0, 3 }, { T_WEIGHT, 1, 4 },
+                                        { T_WEIGHT, 1, 3 }, { 0, 0, 0 } };
+const struct stage_run stage_back[] = { { T_BIAS, 0, 1 },   { T_EMB, 0, 1 },    { T_EMB, 0, 2 },
+                                        { T_FROZEN, 0, 3 }, { T_WEIGHT, 0, 3 }, { T_WEIGHT, 0, 4 },
+                                        { T_WEIGHT, 1, 3 }, { 0, 0, 0 } };
+const struct stage_run stage_out[] = { { T_BIAS, 0, 1 },   { T_EMB, 0, 1 },    { T_EMB, 2, 2 },
+                                       { T_FROZEN, 2, 3 }, { T_WEIGHT, 0, 3 }, { T_WEIGHT, 2, 4 },
+                                       { T_WEIGHT, 2, 3 }, { 0, 0, 0 } };
+
+/* ---- running ---- */
+
+static void turn_all(void)
+{
+    for (uint32_t i = 0; i < stage.count; i++) uv_run(&stage.shard[i].loop, UV_RUN_NOWAIT);
+}
+
+struct cairn_shard_job *stage_job(uint32_t shard)
+{
+    return cairn_shard_job_find(stage.shard[shard].shard, SCENE_JOB);
+}
+
+/* ---- layouts ---- */
+
+struct cairn_layout *stage_make(const struct stage_run *table, uint64_t version,
+                                uint32_t shard_count)
+{
+    const struct cairn_job_spec_data *spec = &stage.whole.spec;
+    struct cairn_layout_tensor tensors[TENSORS + STAGE_MORE];
+    struct cairn_layout *layout;
+    size_t count = 0;
+    uint64_t at = 0;
+    while (table[count].quanta > 0) count++;
+    struct cairn_extent *extents = calloc(count, sizeof *extents);
+    for (uint32_t t = 0; t < spec->tensor_count; t++)
+        tensors[t] = (struct cairn_layout_tensor) { .name = spec->tensors[t].name,
+                                                    .unit = spec->tensors[t].unit,
+                                                    .shape = spec->tensors[t].shape,
+                                                    .elem_bytes = 1 };
+    for (size_t i = 0; i < count; i++) {
+        if (i > 0 && table[i].tensor != table[i - 1].tensor) at = 0;
+        extents[i] = (struct cairn_extent) { table[i].tensor, table[i].shard, at, table[i].quanta };
+        at += table[i].quanta;
+    }
+    ck_assert_int_eq(cairn_layout_make(tensors, (uint32_t)spec->tensor_count, shard_count, version,
+                                       extents, count, &layout),
+                     CAIRN_OK);
+    return layout;
+}
+
+/* ---- open and close ---- */
+
+static void open_whole(void)
+{
+    static const struct stage_run all[] = {
+        { T_BIAS, 0, 1 }, { T_EMB, 0, 3 }, { T_FROZEN, 0, 3 }, { T_WEIGHT, 0, 10 }, { 0, 0, 0 }
+    };
+    stage.whole.spec = stage.shard[0].spec; // borrowed
+    stage.whole.layout = stage_make(all, 1, 1);
+    ck_assert_int_eq(
+        cairn_shard_map_init(&stage.whole.map, stage.whole.layout, 0, SCENE_CHUNK_LEAVES),
+        CAIRN_OK);
+    model_open(&stage.model, &stage.whole);
+}
+
+static bool open_shards(const char *kind)
+{
+    if (strcmp(cairn_test_backend(), "host") != 0) return false;
+    memset(&stage, 0, sizeof stage);
+    stage.count = 1;
+    scene_open(&stage.shard[0], kind, 2, 0);
+    scene_open_beside(&stage.shard[1], &stage.shard[0], 1);
+    stage.count = 2;
+    stage.layout = stage.epoch = 1;
+    stage.requests = 100;
+    return true;
+}
+
+static void serve_all(void)
+{
+    for (uint32_t i = 0; i < stage.count; i++) {
+        stage.shard[i].beside = turn_all;
+        scene_serve(&stage.shard[i], STAGE_WORKERS, 1);
+    }
+}
+
+bool stage_open(const char *kind)
+{
+    if (!open_shards(kind)) return false;
+    serve_all();
+    open_whole();
+    return true;
+}
+
+bool stage_open_more(const struct stage_run *table)
+{
+    if (!open_shards("mem")) return false;
+    for (uint32_t i = 0; i < stage.count; i++) {
+        struct cairn_job_spec_data *spec = &stage.shard[i].spec;
+        const struct cairn_tensor_spec buffer = { .name = (char *)(uintptr_t) "x_buffer",
+                                                  .group = (char *)(uintptr_t) "",
+                                                  .kind = CAIRN_BUFFER,
+                                                  .wire = CAIRN_F32,
+                                                  .reduce = CAIRN_F32,
+                                                  .master = CAIRN_F32,
+                                                  .shape = { 1, { 20000 } } };
+        struct cairn_tensor_spec blob = buffer;
+        blob.name = (char *)(uintptr_t) "y_blob";
+        blob.kind = CAIRN_BLOB;
+        blob.wire = blob.master = CAIRN_U8;
+        blob.shape.dim[0] = 30000;
+        ck_assert_int_eq(cairn_spec_add_tensor(spec, &buffer), CAIRN_OK);
+        ck_assert_int_eq(cairn_spec_add_tensor(spec, &blob), CAIRN_OK);
+        cairn_spec_canonicalize(spec);
+        stage.whole.spec = *spec; // borrowed
+        scene_relayout(&stage.shard[i], stage_make(table, 1, stage.count));
+    }
+    serve_all();
+    return true;
+}
+
+void stage_close(void)
+{
+    if (stage.model.scene != NULL) model_close(&stage.model);
+    cairn_shard_map_release(&stage.whole.map);
+    cairn_layout_close(stage.whole.layout);
+    for (uint32_t i = 0; i < stage.count; i++) stage.shard[i].beside = NULL;
+    while (stage.count > 0) scene_close(&stage.shard[--stage.count]);
+}
+
+/* ---- the coordinator ---- */
+
+struct told {
+    Cairn__Mover movers[STAGE_SHARDS], *mover_list[STAGE_SHARDS];
+    Cairn__ShardInfo infos[STAGE_SHARDS], *info_list[STAGE_SHARDS];
+};
+
+/* Any of them may take something, and give. */
+static void fill_told(struct told *told, uint64_t version)
+{
+    static char names[STAGE_SHARDS][8];
+    for (uint32_t i = 0; i < stage.count; i++) {
+        const struct cairn_fabric *fabric = stage.shard[i].shard->fabric;
+        Cairn__Mover *mover = told->mover_list[i] = &told->movers[i];
+        Cairn__ShardInfo *info = told->info_list[i] = &told->infos[i];
+        snprintf(names[i], sizeof names[i], "s%u", i);
+        cairn__mover__init(mover);
+        cairn__shard_info__init(info);
+        mover->shard = info->index = i;
+        mover->member = version * 1000 + i;
+        mover->token = 77000 + version * 10 + i;
+        mover->name = info->name = names[i];
+        mover->fabric_address.data = (uint8_t *)cairn_fabric_address(fabric,
+                                                                     &mover->fabric_address.len);
+        info->fabric_address = mover->fabric_address;
+    }
+}
+
+struct pages_to {
+    struct scene *scene;
+    uint32_t request;
+};
+
+static void send_page(void *context, const Cairn__Page *page)
+{
+    const struct pages_to *to = context;
+    scene_say(to->scene, CAIRN_MSG_PAGE, to->request, &page->base);
+}
+
+uint32_t stage_say_prepare(struct scene *scene, const struct stage_run *table, uint64_t version,
+                           uint32_t shard_count)
+{
+    struct pages_to to = { scene, ++stage.requests };
+    struct told told;
+    struct cairn_layout *layout = stage_make(table, version, shard_count);
+    const size_t bytes = cairn_layout_encoded_bytes(layout);
+    uint8_t *encoded = malloc(bytes);
+    Cairn__PartPrepare prepare = CAIRN__PART_PREPARE__INIT;
+    cairn_layout_encode(layout, encoded);
+    fill_told(&told, version);
+    prepare.job = SCENE_JOB;
+    prepare.layout = version;
+    prepare.layout_bytes = bytes;
+    prepare.shard_index = scene->index;
+    prepare.n_movers = prepare.n_shards = stage.count;
+    prepare.movers = told.mover_list;
+    prepare.shards = told.info_list;
+    scene_say(scene, CAIRN_MSG_PART_PREPARE, to.request, &prepare.base);
+    pages_each(CAIRN_PAGE_LAYOUT, encoded, bytes, send_page, &to);
+    free(encoded);
+    cairn_layout_close(layout);
+    return to.request;
+}
+
+void stage_prepare(const struct stage_run *table)
+{
+    for (uint32_t i = 0; i < stage.count; i++) {
+        const uint32_t request = stage_say_prepare(&stage.shard[i], table, stage.layout + 1,
+                                                   stage.count);
+        ck_assert_uint_eq(scene_hear(&stage.shard[i], CAIRN_MSG_DONE).request, request);
+    }
+}
+
+void stage_fence(uint64_t layout)
+{
+    stage.epoch++;
+    for (uint32_t i = 0; i < stage.count; i++) {
+        Cairn__Fence fence = CAIRN__FENCE__INIT;
+        fence.job = SCENE_JOB;
+        fence.epoch = stage.shard[i].epoch = stage.epoch;
+        fence.layout = layout;
+        scene_say(&stage.shard[i], CAIRN_MSG_FENCE, 0, &fence.base);
+    }
+    for (uint32_t i = 0; i < stage.count; i++) {
+        const Cairn__Answer *answer =
+            (const Cairn__Answer *)scene_hear(&stage.shard[i], CAIRN_MSG_ANSWER).message;
+        ck_assert_uint_eq(answer->epoch, stage.epoch);
+        ck_assert(!answer->refused);
+    }
+}
+
+void stage_force(const struct stage_run *table)
+{
+    stage_fence(stage.layout + 1);
+    stage.layout++;
+    for (uint32_t i = 0; i < stage.count; i++) {
+        scene_relayout(&stage.shard[i], stage_make(table, stage.layout, stage.count));
+        ck_assert_uint_eq(stage_job(i)->view->layout->version, stage.layout);
+    }
+}
+
+/* The last outcome, of a round that was skipped. */
+static void say_skip(struct scene *scene, uint16_t type)
+{
+    Cairn__Decide decide = CAIRN__DECIDE__INIT;
+    Cairn__Resolve resolve = CAIRN__RESOLVE__INIT;
+    Cairn__Decision skip = CAIRN__DECISION__INIT;
+    skip.kind = CAIRN_DECISION_SKIP;
+    skip.round = stage.last.round;
+    skip.generation = 1;
+    skip.step = stage.step;
+    decide.job = resolve.job = SCENE_JOB;
+    decide.epoch = resolve.epoch = stage.epoch;
+    decide.decision = resolve.decision = &skip;
+    scene_say(scene, type, 0, type == CAIRN_MSG_DECIDE ? &decide.base : &resolve.base);
+}
+
+void stage_say_resolve(struct scene *scene)
+{
+    if (stage.last.round == 0)
+        scene_resolve_none(scene);
+    else if (stage.last.skipped)
+        say_skip(scene, CAIRN_MSG_RESOLVE);
+    else
+        model_say_apply(scene, stage.last.round, stage.step - 1, CAIRN_MSG_RESOLVE,
+                        stage.last.scalars);
+}
+
+void stage_resolve(void)
+{
+    for (uint32_t i = 0; i < stage.count; i++) stage_say_resolve(&stage.shard[i]);
+    for (uint32_t i = 0; i < stage.count; i++) scene_hear(&stage.shard[i], CAIRN_MSG_PUBLISHED);
+}
+
+void stage_hear_moved(void)
+{
+    for (uint32_t i = 0; i < stage.count; i++) {
+        const Cairn__PartMoved *moved =
+            (const Cairn__PartMoved *)scene_hear(&stage.shard[i], CAIRN_MSG_PART_MOVED).message;
+        ck_assert_uint_eq(moved->layout, stage.layout);
+    }
+}
+
+void stage_settle(void)
+{
+    for (uint32_t i = 0; i < stage.count; i++) {
+        Cairn__PartSettled settled = CAIRN__PART_SETTLED__INIT;
+        settled.job = SCENE_JOB;
+        settled.layout = stage.layout;
+        scene_say(&stage.shard[i], CAIRN_MSG_PART_SETTLED, 0, &settled.base);
+    }
+    for (uint32_t i = 0; i < stage.count; i++)
+        while (stage_job(i)->move.now != NULL) turn_all();
+}
+
+void stage_move(const struct stage_run *table)
+{
+    stage_prepare(table);
+    stage_force(table);
+    stage_resolve();
+    stage_hear_moved();
+    stage_settle();
+}
+
+static void send_create(struct scene *scene, uint32_t request)
+{
+    struct pages_to to = { scene, request };
+    uint8_t *spec;
+    size_t spec_bytes;
+    ck_assert_int_eq(cairn_spec_pack(&scene->spec, &spec, &spec_bytes), CAIRN_OK);
+    const size_t layout_bytes = cairn_layout_encoded_bytes(scene->layout);
+    uint8_t *layout = malloc(layout_bytes);
+    Cairn__JobCreate create = CAIRN__JOB_CREATE__INIT;
+    Cairn__Decision last = CAIRN__DECISION__INIT;
+    cairn_layout_encode(scene->layout, layout);
+    create.job = SCENE_JOB;
+    create.generation = 1;
+    create.step = stage.step;
+    create.spec_bytes = spec_bytes;
+    create.layout_bytes = layout_bytes;
+    create.member_max = SCENE_MEMBERS;
+    create.shard_index = scene->index;
+    create.joins = true;
+    last.generation = 1;
+    last.step = stage.step;
+    create.last = &last;
+    scene_say(scene, CAIRN_MSG_JOB_CREATE, request, &create.base);
+    pages_each(CAIRN_PAGE_SPEC, spec, spec_bytes, send_page, &to);
+    pages_each(CAIRN_PAGE_LAYOUT, layout, layout_bytes, send_page, &to);
+    free(spec);
+    free(layout);
+}
+
+void stage_join(const struct stage_run *table)
+{
+    struct scene *scene = &stage.shard[stage.count];
+    scene_open_beside(scene, &stage.shard[0], stage.count);
+    stage.count++;
+    scene->beside = turn_all;
+    scene_relayout(scene, stage_make(table, stage.layout, stage.count));
+    send_create(scene, ++stage.requests);
+    ck_assert_uint_eq(scene_hear(scene, CAIRN_MSG_DONE).request, stage.requests);
+    for (uint64_t m = 1; m <= STAGE_WORKERS; m++) scene_join(scene, m, CAIRN_ROLE_WIRE_WORKER);
+}
+
+/* ---- rounds ---- */
+
+void stage_push(void)
+{
+    stage.round++;
+    for (uint32_t i = 0; i < stage.count; i++)
+        model_push_round(&stage.shard[i], stage.round, stage.step);
+}
+
+void stage_apply(void)
+{
+    for (uint32_t i = 0; i < stage.count; i++) scene_hear(&stage.shard[i], CAIRN_MSG_REDUCED);
+    model_update(&stage.model, stage.round, stage.step, stage.last.scalars);
+    for (uint32_t i = 0; i < stage.count; i++)
+        model_say_apply(&stage.shard[i], stage.round, stage.step, CAIRN_MSG_DECIDE,
+                        stage.last.scalars);
+    stage.last.round = stage.round;
+    stage.last.skipped = false;
+    for (uint32_t i = 0; i < stage.count; i++) scene_hear(&stage.shard[i], CAIRN_MSG_PUBLISHED);
+    stage.step++;
+}
+
+void stage_round(void)
+{
+    stage_push();
+    stage_apply();
+}
+
+void stage_skip(void)
+{
+    stage.last.round = stage.round;
+    stage.last.skipped = true;
+    for (uint32_t i = 0; i < stage.count; i++) scene_hear(&stage.shard[i], CAIRN_MSG_REDUCED);
+    for (uint32_t i = 0; i < stage.count; i++) say_skip(&stage.shard[i], CAIRN_MSG_DECIDE);
+    for (uint32_t i = 0; i < stage.count; i++) scene_hear(&stage.shard[i], CAIRN_MSG_PUBLISHED);
+}
+
+/* ---- what there is ---- */
+
+/* Where the model has an element. */
+static uint64_t model_elem(uint32_t tensor, uint64_t first_leaf)
+{
+    const struct cairn_local_extent *all = cairn_shard_map_find(&stage.whole.map, tensor,
+                                                                first_leaf);
+    const struct cairn_geometry *geometry = &stage.whole.layout->geometry[tensor];
+    return all->local_elem + cairn_leaf_first_elem(geometry, first_leaf);
+}
+
+static void check_extent(const struct cairn_shard_job *job, size_t number)
+{
+    static const enum cairn_plane planes[] = { CAIRN_PLANE_PARAM, CAIRN_PLANE_EXP_AVG,
+                                               CAIRN_PLANE_EXP_AVG_SQ };
+    const struct cairn_local_extent *extent = &job->view->table.map.extents[number];
+    const uint64_t at = model_elem(extent->tensor, extent->first_leaf);
+    for (size_t p = 0; p < sizeof planes / sizeof *planes; p++) {
+        if (!model_keeps(extent->tensor, (int)planes[p])) continue;
+        const float *have = cairn_planes_at(&job->planes, planes[p], number, extent->local_elem);
+        const float *wanted = model_plane(&stage.model, (int)planes[p]) + at;
+        for (uint64_t i = 0; i < extent->elem_count; i++)
+            ck_assert_msg(have[i] == wanted[i], "shard %u, tensor %u, %s [%llu]: %g, not %g",
+                          job->view->table.map.shard, extent->tensor,
+                          cairn_plane_name((int)planes[p]),
+                          (unsigned long long)(extent->first_elem + i), have[i], wanted[i]);
+    }
+}
+
+void stage_check(void)
+{
+    uint64_t elems = 0;
+    for (uint32_t s = 0; s < stage.count; s++) {
+        const struct cairn_shard_job *job = stage_job(s);
+        for (size_t i = 0; i < job->view->table.map.extent_count; i++) check_extent(job, i);
+        elems += job->view->table.map.elem_count;
+    }
+    ck_assert_uint_eq(elems, stage.whole.map.elem_count);
+}
+
+static void check_chunk(struct scene *scene, uint64_t step, const struct cairn_chunk_place *place,
+                        const struct model *then)
+{
+    struct cairn_chunk_header fetch = scene_header(scene, CAIRN_CHUNK_FETCH, 1);
+    struct cairn_chunk_place all = *place;
+    size_t bytes;
+    all.local_elem = model_elem(place->tensor, place->first_leaf);
+    fetch.tensor = place->tensor;
+    fetch.first_leaf = place->first_leaf;
+    fetch.leaf_count = (uint32_t)place->leaf_count;
+    fetch.table_hash = CAIRN_TABLE_HASH_WHOLE;
+    fetch.plane = CAIRN_PLANE_WIRE;
+    fetch.generation = 1;
+    fetch.step = step;
+    scene_send(scene, &fetch, NULL, 0);
+    const struct scene_note *data = scene_note(scene, CAIRN_CHUNK_DATA);
+    const void *wanted = model_bytes(then, CAIRN_PLANE_WIRE, &all, &bytes);
+    ck_assert_uint_eq(data->header.payload_bytes, bytes);
+    ck_assert_mem_eq(data->payload, wanted, bytes);
+}
+
+void stage_check_version(uint64_t step, const struct stage_run *table, const struct model *then)
+{
+    struct cairn_layout *layout = stage_make(table, 1, stage.count);
+    for (uint32_t s = 0; s < stage.count; s++) {
+        struct cairn_shard_map map;
+        ck_assert_int_eq(cairn_shard_map_init(&map, layout, s, SCENE_CHUNK_LEAVES), CAIRN_OK);
+        for (uint64_t c = 0; c < map.chunk_count; c++) {
+            const struct cairn_chunk_place place = cairn_shard_map_chunk(&map, c);
+            check_chunk(&stage.shard[s], step, &place, then);
+        }
+        cairn_shard_map_release(&map);
+    }
+    cairn_layout_close(layout);
+}

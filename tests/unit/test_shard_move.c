@@ -1,0 +1,268 @@
+/* The layout of a job changes while rounds go on: two shards, of which one gives and the other takes, a
+ * third one that joins, and what becomes of rounds and fetches meanwhile. */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/move_stage.h"
+#include "tests/support/suite.h"
+
+static struct model then; /* of the version before */
+
+static void keep_model(void)
+{
+    model_copy(&then, &stage.model);
+}
+
+static void leave(void)
+{
+    if (then.scene != NULL) model_close(&then);
+    stage_close();
+}
+
+static void what_moves_has_the_same_bits(const char *kind)
+{
+    if (!stage_open(kind)) return;
+    stage_round();
+    stage_round();
+    stage_check();
+    stage_move(stage_half);
+    stage_check();
+    for (int i = 0; i < 3; i++) stage_round();
+    stage_check();
+    stage_move(stage_back);
+    stage_check();
+    stage_round();
+    stage_check();
+    leave();
+}
+
+TEST(what_moves_there_and_back_has_the_same_bits_and_goes_on_as_if_it_had_not)
+{
+    what_moves_has_the_same_bits("mem");
+}
+
+TEST(so_it_has_over_ucx)
+{
+    what_moves_has_the_same_bits("ucx");
+}
+
+TEST(rounds_go_on_by_the_new_layout_while_the_version_of_before_is_fetched_by_the_old_one)
+{
+    if (!stage_open("mem")) return;
+    stage_round();
+    stage_prepare(stage_half);
+    stage_round(); // what is prepared changes nothing
+    keep_model();
+    stage_force(stage_half);
+    stage_check_version(2, stage_before, &then);
+    stage_resolve();
+    stage_push(); // while state comes
+    stage_check_version(2, stage_before, &then);
+    stage_apply();
+    stage_check();
+    stage_check_version(2, stage_before, &then);
+    stage_check_version(3, stage_half, &stage.model);
+    stage_hear_moved();
+    stage_settle();
+    stage_check_version(2, stage_before, &then);
+    stage_check();
+    leave();
+}
+
+TEST(a_taker_is_not_reduced_before_all_of_its_state_is_here)
+{
+    if (!stage_open("mem")) return;
+    stage_round();
+    stage_prepare(stage_half);
+    stage_force(stage_half);
+    stage_resolve();
+    stage_job(0)->state = CAIRN_JOB_SEALING; // refuses what is asked for
+    stage.round++;
+    model_push_round(&stage.shard[1], stage.round, stage.step);
+    scene_settle(&stage.shard[1]);
+    ck_assert(cairn_step_lacks_state(stage_job(1)->collector.step));
+    ck_assert_int_eq(cairn_step_phase_of(stage_job(1)->collector.step), CAIRN_STEP_REDUCING);
+    stage_job(0)->state = CAIRN_JOB_SERVING;
+    model_push_round(&stage.shard[0], stage.round, stage.step);
+    stage_apply();
+    stage_check();
+    stage_hear_moved();
+    stage_settle();
+    leave();
+}
+
+TEST(a_shard_that_joins_takes_state_at_the_version_that_there_is_and_another_gives_all_it_has)
+{
+    if (!stage_open("mem")) return;
+    stage_round();
+    stage_move(stage_half);
+    stage_round();
+    stage_join(stage_half);
+    stage_move(stage_out);
+    stage_check();
+    ck_assert_uint_eq(stage_job(1)->view->table.map.elem_count, 0);
+    stage_round();
+    stage_round();
+    stage_check();
+    leave();
+}
+
+TEST(a_skipped_round_changes_nothing_of_a_move)
+{
+    if (!stage_open("mem")) return;
+    stage_round();
+    stage_prepare(stage_half);
+    stage_force(stage_half);
+    stage_resolve();
+    stage_push();
+    stage_skip();
+    stage_hear_moved();
+    stage_check();
+    stage_round();
+    stage_settle();
+    stage_check();
+    leave();
+}
+
+TEST(an_abandoned_round_and_a_new_epoch_change_nothing_of_a_move)
+{
+    if (!stage_open("mem")) return;
+    stage_round();
+    stage_prepare(stage_half);
+    stage_force(stage_half);
+    stage_resolve();
+    stage_push();
+    stage_fence(stage.layout); // a worker died
+    stage_resolve();
+    stage_hear_moved();
+    stage_round();
+    stage_settle();
+    stage_check();
+    leave();
+}
+
+TEST(a_version_at_rest_is_published_once_more_in_the_layout_in_force)
+{
+    if (!stage_open("mem")) return;
+    stage_round();
+    stage_move(stage_half);
+    stage_check_version(1, stage_before, &stage.model);
+    for (uint32_t i = 0; i < stage.count; i++) {
+        Cairn__PartPublish publish = CAIRN__PART_PUBLISH__INIT;
+        publish.job = SCENE_JOB;
+        publish.layout = stage.layout;
+        scene_say(&stage.shard[i], CAIRN_MSG_PART_PUBLISH, 50 + i, &publish.base);
+        ck_assert_uint_eq(scene_hear(&stage.shard[i], CAIRN_MSG_DONE).request, 50 + i);
+    }
+    stage_check_version(1, stage_half, &stage.model);
+    stage_round();
+    stage_check();
+    leave();
+}
+
+/* ---- what is refused, and forgotten ---- */
+
+static void expect_error(struct scene *scene, uint32_t request, cairn_status status,
+                         const char *word)
+{
+    const struct scene_frame answer = scene_hear(scene, CAIRN_MSG_ERROR);
+    const Cairn__Error *error = (const Cairn__Error *)answer.message;
+    ck_assert_uint_eq(answer.request, request);
+    ck_assert_msg(error->status == (int32_t)status, "%s", error->text);
+    ck_assert_msg(strstr(error->text, word) != NULL, "%s", error->text);
+}
+
+TEST(what_has_no_room_is_refused_with_the_numbers_and_nothing_changes)
+{
+    if (!stage_open("mem")) return;
+    struct scene *taker = &stage.shard[1];
+    struct cairn_budget *budget = &taker->shard->memory.budget;
+    const uint64_t used = budget->used_bytes, limit = budget->limit_bytes;
+    budget->limit_bytes = used + 100000;
+    const uint32_t request = stage_say_prepare(taker, stage_half, 2, 2);
+    expect_error(taker, request, CAIRN_ERR_NO_MEMORY, "what comes of job play with layout 2");
+    ck_assert_uint_eq(budget->used_bytes, used);
+    ck_assert_ptr_null(stage_job(1)->move.next);
+    budget->limit_bytes = limit;
+    stage_round();
+    stage_move(stage_half); // with room it moves
+    stage_check();
+    leave();
+}
+
+TEST(a_layout_that_does_not_follow_or_of_other_tensors_is_refused)
+{
+    if (!stage_open("mem")) return;
+    struct scene *scene = &stage.shard[0];
+    expect_error(scene, stage_say_prepare(scene, stage_half, 4, 2), CAIRN_ERR_INVALID,
+                 "layout 4 of job play does not follow layout 1");
+    expect_error(scene, stage_say_prepare(scene, stage_half, 1, 2), CAIRN_ERR_INVALID,
+                 "does not follow");
+    stage_round();
+    stage_check();
+    leave();
+}
+
+TEST(a_prepared_layout_is_forgotten_by_word_and_by_a_fence_that_does_not_bring_it)
+{
+    if (!stage_open("mem")) return;
+    uint64_t used[2];
+    stage_round();
+    for (uint32_t i = 0; i < 2; i++) used[i] = stage.shard[i].shard->memory.budget.used_bytes;
+    stage_prepare(stage_half);
+    for (uint32_t i = 0; i < 2; i++) {
+        Cairn__PartUnprepare unprepare = CAIRN__PART_UNPREPARE__INIT;
+        unprepare.job = SCENE_JOB;
+        unprepare.layout = 2;
+        scene_say(&stage.shard[i], CAIRN_MSG_PART_UNPREPARE, 0, &unprepare.base);
+        scene_settle(&stage.shard[i]);
+        ck_assert_ptr_null(stage_job(i)->move.next);
+        ck_assert_uint_eq(stage.shard[i].shard->memory.budget.used_bytes, used[i]);
+    }
+    stage_prepare(stage_half);
+    stage_fence(1);
+    stage_resolve();
+    for (uint32_t i = 0; i < 2; i++) {
+        ck_assert_ptr_null(stage_job(i)->move.next);
+        ck_assert_uint_eq(stage.shard[i].shard->memory.budget.used_bytes, used[i]);
+    }
+    stage_round();
+    stage_check();
+    stage_move(stage_half);
+    stage_check();
+    leave();
+}
+
+TEST(a_fence_that_brings_a_layout_which_is_not_prepared_stops_the_job_with_a_sentence)
+{
+    if (!stage_open("mem")) return;
+    Cairn__Fence fence = CAIRN__FENCE__INIT;
+    fence.job = SCENE_JOB;
+    fence.epoch = 9;
+    fence.layout = 2;
+    cairn_log_init("test", CAIRN_LOG_ERROR);
+    scene_say(&stage.shard[0], CAIRN_MSG_FENCE, 0, &fence.base);
+    const Cairn__Error *error =
+        (const Cairn__Error *)scene_hear(&stage.shard[0], CAIRN_MSG_ERROR).message;
+    ck_assert_msg(strstr(error->text, "a Fence brings layout 2, and layout 1 is in force") != NULL,
+                  "%s", error->text);
+    leave();
+}
+
+TEST(what_was_given_is_memory_of_the_system_again_once_it_is_settled)
+{
+    if (!stage_open("mem")) return;
+    stage_round();
+    const uint64_t before = stage_job(0)->memory.state + stage_job(1)->memory.state;
+    const uint64_t had = stage_job(0)->memory.state;
+    stage_move(stage_half);
+    ck_assert_uint_lt(stage_job(0)->memory.state, had);
+    ck_assert_uint_eq(stage_job(0)->memory.state + stage_job(1)->memory.state, before);
+    stage_move(stage_back);
+    ck_assert_uint_eq(stage_job(0)->memory.state, had);
+    stage_check();
+    leave();
+}
+
+SUITE(60);

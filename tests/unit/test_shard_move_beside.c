@@ -1,0 +1,187 @@
+/* What is beside rounds while a layout changes: leases, writes, and tensors that no round changes. */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/move_stage.h"
+#include "tests/support/suite.h"
+
+/* ---- buffers and blobs ---- */
+
+static const struct stage_run more_before[] = { { T_BIAS, 0, 1 },   { T_EMB, 0, 3 },
+                                                { T_FROZEN, 0, 3 }, { T_WEIGHT, 0, 7 },
+                                                { T_WEIGHT, 1, 3 }, { T_BUFFER, 0, 5 },
+                                                { T_BLOB, 0, 8 },   { 0, 0, 0 } };
+/* Their tails go. */
+static const struct stage_run more_after[] = { { T_BIAS, 0, 1 },   { T_EMB, 0, 3 },
+                                               { T_FROZEN, 0, 3 }, { T_WEIGHT, 0, 7 },
+                                               { T_WEIGHT, 1, 3 }, { T_BUFFER, 0, 2 },
+                                               { T_BUFFER, 1, 3 }, { T_BLOB, 0, 3 },
+                                               { T_BLOB, 1, 5 },   { 0, 0, 0 } };
+
+static uint64_t check_tensor(const struct cairn_shard_job *job, uint32_t tensor)
+{
+    uint64_t elems = 0;
+    for (size_t e = 0; e < job->view->table.map.extent_count; e++) {
+        const struct cairn_local_extent *extent = &job->view->table.map.extents[e];
+        if (extent->tensor != tensor) continue;
+        const void *have = cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM, e, extent->local_elem);
+        elems += extent->elem_count;
+        for (uint64_t i = 0; i < extent->elem_count; i++) {
+            const uint64_t elem = extent->first_elem + i;
+            const bool same = tensor == T_BLOB
+                                  ? ((const uint8_t *)have)[i] == scene_byte(elem)
+                                  : ((const float *)have)[i] == scene_initial(tensor, elem);
+            ck_assert_msg(same, "tensor %u [%llu] of shard %u", tensor, (unsigned long long)elem,
+                          job->view->table.map.shard);
+        }
+    }
+    return elems;
+}
+
+static void check_more(void)
+{
+    ck_assert_uint_eq(check_tensor(stage_job(0), T_BUFFER) + check_tensor(stage_job(1), T_BUFFER),
+                      20000);
+    ck_assert_uint_eq(check_tensor(stage_job(0), T_BLOB) + check_tensor(stage_job(1), T_BLOB),
+                      30000);
+}
+
+TEST(buffers_and_blobs_move_like_all_else)
+{
+    static const struct stage_run more_back[] = { { T_BIAS, 0, 1 },   { T_EMB, 0, 3 },
+                                                  { T_FROZEN, 0, 3 }, { T_WEIGHT, 0, 7 },
+                                                  { T_WEIGHT, 1, 3 }, { T_BUFFER, 0, 2 },
+                                                  { T_BUFFER, 0, 3 }, { T_BLOB, 0, 3 },
+                                                  { T_BLOB, 1, 5 },   { 0, 0, 0 } };
+    if (!stage_open_more(more_before)) return;
+    check_more();
+    stage_move(more_after);
+    check_more();
+    stage_move(more_back);
+    check_more();
+    stage_close();
+}
+
+/* ---- leases ---- */
+
+static void keep(uint32_t shard, uint64_t step)
+{
+    Cairn__LeaseKeep message = CAIRN__LEASE_KEEP__INIT;
+    message.job = SCENE_JOB;
+    message.lease = 7;
+    message.generation = 1;
+    message.step = step;
+    message.ttl_ms = 60000;
+    scene_say(&stage.shard[shard], CAIRN_MSG_LEASE_KEEP, 40, &message.base);
+    ck_assert_uint_eq(scene_hear(&stage.shard[shard], CAIRN_MSG_DONE).request, 40);
+}
+
+TEST(a_leased_version_is_fetched_by_the_layout_that_it_was_published_in)
+{
+    struct model then = { .scene = NULL };
+    if (!stage_open("mem")) return;
+    stage_round();
+    model_copy(&then, &stage.model);
+    for (uint32_t i = 0; i < stage.count; i++) keep(i, 1);
+    stage_round();
+    stage_move(stage_half);
+    for (int i = 0; i < 3; i++) {
+        stage_round();
+        stage_check_version(1, stage_before, &then);
+        stage_check_version(stage.step, stage_half, &stage.model);
+    }
+    stage_move(stage_back);
+    stage_round();
+    stage_check_version(1, stage_before, &then);
+    stage_check();
+    model_close(&then);
+    stage_close();
+}
+
+/* ---- writes ---- */
+
+/* Of all that has to be said in a write, in which nothing but the first chunk of frozen is written: with
+ * nines. */
+static void open_write(struct scene *scene)
+{
+    uint64_t writer = 1;
+    Cairn__RoundOpen open = CAIRN__ROUND_OPEN__INIT;
+    open.job = SCENE_JOB;
+    open.epoch = stage.epoch;
+    open.round = scene->round = stage.round;
+    open.generation = 1;
+    open.step = stage.step;
+    open.n_members = 1;
+    open.members = &writer;
+    open.write = true;
+    scene_say(scene, CAIRN_MSG_ROUND_OPEN, 0, &open.base);
+    scene_note(scene, CAIRN_CHUNK_GRANT);
+}
+
+static void put_nines(struct scene *scene, float *nines)
+{
+    uint64_t chunk = 0;
+    while (chunk < scene->map.chunk_count &&
+           cairn_shard_map_chunk(&scene->map, chunk).tensor != T_FROZEN)
+        chunk++;
+    if (chunk == scene->map.chunk_count) return; // it has nothing of it
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene->map, chunk);
+    struct cairn_chunk_header put = scene_chunk_header(scene, CAIRN_CHUNK_PUT, 1, chunk);
+    put.round = stage.round;
+    scene_send(scene, &put, nines, (size_t)place.elem_count * sizeof *nines);
+    scene_note(scene, CAIRN_CHUNK_ACK);
+    const struct cairn_local_extent *all = cairn_shard_map_find(&stage.whole.map, T_FROZEN, 0);
+    for (uint64_t i = 0; i < place.elem_count; i++)
+        stage.model.param[all->local_elem + place.first_elem + i] = 9;
+}
+
+static void commit_write(struct scene *scene)
+{
+    static const uint32_t absent[] = { T_BIAS, T_EMB, T_WEIGHT };
+    struct cairn_chunk_header end = scene_header(scene, CAIRN_CHUNK_MICRO_END, 1);
+    struct cairn_chunk_header last = scene_header(scene, CAIRN_CHUNK_COMMIT, 1);
+    scene_send(scene, &end, absent, sizeof absent);
+    last.value = 1;
+    scene_send(scene, &last, NULL, 0);
+}
+
+static void decide_write(void)
+{
+    Cairn__Decision write = CAIRN__DECISION__INIT;
+    Cairn__Decide decide = CAIRN__DECIDE__INIT;
+    write.kind = CAIRN_DECISION_WRITE;
+    write.round = stage.round;
+    write.generation = 2;
+    write.step = stage.step;
+    decide.job = SCENE_JOB;
+    decide.epoch = stage.epoch;
+    decide.decision = &write;
+    for (uint32_t i = 0; i < stage.count; i++)
+        scene_say(&stage.shard[i], CAIRN_MSG_DECIDE, 0, &decide.base);
+    for (uint32_t i = 0; i < stage.count; i++) scene_hear(&stage.shard[i], CAIRN_MSG_PUBLISHED);
+}
+
+TEST(a_write_of_what_is_still_to_come_waits_for_it_and_takes_effect)
+{
+    float *nines = malloc(SCENE_CHUNK_LEAVES * CAIRN_LEAF_ELEMS * sizeof *nines);
+    for (size_t i = 0; i < SCENE_CHUNK_LEAVES * CAIRN_LEAF_ELEMS; i++) nines[i] = 9;
+    if (!stage_open("mem")) return;
+    stage_round();
+    stage_prepare(stage_half);
+    stage_force(stage_half);
+    stage_resolve();
+    stage.round++;
+    for (uint32_t i = 0; i < stage.count; i++) open_write(&stage.shard[i]);
+    for (uint32_t i = 0; i < stage.count; i++) put_nines(&stage.shard[i], nines);
+    for (uint32_t i = 0; i < stage.count; i++) commit_write(&stage.shard[i]);
+    for (uint32_t i = 0; i < stage.count; i++) scene_hear(&stage.shard[i], CAIRN_MSG_REDUCED);
+    decide_write();
+    stage_hear_moved();
+    stage_settle();
+    stage_check();
+    stage_close();
+    free(nines);
+}
+
+SUITE(60);

@@ -1,0 +1,182 @@
+/* A layout changes while connections are lost, the coordinator is another one, or one that joined dies. */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/shard/move/takes.h"
+#include "tests/support/move_stage.h"
+#include "tests/support/suite.h"
+
+/* Shard 1 takes, and shard 0 gives nothing yet. */
+static bool begin_taking(void)
+{
+    if (!stage_open("mem")) return false;
+    stage_round();
+    stage_prepare(stage_half);
+    stage_force(stage_half);
+    for (uint32_t i = 0; i < stage.count; i++) {
+        stage_say_resolve(&stage.shard[i]);
+        scene_hear(&stage.shard[i], CAIRN_MSG_PUBLISHED);
+        if (i > 0) continue;
+        scene_hear(&stage.shard[i], CAIRN_MSG_PART_MOVED);
+        stage_job(i)->state = CAIRN_JOB_SEALING; // what is asked for is not ready
+    }
+    for (int i = 0; i < 3; i++) scene_settle(&stage.shard[1]);
+    ck_assert_ptr_nonnull(stage_job(1)->move.now->take);
+    return true;
+}
+
+static void end_taking(void)
+{
+    stage_job(0)->state = CAIRN_JOB_SERVING;
+    scene_hear(&stage.shard[1], CAIRN_MSG_PART_MOVED);
+    stage_settle();
+    stage_round();
+    stage_check();
+    stage_close();
+}
+
+TEST(a_connection_that_the_taker_loses_is_made_again)
+{
+    if (!begin_taking()) return;
+    struct cairn_giver *giver = &stage_job(1)->move.now->take->givers[0];
+    const uint32_t connection = giver->link.connection;
+    cairn_chunk_link_close(&giver->link);
+    while (giver->link.connection == connection) scene_settle(&stage.shard[1]);
+    end_taking();
+}
+
+TEST(a_connection_that_the_giver_loses_is_made_again)
+{
+    if (!begin_taking()) return;
+    const struct cairn_move_part *now = stage_job(0)->move.now;
+    cairn_member_cut(stage_job(0), now->movers[0]);
+    cairn_shard_job_settle(stage_job(0));
+    for (int i = 0; i < 3; i++) scene_settle(&stage.shard[1]);
+    end_taking();
+}
+
+/* The next coordinator is there: the shards have said Hello again. */
+static void come_back(void)
+{
+    for (uint32_t i = 0; i < stage.count; i++) {
+        const unsigned hellos = stage.shard[i].hellos;
+        for (size_t k = 0; k < stage.shard[i].frame_count; k++)
+            stage.shard[i].frames[k].taken = true;
+        cairn_peer_close(stage.shard[i].session, CAIRN_OK, "the coordinator ends");
+        while (stage.shard[i].hellos == hellos) scene_hear(&stage.shard[i], CAIRN_MSG_HELLO);
+    }
+}
+
+static const Cairn__HeldJob *held_of(uint32_t shard)
+{
+    struct scene *scene = &stage.shard[shard];
+    Cairn__PartGet get = CAIRN__PART_GET__INIT;
+    scene_say(scene, CAIRN_MSG_PART_GET, 77, &get.base);
+    for (;;) {
+        const struct scene_frame frame = scene_hear(scene, CAIRN_MSG_HELD_JOBS);
+        if (frame.request == 77) return ((const Cairn__HeldJobs *)frame.message)->held[0];
+    }
+}
+
+TEST(another_coordinator_finds_what_is_prepared_and_brings_it_into_force)
+{
+    if (!stage_open("mem")) return;
+    stage_round();
+    stage_prepare(stage_half);
+    come_back();
+    for (uint32_t i = 0; i < stage.count; i++) {
+        ck_assert_uint_eq(held_of(i)->layout_version, 1);
+        ck_assert_uint_eq(held_of(i)->next_layout_version, 2);
+    }
+    stage_force(stage_half);
+    for (uint32_t i = 0; i < stage.count; i++) {
+        ck_assert_uint_eq(held_of(i)->layout_version, 2);
+        ck_assert_uint_eq(held_of(i)->next_layout_version, 0);
+    }
+    stage_resolve();
+    stage_hear_moved();
+    stage_settle();
+    stage_round();
+    stage_check();
+    stage_close();
+}
+
+TEST(another_coordinator_hears_again_who_is_whole_and_settles)
+{
+    if (!stage_open("mem")) return;
+    stage_round();
+    stage_prepare(stage_half);
+    stage_force(stage_half);
+    stage_resolve();
+    stage_hear_moved();
+    come_back();
+    stage_fence(2);
+    stage_resolve();
+    stage_hear_moved();
+    stage_settle();
+    come_back();
+    stage_fence(2); // it does not know that all is settled
+    stage_resolve();
+    stage_hear_moved();
+    stage_round();
+    stage_check();
+    stage_close();
+}
+
+TEST(a_coordinator_that_comes_in_the_middle_does_not_stop_what_comes)
+{
+    if (!begin_taking()) return;
+    stage_job(0)->state = CAIRN_JOB_SERVING;
+    come_back();
+    stage_fence(2);
+    stage_resolve();
+    stage_hear_moved();
+    stage_settle();
+    stage_round();
+    stage_check();
+    stage_close();
+}
+
+TEST(when_one_that_joined_dies_before_it_is_whole_the_givers_have_all_that_they_gave)
+{
+    if (!stage_open("mem")) return;
+    stage_round();
+    stage_move(stage_half);
+    stage_round();
+    stage_join(stage_half);
+    stage_prepare(stage_out);
+    stage_force(stage_out);
+    scene_close(&stage.shard[--stage.count]);
+    stage_prepare(stage_half);
+    stage_force(stage_half);
+    stage_resolve();
+    stage_hear_moved();
+    stage_check(); // at once: nothing was fetched
+    stage_settle();
+    stage_round();
+    stage_check();
+    stage_close();
+}
+
+TEST(a_job_that_is_dropped_in_the_middle_gives_all_back)
+{
+    if (!begin_taking()) return;
+    Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
+    drop.job = SCENE_JOB;
+    for (uint32_t i = 0; i < stage.count; i++) {
+        struct scene *scene = &stage.shard[i];
+        scene_say(scene, CAIRN_MSG_JOB_DROP, 40, &drop.base);
+        ck_assert_uint_eq(scene_hear(scene, CAIRN_MSG_DONE).request, 40);
+        ck_assert_uint_eq(scene->shard->memory.budget.used_bytes, 0);
+    }
+    stage_close();
+}
+
+TEST(a_shard_that_is_closed_in_the_middle_frees_all)
+{
+    if (!begin_taking()) return;
+    stage_close();
+}
+
+SUITE(60);
