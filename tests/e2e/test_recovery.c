@@ -163,7 +163,7 @@ static int compare(const void *left, const void *right)
 TEST_EACH(training_goes_on_after, 0, sizeof figures / sizeof *figures)
 {
     static double took_ms[KILLS_MAX];
-    static const char *const quick[] = { "lease.heartbeat=100ms", "lease.timeout=2s", NULL };
+    static const char *const quick[] = { "lease.heartbeat=100ms", "lease.timeout=1500ms", NULL };
     const uint32_t asked = kills(), count = asked > 0 ? asked : 1;
     cluster_start(&cluster, 1,
                   &(struct cluster_options) { .coordinator_set = asked > 0 ? NULL : quick });

@@ -1,4 +1,5 @@
-/* on_worker_loss: a killed worker is waited for, or ends the run, until somebody acts. Real daemons. */
+/* A lost worker: on_worker_loss says whether it is waited for, or ends the run until somebody acts. And one
+ * that lives and holds the others up is named. Real daemons. */
 #include <cairn.h>
 #include <check.h>
 #include <stdlib.h>
@@ -94,6 +95,26 @@ TEST(who_is_lost_is_named_and_waited_for_or_ends_the_run_until_somebody_amends)
     ck_assert_int_eq(cluster_logged(&cluster, "coordinator.log", "and on_worker_loss is fail"), 1);
     cairn_close(waits.session);
     cairn_close(fails.session);
+    cluster_stop(&cluster);
+}
+
+TEST(who_has_pushed_and_does_not_commit_is_said_to_hold_the_others_up)
+{
+    static const char *const quick[] = { "lease.heartbeat=100ms", NULL };
+    enum { STEPS = 6, TRIES = 1000 };
+    struct cluster_said said = { .out = "" };
+    cluster_start(&cluster, 1, &(struct cluster_options) { .coordinator_set = quick });
+    const pid_t second = start_second("held", CAIRN_WORKER_LOSS_REDO);
+    const struct trainer t = attach("held", 0, CAIRN_WORKER_LOSS_REDO);
+    for (int steps = 0; steps < STEPS;) steps += try_step(&t) == 2;
+    const struct cairn_round round = trainer_begin(t.job);
+    tiny_push(t.job, &round, ELEMS, 1);
+    for (int i = 0; i < TRIES && strstr(said.out, "it has pushed a part (push") == NULL; i++)
+        cluster_cli(&cluster, &said, "job", "show", "held", NULL);
+    ck_assert_msg(strstr(said.out, "(rank 0), for ") != NULL, "%s", said.out);
+    ck_assert_int_eq(cluster_logged(&cluster, "coordinator.log", "job held is held up by"), 1);
+    cluster_kill(second);
+    cairn_close(t.session);
     cluster_stop(&cluster);
 }
 

@@ -161,17 +161,36 @@ static void expect_shown(const char *phase, const char *word)
     cairn_message_free(&status->base);
 }
 
+/* A shard says that it has something of the second worker's. */
+static void say_arrived(void)
+{
+    uint64_t member = toy()->straggler.member;
+    uint32_t micro = 0, flags = CAIRN_LACK_ARRIVED;
+    Cairn__Lacks lacks = CAIRN__LACKS__INIT;
+    lacks.round = toy()->straggler.round;
+    lacks.members = &member;
+    lacks.micros = &micro;
+    lacks.flags = &flags;
+    lacks.n_members = lacks.n_micros = lacks.n_flags = 1;
+    cairn_cluster_straggler_lacks(toy(), &lacks);
+    toy()->straggler.member = 0;
+}
+
 TEST(who_does_not_begin_or_commit_a_round_holds_it_up)
 {
     const uint64_t round = fake_begin(&fake, &w, job);
     fake_ask_commit(&w, job, round);
     let_pass(5000);
-    expect_shown("fetch", "worker w1 (rank 1), for 5.");
+    expect_shown("fetch", "open round: it has not begun it yet (fetch");
     ck_assert_uint_eq(fake_begin(&fake, &second, job), round);
     toy()->straggler.member = 0;
     let_pass(0);
-    expect_shown("compute", "which takes the others 10.0 ms");
+    expect_shown("compute", "it has pushed nothing yet (compute; the others take 10.0 ms)");
+    say_arrived();
+    let_pass(0);
+    expect_shown("push", "it has pushed a part (push");
     fake_ask_commit(&second, job, round);
+    toy()->straggler.asked_ms = 0; // the shards are asked again: nothing is on its way any more
     fake_until(&fake, toy()->straggler.member == 0);
     Cairn__JobStatus *status = show_job("toy");
     ck_assert_ptr_null(status->straggler);

@@ -18,6 +18,12 @@
 #define SAY_AGAIN_MS  300000 /* which is of the same worker and phase */
 
 static const char *const phase_names[CAIRN_TIMES_PHASES] = { "compute", "push", "wait", "fetch" };
+/* By what it is known that the open round waits in that phase. */
+static const char *const late_signs[CAIRN_TIMES_PHASES] = {
+    [CAIRN_PHASE_COMPUTE] = "has pushed nothing yet",
+    [CAIRN_PHASE_PUSH] = "has pushed a part",
+    [CAIRN_PHASE_FETCH] = "has not begun it yet",
+};
 
 /* ---- the last steps ---- */
 
@@ -128,6 +134,7 @@ void cairn_cluster_straggler_opened(struct cairn_cluster_job *job, uint64_t roun
     s->round = write ? 0 : round;
     s->opened_ms = cairn_cluster_now_ms(job->cluster);
     s->asked_ms = 0;
+    s->answered = true;
     s->arriving_count = 0;
 }
 
@@ -142,6 +149,8 @@ void cairn_cluster_straggler_lacks(struct cairn_cluster_job *job, const Cairn__L
 {
     struct cairn_cluster_straggler *s = &job->straggler;
     if (lacks->round != s->round) return;
+    if (!s->answered) s->arriving_count = 0;
+    s->answered = true;
     for (size_t i = 0; i < lacks->n_members; i++) {
         const bool begun = (lacks->flags[i] & CAIRN_LACK_ARRIVED) != 0 || lacks->micros[i] > 0;
         if (!begun || s->arriving_count == CAIRN_STRAGGLER_LACKS) continue;
@@ -157,7 +166,7 @@ static void ask_shards(struct cairn_cluster_job *job)
     const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
     if (s->asked_ms != 0 && now_ms - s->asked_ms < ASK_MS) return;
     s->asked_ms = now_ms;
-    s->arriving_count = 0;
+    s->answered = false; // until then the last answers count
     Cairn__LacksGet get = CAIRN__LACKS_GET__INIT;
     get.job = job->id;
     get.epoch = cairn_round_epoch(job->core);
@@ -206,7 +215,9 @@ static bool judge_open(struct cairn_cluster_job *job, struct sampled *all)
     const uint32_t step_us = middle(all->samples, all->count, first, CAIRN_TIMES_PHASES,
                                     all->scratch);
     if (step_us == UINT32_MAX || waited_ms * 1000 < SLOWER_FACTOR * (uint64_t)step_us) return false;
+    const bool is_new = s->asked_ms == 0;
     ask_shards(job);
+    if (is_new) return false;
     s->member = all->members[first]->id;
     s->phase = phase_of(s, all->members[first]);
     s->others = (uint32_t)late - 1;
@@ -239,10 +250,11 @@ static void say(const struct cairn_cluster_straggler *s, const struct cairn_clus
     cairn_sentence_set(out, "worker %s (rank %" PRIu32 ")", m->session->name, m->rank);
     if (s->waited_ms > 0) {
         if (s->others > 0) cairn_sentence_add(out, " and %" PRIu32 " more", s->others);
-        cairn_sentence_add(out, ", for %.1f s in the round that is open, in its %s",
-                           (double)s->waited_ms / 1000, phase);
-        if (s->others_us == UINT32_MAX) return;
-        cairn_sentence_add(out, ", which takes the others %.1f ms", (double)s->others_us / 1000);
+        cairn_sentence_add(out, ", for %.1f s in the open round: it %s (%s",
+                           (double)s->waited_ms / 1000, late_signs[s->phase], phase);
+        if (s->others_us != UINT32_MAX)
+            cairn_sentence_add(out, "; the others take %.1f ms", (double)s->others_us / 1000);
+        cairn_sentence_add(out, ")");
         return;
     }
     cairn_sentence_add(out,

@@ -32,8 +32,9 @@ struct cairn_cluster_straggler {
     uint64_t round,
         opened_ms;     /* cairn_cluster_now_ms: the last round that opened; round 0: a write */
     uint64_t asked_ms; /* its shards were asked whom they lack */
-    uint64_t
-        arriving[CAIRN_STRAGGLER_LACKS]; /* members of whom they have a part, and lack the rest */
+    bool answered;     /* a shard has, since */
+    /* members of whom shards have a part, and lack the rest */
+    uint64_t arriving[CAIRN_STRAGGLER_LACKS];
     uint32_t arriving_count;
     /* what was found last; member 0: nobody */
     uint64_t member, waited_ms; /* waited_ms: by the open round; 0: over the last steps */
