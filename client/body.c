@@ -139,6 +139,12 @@ struct body *cairn_body_of_layout(const struct job *job, uint64_t layout)
     return body;
 }
 
+bool cairn_bodies_left_by(const struct job *job, uint32_t shard)
+{
+    const struct body *newest = job->bodies;
+    return newest != NULL && shard < newest->layout->shard_count && newest->parts[shard].absent;
+}
+
 bool cairn_bodies_need(const struct job *job, uint32_t shard)
 {
     const struct body *body = job->bodies;

@@ -49,6 +49,8 @@ void cairn_bodies_release(struct job *job); /* likewise: all of them */
 struct body *cairn_body_of_version(const struct job *job, struct cairn_version version);
 /* NULL: the job has none of that number. */
 struct body *cairn_body_of_layout(const struct job *job, uint64_t layout);
+/* The shard has left the job: what it published may still be there. */
+bool cairn_bodies_left_by(const struct job *job, uint32_t shard);
 /* The shard owns something in a body of the job, or takes part in its rounds. */
 bool cairn_bodies_need(const struct job *job, uint32_t shard);
 

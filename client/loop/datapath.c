@@ -297,13 +297,6 @@ static bool would_speak(const struct shard_link *link)
            (link->job->attachment.state == JOB_ATTACHED && link->conn.hands->waits(&link->conn));
 }
 
-static bool has_left(const struct shard_link *link)
-{
-    const struct body *newest = link->job->bodies;
-    return newest != NULL && link->index < newest->layout->shard_count &&
-           newest->parts[link->index].absent;
-}
-
 void cairn_datapath_judge(struct shard_link *link, uint64_t now_ms)
 {
     struct cairn_place there;
@@ -313,7 +306,7 @@ void cairn_datapath_judge(struct shard_link *link, uint64_t now_ms)
     if (!speaks || is_heard) end_silence(link, is_heard);
     if (!speaks || is_late || is_heard) link->unheard_since_ms = now_ms;
     if (link->silent || now_ms - link->unheard_since_ms < SILENCE_MS) return;
-    if (has_left(link)) {
+    if (cairn_bodies_left_by(link->job, link->index)) {
         cairn_recut_gone(link);
         return;
     }

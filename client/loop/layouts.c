@@ -80,10 +80,9 @@ static void note_holes(struct body *body, Cairn__ShardInfo *const *infos, size_t
  * more. */
 static void let_go_of_holes(struct job *job)
 {
-    const struct body *newest = job->bodies;
-    for (uint32_t i = 0; newest != NULL && i < newest->layout->shard_count; i++) {
+    for (uint32_t i = 0; i < job->shards.count; i++) {
         struct shard_link *link = job->shards.links[i];
-        if (!newest->parts[i].absent) continue;
+        if (!cairn_bodies_left_by(job, i)) continue;
         if (link->address_bytes > 0 && !cairn_bodies_need(job, i)) {
             link->address_bytes = 0;
             cairn_chunk_link_close(&link->conn);

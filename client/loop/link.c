@@ -79,7 +79,8 @@ void cairn_links_release(struct job *job)
 void cairn_link_tick(struct shard_link *link, uint64_t now_ms)
 {
     const struct job *job = link->job;
-    const bool connects = job->bodies != NULL && !job->closing;
+    const bool is_wanted = !cairn_bodies_left_by(job, link->index) || waits(&link->conn);
+    const bool connects = job->bodies != NULL && !job->closing && is_wanted;
     cairn_datapath_judge(link, now_ms);
     cairn_asker_retry(&link->asker);
     cairn_chunk_link_tick(&link->conn, connects ? job->session->path.fabric : NULL, link->address,
