@@ -4,7 +4,8 @@
 
 #include "client/job.h"
 
-#define KEPT_STEPS 2 /* a version may be read until so many are newer */
+#define KEPT_STEPS   2                  /* a version may be read until so many are newer; or longer, */
+#define KEPT_EXTENTS ((size_t)1 << 17) /* by who knows of somebody's lease: bodies have as many in all */
 
 static void free_body(struct body *body)
 {
@@ -73,11 +74,20 @@ static struct body *take_out(struct body **link)
     return body;
 }
 
+static bool are_too_much(const struct job *job)
+{
+    size_t extents = 0;
+    for (const struct body *body = job->bodies; body != NULL; body = body->older)
+        extents += body->layout->extent_count;
+    return extents > KEPT_EXTENTS;
+}
+
 /* Nothing that the body would serve is read any more, once `newer` serves what comes. Under the lock. */
 static bool is_outlived(const struct job *job, const struct body *body, const struct body *newer)
 {
     const struct cairn_version newest = job->known.newest, since = newer->since;
     if (cairn_version_compare(since, body->since) <= 0) return true; // it serves no version
+    if (!are_too_much(job)) return false;
     if (job->leased.until_ms > cairn_client_now_ms() &&
         cairn_version_compare(job->leased.oldest, since) < 0)
         return false;
@@ -86,17 +96,13 @@ static bool is_outlived(const struct job *job, const struct body *body, const st
             newest.step - since.step >= KEPT_STEPS);
 }
 
-/* One that is in use stays. NULL: there is none. Under the lock. */
+/* The oldest; one that is in use stays. NULL: there is none. Under the lock. */
 static struct body **find_outlived(struct job *job)
 {
-    const struct body *newer = job->bodies;
-    struct body **link = newer != NULL ? &job->bodies->older : NULL;
-    while (link != NULL && *link != NULL) {
-        if ((*link)->refs == 1 && is_outlived(job, *link, newer)) return link;
-        newer = *link;
-        link = &(*link)->older;
-    }
-    return NULL;
+    struct body **found = NULL;
+    for (struct body *newer = job->bodies; newer->older != NULL; newer = newer->older)
+        if (newer->older->refs == 1 && is_outlived(job, newer->older, newer)) found = &newer->older;
+    return found;
 }
 
 bool cairn_bodies_trim(struct job *job)
