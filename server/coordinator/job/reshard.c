@@ -111,6 +111,7 @@ static void on_republished(struct cairn_cluster_job *job, const void *about, cai
     r->publishing = false;
     if (status == CAIRN_OK) {
         cairn_cluster_layouts_published(job);
+        cairn_cluster_leases_republished(job);
         cairn_cluster_members_layout_changed(job);
     } else {
         cairn_sentence_set(&r->told.text, "publishing it in the new layout: %.300s", text);

@@ -205,6 +205,23 @@ static void ask_shards(struct cairn_cluster_job *job, struct cairn_cluster_kept 
     cairn_cluster_gather_start(gather);
 }
 
+void cairn_cluster_leases_republished(struct cairn_cluster_job *job)
+{
+    const struct cairn_version newest = cairn_cluster_job_version(job);
+    struct cairn_cluster_kept *kept = find_kept(job, newest);
+    CAIRN_EACH_SHARD (job, i) {
+        struct cairn_version *joined_at = &job->shards[i].joined_at;
+        if (!cairn_cluster_job_in_force(job, i) || may_have(job, i, newest)) continue;
+        *joined_at = newest.step > 0 ? (struct cairn_version) { newest.generation, newest.step - 1 }
+                                     : (struct cairn_version) { newest.generation - 1, UINT64_MAX };
+    }
+    if (kept == NULL) return;
+    if (kept->asking)
+        kept->again = true;
+    else
+        ask_shards(job, kept);
+}
+
 /* ---- taking ---- */
 
 /* NULL: refused, and the lease has ended. */
