@@ -74,7 +74,8 @@ struct cairn_move_event {
 
 enum cairn_move_action_kind {
     CAIRN_MOVE_PREPARE, /* layout, to every shard of it → PREPARED of each */
-    CAIRN_MOVE_UNPREPARE, /* layout, to every shard of it: forget it. May be lost: a fence says so, too */
+    CAIRN_MOVE_UNPREPARE, /* layout, to every shard of it: forget it. May be lost with the connection: the
+                           * next fence says so, too */
     CAIRN_MOVE_CUT_OVER, /* layout, back: CAIRN_ROUND_LAYOUT → IN_FORCE */
     CAIRN_MOVE_WITHDRAW, /* CAIRN_ROUND_LAYOUT with layout 0 */
     CAIRN_MOVE_SETTLE, /* layout; shard, or CAIRN_MOVE_ALL: everybody is whole, forget what you gave */

@@ -102,6 +102,26 @@ TEST(another_coordinator_finds_what_is_prepared_and_brings_it_into_force)
     stage_close();
 }
 
+TEST(a_fence_of_another_coordinator_that_does_not_bring_what_is_prepared_ends_it)
+{
+    if (!stage_open("mem")) return;
+    uint64_t used[2];
+    stage_round();
+    for (uint32_t i = 0; i < 2; i++) used[i] = stage.shard[i].shard->memory.budget.used_bytes;
+    stage_prepare(stage_half);
+    come_back();
+    stage_fence(1);
+    stage_resolve();
+    for (uint32_t i = 0; i < 2; i++) {
+        ck_assert_ptr_null(stage_job(i)->move.next);
+        ck_assert_uint_eq(stage.shard[i].shard->memory.budget.used_bytes, used[i]);
+    }
+    stage_move(stage_half);
+    stage_round();
+    stage_check();
+    stage_close();
+}
+
 TEST(another_coordinator_hears_again_who_is_whole_and_settles)
 {
     if (!stage_open("mem")) return;

@@ -137,13 +137,21 @@ static bool judge(const struct cairn_shard_job *job, uint64_t layout, struct cai
     return false;
 }
 
+/* A Fence that does not bring what is prepared: who came or went changed the epoch, and the slice goes on.
+ * Was it prepared in another session, its end may have been said in that one, and was lost. */
+static void keep_or_forget(struct cairn_shard_job *job)
+{
+    const struct cairn_move_part *next = job->move.next;
+    if (next != NULL && next->session != job->shard->session.serial) cairn_move_forget(job);
+}
+
 bool cairn_move_on_fence(struct cairn_shard_job *job, uint64_t epoch, uint64_t layout)
 {
     struct cairn_sentence why;
     job->move.fence.epoch = 0; // a later word counts
     if (job->state != CAIRN_JOB_SERVING) return false;
     if (layout == 0 || layout == job->view->layout->version) {
-        cairn_move_forget(job);
+        keep_or_forget(job);
         return false;
     }
     if (!judge(job, layout, &why)) {

@@ -27,6 +27,7 @@ struct cairn_move_part {
     bool is_ready;              /* the pages for what comes are made */
     bool is_unwanted;           /* it is forgotten as soon as it is ready */
     struct cairn_request asked; /* the PartPrepare; answered when it is ready */
+    uint64_t session;           /* that it came in */
     /* bytes that were taken of the budget: of the planes, for what comes; for what is received; and of what
      * copies and tables take more */
     uint64_t room, staging, published, tables;
