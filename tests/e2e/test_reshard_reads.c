@@ -1,0 +1,289 @@
+/* A job that is spread over other shards while it trains, as its workers and readers see it: beside a job that
+ * stays where it is, with the same spec and the same gradients, it is the same to the last bit in every
+ * plane, at every step, by every way of reading. */
+#include <check.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/suite.h"
+#include "tests/support/trainer.h"
+
+enum { SHARDS = 4, TENSORS = 4, ELEMS_MAX = 200 * 2048, JOBS = 2 };
+
+static const struct cairn_tensor model[TENSORS] = {
+    TRAINER_MATRIX("big", "u", 200, 2048, 1),
+    TRAINER_MATRIX("half", "u", 311, 500, 2, .wire = CAIRN_BF16),
+    TRAINER_MATRIX("long", "v", 2001, 77, 3),
+    TRAINER_ONES("small", "w", 77),
+};
+static const char *const units[] = { "u", "v", "w" };
+static const char *const names[JOBS] = { "moved", "still" };
+static const char *const planes[] = { "param", "exp_avg", "exp_avg_sq" };
+
+static struct cluster cluster;
+static cairn *session, *reading; // a worker's, a reader's by way of ucx
+static cairn_job *jobs[JOBS], *read_jobs[JOBS];
+static float gradients[TENSORS][ELEMS_MAX];
+static uint8_t seen[JOBS][ELEMS_MAX * 4];
+
+static void set_up(void)
+{
+    static const char *const coordinator_set[] = { "cluster.shards=2", NULL };
+    const struct cluster_options options = { .coordinator_set = coordinator_set };
+    struct cairn_job_spec spec = trainer_spec(model, TENSORS);
+    spec.chunk_leaves = 4;
+    cluster_start(&cluster, SHARDS, &options);
+    session = trainer_session(cluster.address, NULL);
+    reading = trainer_session(cluster.address, "ucx");
+    for (int j = 0; j < JOBS; j++) {
+        jobs[j] = trainer_open(session, names[j], &spec);
+        good(cairn_init_done(jobs[j], NULL, CLUSTER_WAIT_MS));
+        good(cairn_job_open(reading, names[j], NULL, CAIRN_READER, CLUSTER_WAIT_MS, &read_jobs[j]));
+    }
+}
+
+static void tear_down(void)
+{
+    cairn_close(reading);
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+
+/* ---- a worker ---- */
+
+static size_t wire_bytes(int tensor)
+{
+    return trainer_elems(&model[tensor]) * (model[tensor].wire == CAIRN_BF16 ? 2 : 4);
+}
+
+static struct cairn_version step(cairn_job *job, unsigned seed)
+{
+    struct cairn_result result = { .struct_size = sizeof result };
+    const struct cairn_round round = trainer_begin(job);
+    for (int t = 0; t < TENSORS; t++) {
+        for (size_t i = 0; i < trainer_elems(&model[t]); i++)
+            gradients[t][i] = (float)((i * 2654435761u + seed * 97u + (unsigned)t) % 2001) / 1000 -
+                              1;
+        trainer_push(job, &round, model[t].name, gradients[t]);
+    }
+    const cairn_status status = cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result);
+    if (status == CAIRN_ERR_EPOCH_CHANGED)
+        return step(job, seed); // the coordinator was started again
+    if (status != CAIRN_OK) ck_abort_msg("%s", cairn_error());
+    return result.version;
+}
+
+static void same(int tensor, const char *what, struct cairn_version version, size_t bytes)
+{
+    if (memcmp(seen[0], seen[1], bytes) != 0)
+        ck_abort_msg("step %u: %s of tensor %s is another one", (unsigned)version.step, what,
+                     model[tensor].name);
+}
+
+/* By a copy of the caller's, at each of the jobs. */
+static void same_fetched(cairn_job *const of[JOBS], const struct cairn_version versions[JOBS])
+{
+    for (int t = 0; t < TENSORS; t++) {
+        const cairn_dtype wire = model[t].wire == CAIRN_BF16 ? CAIRN_BF16 : CAIRN_F32;
+        for (int j = 0; j < JOBS; j++)
+            trainer_fetch(of[j], versions[j], model[t].name, NULL, wire, seen[j]);
+        same(t, "the wire plane", versions[0], wire_bytes(t));
+    }
+}
+
+static void same_state(const struct cairn_version versions[JOBS])
+{
+    for (int t = 0; t < TENSORS; t++)
+        for (size_t p = 0; p < sizeof planes / sizeof *planes; p++) {
+            for (int j = 0; j < JOBS; j++)
+                trainer_fetch(jobs[j], versions[j], model[t].name, planes[p], CAIRN_F32, seen[j]);
+            same(t, planes[p], versions[0], trainer_elems(&model[t]) * sizeof(float));
+        }
+}
+
+static size_t view_bytes(const struct cairn_view *view)
+{
+    size_t bytes = view->dtype == CAIRN_BF16 ? 2 : 4;
+    for (uint32_t d = 0; d < view->rank; d++) bytes *= (size_t)view->shape[d];
+    return bytes;
+}
+
+/* Where it lies, as far as it lies on this host. */
+static void same_mapped(const struct cairn_version versions[JOBS])
+{
+    for (int j = 0; j < JOBS; j++) good(cairn_prefetch(jobs[j], versions[j], units, 2));
+    for (size_t u = 0; u < sizeof units / sizeof *units; u++) {
+        struct cairn_view views[JOBS][TENSORS];
+        size_t counts[JOBS] = { TENSORS, TENSORS };
+        for (int j = 0; j < JOBS; j++) {
+            cairn_op *op;
+            views[j][0].struct_size = sizeof views[j][0];
+            good(cairn_map(jobs[j], versions[j], units[u], views[j], &counts[j], &op));
+            good(cairn_wait(op, CLUSTER_WAIT_MS));
+        }
+        for (size_t i = 0; i < counts[0]; i++) {
+            if (memcmp(views[0][i].ptr, views[1][i].ptr, view_bytes(&views[0][i])) != 0)
+                ck_abort_msg("step %u: %s is another one where it is mapped",
+                             (unsigned)versions[0].step, views[0][i].tensor);
+        }
+        for (int j = 0; j < JOBS; j++) good(cairn_unmap(jobs[j], views[j], NULL));
+    }
+}
+
+/* ---- training on a thread of its own, while the test's thread has the cluster changed ---- */
+
+static atomic_bool stopping;
+static atomic_uint steps;
+static pthread_t trainer;
+
+static void *train(void *arg)
+{
+    (void)arg;
+    while (!atomic_load(&stopping)) {
+        struct cairn_version versions[JOBS];
+        for (int j = 0; j < JOBS; j++) versions[j] = step(jobs[j], atomic_load(&steps));
+        same_mapped(versions);
+        same_fetched(jobs, versions);
+        same_fetched(read_jobs, versions);
+        same_state(versions);
+        atomic_fetch_add(&steps, 1);
+    }
+    return NULL;
+}
+
+static void begin_training(void)
+{
+    atomic_store(&stopping, false);
+    ck_assert_int_eq(pthread_create(&trainer, NULL, train, NULL), 0);
+}
+
+static void await_steps(unsigned more)
+{
+    const unsigned until = atomic_load(&steps) + more;
+    while (atomic_load(&steps) < until) sched_yield();
+}
+
+static void end_training(void)
+{
+    await_steps(2);
+    atomic_store(&stopping, true);
+    pthread_join(trainer, NULL);
+}
+
+static void same_roots(void)
+{
+    char roots[JOBS][65];
+    for (int j = 0; j < JOBS; j++) trainer_digest(&cluster, names[j], roots[j]);
+    ck_assert_str_eq(roots[0], roots[1]);
+}
+
+static void reshard(const char *shards)
+{
+    cluster_says(&cluster, 0, "", "reshard", "apply", "moved", "--shards", shards, NULL);
+}
+
+TEST(what_moves_while_it_trains_reads_as_what_stays)
+{
+    begin_training();
+    await_steps(1);
+    reshard("4");
+    await_steps(2);
+    reshard("3");
+    end_training();
+    same_roots();
+}
+
+/* No round publishes the newest version anew: the shards do, before one of them ends. */
+TEST(what_moves_at_rest_is_read_as_before_when_its_former_shards_have_ended)
+{
+    struct cairn_version versions[JOBS];
+    for (int j = 0; j < JOBS; j++) versions[j] = step(jobs[j], 1);
+    reshard("4");
+    same_fetched(read_jobs, versions);
+    same_mapped(versions);
+    same_state(versions);
+    cluster_says(&cluster, 0, "", "member", "drain", "shard-0", NULL);
+    ck_assert_int_eq(cluster_wait(cluster.shards[0], CLUSTER_WAIT_MS), 0);
+    cluster.shards[0] = 0;
+    same_fetched(read_jobs, versions);
+    same_mapped(versions);
+    same_state(versions);
+    for (int j = 0; j < JOBS; j++) versions[j] = step(jobs[j], 2);
+    same_fetched(jobs, versions);
+    same_roots();
+}
+
+TEST(a_leased_version_is_read_after_its_shards_have_changed)
+{
+    struct cairn_version versions[JOBS], leased[JOBS];
+    for (int j = 0; j < JOBS; j++) {
+        versions[j] = step(jobs[j], 1);
+        good(cairn_lease(read_jobs[j], versions[j], 60000, CLUSTER_WAIT_MS, &leased[j]));
+    }
+    reshard("4");
+    for (unsigned seed = 2; seed < 7; seed++)
+        for (int j = 0; j < JOBS; j++) step(jobs[j], seed);
+    same_fetched(read_jobs, leased);
+    same_fetched(jobs, leased); // who did not ask for it, and goes by what it finds
+}
+
+static pid_t begin_reshard(const char *shards)
+{
+    static char log[sizeof cluster.folder + 16];
+    snprintf(log, sizeof log, "%s/reshard.log", cluster.folder);
+    const char *const argv[] = { CAIRN_BIN_DIR "/cairn",
+                                 "--endpoint",
+                                 cluster.address,
+                                 "reshard",
+                                 "apply",
+                                 "moved",
+                                 "--shards",
+                                 shards,
+                                 NULL };
+    return cluster_spawn(argv, log);
+}
+
+TEST(a_coordinator_that_dies_in_the_middle_changes_nothing_of_that)
+{
+    begin_training();
+    await_steps(1);
+    for (int i = 0; i < 3; i++) {
+        const pid_t cli = begin_reshard(i % 2 == 0 ? "4" : "2");
+        await_steps((unsigned)i % 2);
+        cluster_kill_coordinator(&cluster);
+        cluster_restart_coordinator(&cluster);
+        ck_assert_int_ge(cluster_wait(cli, CLUSTER_WAIT_MS),
+                         0); // it lost its coordinator, or was done
+        await_steps(2);
+    }
+    end_training();
+    same_roots();
+}
+
+/* Of both, while they move. */
+TEST(readers_that_come_in_the_middle_read_what_is_there)
+{
+    begin_training();
+    for (int i = 0; i < 3; i++) {
+        const pid_t cli = begin_reshard(i % 2 == 0 ? "4" : "3");
+        cairn *other = trainer_session(cluster.address, i % 2 == 0 ? "auto" : "ucx");
+        cairn_job *reader;
+        struct cairn_version newest, leased;
+        good(cairn_job_open(other, "moved", NULL, CAIRN_READER, CLUSTER_WAIT_MS, &reader));
+        good(cairn_version_wait(reader, (struct cairn_version) { 0, 0 }, CLUSTER_WAIT_MS, &newest));
+        good(cairn_lease(reader, newest, 60000, CLUSTER_WAIT_MS, &leased));
+        static float values[ELEMS_MAX];
+        for (int t = 0; t < TENSORS; t++)
+            if (model[t].wire != CAIRN_BF16)
+                trainer_fetch(reader, leased, model[t].name, NULL, CAIRN_F32, values);
+        cairn_close(other);
+        ck_assert_int_eq(cluster_wait(cli, CLUSTER_WAIT_MS), 0);
+    }
+    end_training();
+    same_roots();
+}
+
+SUITE(120, set_up, tear_down);
