@@ -158,16 +158,26 @@ static void *run_worker(void *arg)
     return NULL;
 }
 
-/* Trains, and gives the content root. */
-static void train(const struct world *world, int count, char root[65])
+/* Trains, over so many shards meanwhile as the list says one after another, and gives the content root. */
+static void train_over(const struct world *world, int count, const char *const *shards,
+                       char root[65])
 {
     struct worker workers[WORKERS_MAX];
     for (int i = 0; i < count; i++) open_worker(&workers[i], world, i, count);
     for (int i = 0; i < count; i++)
         ck_assert_int_eq(pthread_create(&workers[i].thread, NULL, run_worker, &workers[i]), 0);
+    for (; *shards != NULL; shards++)
+        cluster_says(&cluster, 0, "done", "reshard", "apply", world->name, "--shards", *shards,
+                     NULL);
     for (int i = 0; i < count; i++) pthread_join(workers[i].thread, NULL);
     trainer_digest(&cluster, world->name, root);
     for (int i = 0; i < count; i++) cairn_close(workers[i].session);
+}
+
+static void train(const struct world *world, int count, char root[65])
+{
+    static const char *const as_they_are[] = { NULL };
+    train_over(world, count, as_they_are, root);
 }
 
 static void set_up(void)
@@ -194,6 +204,18 @@ TEST_EACH(the_sum_is_that_of_the_hosts_sums, 0, 2)
     cluster_cli(&cluster, &said, "job", "show", "grouped", NULL);
     ck_assert_msg(strstr(said.out, "ranks 0,2,4 by shards shard-0, shard-2") != NULL, "%s",
                   said.out);
+    train(&without, HOSTS, flat);
+    ck_assert_str_eq(grouped, flat);
+}
+
+/* Who relays for whom is another one each time, and some of it is in the middle of a round. */
+TEST(the_sum_is_the_same_when_the_shards_change_meanwhile)
+{
+    static const char *const shards[] = { "2", "3", NULL };
+    char grouped[65], flat[65];
+    const struct world with = { "grouped", 5, 1, true, 40 }, without = { "flat", 5, 1, false, 40 };
+    if (is_on_card) return; // the state is, too, and does not move while its job goes on
+    train_over(&with, with.workers, shards, grouped);
     train(&without, HOSTS, flat);
     ck_assert_str_eq(grouped, flat);
 }

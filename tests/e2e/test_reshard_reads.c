@@ -133,6 +133,26 @@ static void same_mapped(const struct cairn_version versions[JOBS])
     }
 }
 
+/* A part of each plane of each tensor, at a step boundary. */
+static struct cairn_version write_some(cairn_job *job, unsigned seed)
+{
+    static const float values[3] = { 1.5f, -2.5f, 3.5f };
+    struct cairn_version version;
+    good(cairn_write_begin(job, CLUSTER_WAIT_MS));
+    for (int t = 0; t < TENSORS; t++) {
+        struct cairn_box box = { .rank = model[t].rank, .extent = { 1, 3 } };
+        if (box.rank == 1) box.extent[0] = 3;
+        box.start[0] = (seed * 31) % (model[t].shape[0] - 3);
+        const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
+        for (size_t p = 0; p < sizeof planes / sizeof *planes; p++)
+            good(cairn_put(job, model[t].name, planes[p], &box, &mem, NULL));
+    }
+    const cairn_status status = cairn_write_end(job, CLUSTER_WAIT_MS, &version);
+    if (status == CAIRN_ERR_EPOCH_CHANGED) return write_some(job, seed); // as a step
+    if (status != CAIRN_OK) ck_abort_msg("%s", cairn_error());
+    return version;
+}
+
 /* ---- training on a thread of its own, while the test's thread has the cluster changed ---- */
 
 static atomic_bool stopping;
@@ -145,6 +165,8 @@ static void *train(void *arg)
     while (!atomic_load(&stopping)) {
         struct cairn_version versions[JOBS];
         for (int j = 0; j < JOBS; j++) versions[j] = step(jobs[j], atomic_load(&steps));
+        if (atomic_load(&steps) % 2 == 1)
+            for (int j = 0; j < JOBS; j++) versions[j] = write_some(jobs[j], atomic_load(&steps));
         same_mapped(versions);
         same_fetched(jobs, versions);
         same_fetched(read_jobs, versions);
