@@ -30,6 +30,8 @@ def train(m, model, text, steps, rows):
     while m.version.step < steps and not leaving:
         try:
             here, tokens = m.begin(), 0
+            if here.step >= steps:
+                break  # the others went on without this one: it had no micro-batch, or came late
             for k in here.micro_batches:  # those that this worker is dealt; none if others have them all
                 torch.manual_seed(here.micro_seed(k))  # for dropout, if the model has some
                 batch = text.batch(rows, here.micro_seed(k))

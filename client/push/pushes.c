@@ -153,7 +153,10 @@ void cairn_pushes_on_opened(struct job *job, const Cairn__RoundOpened *opened)
 {
     if (job->pushing.pusher.push != NULL && job->pushing.pusher.round == opened->round) return;
     cairn_pushes_drop(job, CAIRN_ERR_EPOCH_CHANGED);
-    if (opened->rank >= opened->world) return; // surplus: no shard grants it anything
+    if (opened->rank >= opened->world) { // surplus: no shard grants it anything
+        cairn_pushes_release(job);
+        return;
+    }
     cairn_status status = open_pusher(job);
     if (status != CAIRN_OK) {
         cairn_job_fail(job, status, "out of memory for a round of this job");

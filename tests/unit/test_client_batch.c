@@ -19,6 +19,8 @@ static struct worker {
     float gradients[BATCH][TRAINED][TOY_ELEMS]; // lent to the round
 } crew[CREW_MAX];
 static uint32_t crew_count;
+static const struct cairn_tensor
+    *buffered; /* [TOY_TENSORS]: other tensors than the toy's, or NULL */
 
 /* What a run made. */
 struct state {
@@ -90,7 +92,8 @@ static uint64_t push_own(struct worker *w)
 
 static void join(const char *name, uint32_t rank)
 {
-    const struct cairn_job_spec spec = batch_spec(rank);
+    struct cairn_job_spec spec = batch_spec(rank);
+    if (buffered != NULL) spec.tensors = buffered;
     crew[rank].session = toy_session(&rooms, name);
     crew[rank].job = toy_ready(crew[rank].session, name, &spec);
 }
@@ -235,6 +238,34 @@ TEST(the_surplus_is_told_so_and_waits_for_the_end)
     toy_good(cairn_commit(last->job, &last->round, 0, NULL, 0, TOY_WAIT_MS, &result));
     ck_assert_uint_eq(result.step, 1);
     set_crew("surplus", 0);
+}
+
+TEST(a_buffer_is_written_by_the_worker_of_the_last_micro_batch)
+{
+    struct cairn_tensor tensors[TOY_TENSORS];
+    float values[TOY_ELEMS] = { 7 };
+    const struct cairn_mem mem = toy_mem(values, CAIRN_F32);
+    struct cairn_result result = { .struct_size = sizeof result };
+    struct cairn_version version;
+    memcpy(tensors, toy_tensors, sizeof tensors);
+    tensors[TOY_TENSORS - 1].kind = CAIRN_BUFFER; // "table"
+    buffered = tensors;
+    set_crew("buffered", 2);
+    while (!try_step(&result)) {}
+    for (uint32_t i = 0; i < 2; i++) {
+        cairn_job *job = crew[i].job;
+        const bool had_last = crew[i].round.rank == (BATCH - 1) % 2;
+        toy_good(cairn_write_begin(job, TOY_WAIT_MS));
+        if (had_last)
+            toy_good(cairn_put(job, "table", "param", NULL, &mem, NULL));
+        else
+            toy_fails(cairn_put(job, "table", "param", NULL, &mem, NULL), CAIRN_ERR_REFUSED,
+                      "the worker of micro-batch 4 of the last round writes it");
+        toy_good(cairn_write_end(job, TOY_WAIT_MS, &version));
+    }
+    while (!try_step(&result)) {} // a write is no round of the batch: all of it is there again
+    set_crew("buffered", 0);
+    buffered = NULL;
 }
 
 TEST(tiles_and_a_batch_of_each_worker_do_not_go_with_it)

@@ -70,6 +70,20 @@ def _gradient(result: Result) -> str:
     return f"the gradient of {result.nonfinite_tensors} is not finite"
 
 
+class Surplus:
+    """Says of a job that its rounds have no micro-batch for this worker, when that begins."""
+
+    def __init__(self, job: str):
+        self._job, self._idles = job, False
+
+    def note(self, round_: Round) -> None:
+        idles = round_.global_batch > 0 and not round_.micro_batches
+        if idles and not self._idles:
+            _LOG.warning("job %s: global_batch is %d, and workers of lower rank have all micro-batches: this one "
+                         "idles, and takes part when one of them leaves", self._job, round_.global_batch)
+        self._idles = idles
+
+
 class Ends:
     """Says of a job's rounds that they were skipped, or left what is not finite: who looks at the steps alone sees
     nothing go wrong."""

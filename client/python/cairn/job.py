@@ -31,7 +31,7 @@ class Job:
         self._leases: Dict[Version, int] = {}  # how many there are of a version
         self._is_writing = False
         self._rates: Dict[str, float] = {}  # given by group_lr
-        self._ends = _log.Ends(name)
+        self._ends, self._surplus = _log.Ends(name), _log.Surplus(name)
         self._loans: List[Memory] = []  # of puts and pushes without an operation of their own
         session._jobs.add(self)
         self._tensors = {t.name: t for t in (spec.tensors if spec is not None else self.tensors())}
@@ -193,7 +193,9 @@ class Job:
         out = _c.Round()
         sliced(self.name, lambda ms: _c.lib().cairn_round_begin(self._living(), ms, ctypes.byref(out)), timeout)
         self._loans.clear()  # a void round's buffers are back
-        return RoundHandle(self, out)
+        opened = RoundHandle(self, out)
+        self._surplus.note(opened.info)
+        return opened
 
     # ---- reading ----
 
