@@ -4,8 +4,10 @@
 
 #include "client/job.h"
 
-#define KEPT_STEPS   2                  /* a version may be read until so many are newer; or longer, */
-#define KEPT_EXTENTS ((size_t)1 << 17) /* by who knows of somebody's lease: bodies have as many in all */
+/* A version may be read until so many are newer; or longer, by who knows of somebody's lease: bodies have as
+ * many extents in all. */
+#define KEPT_STEPS   2
+#define KEPT_EXTENTS ((size_t)1 << 17)
 
 static void free_body(struct body *body)
 {

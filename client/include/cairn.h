@@ -2,8 +2,8 @@
  *
  * The state of a training run lives in shard daemons. A trainer (a worker) opens a session with the
  * coordinator, attaches to a job, and then repeats: round_begin, fetch the parameters of the round's
- * version, push gradients, commit. It owns nothing that its death could lose. Meanwhile the state may be spread
- * over other shards (client/README.md, "Shards that come and go"): no call fails for that.
+ * version, push gradients, commit. It owns nothing that its death could lose. Meanwhile the state may be
+ * spread over other shards (client/README.md, "Shards that come and go"): no call fails for that.
  *
  * Manners. Handles are opaque and may be used from several threads at once; a closed or wrong handle
  * gives CAIRN_ERR_HANDLE. Strings and structs are copied before a call returns. A result named *_out is set

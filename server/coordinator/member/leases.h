@@ -51,8 +51,8 @@ void cairn_cluster_lease_take(struct cairn_cluster_member *member, uint32_t requ
 void cairn_cluster_lease_drop(struct cairn_cluster_member *member, const Cairn__LeaseDrop *message);
 /* Rounds may go on: leases that wait are taken. Not during an event of the core. */
 void cairn_cluster_leases_advance(struct cairn_cluster_job *job);
-/* The newest version was published once more, in the layout in force: shards that joined since have it, too, and
- * are asked to keep it where it is leased, before another round opens. */
+/* The newest version was published once more, in the layout in force: shards that joined since have it, too,
+ * and are asked to keep it where it is leased, before another round opens. */
 void cairn_cluster_leases_republished(struct cairn_cluster_job *job);
 /* Those end whose time is over. */
 void cairn_cluster_leases_tick(struct cairn_cluster_job *job);
