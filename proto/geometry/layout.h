@@ -15,6 +15,7 @@
 #ifndef CAIRN_GEOMETRY_LAYOUT_H
 #define CAIRN_GEOMETRY_LAYOUT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -125,13 +126,14 @@ cairn_status cairn_shard_map_init(struct cairn_shard_map *map, const struct cair
                                   uint32_t shard, uint32_t chunk_leaves) CAIRN_MUST_CHECK;
 /* The same of a layout that follows others: an extent that is one of `before`, or a part of one, keeps its
  * local elements; any other gets some that neither `before` nor `beside` (may be NULL) has, the first that
- * fit.
- * All three are of one shard, and of the same tensors. CAIRN_ERR_INVALID, too: an extent that is partly in
- * `before`, or in two extents of it. */
+ * fit. So does a part that does not begin with the extent, where `dense` [tensor_count] (may be NULL) says so
+ * of its tensor. All three are of one shard, and of the same tensors. CAIRN_ERR_INVALID, too: an extent that
+ * is partly in `before`, or in two extents of it. */
 cairn_status cairn_shard_map_init_from(struct cairn_shard_map *map,
                                        const struct cairn_layout *layout, uint32_t shard,
                                        uint32_t chunk_leaves, const struct cairn_shard_map *before,
-                                       const struct cairn_shard_map *beside) CAIRN_MUST_CHECK;
+                                       const struct cairn_shard_map *beside,
+                                       const bool *dense) CAIRN_MUST_CHECK;
 void cairn_shard_map_release(struct cairn_shard_map *map);
 
 /* The local extent that holds a leaf; NULL if this shard does not own it. */

@@ -212,7 +212,7 @@ static void place(struct ranges *gaps, struct cairn_local_extent *extent)
 cairn_status cairn_shard_map_init_from(struct cairn_shard_map *map,
                                        const struct cairn_layout *layout, uint32_t shard,
                                        uint32_t chunk_leaves, const struct cairn_shard_map *before,
-                                       const struct cairn_shard_map *beside)
+                                       const struct cairn_shard_map *beside, const bool *dense)
 {
     struct ranges gaps;
     cairn_status status = find_gaps(before, beside, &gaps);
@@ -226,7 +226,9 @@ cairn_status cairn_shard_map_init_from(struct cairn_shard_map *map,
         struct cairn_local_extent *extent = &map->extents[i];
         const struct cairn_local_extent *was;
         status = find_before(before, extent, &was);
-        if (status == CAIRN_OK && was == NULL)
+        const bool is_new = was == NULL || (dense != NULL && dense[extent->tensor] &&
+                                            was->first_leaf != extent->first_leaf);
+        if (status == CAIRN_OK && is_new)
             place(&gaps, extent);
         else if (status == CAIRN_OK)
             extent->local_elem = was->local_elem + (extent->first_elem - was->first_elem);

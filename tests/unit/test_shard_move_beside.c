@@ -12,12 +12,17 @@ static const struct stage_run more_before[] = { { T_BIAS, 0, 1 },   { T_EMB, 0, 
                                                 { T_FROZEN, 0, 3 }, { T_WEIGHT, 0, 7 },
                                                 { T_WEIGHT, 1, 3 }, { T_BUFFER, 0, 5 },
                                                 { T_BLOB, 0, 8 },   { 0, 0, 0 } };
-/* Their tails go. */
+/* The tail of the buffer goes, and the head of the blob; then the middle of what is left of that. */
 static const struct stage_run more_after[] = { { T_BIAS, 0, 1 },   { T_EMB, 0, 3 },
                                                { T_FROZEN, 0, 3 }, { T_WEIGHT, 0, 7 },
                                                { T_WEIGHT, 1, 3 }, { T_BUFFER, 0, 2 },
-                                               { T_BUFFER, 1, 3 }, { T_BLOB, 0, 3 },
-                                               { T_BLOB, 1, 5 },   { 0, 0, 0 } };
+                                               { T_BUFFER, 1, 3 }, { T_BLOB, 1, 3 },
+                                               { T_BLOB, 0, 5 },   { 0, 0, 0 } };
+static const struct stage_run more_middle[] = {
+    { T_BIAS, 0, 1 },   { T_EMB, 0, 3 },    { T_FROZEN, 0, 3 }, { T_WEIGHT, 0, 7 },
+    { T_WEIGHT, 1, 3 }, { T_BUFFER, 0, 2 }, { T_BUFFER, 1, 3 }, { T_BLOB, 1, 3 },
+    { T_BLOB, 0, 1 },   { T_BLOB, 1, 2 },   { T_BLOB, 0, 2 },   { 0, 0, 0 }
+};
 
 static uint64_t check_tensor(const struct cairn_shard_job *job, uint32_t tensor)
 {
@@ -49,17 +54,22 @@ static void check_more(void)
 
 TEST(buffers_and_blobs_move_like_all_else)
 {
-    static const struct stage_run more_back[] = { { T_BIAS, 0, 1 },   { T_EMB, 0, 3 },
-                                                  { T_FROZEN, 0, 3 }, { T_WEIGHT, 0, 7 },
-                                                  { T_WEIGHT, 1, 3 }, { T_BUFFER, 0, 2 },
-                                                  { T_BUFFER, 0, 3 }, { T_BLOB, 0, 3 },
-                                                  { T_BLOB, 1, 5 },   { 0, 0, 0 } };
+    static const struct stage_run more_back[] = {
+        { T_BIAS, 0, 1 },   { T_EMB, 0, 3 },    { T_FROZEN, 0, 3 }, { T_WEIGHT, 0, 7 },
+        { T_WEIGHT, 1, 3 }, { T_BUFFER, 0, 2 }, { T_BUFFER, 0, 3 }, { T_BLOB, 0, 3 },
+        { T_BLOB, 0, 1 },   { T_BLOB, 0, 2 },   { T_BLOB, 0, 2 },   { 0, 0, 0 }
+    };
     if (!stage_open_more(more_before)) return;
     check_more();
+    const uint64_t state = stage_job(0)->memory.state;
     stage_move(more_after);
     check_more();
+    stage_move(more_middle);
+    check_more();
+    ck_assert_uint_lt(stage_job(0)->memory.state, state);
     stage_move(more_back);
     check_more();
+    ck_assert_uint_eq(stage_job(0)->memory.state, state);
     stage_close();
 }
 

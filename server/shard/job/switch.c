@@ -10,6 +10,7 @@
 /* Views of before, whose places are kept; all NULL: a fresh job. */
 struct places {
     const struct cairn_shard_map *before, *beside;
+    const bool *dense; /* of cairn_shard_map_init_from: blobs */
 };
 
 static cairn_status make_map(const struct cairn_shard_job *job, uint32_t index,
@@ -24,7 +25,8 @@ static cairn_status make_map(const struct cairn_shard_job *job, uint32_t index,
     const cairn_status status = places->before == NULL
                                     ? cairn_shard_map_init(map, view->layout, index, leaves)
                                     : cairn_shard_map_init_from(map, view->layout, index, leaves,
-                                                                places->before, places->beside);
+                                                                places->before, places->beside,
+                                                                places->dense);
     if (status == CAIRN_ERR_INVALID)
         return cairn_fail(why, status,
                           "layout %llu joins what lies apart on shard %s, or cannot be cut in "
@@ -115,11 +117,20 @@ static cairn_status make_whole(struct cairn_shard_job *job, struct cairn_shard_v
     return cairn_planes_grow(&job->planes, &view->table.map, view->forms, why);
 }
 
+/* By tensor: the bytes of an extent stand dense, so a part of one lies elsewhere than its local elements say
+ * (memory/plane.h). Malloc'ed. */
+static bool *list_dense(const struct cairn_job_spec_data *spec)
+{
+    bool *dense = calloc(spec->tensor_count + 1, sizeof *dense);
+    for (size_t t = 0; dense != NULL && t < spec->tensor_count; t++)
+        dense[t] = spec->tensors[t].kind == CAIRN_BLOB;
+    return dense;
+}
+
 cairn_status cairn_shard_view_next(struct cairn_shard_job *job, struct cairn_layout *layout,
                                    uint32_t index, const struct cairn_shard_view *before,
                                    struct cairn_shard_view **view_out, struct cairn_sentence *why)
 {
-    const struct places places = { &before->table.map, &job->view->table.map };
     struct cairn_shard_view *view;
     struct cairn_need need;
     if (job->shard->device.home != NULL) {
@@ -129,8 +140,15 @@ cairn_status cairn_shard_view_next(struct cairn_shard_job *job, struct cairn_lay
                           "while it is there: restore a snapshot onto the shards that are wanted",
                           job->spec.name, job->shard->name);
     }
+    bool *dense = list_dense(&job->spec);
+    if (dense == NULL) {
+        cairn_layout_close(layout);
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a layout");
+    }
+    const struct places places = { &before->table.map, &job->view->table.map, dense };
     cairn_status status = open_view(job, layout, index, member_max_of(job), &places, &view, &need,
                                     why);
+    free(dense);
     if (status != CAIRN_OK) return status;
     status = make_whole(job, view, why);
     if (status == CAIRN_OK)

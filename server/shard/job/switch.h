@@ -29,7 +29,8 @@ CAIRN_MUST_CHECK cairn_status cairn_shard_view_number(struct cairn_shard_view *v
 
 /* A whole view of another layout, which is closed if there is none, and addresses for what comes with it.
  * `before`: where what it has too lies, the view in force, or the one before that while its state is still
- * here. What is new lies where neither of these views has anything. CAIRN_ERR_INVALID: an extent that is only
+ * here. What is new lies where neither of these views has anything, and so does a part of a blob that does
+ * not begin with it, which the caller copies (move/shift.h). CAIRN_ERR_INVALID: an extent that is only
  * partly in `before`; CAIRN_ERR_UNSUPPORTED: state on a device; CAIRN_ERR_NO_MEMORY: with `why`. */
 CAIRN_MUST_CHECK cairn_status cairn_shard_view_next(struct cairn_shard_job *job,
                                                     struct cairn_layout *layout, uint32_t index,

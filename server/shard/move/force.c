@@ -5,6 +5,7 @@
 #include "server/shard/job/own.h"
 #include "server/shard/job/switch.h"
 #include "server/shard/move/part.h"
+#include "server/shard/move/shift.h"
 #include "server/shard/read/fetch.h"
 #include "server/shard/relay/relay.h"
 
@@ -94,7 +95,9 @@ static void force(struct cairn_shard_job *job)
     const uint64_t epoch = move->fence.epoch;
     struct cairn_sentence why;
     move->fence.epoch = 0;
-    if (cairn_shard_job_switch(job, part->view, &why) != CAIRN_OK) {
+    cairn_status status = cairn_shift_copy(job, part->view, cairn_move_kept(job), &why);
+    if (status == CAIRN_OK) status = cairn_shard_job_switch(job, part->view, &why);
+    if (status != CAIRN_OK) {
         cairn_shard_view_unref(before);
         cairn_shard_job_fault(job, why.text);
         return;

@@ -19,7 +19,7 @@ void cairn_move_settle(struct cairn_shard_job *job)
     if (move->sends > 0) return; // a tick comes back to it
     const uint64_t bytes = cairn_move_bytes_beyond(move->before, job->view);
     if (bytes > 0) cairn_shard_view_give(job, move->before);
-    cairn_shard_job_give(job, &job->memory.state, bytes);
+    cairn_shard_job_give(job, &job->memory.state, bytes + now->shifted);
     cairn_log_info("job %s: layout %llu is settled: %llu bytes of state went", job->spec.name,
                    (unsigned long long)now->view->layout->version, (unsigned long long)bytes);
     cairn_shard_view_unref(move->before);

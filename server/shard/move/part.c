@@ -23,6 +23,11 @@ void cairn_move_part_drop(struct cairn_shard_job *job, struct cairn_move_part *p
     free(part);
 }
 
+const struct cairn_shard_view *cairn_move_kept(const struct cairn_shard_job *job)
+{
+    return job->move.now != NULL ? job->move.before : NULL;
+}
+
 /* ---- bytes ---- */
 
 struct sum {

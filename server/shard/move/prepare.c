@@ -10,6 +10,7 @@
 #include "server/shard/job/open.h"
 #include "server/shard/job/switch.h"
 #include "server/shard/move/part.h"
+#include "server/shard/move/shift.h"
 
 static const struct cairn_arriving_kind kind;
 
@@ -89,10 +90,11 @@ static cairn_status take_budget(struct cairn_shard_job *job, struct cairn_move_p
                    tables = more(part->view->table_bytes, job->view->table_bytes);
     snprintf(what, sizeof what, "what comes of job %s with layout %llu", job->spec.name,
              (unsigned long long)part->view->layout->version);
-    const cairn_status status = cairn_budget_take(&job->shard->memory.budget,
-                                                  room + staging + published + tables, what, why);
+    const uint64_t shifted = cairn_shift_bytes(job, part->view, cairn_move_kept(job));
+    const cairn_status status = cairn_budget_take(
+        &job->shard->memory.budget, room + shifted + staging + published + tables, what, why);
     if (status != CAIRN_OK) return status;
-    job->memory.state += part->room = room;
+    job->memory.state += (part->room = room) + (part->shifted = shifted);
     job->memory.staging += part->staging = staging;
     job->memory.published += part->published = published;
     job->memory.tables += part->tables = tables;
@@ -102,7 +104,7 @@ static cairn_status take_budget(struct cairn_shard_job *job, struct cairn_move_p
 /* The layout does not come into force: what is its alone is given back. */
 static void give_budget(struct cairn_shard_job *job, const struct cairn_move_part *part)
 {
-    cairn_shard_job_give(job, &job->memory.state, part->room);
+    cairn_shard_job_give(job, &job->memory.state, part->room + part->shifted);
     cairn_shard_job_give(job, &job->memory.published, part->published);
     cairn_shard_job_give(job, &job->memory.tables, part->tables);
 }
@@ -110,10 +112,9 @@ static void give_budget(struct cairn_shard_job *job, const struct cairn_move_par
 static cairn_status open_take(struct cairn_shard_job *job, struct cairn_move_part *part,
                               const Cairn__PartPrepare *message, struct cairn_sentence *why)
 {
-    const struct cairn_shard_view *kept = job->move.now != NULL ? job->move.before : NULL;
     const Cairn__Mover *mover = mover_of(message);
     struct cairn_lots lots;
-    if (cairn_lots_list(job->view, part->view, kept, &lots) != CAIRN_OK)
+    if (cairn_lots_list(job->view, part->view, cairn_move_kept(job), &lots) != CAIRN_OK)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to take state");
     if (lots.count == 0) return take_budget(job, part, 0, 0, why);
     if (mover == NULL) {
@@ -205,8 +206,9 @@ void cairn_move_forget(struct cairn_shard_job *job)
 static cairn_status add_room(struct cairn_reserve *reserve, struct cairn_shard_job *job)
 {
     const struct cairn_move_part *part = job->move.next;
-    if (part->take == NULL) return CAIRN_OK; // nothing comes
-    const cairn_status status = cairn_shard_view_reserve(job, part->view, reserve);
+    cairn_status status = cairn_shift_reserve(job, part->view, cairn_move_kept(job), reserve);
+    if (part->take == NULL) return status; // nothing comes
+    if (status == CAIRN_OK) status = cairn_shard_view_reserve(job, part->view, reserve);
     return status == CAIRN_OK ? cairn_take_reserve(part->take, reserve) : status;
 }
 
