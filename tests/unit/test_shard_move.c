@@ -99,6 +99,10 @@ TEST(a_shard_that_joins_takes_state_at_the_version_that_there_is_and_another_giv
     stage_move(stage_half);
     stage_round();
     stage_join(stage_half);
+    stage_fence(stage.layout); // the joiner is there: it has all of what it owns, which is nothing
+    stage_resolve();
+    stage_hear_moved();
+    stage_round();
     stage_move(stage_out);
     stage_check();
     ck_assert_uint_eq(stage_job(1)->view->table.map.elem_count, 0);

@@ -58,7 +58,7 @@ void cairn_move_on_resolve(struct cairn_shard_job *job, uint64_t epoch)
 {
     struct cairn_move_part *now = job->move.now;
     if (job->load.joins) note_version(job);
-    if (!job->move.has_moved || job->state != CAIRN_JOB_SERVING ||
+    if ((!job->move.has_moved && !job->load.joins) || job->state != CAIRN_JOB_SERVING ||
         epoch != cairn_step_epoch(job->collector.step) || job->move.fence.epoch != 0)
         return;
     if (now == NULL || now->take == NULL) {
