@@ -176,4 +176,33 @@ TEST(a_file_of_pages_larger_still_is_mapped_too)
     close(fd);
 }
 
+/* State keeps what it has when it grows; what others may have mapped begins its last segment anew. */
+TEST(an_arena_with_room_gets_more_bytes_and_fewer)
+{
+    const uint64_t bytes = CAIRN_SEGMENT_BYTES + 100, more = 3 * CAIRN_SEGMENT_BYTES + 5;
+    struct cairn_arena state, shared;
+    struct cairn_sentence why;
+    const size_t before = open_count();
+    ck_assert_int_eq(cairn_arena_open_state("test", bytes, more, CAIRN_STREAM_PARAM, &state, &why),
+                     CAIRN_OK);
+    ck_assert_int_eq(cairn_arena_open_shared_room("test", bytes, more, &shared, &why), CAIRN_OK);
+    uint8_t *const at = state.base, *const shown = shared.base;
+    at[0] = at[bytes - 1] = shown[0] = shown[bytes - 1] = 7;
+    ck_assert_int_eq(cairn_arena_resize(&state, "test", more, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_arena_resize(&shared, "test", more, &why), CAIRN_OK);
+    ck_assert_uint_eq(open_count(), before + 8);
+    ck_assert(state.base == at && shared.base == shown);
+    ck_assert(at[0] == 7 && at[bytes - 1] == 7 && at[more - 1] == 0);
+    ck_assert(shown[0] == 7 && shown[bytes - 1] == 0 && shown[more - 1] == 0);
+    ck_assert_int_eq(cairn_arena_resize(&state, "test", more + CAIRN_SEGMENT_BYTES, &why),
+                     CAIRN_ERR_NO_MEMORY);
+    ck_assert_uint_eq(state.bytes, more);
+    ck_assert_int_eq(cairn_arena_resize(&shared, "test", 100, &why), CAIRN_OK);
+    ck_assert_uint_eq(open_count(), before + 5);
+    ck_assert_uint_eq(shown[0], 0);
+    cairn_arena_close(&state);
+    cairn_arena_close(&shared);
+    ck_assert_uint_eq(open_count(), before);
+}
+
 SUITE(30);

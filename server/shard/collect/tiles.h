@@ -73,6 +73,8 @@ void cairn_tiles_move(struct cairn_member *from, struct cairn_member *to);
 CAIRN_MUST_CHECK cairn_status cairn_tiles_open(struct cairn_shard_job *job,
                                                const struct cairn_chunk_table *table);
 void cairn_tiles_close(struct cairn_shard_job *job);
+/* No contribution or put is on its way: nothing refers to boxes but members. */
+bool cairn_tiles_rest(const struct cairn_shard_job *job);
 /* Memory for the same tiles by another table of the shard: *holds_out is for cairn_tiles_switch. No round is
  * open, and no put. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_BUSY: nothing changed. */
 CAIRN_MUST_CHECK cairn_status cairn_tiles_ready(struct cairn_shard_job *job,

@@ -10,8 +10,6 @@ struct cairn_held *cairn_held_open(struct cairn_shard_job *job,
                                    const struct cairn_chunk_table *table, uint32_t tensor,
                                    const struct cairn_box *box, struct cairn_sentence *why);
 void cairn_held_free(struct cairn_shard_job *job, struct cairn_held *held);
-/* Nothing refers to boxes but members. */
-bool cairn_tiles_rest(const struct cairn_shard_job *job);
 /* Of cairn_tiles_holds, by a table; NULL: no memory. */
 uint8_t *cairn_tiles_holds_open(const struct cairn_shard_job *job,
                                 const struct cairn_chunk_table *table);

@@ -158,18 +158,6 @@ cairn_status cairn_shard_view_next(struct cairn_shard_job *job, struct cairn_lay
     return status;
 }
 
-static uint64_t more(uint64_t next, uint64_t now)
-{
-    return next > now ? next - now : 0;
-}
-
-uint64_t cairn_shard_view_more_bytes(const struct cairn_shard_job *job,
-                                     const struct cairn_shard_view *view)
-{
-    return more(view->published_bytes, job->view->published_bytes) +
-           more(view->table_bytes, job->view->table_bytes);
-}
-
 /* ---- the switch ---- */
 
 /* What is made before anything changes. */
@@ -180,14 +168,18 @@ struct ready {
     uint8_t *holds, *have;
 };
 
+bool cairn_shard_job_rests(const struct cairn_shard_job *job)
+{
+    const enum cairn_step_phase phase = cairn_step_phase_of(job->collector.step);
+    const bool is_saved = job->pins.list != NULL || job->pins.reports != NULL;
+    return (phase == CAIRN_STEP_IDLE || phase == CAIRN_STEP_JOINING) && cairn_tiles_rest(job) &&
+           !job->pass.updating && job->pass.parts_left == 0 && job->pass.republished == NULL &&
+           !is_saved && !job->park.is_under_way && job->puts.write == NULL;
+}
+
 static cairn_status judge(const struct cairn_shard_job *job, struct cairn_sentence *why)
 {
-    const bool rests = cairn_step_slots_used(job->collector.step) == 0 && !job->pass.updating &&
-                       job->pass.parts_left == 0 && job->pass.republished == NULL;
-    const bool is_saved = job->pins.list != NULL || job->pins.reports != NULL;
-    if (job->state == CAIRN_JOB_SERVING && rests && !is_saved && !job->park.is_under_way &&
-        job->puts.write == NULL)
-        return CAIRN_OK;
+    if (job->state == CAIRN_JOB_SERVING && cairn_shard_job_rests(job)) return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_BUSY,
                       "job %s is at work on shard %s: its layout cannot change", job->spec.name,
                       job->shard->name);
@@ -223,10 +215,15 @@ static cairn_status make_ready(struct cairn_shard_job *job, const struct cairn_s
                       (unsigned long long)view->layout->version, job->spec.name);
 }
 
+static uint64_t less(uint64_t now, uint64_t next)
+{
+    return now > next ? now - next : 0;
+}
+
 static void give_less(struct cairn_shard_job *job, const struct cairn_shard_view *view)
 {
-    const uint64_t published = more(job->view->published_bytes, view->published_bytes);
-    const uint64_t tables = more(job->view->table_bytes, view->table_bytes);
+    const uint64_t published = less(job->view->published_bytes, view->published_bytes);
+    const uint64_t tables = less(job->view->table_bytes, view->table_bytes);
     cairn_shard_job_give(job, &job->memory.published, published);
     cairn_shard_job_give(job, &job->memory.tables, tables);
 }

@@ -37,14 +37,13 @@ CAIRN_MUST_CHECK cairn_status cairn_shard_view_next(struct cairn_shard_job *job,
                                                     const struct cairn_shard_view *before,
                                                     struct cairn_shard_view **view_out,
                                                     struct cairn_sentence *why);
-/* What the job takes more of the budget in that view than now, of published copies and tables: the caller
- * takes it before the switch, with what comes of the state. */
-uint64_t cairn_shard_view_more_bytes(const struct cairn_shard_job *job,
-                                     const struct cairn_shard_view *view);
-/* The job goes on in that view, which it counts. No round is open, nothing of its chunks is on its way, and
- * no pass, save or digest is under way: CAIRN_ERR_BUSY. CAIRN_ERR_NO_MEMORY. Then it goes on as it was. Its
- * relays end. What it takes less of published copies and tables goes back to the budget; pages of state that
- * went stay: cairn_shard_view_give. */
+/* Nothing works on sums, planes or published copies, or is on its way to them, and nothing will before a
+ * round opens. */
+bool cairn_shard_job_rests(const struct cairn_shard_job *job);
+/* The job goes on in that view, which it counts. CAIRN_ERR_BUSY: it does not rest; CAIRN_ERR_NO_MEMORY. Then
+ * it goes on as it was. Its relays end. What it takes more of published copies and tables
+ * (view->published_bytes, table_bytes) was taken from the budget before, with what comes of the state; what
+ * it takes less goes back here. Pages of state that went stay: cairn_shard_view_give. */
 CAIRN_MUST_CHECK cairn_status cairn_shard_job_switch(struct cairn_shard_job *job,
                                                      struct cairn_shard_view *view,
                                                      struct cairn_sentence *why);

@@ -71,16 +71,6 @@ void cairn_move_on_resolve(struct cairn_shard_job *job, uint64_t epoch)
 
 /* ---- it comes into force ---- */
 
-/* Nothing works on sums, planes or copies, and nothing will before a round opens. */
-static bool rests(const struct cairn_shard_job *job)
-{
-    const enum cairn_step_phase phase = cairn_step_phase_of(job->collector.step);
-    return (phase == CAIRN_STEP_IDLE || phase == CAIRN_STEP_JOINING) &&
-           cairn_step_slots_used(job->collector.step) == 0 && !job->pass.updating &&
-           job->pass.parts_left == 0 && job->pass.republished == NULL && job->pins.list == NULL &&
-           job->pins.reports == NULL && job->puts.write == NULL;
-}
-
 static void tell_core(struct cairn_shard_job *job, uint64_t epoch)
 {
     cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_FENCE, .epoch = epoch });
@@ -169,5 +159,6 @@ bool cairn_move_on_fence(struct cairn_shard_job *job, uint64_t epoch, uint64_t l
 
 void cairn_move_rests(struct cairn_shard_job *job)
 {
-    if (job->move.fence.epoch != 0 && job->state == CAIRN_JOB_SERVING && rests(job)) force(job);
+    if (job->move.fence.epoch != 0 && job->state == CAIRN_JOB_SERVING && cairn_shard_job_rests(job))
+        force(job);
 }

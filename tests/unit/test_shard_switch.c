@@ -1,0 +1,501 @@
+/* A job goes on in another view: what stays keeps its place and its bits, what comes is put beside it, what
+ * goes gives its pages back; a version is read by the layout that it was written in. */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "proto/wire/tiles.h"
+#include "server/shard/job/switch.h"
+#include "server/shard/job/update.h"
+#include "tests/support/shard_model.h"
+#include "tests/support/shard_scene.h"
+#include "tests/support/suite.h"
+
+enum { EXTENTS_MAX = 12, LAYOUTS_MAX = 8, FROZEN_ROWS = 2000 };
+
+/* A layout: for each tensor where it is cut, and who has the pieces. */
+struct cut {
+    uint32_t tensor, shard;
+    uint64_t quantum_count; /* 0: all that are left */
+};
+
+static const struct cut PARTLY[] = { { T_BIAS, 0, 0 },   { T_EMB, 0, 1 },    { T_EMB, 1, 0 },
+                                     { T_FROZEN, 1, 0 }, { T_WEIGHT, 0, 2 }, { T_WEIGHT, 1, 2 },
+                                     { T_WEIGHT, 0, 3 }, { T_WEIGHT, 0, 0 } };
+static const struct cut WHOLLY[] = { { T_BIAS, 0, 0 },   { T_EMB, 0, 1 },    { T_EMB, 0, 0 },
+                                     { T_FROZEN, 0, 0 }, { T_WEIGHT, 0, 2 }, { T_WEIGHT, 0, 2 },
+                                     { T_WEIGHT, 0, 3 }, { T_WEIGHT, 0, 0 } };
+static const struct cut NOTHING[] = {
+    { T_BIAS, 1, 0 }, { T_EMB, 1, 0 }, { T_FROZEN, 1, 0 }, { T_WEIGHT, 1, 0 }
+};
+static const struct cut JOINED[] = {
+    { T_BIAS, 0, 0 }, { T_EMB, 1, 0 }, { T_FROZEN, 1, 0 }, { T_WEIGHT, 0, 7 }, { T_WEIGHT, 1, 0 }
+};
+static const int STATE[] = { CAIRN_PLANE_PARAM, CAIRN_PLANE_EXP_AVG, CAIRN_PLANE_EXP_AVG_SQ };
+#define COUNT(list) (sizeof(list) / sizeof *(list))
+
+static struct scene scene;
+static struct scene
+    by[LAYOUTS_MAX]; /* the scene with the layout of each switch: for models of then */
+static size_t layouts;
+static struct model now;
+static uint64_t at; /* the step of `now` */
+static struct cairn_shard_job *job;
+
+/* ---- switching ---- */
+
+static struct cairn_layout *make_layout(const struct cut *cuts, size_t count, uint64_t version)
+{
+    struct cairn_layout_tensor tensors[TENSORS];
+    struct cairn_extent *extents = calloc(EXTENTS_MAX, sizeof *extents);
+    for (uint32_t t = 0; t < TENSORS; t++) {
+        const struct cairn_tensor_spec *spec = &scene.spec.tensors[t];
+        tensors[t] = (struct cairn_layout_tensor) {
+            .name = spec->name, .unit = spec->unit, .shape = spec->shape, .elem_bytes = 1
+        };
+    }
+    for (size_t i = 0; i < count; i++) {
+        const bool goes_on = i > 0 && cuts[i - 1].tensor == cuts[i].tensor;
+        const uint64_t first = goes_on ? extents[i - 1].first_quantum + extents[i - 1].quantum_count
+                                       : 0;
+        const uint64_t all =
+            cairn_geometry_of(&scene.spec.tensors[cuts[i].tensor].shape).quantum_count;
+        extents[i] = (struct cairn_extent) { cuts[i].tensor, cuts[i].shard, first,
+                                             cuts[i].quantum_count != 0 ? cuts[i].quantum_count
+                                                                        : all - first };
+    }
+    struct cairn_layout *layout = NULL;
+    ck_assert_int_eq(
+        cairn_layout_make(tensors, TENSORS, SCENE_SHARDS, version, extents, count, &layout),
+        CAIRN_OK);
+    return layout;
+}
+
+static struct cairn_shard_view *coming;
+static bool is_reserved;
+
+static cairn_status add_pages(struct cairn_reserve *reserve, struct cairn_shard_job *of)
+{
+    return cairn_shard_view_reserve(of, coming, reserve);
+}
+
+static void on_reserved(const struct cairn_reserve_request *request, cairn_status status,
+                        const struct cairn_sentence *why)
+{
+    (void)request;
+    ck_assert_msg(status == CAIRN_OK, "%s", why->text);
+    is_reserved = true;
+}
+
+static void reserve(void)
+{
+    const struct cairn_reserve_request request = {
+        .job = job, .what = "what comes", .prepare = add_pages, .done = on_reserved
+    };
+    struct cairn_sentence why;
+    is_reserved = false;
+    ck_assert_int_eq(cairn_reserve_begin(&request, &why), CAIRN_OK);
+    while (!is_reserved) uv_run(&scene.loop, UV_RUN_ONCE);
+}
+
+/* What comes is the initial state of the scene. */
+static void fill(void *context, const struct cairn_shard_view_run *run)
+{
+    (void)context;
+    float *param = cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM, run->extent, run->local_elem);
+    for (uint64_t i = 0; i < run->elem_count; i++)
+        param[i] = scene_initial(run->tensor, run->first_elem + i);
+    for (enum cairn_plane p = CAIRN_PLANE_EXP_AVG; p < CAIRN_PLANE_COUNT; p++) {
+        float *moment = cairn_planes_at(&job->planes, p, run->extent, run->local_elem);
+        if (moment != NULL) memset(moment, 0, run->elem_count * sizeof *moment);
+    }
+}
+
+/* The model by the new map: what stays is copied, what comes is as model_open makes it. */
+static void move_model(const struct scene *before)
+{
+    struct model next;
+    model_open(&next, &scene);
+    for (uint64_t c = 0; c < before->map.chunk_count; c++) {
+        const struct cairn_chunk_place from = cairn_shard_map_chunk(&before->map, c);
+        for (uint64_t leaf = from.first_leaf; leaf < from.first_leaf + from.leaf_count; leaf++) {
+            const struct cairn_local_extent *to = cairn_shard_map_find(&scene.map, from.tensor,
+                                                                       leaf);
+            if (to == NULL) continue;
+            const struct cairn_geometry *g = &scene.layout->geometry[from.tensor];
+            const uint64_t first = cairn_leaf_first_elem(g, leaf);
+            const uint64_t elems = cairn_leaf_first_elem(g, leaf + 1) - first;
+            const uint64_t in = from.local_elem + (first - from.first_elem);
+            const uint64_t out = to->local_elem + (first - to->first_elem);
+            for (size_t p = 0; p < COUNT(STATE); p++)
+                memcpy(model_plane(&next, STATE[p]) + out, model_plane(&now, STATE[p]) + in,
+                       elems * sizeof(float));
+        }
+    }
+    for (size_t i = 0; i < scene.map.extent_count; i++) {
+        const struct cairn_local_extent *e = &scene.map.extents[i];
+        cairn_backend_host()->convert(next.wire + e->local_elem * 4,
+                                      e->tensor == T_WEIGHT ? CAIRN_BF16 : CAIRN_F32,
+                                      next.param + e->local_elem, CAIRN_F32, e->elem_count);
+    }
+    next.step = now.step;
+    model_close(&now);
+    now = next;
+    now.scene = &scene;
+}
+
+static void go_on_in_epoch(uint64_t epoch)
+{
+    scene_fence(&scene, epoch);
+    const Cairn__Answer *answer =
+        (const Cairn__Answer *)scene_hear(&scene, CAIRN_MSG_ANSWER).message;
+    ck_assert_uint_eq(answer->step, at);
+    Cairn__Resolve resolve = CAIRN__RESOLVE__INIT;
+    resolve.job = SCENE_JOB;
+    resolve.epoch = epoch;
+    resolve.decision = answer->last; // the shard goes on knowing it
+    scene_say(&scene, CAIRN_MSG_RESOLVE, 0, &resolve.base);
+    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+}
+
+static void take(uint64_t *kind, uint64_t next, uint64_t was)
+{
+    struct cairn_sentence why;
+    if (next > was)
+        ck_assert_int_eq(cairn_shard_job_take(job, kind, next - was, "a view", &why), CAIRN_OK);
+}
+
+static struct cairn_shard_view *prepare(const struct cut *cuts, size_t count)
+{
+    struct cairn_sentence why;
+    struct cairn_layout *layout = make_layout(cuts, count, job->view->layout->version + 1);
+    struct cairn_shard_view *view;
+    ck_assert_msg(cairn_shard_view_next(job, layout, 0, job->view, &view, &why) == CAIRN_OK, "%s",
+                  why.text);
+    take(&job->memory.published, view->published_bytes, job->view->published_bytes);
+    take(&job->memory.tables, view->table_bytes, job->view->table_bytes);
+    coming = view;
+    reserve();
+    return view;
+}
+
+/* Gives the view of before, which is the caller's. */
+static struct cairn_shard_view *switch_to(const struct cut *cuts, size_t count)
+{
+    struct cairn_sentence why;
+    struct cairn_shard_view *before = cairn_shard_view_ref(job->view), *view = prepare(cuts, count);
+    ck_assert_msg(cairn_shard_job_switch(job, view, &why) == CAIRN_OK, "%s", why.text);
+    cairn_shard_view_beyond(view, before, fill, NULL);
+    by[layouts] = scene;
+    scene.layout = make_layout(cuts, count, view->layout->version);
+    ck_assert_int_eq(cairn_shard_map_init(&scene.map, scene.layout, 0, SCENE_CHUNK_LEAVES),
+                     CAIRN_OK);
+    move_model(&by[layouts++]);
+    cairn_shard_view_unref(view);
+    go_on_in_epoch(scene.epoch + 1);
+    return before;
+}
+
+/* ---- what is there ---- */
+
+static void check_chunk(const struct model *model, uint64_t chunk, int plane, uint64_t step)
+{
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&model->scene->map, chunk);
+    if (plane != CAIRN_PLANE_WIRE && !model_keeps(place.tensor, plane)) return;
+    struct cairn_chunk_header fetch = scene_header(&scene, CAIRN_CHUNK_FETCH, 1);
+    fetch.tensor = place.tensor;
+    fetch.first_leaf = place.first_leaf;
+    fetch.leaf_count = (uint32_t)place.leaf_count;
+    fetch.plane = (uint8_t)plane;
+    fetch.table_hash = CAIRN_TABLE_HASH_WHOLE;
+    fetch.generation = 1;
+    fetch.step = step;
+    scene_send(&scene, &fetch, NULL, 0);
+    size_t bytes;
+    const void *wanted = model_bytes(model, plane, &place, &bytes);
+    const struct scene_note *data = scene_note(&scene, CAIRN_CHUNK_DATA);
+    ck_assert_uint_eq(data->header.payload_bytes, bytes);
+    ck_assert_mem_eq(data->payload, wanted, bytes);
+}
+
+/* The model's version, by the layout of the model. */
+static void check_wire(const struct model *model, uint64_t step)
+{
+    for (uint64_t c = 0; c < model->scene->map.chunk_count; c++)
+        check_chunk(model, c, CAIRN_PLANE_WIRE, step);
+}
+
+static void check_state(void)
+{
+    for (uint64_t c = 0; c < scene.map.chunk_count; c++)
+        for (size_t p = 0; p < COUNT(STATE); p++) check_chunk(&now, c, STATE[p], at);
+}
+
+static void train(unsigned rounds)
+{
+    for (; rounds > 0; rounds--, at++) model_round(&now, &scene, at + 1, at);
+}
+
+/* The model as it is now, by the layout of now, for later. */
+static struct model kept(void)
+{
+    struct model model = { .scene = NULL };
+    model_copy(&model, &now);
+    return model;
+}
+
+static void pin_to(struct model *model, const struct scene *then)
+{
+    model->scene = then;
+}
+
+static void serve(void)
+{
+    scene_open(&scene, "mem", 2, 0);
+    scene_reshape_frozen(&scene, FROZEN_ROWS, 500);
+    scene_serve(&scene, 2, 1);
+    model_open(&now, &scene);
+    at = 0;
+    layouts = 0;
+    job = scene.shard->jobs;
+}
+
+static void leave(void)
+{
+    model_close(&now);
+    for (size_t i = 0; i < layouts; i++) {
+        cairn_shard_map_release(&by[i].map);
+        cairn_layout_close(by[i].layout);
+    }
+    scene_close(&scene);
+}
+
+/* ---- training goes on ---- */
+
+TEST(training_goes_on_in_other_views_and_each_version_is_read_by_its_own)
+{
+    const struct {
+        const struct cut *cuts;
+        size_t count;
+    } views[] = { { PARTLY, COUNT(PARTLY) },
+                  { WHOLLY, COUNT(WHOLLY) },
+                  { PARTLY, COUNT(PARTLY) },
+                  { NOTHING, COUNT(NOTHING) },
+                  { WHOLLY, COUNT(WHOLLY) } };
+    train(2);
+    for (size_t i = 0; i < COUNT(views); i++) {
+        struct model last = kept();
+        cairn_shard_view_unref(switch_to(views[i].cuts, views[i].count));
+        pin_to(&last, &by[layouts - 1]);
+        check_state();
+        check_wire(&last, at);
+        train(1);
+        check_state();
+        check_wire(&now, at);
+        check_wire(&last, at - 1);
+        struct model one = kept();
+        train(1);
+        check_wire(&now, at);
+        check_wire(&one, at - 1);
+        train(1);
+        check_wire(&now, at); // the copy that was written twice
+        check_state();
+        model_close(&one);
+        model_close(&last);
+    }
+}
+
+TEST(what_it_takes_of_the_budget_is_as_before_when_it_is_back)
+{
+    const uint64_t before = scene.shard->memory.budget.used_bytes;
+    cairn_shard_view_unref(switch_to(NOTHING, COUNT(NOTHING)));
+    train(2);
+    ck_assert_uint_lt(scene.shard->memory.budget.used_bytes, before);
+    ck_assert_uint_eq(job->versions.copies[0].wire.bytes, 0);
+    ck_assert_uint_eq(job->versions.copies[1].wire.bytes, 0);
+    cairn_shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
+    train(2);
+    ck_assert_uint_eq(job->versions.copies[0].wire.bytes, job->view->wire_bytes);
+    ck_assert_uint_eq(job->memory.published, job->view->published_bytes);
+}
+
+/* ---- memory ---- */
+
+static size_t resident(const struct cairn_arena *arena)
+{
+    const size_t bytes = arena->begin + arena->bytes, pages = (bytes + 4095) / 4096;
+    unsigned char *there = malloc(pages);
+    size_t count = 0;
+    ck_assert_int_eq(mincore(arena->base - arena->begin, bytes, there), 0);
+    for (size_t i = 0; i < pages; i++) count += there[i] & 1;
+    free(there);
+    return count * 4096;
+}
+
+TEST(pages_of_what_went_go_back_and_what_comes_lies_there)
+{
+    const struct cairn_arena *param = &job->planes.host[CAIRN_PLANE_PARAM];
+    const size_t frozen_bytes = (size_t)FROZEN_ROWS * 500 * sizeof(float);
+    train(1);
+    const size_t all = resident(param);
+    struct cairn_shard_view *before = switch_to(PARTLY, COUNT(PARTLY));
+    ck_assert_uint_ge(resident(param) + 4096, all); // it can be given to others until it is settled
+    cairn_shard_view_give(job, before);
+    cairn_shard_view_unref(before);
+    struct cairn_shard_view *next = prepare(WHOLLY, COUNT(WHOLLY)); // behind what was given
+    ck_assert_uint_le(job->planes.host[CAIRN_PLANE_PARAM].bytes, all + 65536); // in the same places
+    cairn_shard_view_give(job, next); // it does not come after all
+    cairn_shard_view_unref(next);
+    coming = job->view;
+    reserve(); // what was asked for before is done
+    ck_assert_uint_le(resident(param), all - frozen_bytes + 65536);
+    check_state();
+    train(1);
+    check_state();
+    cairn_shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
+    train(1);
+    check_state();
+}
+
+/* ---- versions ---- */
+
+static void keep_lease(uint64_t lease, uint64_t step)
+{
+    Cairn__LeaseKeep message = CAIRN__LEASE_KEEP__INIT;
+    message.job = SCENE_JOB;
+    message.lease = lease;
+    message.generation = 1;
+    message.step = step;
+    message.ttl_ms = 60000;
+    scene_say(&scene, CAIRN_MSG_LEASE_KEEP, 40, &message.base);
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 40);
+}
+
+TEST(a_leased_version_is_read_by_its_layout_over_many_views)
+{
+    train(1);
+    keep_lease(7, at);
+    struct model leased = kept();
+    cairn_shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
+    pin_to(&leased, &by[0]);
+    train(3);
+    check_wire(&leased, 1);
+    cairn_shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
+    train(3);
+    check_wire(&leased, 1);
+    check_wire(&now, at);
+    Cairn__LeaseEnd end = CAIRN__LEASE_END__INIT;
+    end.job = SCENE_JOB;
+    end.lease = 7;
+    scene_say(&scene, CAIRN_MSG_LEASE_END, 0, &end.base);
+    scene_settle(&scene);
+    ck_assert_uint_eq(job->versions.leased_bytes, 0);
+    ck_assert_uint_eq(job->memory.published, job->view->published_bytes);
+    model_close(&leased);
+    train(1);
+    check_wire(&now, at);
+}
+
+static bool is_published;
+
+static void on_published(struct cairn_shard_job *of)
+{
+    ck_assert_ptr_eq(of, job);
+    is_published = true;
+}
+
+TEST(the_newest_version_is_written_once_more_and_can_be_read_both_ways)
+{
+    struct cairn_sentence why;
+    train(2);
+    struct model last = kept();
+    cairn_shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
+    pin_to(&last, &by[0]);
+    keep_lease(7, at);
+    is_published = false;
+    ck_assert_int_eq(cairn_pass_republish(job, on_published, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_pass_republish(job, on_published, &why), CAIRN_ERR_BUSY);
+    while (!is_published) uv_run(&scene.loop, UV_RUN_ONCE);
+    check_wire(&now, at);
+    check_wire(&last, at);
+    struct model again = kept();
+    const uint64_t step = at;
+    train(3); // of the two, the later one is kept for the lease
+    check_wire(&again, step);
+    check_wire(&now, at);
+    model_close(&again);
+    model_close(&last);
+}
+
+/* ---- what is refused ---- */
+
+TEST(a_layout_that_joins_what_lies_apart_is_refused_and_nothing_changes)
+{
+    struct cairn_sentence why;
+    struct cairn_shard_view *view;
+    train(1);
+    cairn_shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
+    struct cairn_layout *joined = make_layout(JOINED, COUNT(JOINED), 9);
+    ck_assert_int_eq(cairn_shard_view_next(job, joined, 0, job->view, &view, &why),
+                     CAIRN_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(why.text, "joins what lies apart"));
+    train(1);
+    check_state();
+}
+
+TEST(a_view_does_not_change_while_a_round_is_open)
+{
+    struct cairn_sentence why;
+    struct cairn_shard_view *view = prepare(PARTLY, COUNT(PARTLY));
+    model_push_round(&scene, 1, 0);
+    ck_assert_int_eq(cairn_shard_job_switch(job, view, &why), CAIRN_ERR_BUSY);
+    scene_hear(&scene, CAIRN_MSG_REDUCED);
+    ck_assert_int_eq(cairn_shard_job_switch(job, view, &why), CAIRN_ERR_BUSY);
+    cairn_shard_view_unref(view);
+    model_apply(&now, &scene, 1, 0, CAIRN_MSG_DECIDE);
+    at = 1;
+    check_state();
+}
+
+/* ---- tiles ---- */
+
+/* How many chunks of a tensor the box has elements in, by the scene's map. */
+static uint64_t touched(uint32_t tensor, const struct cairn_box *box)
+{
+    uint64_t count = 0, before;
+    for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
+        const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, c);
+        count += place.tensor == tensor && cairn_tiles_common(job, box, &place, &before) > 0;
+    }
+    return count;
+}
+
+TEST(tiles_of_members_go_over_also_of_tensors_that_come_later)
+{
+    const struct cairn_box rows = { .rank = 2, .start = { 3, 0 }, .extent = { 20, 1000 } };
+    const struct cairn_box half = { .rank = 2, .start = { 0, 0 }, .extent = { 40, 150 } };
+    struct cairn_member *member = cairn_member_find(job, 2);
+    struct cairn_tiles tiles = { .count = 0 };
+    struct cairn_sentence why;
+    ck_assert_int_eq(cairn_tiles_set(&tiles, T_WEIGHT, &rows), CAIRN_OK);
+    ck_assert_int_eq(cairn_tiles_set(&tiles, T_EMB, &half), CAIRN_OK);
+    cairn_shard_view_unref(switch_to(NOTHING, COUNT(NOTHING)));
+    ck_assert_int_eq(cairn_tiles_set_member(member, &tiles, &why), CAIRN_OK);
+    const struct {
+        const struct cut *cuts;
+        size_t count;
+    } views[] = { { WHOLLY, COUNT(WHOLLY) }, { PARTLY, COUNT(PARTLY) } };
+    for (size_t i = 0; i < COUNT(views); i++) {
+        cairn_shard_view_unref(switch_to(views[i].cuts, views[i].count));
+        ck_assert_uint_eq(cairn_tiles_touched(member, T_WEIGHT), touched(T_WEIGHT, &rows));
+        ck_assert_uint_eq(cairn_tiles_touched(member, T_EMB), touched(T_EMB, &half));
+        ck_assert_uint_gt(touched(T_WEIGHT, &rows), 0);
+    }
+    cairn_tiles_forget(member);
+    cairn_tiles_release(&tiles);
+    train(1);
+    check_state();
+}
+
+SUITE(60, serve, leave);
