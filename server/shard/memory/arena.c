@@ -154,6 +154,14 @@ void cairn_arena_give(const struct cairn_arena *arena, uint64_t from, uint64_t b
 
 /* ---- what others map ---- */
 
+/* Segments that were shared before have their seals: they can be given once. */
+static bool seal(int fd)
+{
+    const int seals = fcntl(fd, F_GET_SEALS);
+    return (seals >= 0 && (seals & CAIRN_FABRIC_SEALS) == CAIRN_FABRIC_SEALS) ||
+           fcntl(fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS) == 0;
+}
+
 /* A region of a card takes a descriptor of its own: an open one keeps the memory taken. */
 static cairn_status add_region(struct cairn_fabric *fabric, const struct cairn_home *home,
                                const void *base, uint64_t bytes, struct cairn_arena_shown *shown,
@@ -161,10 +169,9 @@ static cairn_status add_region(struct cairn_fabric *fabric, const struct cairn_h
 {
     const struct cairn_home_info *info = cairn_home_info(home);
     if (info->is_host)
-        return fcntl(shown->fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS) != 0
-                   ? CAIRN_ERR_IO
-                   : cairn_fabric_region_add(fabric, base, (size_t)bytes, shown->fd, note,
-                                             note_bytes, &shown->region);
+        return !seal(shown->fd) ? CAIRN_ERR_IO
+                                : cairn_fabric_region_add(fabric, base, (size_t)bytes, shown->fd,
+                                                          note, note_bytes, &shown->region);
     const cairn_status status = cairn_fabric_region_add_device(
         fabric, base, (size_t)bytes, shown->fd, info->uuid, note, note_bytes, &shown->region);
     close(shown->fd);
