@@ -299,7 +299,7 @@ bool cairn_cluster_seat_take(struct cairn_cluster_session *session, const Cairn_
     seat->since_ms = session->since_ms;
     seat->session = session;
     seat->memory_bytes = hello->memory_bytes;
-    seat->leaving = false;
+    seat->leaving = seat->drain.is_over = false;
     cluster->seats_taken++;
     seat->claimed_ms = 0;
     session->seat = seat;

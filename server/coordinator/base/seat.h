@@ -50,6 +50,7 @@ struct cairn_cluster_seat {
         struct cairn_cluster_waiter *waiters; /* owned: who asked for it */
         uint32_t request;                     /* the shard's own; 0: none */
         uint64_t ends_ms; /* cairn_cluster_now_ms: it is given up then; 0: never */
+        bool is_over;     /* it holds nothing, and was told to end */
     } drain;
     uint64_t planned_bytes; /* of job/jobs.c, while it chooses the shards of a job */
 };

@@ -37,6 +37,7 @@ static void finish(struct cairn_cluster_seat *seat)
     if (seat->drain.request != 0) cairn_cluster_session_done(seat->session, seat->drain.request);
     seat->drain.request = 0;
     seat->drain.ends_ms = 0;
+    seat->drain.is_over = true;
     if (seat->session == NULL || seat->session->closing) return;
     end.why = (char *)(uintptr_t) "all that it held is on other shards";
     cairn_cluster_session_send(seat->session, CAIRN_MSG_MEMBER_END, 0, &end.base);
@@ -44,7 +45,7 @@ static void finish(struct cairn_cluster_seat *seat)
 
 void cairn_cluster_drain_gone(struct cairn_cluster_seat *seat)
 {
-    if (!seat->leaving) return;
+    if (!seat->leaving || seat->drain.is_over) return;
     seat->drain.request = 0; // of the connection that is gone
     fail(seat, CAIRN_ERR_NOT_READY, "it went away");
 }
@@ -233,7 +234,7 @@ static void spread(struct cairn_cluster_job *job)
 void cairn_cluster_drains_tick(struct cairn_cluster *cluster)
 {
     for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
-        if (s->leaving && s->session != NULL) advance(s, cluster);
+        if (s->leaving && !s->drain.is_over && s->session != NULL) advance(s, cluster);
     const char *policy = cluster->options->reshard;
     if (policy == NULL || strcmp(policy, "on_join") != 0) return;
     for (struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) spread(j);
