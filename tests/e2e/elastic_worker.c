@@ -1,0 +1,203 @@
+#include "tests/e2e/elastic_worker.h"
+
+#include <check.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "tests/support/trainer.h"
+
+static const struct cairn_tensor perceptron[] = {
+    TRAINER_MATRIX("fc1.weight", "fc1", 784, 512, 1),
+    TRAINER_ONES("fc1.bias", "fc1", 512),
+    TRAINER_MATRIX("fc2.weight", "fc2", 512, 256, 2, .wire = CAIRN_BF16),
+    TRAINER_ONES("fc2.bias", "fc2", 256),
+    TRAINER_MATRIX("fc3.weight", "fc3", 256, 10, 3),
+    TRAINER_ONES("fc3.bias", "fc3", 10),
+};
+static const struct cairn_tensor transformer[] = {
+    TRAINER_MATRIX("embed", "embed", 2048, 64, 1, .wire = CAIRN_BF16),
+    TRAINER_MATRIX("0.qkv", "0", 192, 64, 2),
+    TRAINER_MATRIX("0.out", "0", 64, 64, 3),
+    TRAINER_MATRIX("0.up", "0", 256, 64, 4),
+    TRAINER_MATRIX("0.down", "0", 64, 256, 5),
+    TRAINER_ONES("0.norm", "0", 64),
+    TRAINER_MATRIX("1.qkv", "1", 192, 64, 6),
+    TRAINER_MATRIX("1.out", "1", 64, 64, 7),
+    TRAINER_MATRIX("1.up", "1", 256, 64, 8),
+    TRAINER_MATRIX("1.down", "1", 64, 256, 9),
+    TRAINER_ONES("1.norm", "1", 64),
+    TRAINER_MATRIX("head", "head", 2048, 64, 10),
+};
+const struct elastic_model elastic_models[ELASTIC_MODELS] = {
+    { "perceptron", perceptron, sizeof perceptron / sizeof *perceptron },
+    { "transformer", transformer, sizeof transformer / sizeof *transformer },
+};
+
+struct worker {
+    const struct elastic_model *model;
+    uint32_t rank;
+    struct elastic_shared *shared;
+    cairn_job *job;
+    void *params[16];                   /* owned: [tensor], of its wire's type */
+    void *gradients[ELASTIC_BATCH][16]; /* owned, likewise */
+};
+
+struct elastic_shared *elastic_share(void)
+{
+    struct elastic_shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE,
+                                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ck_assert_ptr_ne(shared, MAP_FAILED);
+    return shared;
+}
+
+/* ---- in the child ---- */
+
+static bool is_ok(const struct worker *w, const char *what, cairn_status status)
+{
+    if (status != CAIRN_OK) fprintf(stderr, "worker %u: %s: %s\n", w->rank, what, cairn_error());
+    return status == CAIRN_OK;
+}
+
+static bool take_memory(struct worker *w)
+{
+    for (size_t t = 0; t < w->model->count; t++) {
+        const size_t bytes = trainer_elems(&w->model->tensors[t]) * sizeof(float);
+        bool got_all = (w->params[t] = malloc(bytes)) != NULL;
+        for (int k = 0; k < ELASTIC_BATCH; k++)
+            got_all &= (w->gradients[k][t] = malloc(bytes)) != NULL;
+        if (!got_all) return false;
+    }
+    return true;
+}
+
+static bool open_job(struct worker *w, const char *address)
+{
+    struct cairn_job_spec spec = trainer_spec(w->model->tensors, w->model->count);
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = address };
+    cairn *session;
+    spec.rank = w->rank;
+    spec.workers_min = 1;
+    spec.workers_max = 8;
+    spec.global_batch = ELASTIC_BATCH;
+    spec.seed = 7;
+    spec.clip_norm = 1;
+    spec.chunk_leaves = 4;
+    return is_ok(w, "open", cairn_open(&opts, &session)) &&
+           is_ok(w, "job",
+                 cairn_job_open(session, w->model->name, &spec, CAIRN_WORKER, ELASTIC_WAIT_MS,
+                                &w->job)) &&
+           is_ok(w, "init", cairn_init_done(w->job, NULL, ELASTIC_WAIT_MS));
+}
+
+static cairn_dtype wire_of(const struct worker *w, size_t tensor)
+{
+    return w->model->tensors[tensor].wire == CAIRN_BF16 ? CAIRN_BF16 : CAIRN_F32;
+}
+
+static cairn_status fetch_all(struct worker *w, struct cairn_version version)
+{
+    cairn_op *ops[16];
+    size_t count = 0;
+    cairn_status status = CAIRN_OK;
+    for (size_t t = 0; t < w->model->count && status == CAIRN_OK; t++) {
+        const struct cairn_mem mem = trainer_mem(w->params[t], wire_of(w, t));
+        status = cairn_fetch(w->job, version, w->model->tensors[t].name, NULL, NULL, &mem,
+                             &ops[count]);
+        count += status == CAIRN_OK;
+    }
+    for (size_t i = 0; i < count; i++) {
+        const cairn_status waited = cairn_wait(ops[i], ELASTIC_WAIT_MS);
+        if (status == CAIRN_OK) status = waited;
+    }
+    return status;
+}
+
+/* An eighth of the parameter and noise; bf16 is the upper half of fp32. Returns the next seed. */
+static uint64_t compute(struct worker *w, size_t tensor, uint32_t k, uint64_t seed)
+{
+    const size_t elems = trainer_elems(&w->model->tensors[tensor]);
+    const bool is_half = wire_of(w, tensor) == CAIRN_BF16;
+    for (size_t i = 0; i < elems; i++) {
+        uint32_t bits = is_half ? (uint32_t)((const uint16_t *)w->params[tensor])[i] << 16
+                                : ((const uint32_t *)w->params[tensor])[i];
+        float value;
+        memcpy(&value, &bits, sizeof value);
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        value = 0.125f * value + (float)(seed >> 40) / 8388608 - 1;
+        memcpy(&bits, &value, sizeof bits);
+        if (is_half)
+            ((uint16_t *)w->gradients[k][tensor])[i] = (uint16_t)(bits >> 16);
+        else
+            ((uint32_t *)w->gradients[k][tensor])[i] = bits;
+    }
+    return seed;
+}
+
+static cairn_status push_micro(struct worker *w, const struct cairn_round *round, uint32_t k)
+{
+    uint64_t seed = cairn_micro_seed(round, k);
+    for (size_t t = w->model->count; t-- > 0;) {
+        seed = compute(w, t, k, seed);
+        const struct cairn_mem mem = trainer_mem(w->gradients[k][t], wire_of(w, t));
+        const cairn_status status = cairn_push(w->job, round, k, w->model->tensors[t].name, NULL,
+                                               &mem, NULL);
+        if (status != CAIRN_OK) return status;
+    }
+    return cairn_micro_end(w->job, round, k);
+}
+
+/* CAIRN_ERR_NOT_FOUND: there is no round to take part in any more. */
+static cairn_status run_round(struct worker *w)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    cairn_status status = cairn_round_begin(w->job, ELASTIC_WAIT_MS, &round);
+    if (status == CAIRN_OK && round.step >= atomic_load(&w->shared->until))
+        return CAIRN_ERR_NOT_FOUND;
+    if (status == CAIRN_OK) status = fetch_all(w, round.version);
+    uint64_t weight = 0;
+    for (uint32_t k = round.rank; status == CAIRN_OK && k < ELASTIC_BATCH; k += round.world) {
+        status = push_micro(w, &round, k);
+        weight += 3 + k;
+    }
+    if (status != CAIRN_OK) return status;
+    status = cairn_commit(w->job, &round, weight, NULL, 0, ELASTIC_WAIT_MS, &result);
+    if (status == CAIRN_OK) atomic_store(&w->shared->step, result.step);
+    return status;
+}
+
+static bool train(struct worker *w)
+{
+    struct cairn_version at;
+    for (;;) {
+        if (!is_ok(
+                w, "version",
+                cairn_version_wait(w->job, (struct cairn_version) { 0, 0 }, ELASTIC_WAIT_MS, &at)))
+            return false;
+        if (at.step >= atomic_load(&w->shared->until)) return true;
+        const cairn_status status = run_round(w);
+        if (status == CAIRN_ERR_NOT_FOUND) return true;
+        const bool is_void = status == CAIRN_ERR_EPOCH_CHANGED || status == CAIRN_ERR_STALE;
+        atomic_fetch_add(&w->shared->voided, is_void);
+        if (!is_void && !is_ok(w, "a round", status)) return false;
+    }
+}
+
+pid_t elastic_start(const char *address, const struct elastic_model *model, uint32_t rank,
+                    struct elastic_shared *shared)
+{
+    static struct worker w;
+    const pid_t parent = getpid(), pid = fork();
+    ck_assert_int_ge(pid, 0);
+    if (pid > 0) return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(1); // it died before we asked
+    w = (struct worker) { .model = model, .rank = rank, .shared = shared };
+    _exit(take_memory(&w) && open_job(&w, address) && train(&w) ? 0 : 1);
+}

@@ -1,0 +1,36 @@
+/* Workers of the elastic job as processes of their own, which may be stopped and killed: every gradient
+ * depends on every parameter that was fetched, on the step and on the micro-batch, so that a wrong bit
+ * anywhere is in the content root a step later. */
+#ifndef CAIRN_E2E_ELASTIC_WORKER_H
+#define CAIRN_E2E_ELASTIC_WORKER_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include <cairn.h>
+
+enum { ELASTIC_BATCH = 5, ELASTIC_WAIT_MS = 30000, ELASTIC_MODELS = 2 };
+
+struct elastic_model {
+    const char *name;
+    const struct cairn_tensor *tensors; /* [count] */
+    size_t count;
+};
+/* A perceptron for Fashion-MNIST; a transformer of two blocks. */
+extern const struct elastic_model elastic_models[ELASTIC_MODELS];
+
+/* In memory that all processes share. */
+struct elastic_shared {
+    _Atomic uint64_t until; /* the last step */
+    _Atomic uint64_t step;  /* the newest that a worker saw */
+    _Atomic uint64_t voided;
+};
+struct elastic_shared *elastic_share(void);
+
+/* Forks a worker, which trains until shared->until. Its exit status: 0, or 1, and it has said why. Dies with
+ * the thread that calls this; no session may be open in this process. */
+pid_t elastic_start(const char *address, const struct elastic_model *model, uint32_t rank,
+                    struct elastic_shared *shared);
+
+#endif

@@ -1,0 +1,245 @@
+/* A job goes from 2 shards to 5, to 3, to 4 and so on, and from 1 worker to 3, to 2, while every member is
+ * stopped for moments and workers are killed, all at random: it has the content root of a run of one worker
+ * on one shard that nobody disturbs. CAIRN_TEST_LONG=1 makes 2,000 changes. */
+#include <check.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests/e2e/elastic_worker.h"
+#include "tests/support/cluster.h"
+#include "tests/support/suite.h"
+
+enum {
+    CHANGES = 10 /* a model */,
+    CHANGES_LONG = 1000,
+    WORKERS = 3,
+    STEPS_AFTER = 30,
+    STEPS_BETWEEN = 3,
+    TURN_MS = 20
+};
+
+struct storm {
+    struct cluster cluster;
+    const struct elastic_model *model;
+    struct elastic_shared *shared;
+    pid_t workers[WORKERS];        /* 0: there is none */
+    bool owns[CLUSTER_SHARDS_MAX]; /* the job is on it */
+    int shards;                    /* that it is on */
+    uint64_t seed;
+    unsigned kills, stops;
+};
+
+static uint64_t below(struct storm *s, uint64_t limit)
+{
+    return cairn_scratch_random(&s->seed) % limit;
+}
+
+static int changes(void)
+{
+    return getenv("CAIRN_TEST_LONG") != NULL ? CHANGES_LONG : CHANGES;
+}
+
+/* ---- what happens meanwhile ---- */
+
+static void start_worker(struct storm *s, uint32_t rank)
+{
+    s->workers[rank] = elastic_start(s->cluster.address, s->model, rank, s->shared);
+}
+
+static int worker_count(const struct storm *s)
+{
+    int count = 0;
+    for (int i = 0; i < WORKERS; i++) count += s->workers[i] != 0;
+    return count;
+}
+
+static void workers_are_well(const struct storm *s)
+{
+    for (int i = 0; i < WORKERS; i++)
+        if (s->workers[i] != 0) ck_assert_int_eq(cluster_wait(s->workers[i], 0), -1);
+}
+
+/* Comes, or is killed in whatever it does; one stays. */
+static void change_worker(struct storm *s)
+{
+    const uint32_t rank = (uint32_t)below(s, WORKERS);
+    if (s->workers[rank] == 0) {
+        start_worker(s, rank);
+    } else if (worker_count(s) > 1) {
+        cluster_kill(s->workers[rank]);
+        s->workers[rank] = 0;
+        s->kills++;
+    }
+}
+
+static void stop_for_a_moment(struct storm *s)
+{
+    const uint64_t members = 1 + WORKERS + CLUSTER_SHARDS_MAX, n = below(s, members);
+    const pid_t pid = n == 0         ? s->cluster.coordinator
+                      : n <= WORKERS ? s->workers[n - 1]
+                                     : s->cluster.shards[n - 1 - WORKERS];
+    if (pid == 0) return;
+    const struct timespec moment = { .tv_nsec = (long)(1 + below(s, 40)) * 1000000 };
+    kill(pid, SIGSTOP);
+    nanosleep(&moment, NULL);
+    kill(pid, SIGCONT);
+    s->stops++;
+}
+
+static void stir(struct storm *s)
+{
+    workers_are_well(s);
+    const uint64_t n = below(s, 4);
+    if (n == 0) change_worker(s);
+    if (n == 1) stop_for_a_moment(s);
+}
+
+/* Until the job is a few steps further, with what happens meanwhile. */
+static void let_train(struct storm *s)
+{
+    const uint64_t begin = atomic_load(&s->shared->step);
+    while (atomic_load(&s->shared->step) < begin + STEPS_BETWEEN) {
+        nanosleep(&(struct timespec) { .tv_nsec = TURN_MS * 1000000L }, NULL);
+        stir(s);
+    }
+}
+
+/* ---- changes ---- */
+
+/* `cairn WORDS` to its end, while things happen. */
+static void command(struct storm *s, const char *const *words)
+{
+    char log[sizeof s->cluster.folder + 16];
+    const char *argv[16] = { CAIRN_BIN_DIR "/cairn", "--endpoint", s->cluster.address };
+    for (size_t i = 0; words[i] != NULL; i++) argv[3 + i] = words[i];
+    snprintf(log, sizeof log, "%s/cairn.log", s->cluster.folder);
+    const pid_t pid = cluster_spawn(argv, log);
+    int status;
+    while ((status = cluster_wait(pid, TURN_MS)) == -1) stir(s); // the suite's time bounds it
+    ck_assert_msg(status == 0, "cairn %s %s %s: %d; see %s", words[0], words[1], words[2], status,
+                  log);
+}
+
+static void add_shard(struct storm *s)
+{
+    int shard = 0;
+    char name[16];
+    while (s->owns[shard]) shard++;
+    snprintf(name, sizeof name, "shard-%d", shard);
+    if (s->cluster.shards[shard] == 0) cluster_add_shard(&s->cluster, shard);
+    const char *const words[] = { "reshard", "apply", s->model->name, "--add", name, "-q", NULL };
+    command(s, words);
+    s->owns[shard] = true;
+    s->shards++;
+}
+
+/* Its process ends, or stays and has nothing of the job. */
+static void drain_shard(struct storm *s)
+{
+    int shard;
+    char name[16];
+    do shard = (int)below(s, CLUSTER_SHARDS_MAX);
+    while (!s->owns[shard]);
+    snprintf(name, sizeof name, "shard-%d", shard);
+    if (below(s, 2) == 0) {
+        const char *const words[] = { "reshard", "apply", s->model->name, "--drain", name,
+                                      "-q",      NULL };
+        command(s, words);
+    } else {
+        const char *const words[] = { "member", "drain", name, "-q", NULL };
+        command(s, words);
+        cluster_await_end_of_shard(&s->cluster, shard);
+    }
+    s->owns[shard] = false;
+    s->shards--;
+}
+
+static void make_changes(struct storm *s)
+{
+    static const int goals[] = { 5, 3, 4, 2 };
+    int made = 0;
+    for (size_t g = 0; made < changes(); g = (g + 1) % (sizeof goals / sizeof *goals))
+        for (; s->shards != goals[g] && made < changes(); made++) {
+            if (s->shards < goals[g])
+                add_shard(s);
+            else
+                drain_shard(s);
+            let_train(s);
+        }
+}
+
+/* ---- runs ---- */
+
+static void await_step(struct storm *s, uint64_t step)
+{
+    while (atomic_load(&s->shared->step) < step) {
+        workers_are_well(s);
+        nanosleep(&(struct timespec) { .tv_nsec = 2000000 }, NULL);
+    }
+}
+
+static void end_workers(struct storm *s)
+{
+    for (int i = 0; i < WORKERS; i++)
+        if (s->workers[i] != 0) ck_assert_int_eq(cluster_wait(s->workers[i], CLUSTER_WAIT_MS), 0);
+}
+
+static void start_run(struct storm *s, const struct elastic_model *model, int shards,
+                      uint64_t until)
+{
+    *s = (struct storm) { .model = model, .shards = shards, .seed = 3 };
+    s->shared = elastic_share();
+    atomic_store(&s->shared->until, until);
+    cluster_start(&s->cluster, shards, NULL);
+    for (int i = 0; i < shards; i++) s->owns[i] = true;
+    start_worker(s, 0);
+}
+
+/* Published copies are read by those of this host where they lie; and no drain was in vain. */
+static void nothing_is_warned_of(const struct storm *s)
+{
+    ck_assert_int_eq(cluster_logged(&s->cluster, "coordinator.log", "is not drained"), 0);
+    for (int i = 0; i < s->cluster.shard_count; i++) {
+        char log[32];
+        snprintf(log, sizeof log, "shard-%d.log", i);
+        ck_assert_int_eq(cluster_logged(&s->cluster, log, "cannot be shared"), 0);
+    }
+}
+
+static void end_run(struct storm *s, char root_out[CLUSTER_WORD_BYTES])
+{
+    end_workers(s);
+    nothing_is_warned_of(s);
+    cluster_word(&s->cluster, root_out, "job", "digest", "-q", s->model->name, NULL);
+    cluster_stop(&s->cluster);
+    munmap(s->shared, sizeof *s->shared);
+}
+
+TEST_EACH(whatever_changes_the_bits_are_those_of_an_undisturbed_run, 0, ELASTIC_MODELS)
+{
+    const struct elastic_model *model = &elastic_models[_i];
+    static struct storm storm, calm;
+    char root[CLUSTER_WORD_BYTES], root_of_calm[CLUSTER_WORD_BYTES];
+    start_run(&storm, model, 2, UINT64_MAX);
+    await_step(&storm, 2);
+    make_changes(&storm);
+    const uint64_t until = atomic_load(&storm.shared->step) + STEPS_AFTER;
+    atomic_store(&storm.shared->until, until);
+    const unsigned long long voided = atomic_load(&storm.shared->voided);
+    end_run(&storm, root);
+
+    start_run(&calm, model, 1, until);
+    end_run(&calm, root_of_calm);
+    printf("note: %s: %d changes of shards, %u workers killed, %u members stopped, %llu void "
+           "rounds, step "
+           "%llu\n",
+           model->name, changes(), storm.kills, storm.stops, voided, (unsigned long long)until);
+    ck_assert_str_eq(root, root_of_calm);
+}
+
+SUITE(getenv("CAIRN_TEST_LONG") != NULL ? 3600 : 60);
