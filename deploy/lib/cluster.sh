@@ -17,6 +17,13 @@ coordinator_start() {
     export CAIRN_ENDPOINT=$endpoint
 }
 
+# shard_start NAME FOLDER: it joins when FOLDER/NAME.ready is there.
+shard_start() {
+    process_start "$1" "$bin/cairn-shard" --ready-file "$2/$1.ready" \
+        --set shard.name="$1" --set shard.coordinator="$endpoint" \
+        --set memory.limit=1GiB --set compute.threads=1 "${shard_settings[@]}"
+}
+
 # cluster_start SHARDS FOLDER
 cluster_start() {
     local i
@@ -25,9 +32,7 @@ cluster_start() {
     shards=()
     for ((i = 1; i <= $1; i++)); do
         shards+=("shard-$i")
-        process_start "shard-$i" "$bin/cairn-shard" --ready-file "$2/shard-$i.ready" \
-            --set shard.name="shard-$i" --set shard.coordinator="$endpoint" \
-            --set memory.limit=1GiB --set compute.threads=1 "${shard_settings[@]}"
+        shard_start "shard-$i" "$2"
     done
     for ((i = 1; i <= $1; i++)); do
         wait_until 20 "shard-$i to join" test -s "$2/shard-$i.ready"
