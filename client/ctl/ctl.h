@@ -49,6 +49,7 @@ enum {
     CTL_TAKES_RESHARD = 1u << 28, /* --add, --drain, --weight */
     CTL_TAKES_PAUSE = 1u << 29,   /* --pause */
     CTL_TAKES_SINCE = 1u << 30,   /* --since */
+    CTL_TAKES_FROM_TO = 1u << 31, /* --from, --to */
     CTL_BENCHES = CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS,
     CTL_ASKS = CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT,
     CTL_LISTS = CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET | CTL_TAKES_WATCH
@@ -58,6 +59,7 @@ enum {
 struct ctl_bench {
     uint64_t params, chunk;
     uint32_t workers, threads, tensors, global_batch;
+    uint32_t from, to; /* shards */
     double seconds;
     const char *wire;     /* "f32" or "bf16" */
     const char *timeline; /* the file */

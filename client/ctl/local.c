@@ -98,6 +98,19 @@ static int start(struct local *local)
     return done;
 }
 
+int cairn_local_shard_add(struct local *local)
+{
+    char line[sizeof local->endpoint];
+    if (local->daemon_count > CTL_SHARDS_MAX)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "%d shards are the most", CTL_SHARDS_MAX);
+    const int index = local->daemon_count++;
+    struct local_daemon *daemon = &local->daemons[index];
+    *daemon = (struct local_daemon) { .pid = 0 };
+    snprintf(daemon->name, sizeof daemon->name, "shard-%d", index);
+    const int done = start_one(local, index);
+    return done < 0 ? await_ready(local, daemon->name, line, sizeof line) : done;
+}
+
 /* ---- meanwhile ---- */
 
 /* To what is run now. */

@@ -49,6 +49,9 @@ struct local {
 int cairn_local_run(struct local *local, int (*body)(struct local *local, void *context),
                     void *context);
 
+/* One more shard of the cluster that is up, which it was not made for. -1: go on; else the exit status. */
+int cairn_local_shard_add(struct local *local);
+
 /* ---- local_folder.c: names and files ---- */
 /* Finds a program beside this one, then in PATH; `why` says where it was looked for. */
 bool cairn_local_program_find(const char *name, char path_out[PATH_MAX],

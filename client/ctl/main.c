@@ -136,6 +136,12 @@ static const struct subcommand subcommands[] = {
           CTL_TAKES_TENSORS | CTL_TAKES_THREADS | CTL_TAKES_WIRE | CTL_TAKES_WAY |
           CTL_TAKES_TIMELINE | CTL_TAKES_BACKEND | CTL_TAKES_MEMORY,
       cairn_bench_step },
+    { "bench", "reshard", "[--from N] [--to N]",
+      "a job moves from so many shards to so many, at rest against memcpy, and while it trains", 0,
+      0,
+      CTL_BENCHES | CTL_TAKES_PARAMS | CTL_TAKES_TENSORS | CTL_TAKES_THREADS | CTL_TAKES_WIRE |
+          CTL_TAKES_FROM_TO,
+      cairn_bench_reshard },
     { "bench", "map", "",
       "one tensor over all shards, mapped where they published it and read, in a cluster of its "
       "own or in yours, against memcpy",

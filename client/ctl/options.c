@@ -60,6 +60,8 @@ enum {
     OPT_SINCE,
     OPT_ON_WORKER_LOSS,
     OPT_WORKER_LOSS_WAIT,
+    OPT_FROM,
+    OPT_TO,
     OPT_HELP,
     OPT_VERSION
 };
@@ -180,6 +182,8 @@ static const struct {
       CTL_TAKES_TERMS,
       "--worker-loss-wait SECONDS",
       "so long another one is waited for (300)" },
+    { { "from", 1, 0, OPT_FROM }, CTL_TAKES_FROM_TO, "--from N", "so many shards before (4)" },
+    { { "to", 1, 0, OPT_TO }, CTL_TAKES_FROM_TO, "--to N", "and after (one more)" },
     { { "threads", 1, 0, OPT_THREADS },
       CTL_TAKES_THREADS,
       "--threads N",
@@ -488,6 +492,8 @@ static int take(struct ctl *ctl, int option)
     case OPT_WORKER_LOSS_WAIT:
         return parse_number("worker-loss-wait", optarg, CAIRN_SPEC_LOSS_WAIT_MAX_S,
                             &ctl->worker_loss_wait_s);
+    case OPT_FROM: return parse_number("from", optarg, CTL_SHARDS_MAX, &ctl->bench.from);
+    case OPT_TO: return parse_number("to", optarg, CTL_SHARDS_MAX, &ctl->bench.to);
     case OPT_THREADS: return parse_number("threads", optarg, 1024, &ctl->bench.threads);
     case OPT_TENSORS:
         return parse_number("tensors", optarg, CAIRN_LAYOUT_TENSORS_MAX, &ctl->bench.tensors);

@@ -8,7 +8,9 @@
 #define STEP_SPANS_EACH(tensors) \
     (6 * (tensors) + 2) /* cast, push, two fetches and two uses of each; backward, commit */
 
-enum { STEP_ORDER_STEP = 1, STEP_ORDER_COPY = 2, STEP_ORDER_ADDED = 3 };
+/* A step whose backward sleeps; a copy; a step that adds up in the worker; one whose backward computes on
+ * every core. */
+enum { STEP_ORDER_STEP = 1, STEP_ORDER_COPY = 2, STEP_ORDER_ADDED = 3, STEP_ORDER_BUSY = 4 };
 /* Of a report: seconds; bytes of this step, by the library's own count. */
 enum {
     STEP_FIGURE_ALL,

@@ -120,7 +120,10 @@ static cairn_status push_all(struct step_worker *w, const struct cairn_round *ro
     const double begin = cairn_bench_now(), each = w->plan->backward_seconds / tensors;
     cairn_status status = CAIRN_OK;
     for (uint32_t i = 0; i < tensors && status == CAIRN_OK; i++) {
-        if (each > 0) step_sleep_until(begin + each * (i + 1));
+        if (each > 0 && w->is_busy)
+            step_compute_until(begin + each * (i + 1));
+        else if (each > 0)
+            step_sleep_until(begin + each * (i + 1));
         if (each > 0 && i + 1 == tensors && w->plan->is_traced)
             step_add_span(w, CAIRN_BENCH_SPAN_BACKWARD, 0, begin);
         status = step_push_one(w, round, i);
@@ -261,6 +264,7 @@ static bool run_copy(struct step_worker *w, struct cairn_bench_report *report)
 
 static bool obey(struct step_worker *w, uint32_t word, struct cairn_bench_report *report)
 {
+    w->is_busy = word == STEP_ORDER_BUSY;
     if (word == STEP_ORDER_COPY) return run_copy(w, report);
     if (word == STEP_ORDER_ADDED) return step_batch_run(w, &w->added, report);
     return w->plan->model.batch > 0 ? step_batch_run(w, &w->member, report) : run_step(w, report);

@@ -25,6 +25,7 @@ struct step_worker {
     struct cairn_view views[CAIRN_BENCH_TENSORS_MAX];
     uint32_t lent;                  /* views, by a step that reads all at its end */
     struct step_asked asked;        /* by one that reads unit by unit */
+    bool is_busy;                   /* the backward of this step computes */
     double waited;                  /* seconds of this step, for units that were not there */
     struct cairn_bench_span *spans; /* [STEP_SPANS_EACH] of the plan, from span_count on free */
     uint32_t span_count;
@@ -36,6 +37,8 @@ struct step_worker {
 struct cairn_bench_span *step_add_span(struct step_worker *w, enum cairn_bench_span_kind kind,
                                        uint32_t tensor, double begin);
 void step_sleep_until(double seconds);
+/* ---- step_busy.c ---- */
+void step_compute_until(double seconds);
 /* A look at each page of a tensor, so that to have it there is in the time. */
 void step_look_at(const struct step_worker *w, const struct cairn_view *view);
 /* The gradient of tensor i is ready: its cast, if it needs one, and its push. */

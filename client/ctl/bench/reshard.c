@@ -1,0 +1,289 @@
+/* cairn bench reshard: a job of one worker moves from so many shards to so many and back, in a cluster of
+ * the bench's own. At rest, by turns with a memcpy of as many bytes: how fast. While it trains, with a
+ * backward of 200 ms, that sleeps and that computes on every core: how much longer the longest step is than
+ * the median before. And what a snapshot and its restore over the same shards take, and torch.save and load
+ * where Python has it. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "client/ctl/bench/bench.h"
+#include "client/ctl/bench/reshard_move.h"
+#include "client/ctl/bench/step.h"
+
+#define PARAMS_DEFAULT  16000000u
+#define TENSORS_DEFAULT 32
+#define FROM_DEFAULT    4
+#define BACKWARD_S      0.2
+#define STEPS_BEFORE    7
+#define SHARD_BYTES     36 /* an element of state: with what is beside it, and the bench's copies */
+
+struct reshard_bench {
+    const struct ctl *ctl;
+    struct cairn_bench_result *result;
+    struct local *local;
+    struct step_plan plan;
+    struct cairn_bench_crew crew;
+    struct bench_mover mover;
+    uint32_t from, to;
+    bool is_there;               /* the job is on `to` shards */
+    struct bench_move last;      /* at rest */
+    double moved, least, memory; /* of all moves: bytes, bytes, the worst */
+    char *copies;                /* [2][copy_bytes] */
+    size_t copy_bytes;
+    double longest[2], median[2]; /* of a backward that sleeps, that computes; seconds */
+};
+
+/* ---- a move ---- */
+
+static void prepare_move(struct reshard_bench *b)
+{
+    const uint32_t less = b->from < b->to ? b->from : b->to,
+                   more = b->from < b->to ? b->to : b->from;
+    b->mover.local = b->local;
+    b->mover.job = b->plan.model.job;
+    b->mover.first = less + 1;
+    b->mover.last = more;
+    b->mover.adds = (b->from < b->to) != b->is_there;
+}
+
+static bool end_move(struct reshard_bench *b)
+{
+    if (!cairn_bench_move_end(&b->mover, &b->last)) return false;
+    b->is_there = !b->is_there;
+    b->moved += b->last.moved_bytes;
+    b->least += b->last.least_bytes;
+    if (b->last.memory > b->memory) b->memory = b->last.memory;
+    return true;
+}
+
+/* What of the last move went from shard to shard: parameters and both moments. Counted as moved is all that
+ * an element costs: the sum of a round and two published copies, too. */
+static double state_bytes(const struct reshard_bench *b)
+{
+    const double state = 4 + 4 + 4, wire = b->plan.model.wire == CAIRN_F32 ? 4 : 2;
+    return b->last.moved_bytes * state / (state + 4 + 2 * wire);
+}
+
+/* GB/s. */
+static double move_at_rest(void *context)
+{
+    struct reshard_bench *b = context;
+    prepare_move(b);
+    if (!cairn_bench_move_begin(&b->mover) || !end_move(b)) return 0;
+    return state_bytes(b) * 1e-9 / b->last.seconds;
+}
+
+static double copy(void *context)
+{
+    struct reshard_bench *b = context;
+    const size_t bytes = (size_t)state_bytes(b);
+    if (bytes > b->copy_bytes) { // of the first run, which is not measured
+        char *grown = realloc(b->copies, 2 * bytes);
+        if (grown == NULL) return 0;
+        b->copies = grown;
+        b->copy_bytes = bytes;
+        memset(b->copies, 1, 2 * bytes);
+    }
+    const double begin = cairn_bench_now();
+    memcpy(b->copies, b->copies + b->copy_bytes, bytes);
+    __asm__ volatile("" : : "r"(b->copies) : "memory"); // somebody reads it
+    return (double)bytes * 1e-9 / (cairn_bench_now() - begin);
+}
+
+/* ---- while it trains ---- */
+
+/* Seconds of a step; 0, and said: it failed. */
+static double train(struct reshard_bench *b, uint32_t word)
+{
+    struct cairn_bench_report report;
+    const struct cairn_bench_order order = { word, 1 };
+    if (!cairn_bench_crew_do(&b->crew, order, &report)) return 0;
+    return report.figures[STEP_FIGURE_ALL];
+}
+
+static bool train_before(struct reshard_bench *b, uint32_t word, double *median_out)
+{
+    double values[STEPS_BEFORE];
+    for (int i = 0; i < STEPS_BEFORE; i++)
+        if (!((values[i] = train(b, word)) > 0)) return false;
+    *median_out = cairn_bench_spread_of(values, STEPS_BEFORE).median;
+    return true;
+}
+
+/* Forth while steps are made, and back at rest. */
+static bool measure_steps(struct reshard_bench *b, uint32_t word, double *median_out,
+                          double *longest_out)
+{
+    double seconds = 1;
+    *longest_out = 0;
+    if (!train_before(b, word, median_out)) return false;
+    prepare_move(b);
+    if (!cairn_bench_move_begin(&b->mover)) return false;
+    do {
+        seconds = train(b, word);
+        if (seconds > *longest_out) *longest_out = seconds;
+    } while (seconds > 0 && !atomic_load(&b->mover.is_over));
+    return end_move(b) && seconds > 0 && move_at_rest(b) > 0;
+}
+
+/* ---- what it took before ---- */
+
+/* Seconds of a snapshot that is committed, and of its restore; 0, and said: it failed. */
+static double snapshot_and_restore(struct reshard_bench *b)
+{
+    Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
+    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
+    ProtobufCMessage *made, *restored;
+    struct ctl ctl = *b->ctl;
+    ctl.endpoint = b->local->endpoint;
+    ctl.timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
+    create.job = restore.job = b->plan.model.job;
+    create.wait = true;
+    const double begin = cairn_bench_now();
+    if (cairn_ctl_call(&ctl, CAIRN_MSG_SNAPSHOT_CREATE, &create.base, CAIRN_MSG_SNAPSHOT_STATUS,
+                       &made) != CAIRN_OK)
+        return 0;
+    restore.id = ((const Cairn__SnapshotStatus *)made)->id;
+    const cairn_status called = cairn_ctl_call(&ctl, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base,
+                                               CAIRN_MSG_SNAPSHOT_STATUS, &restored);
+    const double seconds = cairn_bench_now() - begin;
+    cairn_message_free(made);
+    if (called == CAIRN_OK) cairn_message_free(restored);
+    return called == CAIRN_OK ? seconds : 0;
+}
+
+/* The same state in one process; 0: this Python has no torch, which is said. */
+static double torch_save_and_load(const struct reshard_bench *b)
+{
+    char command[PATH_MAX + 1024];
+    double seconds = 0;
+    const uint64_t elems = b->plan.model.tensors * cairn_bench_model_elems(&b->plan.model);
+    snprintf(
+        command, sizeof command,
+        "python3 -c \"import torch, time, os; p = '%s/torch.pt'; "
+        "s = {k: torch.zeros(%llu) for k in ('param', 'exp_avg', 'exp_avg_sq')}; t = "
+        "time.monotonic(); "
+        "torch.save(s, p); torch.load(p); print(time.monotonic() - t); os.remove(p)\" 2>/dev/null",
+        b->local->folder, (unsigned long long)elems);
+    FILE *python = popen(command, "re");
+    const bool is_there = python != NULL && fscanf(python, "%lf", &seconds) == 1;
+    if (python != NULL) pclose(python);
+    if (!is_there) fprintf(stderr, "skip: torch.save and load: python3 has no torch\n");
+    return is_there ? seconds : 0;
+}
+
+/* ---- the bench ---- */
+
+static void report(struct reshard_bench *b, double snapshot_s, double torch_s)
+{
+    json_t *parts = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "moved_over_least",
+                              b->least > 0 ? b->moved / b->least : 0, "memory_over_owned_and_slice",
+                              b->memory, "longest_step_sleeping", b->longest[0] / b->median[0],
+                              "longest_step_computing", b->longest[1] / b->median[1], "moved_bytes",
+                              b->last.moved_bytes, "move_s", b->last.seconds, "slices",
+                              b->last.slices, "snapshot_and_restore_s", snapshot_s);
+    if (torch_s > 0) json_object_set_new(parts, "torch_save_and_load_s", json_real(torch_s));
+    b->result->parts = parts;
+}
+
+static int measure(struct reshard_bench *b)
+{
+    static const uint32_t words[2] = { STEP_ORDER_STEP, STEP_ORDER_BUSY };
+    const int done = cairn_bench_alternate(b->result, b->ctl->bench.seconds, move_at_rest, copy, b);
+    if (done >= 0) return done;
+    if (b->is_there && !(move_at_rest(b) > 0)) return 1;
+    for (int i = 0; i < 2; i++)
+        if (!measure_steps(b, words[i], &b->median[i], &b->longest[i])) return 1;
+    const double snapshot_s = snapshot_and_restore(b);
+    if (!(snapshot_s > 0)) return 1;
+    report(b, snapshot_s, torch_save_and_load(b));
+    return -1;
+}
+
+static int run_there(struct local *local, void *context)
+{
+    struct reshard_bench *b = context;
+    int done = 1;
+    b->local = local;
+    if (cairn_bench_crew_start(&b->crew, local, 1, cairn_bench_step_work, &b->plan)) done = -1;
+    for (uint32_t s = b->from; s < b->to && done < 0; s++) done = cairn_local_shard_add(local);
+    if (done < 0 && !(train(b, STEP_ORDER_STEP) > 0)) done = 1; // there is a version to move
+    if (done < 0) done = measure(b);
+    cairn_bench_crew_stop(&b->crew);
+    free(b->copies);
+    return done;
+}
+
+static void make_model(struct reshard_bench *b)
+{
+    const struct ctl_bench *asked = &b->ctl->bench;
+    struct cairn_bench_model *model = &b->plan.model;
+    const uint64_t params = asked->params > 0 ? asked->params : PARAMS_DEFAULT;
+    model->tensors = asked->tensors > 0 ? asked->tensors : TENSORS_DEFAULT;
+    const uint64_t row_elems = (uint64_t)model->tensors * CAIRN_BENCH_COLUMNS;
+    model->rows = params / row_elems + (params % row_elems != 0);
+    model->wire = asked->wire != NULL && strcmp(asked->wire, "f32") == 0 ? CAIRN_F32 : CAIRN_BF16;
+    snprintf(model->job, sizeof model->job, "bench.reshard");
+    b->plan.backward_seconds = BACKWARD_S;
+    b->plan.card = -1;
+}
+
+/* -1: go on. */
+static int judge(const struct reshard_bench *b)
+{
+    const uint64_t elems = b->plan.model.tensors * cairn_bench_model_elems(&b->plan.model);
+    const uint64_t needed = elems * SHARD_BYTES, there = cairn_bench_memory_bytes();
+    if (b->from == b->to || b->to > CTL_SHARDS_MAX)
+        return cairn_ctl_usage_fail(b->ctl, "--from %u --to %u: two numbers, 1 to %d, are needed",
+                                    b->from, b->to, CTL_SHARDS_MAX);
+    if (b->plan.model.tensors > CAIRN_BENCH_TENSORS_MAX)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed",
+                              b->plan.model.tensors, CAIRN_BENCH_TENSORS_MAX);
+    if (needed > there)
+        return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY,
+                              "it needs %s, and %s are free; give fewer --params",
+                              cairn_ctl_bytes(needed), cairn_ctl_bytes(there));
+    return -1;
+}
+
+static json_t *params_of(const struct reshard_bench *b)
+{
+    const struct cairn_bench_model *model = &b->plan.model;
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:s, s:f}", "params",
+                     (json_int_t)(model->tensors * cairn_bench_model_elems(model)), "tensors",
+                     (json_int_t)model->tensors, "from", (json_int_t)b->from, "to",
+                     (json_int_t)b->to, "threads", (json_int_t)b->ctl->bench.threads, "wire",
+                     model->wire == CAIRN_F32 ? "f32" : "bf16", "backward_ms", BACKWARD_S * 1e3);
+}
+
+int cairn_bench_reshard(struct ctl *ctl)
+{
+    static struct reshard_bench bench;
+    static struct local local;
+    struct cairn_bench_result result = {
+        .bench = "reshard",
+        .unit = "GB/s",
+        .reference_name = "memcpy of as many bytes of state",
+    };
+    bench.ctl = local.ctl = ctl;
+    bench.result = &result;
+    bench.from = ctl->bench.from > 0 ? ctl->bench.from : FROM_DEFAULT;
+    bench.to = ctl->bench.to > 0 ? ctl->bench.to : bench.from + 1;
+    ctl->shards = bench.from;
+    local.threads = ctl->bench.threads;
+    make_model(&bench);
+    int done = judge(&bench);
+    if (done >= 0) return done;
+    const size_t spans_bytes = STEP_SPANS_EACH(bench.plan.model.tensors) * sizeof *bench.plan.spans;
+    bench.plan.spans = mmap(NULL, spans_bytes + sizeof *bench.plan.rounds, PROT_READ | PROT_WRITE,
+                            MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (bench.plan.spans == MAP_FAILED) return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
+    bench.plan.rounds = (uint64_t *)(void *)((char *)bench.plan.spans + spans_bytes);
+    done = cairn_local_run(&local, run_there, &bench);
+    munmap(bench.plan.spans, spans_bytes + sizeof *bench.plan.rounds);
+    if (done >= 0) return done;
+    result.params = params_of(&bench);
+    return cairn_bench_print(&result, ctl);
+}

@@ -1,0 +1,38 @@
+/* A move of the bench's job, and what is watched meanwhile: by a thread of its own, so that the bench may
+ * order steps. */
+#ifndef CAIRN_CTL_BENCH_RESHARD_MOVE_H
+#define CAIRN_CTL_BENCH_RESHARD_MOVE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "client/ctl/local.h"
+
+/* What came of it. */
+struct bench_move {
+    double seconds; /* from the request until the coordinator says that it is done */
+    double moved_bytes, least_bytes, slices;
+    double memory; /* the most of any shard / (what it owned before or after, and a slice) */
+};
+
+struct bench_mover {
+    /* the caller's, before begin */
+    const struct local *local;
+    const char *job;
+    uint32_t first, last; /* "shard-FIRST" to "shard-LAST" */
+    bool adds;            /* they join, else they are drained */
+    /* the thread's */
+    struct ctl ctl;
+    pthread_t thread;
+    uint64_t peaks[1 + CTL_SHARDS_MAX]; /* bytes of the shards, by number */
+    struct bench_move move;
+    bool is_ok; /* it has said so where it is not */
+    atomic_bool is_over;
+};
+
+/* False, and said: there is no thread. */
+bool cairn_bench_move_begin(struct bench_mover *mover);
+/* Waits for its end; false, and said: it failed. */
+bool cairn_bench_move_end(struct bench_mover *mover, struct bench_move *move_out);
+
+#endif
