@@ -104,7 +104,7 @@ static void unseat(struct cairn_cluster_seat *seat)
     seat->storage.text[0] = '\0';
     seat->bytes_count = seat->memory_count = 0;
     cairn_cluster_seat_forget_parts(seat);
-    cairn_cluster_drain_gone(seat);
+    cairn_cluster_drain_gone(session->cluster, seat);
     cairn_cluster_calls_seat_gone(seat);
     if (session->cluster->closing) return;
     cairn_cluster_jobs_seat_down(session->cluster, seat);

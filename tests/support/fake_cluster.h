@@ -19,11 +19,19 @@
 #define FAKE_SHARDS     5 /* there are as many, or as fake_open is told of, if that is more */
 #define FAKE_LEASES_MAX 8
 
+/* What LayoutChanged said last. */
+struct fake_told_layout {
+    uint64_t version; /* 0: nothing yet */
+    struct cairn_version since;
+    uint32_t times, shards;
+};
+
 struct fake_peer {
     int fd;     /* -1 = closed */
     bool ended; /* the coordinator closed it */
     struct cairn_frame_decoder decoder;
     uint32_t last_request;
+    struct fake_told_layout layout;
 };
 
 struct fake_member {
@@ -40,8 +48,25 @@ struct fake_relay {
     uint32_t member_count, owner_count;
 };
 
+/* A change of the layout (fake_move.h). */
+struct fake_move {
+    /* the script */
+    bool holds_prepare; /* do not answer PartPrepare */
+    bool holds_moved;   /* do not say PartMoved */
+    const char *refuse; /* answer PartPrepare with NO_MEMORY and this */
+    /* what it has */
+    struct cairn_layout *next; /* owned: prepared */
+    struct cairn_paged next_pages;
+    uint32_t request, movers;    /* of the last PartPrepare */
+    uint64_t coordinator;        /* who sent it */
+    uint64_t settled, published; /* the last PartSettled, PartPublish */
+    bool is_told;                /* PartMoved was */
+    bool is_ended;               /* MemberEnd came */
+};
+
 struct fake_shard {
     struct fake_peer peer;
+    struct fake_move move;
     char name[16];
     uint64_t incarnation;
     /* the script */
@@ -101,6 +126,7 @@ struct fake_shard {
     uint64_t round_seen, base_step;
     bool settled; /* a coordinator said that the job is in its store */
     bool serving; /* sealed, loaded or made of another */
+    bool joins;   /* made by `joins`, and has heard of no outcome yet */
     struct cairn_hash spec_digest;
     struct cairn_paged terms_pages;
     uint32_t terms_request, part_request;

@@ -1,3 +1,4 @@
+#include "tests/support/fake_move.h"
 #include "tests/support/fake_shard.h"
 #include "tests/support/pages.h"
 
@@ -24,6 +25,7 @@ static void drop_staged(struct fake_shard *shard)
 void fake_shard_clear(struct fake_shard *shard)
 {
     drop_staged(shard);
+    fake_move_clear(shard);
     if (shard->has_job) cairn_spec_release(&shard->spec);
     cairn_layout_close(shard->layout);
     cairn_paged_release(&shard->spec_pages);
@@ -133,7 +135,8 @@ static void on_create(struct fake_shard *shard, uint32_t request, const Cairn__J
     shard->version = (struct cairn_version) { create->generation, create->step };
     shard->index = create->shard_index;
     shard->digest = create->digest;
-    shard->serving = create->extend || create->digest != 0;
+    shard->serving = create->extend || create->digest != 0 || create->joins;
+    shard->joins = create->joins;
     snprintf(shard->snapshot_path, sizeof shard->snapshot_path, "%s", create->snapshot_path);
     shard->last.version_after = shard->version;
     if (create->last != NULL) keep(shard, create->last);
@@ -153,18 +156,7 @@ static void build(struct fake_shard *shard)
                                        cairn_optimizer_names(), &shard->spec, NULL),
                      CAIRN_OK);
     shard->has_job = true;
-    struct cairn_layout_tensor *tensors = calloc(shard->spec.tensor_count, sizeof *tensors);
-    for (size_t i = 0; i < shard->spec.tensor_count; i++) {
-        tensors[i].name = shard->spec.tensors[i].name;
-        tensors[i].unit = shard->spec.tensors[i].unit;
-        tensors[i].shape = shard->spec.tensors[i].shape;
-        tensors[i].elem_bytes = 4;
-    }
-    ck_assert_int_eq(cairn_layout_decode(shard->layout_pages.bytes, shard->layout_pages.have_bytes,
-                                         tensors, (uint32_t)shard->spec.tensor_count,
-                                         &shard->layout),
-                     CAIRN_OK);
-    free(tensors);
+    shard->layout = fake_layout_decode(shard, &shard->layout_pages);
 }
 
 static void end_tiles(struct fake_shard *shard)
@@ -282,10 +274,11 @@ static void publish(struct fake_shard *shard, uint64_t round)
 
 static void obey(struct fake_shard *shard, const Cairn__Decision *decision)
 {
-    if (decision->round != 0 && decision->round != shard->last.round) {
+    if (shard->joins || (decision->round != 0 && decision->round != shard->last.round)) {
         keep(shard, decision);
         shard->version = shard->last.version_after;
     }
+    shard->joins = false;
     shard->round = 0;
     shard->reduced = false;
     publish(shard, decision->round);
@@ -296,10 +289,13 @@ static void on_fence(struct fake_shard *shard, const Cairn__Fence *fence)
     Cairn__Answer answer = CAIRN__ANSWER__INIT;
     Cairn__Decision last;
     shard->epoch = fence->epoch;
+    fake_move_fence(shard, fence->layout);
     cairn_cluster_decision_to_message(&shard->last, &last);
     answer.job = shard->job;
     answer.epoch = shard->epoch;
-    answer.phase = shard->reduced ? CAIRN_STEP_REDUCED : CAIRN_STEP_IDLE;
+    answer.phase = shard->reduced ? CAIRN_STEP_REDUCED
+                   : shard->joins ? CAIRN_STEP_JOINING
+                                  : CAIRN_STEP_IDLE;
     answer.open_round = shard->reduced ? shard->round : 0;
     answer.generation = shard->version.generation;
     answer.step = shard->version.step;
@@ -605,6 +601,10 @@ static void fill_held(const struct fake_shard *shard, Cairn__HeldJob *out)
     out->round = shard->round_seen;
     out->unsettled = !shard->settled;
     out->parked = shard->parked;
+    out->layout_version = shard->layout->version;
+    if (shard->move.next == NULL) return;
+    memcpy(&out->next_layout_hash, shard->move.next->hash, 8);
+    out->next_layout_version = shard->move.next->version;
 }
 
 /* What a Hello has no room for. */
@@ -800,7 +800,7 @@ static void note_error(struct fake_shard *shard, const Cairn__Error *error)
 static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
                    const ProtobufCMessage *message)
 {
-    if (shard->dead) return;
+    if (shard->dead || fake_move_handle(shard, type, request, message)) return;
     switch (type) {
     case CAIRN_MSG_WELCOME: on_welcome(shard, (const Cairn__Welcome *)message); break;
     case CAIRN_MSG_JOB_TERMS: on_terms(shard, request, (const Cairn__JobTerms *)message); break;
@@ -837,7 +837,10 @@ static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
         on_tiles(shard, request, (const Cairn__MemberTiles *)message);
         break;
     case CAIRN_MSG_FENCE: on_fence(shard, (const Cairn__Fence *)message); break;
-    case CAIRN_MSG_RESOLVE: obey(shard, ((const Cairn__Resolve *)message)->decision); break;
+    case CAIRN_MSG_RESOLVE:
+        obey(shard, ((const Cairn__Resolve *)message)->decision);
+        fake_move_tell(shard);
+        break;
     case CAIRN_MSG_ROUND_OPEN: on_open(shard, (const Cairn__RoundOpen *)message); break;
     case CAIRN_MSG_DECIDE: obey(shard, ((const Cairn__Decide *)message)->decision); break;
     case CAIRN_MSG_LEASE_KEEP:

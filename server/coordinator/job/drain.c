@@ -14,7 +14,26 @@
 
 /* ---- the end of a drain ---- */
 
-static void fail(struct cairn_cluster_seat *seat, cairn_status status, const char *text)
+static uint32_t index_of(const struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat)
+{
+    CAIRN_EACH_SHARD (job, i)
+        if (job->shards[i].seat == seat) return i;
+    return job->shard_count;
+}
+
+/* What moves off it stays where it is then. */
+static void stop_runs(struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat)
+{
+    struct cairn_sentence why;
+    for (; job != NULL; job = job->next) {
+        const uint32_t shard = index_of(job, seat);
+        if (job->reshard.running && shard < job->shard_count && job->shards[shard].weight <= 0)
+            (void)!cairn_cluster_reshard_cancel(job, &why);
+    }
+}
+
+static void fail(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
+                 cairn_status status, const char *text)
 {
     struct cairn_sentence why;
     cairn_sentence_set(&why, "shard %s is not drained: %s", seat->name, text);
@@ -25,6 +44,7 @@ static void fail(struct cairn_cluster_seat *seat, cairn_status status, const cha
         cairn_cluster_session_error(seat->session, seat->drain.request, status, why.text);
     seat->drain.request = 0;
     seat->drain.ends_ms = 0;
+    stop_runs(cluster->jobs, seat);
 }
 
 /* It holds nothing: it ends, and is forgotten with its connection. */
@@ -43,11 +63,11 @@ static void finish(struct cairn_cluster_seat *seat)
     cairn_cluster_session_send(seat->session, CAIRN_MSG_MEMBER_END, 0, &end.base);
 }
 
-void cairn_cluster_drain_gone(struct cairn_cluster_seat *seat)
+void cairn_cluster_drain_gone(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
 {
     if (!seat->leaving || seat->drain.is_over) return;
     seat->drain.request = 0; // of the connection that is gone
-    fail(seat, CAIRN_ERR_NOT_READY, "it went away");
+    fail(cluster, seat, CAIRN_ERR_NOT_READY, "it went away");
 }
 
 void cairn_cluster_drains_forget(struct cairn_cluster *cluster,
@@ -58,13 +78,6 @@ void cairn_cluster_drains_forget(struct cairn_cluster *cluster,
 }
 
 /* ---- one job goes off a shard ---- */
-
-static uint32_t index_of(const struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat)
-{
-    CAIRN_EACH_SHARD (job, i)
-        if (job->shards[i].seat == seat) return i;
-    return job->shard_count;
-}
 
 /* Those that stay take it; where none does, all that are here. */
 static cairn_status begin(struct cairn_cluster_job *job, struct cairn_sentence *why)
@@ -96,7 +109,7 @@ static bool drain_job(struct cairn_cluster_job *job, struct cairn_cluster_seat *
     const cairn_status status = begin(job, &why);
     // What passes by itself is waited for.
     if (status != CAIRN_OK && status != CAIRN_ERR_BUSY && status != CAIRN_ERR_NOT_READY)
-        fail(seat, status, why.text);
+        fail(job->cluster, seat, status, why.text);
     return true;
 }
 
@@ -105,7 +118,7 @@ static void advance(struct cairn_cluster_seat *seat, struct cairn_cluster *clust
     bool holds = false;
     const uint64_t now_ms = cairn_cluster_now_ms(cluster);
     if (seat->drain.ends_ms != 0 && now_ms >= seat->drain.ends_ms) {
-        fail(seat, CAIRN_ERR_TIMEOUT, "its time is over, and something is there still");
+        fail(cluster, seat, CAIRN_ERR_TIMEOUT, "its time is over, and something is there still");
         return;
     }
     for (struct cairn_cluster_job *j = cluster->jobs; j != NULL && seat->leaving; j = j->next)
@@ -174,7 +187,7 @@ static void refuse_all(struct cairn_cluster *cluster)
 {
     for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
         if (s->drain.request != 0)
-            fail(s, CAIRN_ERR_REFUSED, "all shards are being stopped: nothing moves");
+            fail(cluster, s, CAIRN_ERR_REFUSED, "all shards are being stopped: nothing moves");
 }
 
 void cairn_cluster_drain_me(struct cairn_cluster_session *session, uint32_t request,

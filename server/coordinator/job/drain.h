@@ -16,6 +16,6 @@ void cairn_cluster_drains_tick(struct cairn_cluster *cluster);
 void cairn_cluster_drains_forget(struct cairn_cluster *cluster,
                                  const struct cairn_cluster_session *session);
 /* The shard is gone: it does not leave any more. */
-void cairn_cluster_drain_gone(struct cairn_cluster_seat *seat);
+void cairn_cluster_drain_gone(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat);
 
 #endif

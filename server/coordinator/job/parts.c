@@ -192,6 +192,7 @@ static void shard_up(struct cairn_cluster_job *job, uint32_t shard, const struct
     cairn_cluster_park_part(job, part->parked);
     s->revision = part->revision;
     s->up = true;
+    cairn_cluster_slice_prepared(job, shard, part->next_layout_version);
     cairn_cluster_terms_tell(job, shard, !part->unsettled);
     cairn_cluster_members_tell_shard(job, shard);
     cairn_cluster_tiles_advance(job); // behind the members, on the same connection

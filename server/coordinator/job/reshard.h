@@ -152,6 +152,9 @@ void cairn_cluster_slice_moved(struct cairn_cluster_job *job, uint32_t shard,
  * nothing before the slice, which is taken back. */
 void cairn_cluster_slice_shard_down(struct cairn_cluster_job *job, uint32_t shard);
 bool cairn_cluster_slice_shard_lost(struct cairn_cluster_job *job, uint32_t shard);
+/* The shard is back, and has that layout prepared: if nothing comes of it, it is to forget it. */
+void cairn_cluster_slice_prepared(const struct cairn_cluster_job *job, uint32_t shard,
+                                  uint64_t layout);
 /* The end of a slice, for the run: OK, or why not. */
 void cairn_cluster_reshard_slice_ended(struct cairn_cluster_job *job, cairn_status status,
                                        const char *text);

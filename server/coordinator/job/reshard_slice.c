@@ -169,15 +169,27 @@ static void prepare(struct cairn_cluster_job *job, uint64_t layout)
 
 /* ---- what else is said ---- */
 
-static void unprepare(struct cairn_cluster_job *job, uint64_t layout)
+static void unprepare_at(const struct cairn_cluster_job *job, uint32_t shard, uint64_t layout)
 {
     Cairn__PartUnprepare message = CAIRN__PART_UNPREPARE__INIT;
     message.job = job->id;
     message.layout = layout;
+    cairn_cluster_session_send(job->shards[shard].seat->session, CAIRN_MSG_PART_UNPREPARE, 0,
+                               &message.base);
+}
+
+static void unprepare(const struct cairn_cluster_job *job, uint64_t layout)
+{
     CAIRN_EACH_SHARD (job, i)
-        if (job->shards[i].up)
-            cairn_cluster_session_send(job->shards[i].seat->session, CAIRN_MSG_PART_UNPREPARE, 0,
-                                       &message.base);
+        if (job->shards[i].up) unprepare_at(job, i, layout);
+}
+
+void cairn_cluster_slice_prepared(const struct cairn_cluster_job *job, uint32_t shard,
+                                  uint64_t layout)
+{
+    if (layout > job->layout->version &&
+        (job->layouts.next == NULL || job->layouts.next->version != layout))
+        unprepare_at(job, shard, layout);
 }
 
 static void settle(struct cairn_cluster_job *job, const struct cairn_move_action *action)

@@ -1,0 +1,456 @@
+/* A job moves to other shards while it goes on: over fake shards, which prepare, switch and settle what they
+ * are told. What they move is nothing; who is asked what, and when, is all that counts here. */
+#include <check.h>
+#include <math.h>
+#include <string.h>
+
+#include "tests/support/fake_move.h"
+#include "tests/support/suite.h"
+#include "tests/support/trained_toy.h"
+
+/* ---- what is asked ---- */
+
+static char s0[] = "s0", s1[] = "s1", s2[] = "s2", toy_name[] = "toy";
+
+static Cairn__ReshardAsk question(uint32_t op)
+{
+    Cairn__ReshardAsk ask = CAIRN__RESHARD_ASK__INIT;
+    ask.job = toy_name;
+    ask.op = op;
+    return ask;
+}
+
+static uint32_t ask(const Cairn__ReshardAsk *message)
+{
+    return fake_request(&admin, CAIRN_MSG_RESHARD_ASK, &message->base);
+}
+
+static Cairn__ReshardTold *expect_told(uint32_t request)
+{
+    Cairn__ReshardTold *told = fake_expect(&fake, &admin, CAIRN_MSG_RESHARD_TOLD, request);
+    ck_assert_uint_eq(told->n_jobs, 1);
+    return told;
+}
+
+static void apply_shards(uint32_t shards)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
+    message.shards = shards;
+    cairn_message_free(&expect_told(ask(&message))->base);
+}
+
+static void expect_refused(const Cairn__ReshardAsk *message, cairn_status status, const char *word)
+{
+    fake_expect_error(&fake, &admin, ask(message), status, word);
+}
+
+static void expect_state(const char *state)
+{
+    const Cairn__ReshardAsk message = question(CAIRN_RESHARD_STATUS);
+    Cairn__ReshardTold *told = expect_told(ask(&message));
+    ck_assert_str_eq(told->jobs[0]->state, state);
+    cairn_message_free(&told->base);
+}
+
+/* ---- what comes of it ---- */
+
+static bool owns(uint32_t shard)
+{
+    const struct cairn_layout *l = toy()->layout;
+    return shard < l->shard_count && l->shard_extents[shard + 1] > l->shard_extents[shard];
+}
+
+static uint32_t owners(void)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < toy()->layout->shard_count; i++) count += owns(i);
+    return count;
+}
+
+static bool ended(void)
+{
+    return !toy()->reshard.running;
+}
+
+/* Steps until the run has ended: slices come between them. */
+static void train_until_ended(void)
+{
+    for (int i = 0; i < 50 && !ended(); i++) {
+        train();
+        for (int k = 0; k < 20; k++) fake_pump(&fake);
+    }
+    fake_until(&fake, ended());
+}
+
+static void open_three(void)
+{
+    open_ticking();
+    fake_shard_up(&fake, 2);
+}
+
+/* ---- the run ---- */
+
+TEST(a_shard_joins_and_gets_its_share_while_steps_go_on)
+{
+    apply_shards(3);
+    train_until_ended();
+    ck_assert_int_eq(toy()->reshard.told.state, CAIRN_RESHARD_DONE);
+    ck_assert(owns(0) && owns(1) && owns(2));
+    ck_assert(fake.shards[2].has_job && fake.shards[2].move.movers > 0);
+    for (int i = 0; i < 3; i++) {
+        ck_assert_uint_eq(fake.shards[i].move.settled, toy()->layout->version);
+        ck_assert_mem_eq(fake.shards[i].layout->hash, toy()->layout->hash, 32);
+    }
+    ck_assert_uint_eq(w.layout.version, toy()->layout->version);
+    ck_assert_uint_eq(w.layout.shards, 3);
+    expect_state("done");
+    train();
+}
+
+TEST(a_round_that_is_open_ends_before_the_layout_comes_into_force)
+{
+    fake.shards[0].holds_reduced = true;
+    const uint64_t round = fake_begin(&fake, &w, job);
+    apply_shards(3);
+    fake_until(&fake, cairn_round_layout_pending(toy()->core) != 0);
+    ck_assert_uint_eq(toy()->layout->version, 1);
+    fake.shards[0].holds_reduced = false;
+    fake_shard_report_reduced(&fake.shards[0]);
+    fake_commit(&fake, &w, job, round);
+    fake_until(&fake, toy()->layout->version == 2);
+    // Members hear of it before anything newer, and which version is the first of it.
+    fake_expect_silence(&fake, &w, job);
+    ck_assert_uint_eq(w.layout.version, 2);
+    ck_assert_uint_eq(w.layout.since.step, 3);
+    train_until_ended();
+}
+
+TEST(a_shard_is_drained_leaves_a_hole_and_is_told_to_end)
+{
+    Cairn__MemberDrain drain = CAIRN__MEMBER_DRAIN__INIT;
+    drain.name = s0;
+    drain.wait = true;
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_MEMBER_DRAIN, &drain.base);
+    for (int i = 0; i < 50 && !fake.shards[0].move.is_ended; i++) {
+        train();
+        for (int k = 0; k < 20; k++) fake_pump(&fake);
+    }
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, request));
+    ck_assert(!fake.shards[0].has_job && toy()->shards[0].seat == NULL);
+    ck_assert_uint_eq(toy()->seat_count, 1);
+    train();
+    fake_shard_away(&fake, 0);
+    train();
+    restart_coordinator();
+    fake_shard_up(&fake, 1);
+    come_again("w0");
+    ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
+    train();
+    ck_assert_uint_eq(toy()->seat_count, 1);
+}
+
+TEST(at_rest_the_newest_version_is_published_anew)
+{
+    fake_peer_close(&w); // nobody trains
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
+    char *const drained[] = { s1 };
+    message.drain = (char **)(uintptr_t)drained;
+    message.n_drain = 1;
+    cairn_message_free(&expect_told(ask(&message))->base);
+    fake_until(&fake, ended());
+    ck_assert_int_eq(toy()->reshard.told.state, CAIRN_RESHARD_DONE);
+    ck_assert_uint_ne(fake.shards[0].move.published, 0);
+    ck_assert(!fake.shards[1].has_job);
+    w = worker("w0");
+    ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
+    fake_expect_silence(&fake, &w, job);
+    ck_assert_uint_eq(w.layout.times, 0); // Attached has the layout in force
+    train();
+}
+
+TEST(who_comes_in_between_begins_with_the_layout_of_the_newest_version)
+{
+    fake.shards[2].move.holds_moved = true;
+    apply_shards(3);
+    fake_until(&fake, toy()->layout->version == 2);
+    struct fake_peer reader = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "r");
+    Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
+    open.name = toy_name;
+    open.role = CAIRN_ROLE_WIRE_READER;
+    open.session = 77;
+    const uint32_t request = fake_request(&reader, CAIRN_MSG_JOB_OPEN, &open.base);
+    Cairn__Attached *attached = fake_expect(&fake, &reader, CAIRN_MSG_ATTACHED, request);
+    ck_assert_uint_eq(attached->n_shards, 2);
+    ck_assert_uint_eq(attached->step, 1);
+    cairn_message_free(&attached->base);
+    fake_expect_silence(&fake, &reader, job);
+    ck_assert_uint_eq(reader.layout.version, 2);
+    ck_assert_uint_eq(reader.layout.since.step, 2);
+    fake.shards[2].move.holds_moved = false;
+    fake_move_release(&fake.shards[2]);
+    train_until_ended();
+    fake_peer_close(&reader);
+}
+
+/* ---- the end before the end ---- */
+
+TEST(a_cancel_ends_the_slice_that_is_under_way_and_begins_no_other)
+{
+    fake.shards[2].move.holds_moved = true;
+    apply_shards(3);
+    fake_until(&fake, toy()->layout->version == 2);
+    const Cairn__ReshardAsk cancel = question(CAIRN_RESHARD_CANCEL);
+    cairn_message_free(&expect_told(ask(&cancel))->base);
+    expect_state("moving");
+    fake.shards[2].move.holds_moved = false;
+    fake_move_release(&fake.shards[2]);
+    train_until_ended();
+    expect_state("canceled");
+    expect_refused(&cancel, CAIRN_ERR_NOT_FOUND, "nothing to cancel");
+    train();
+}
+
+TEST(what_is_only_prepared_is_taken_back_by_a_cancel)
+{
+    fake.shards[1].move.holds_prepare = true;
+    apply_shards(3);
+    fake_until(&fake, fake.shards[1].move.next != NULL);
+    const Cairn__ReshardAsk cancel = question(CAIRN_RESHARD_CANCEL);
+    cairn_message_free(&expect_told(ask(&cancel))->base);
+    fake_until(&fake, ended());
+    expect_state("canceled");
+    ck_assert_uint_eq(toy()->layout->version, 1);
+    ck_assert_uint_eq(toy()->seat_count, 2);
+    fake_until(&fake, fake.shards[0].move.next == NULL && !fake.shards[2].has_job);
+    train();
+}
+
+TEST(a_shard_that_has_no_room_ends_it_and_the_job_goes_on)
+{
+    fake.shards[2].move.refuse = "it needs 5 bytes and has 4";
+    apply_shards(3);
+    fake_until(&fake, ended());
+    expect_state("failed");
+    ck_assert_ptr_nonnull(strstr(toy()->reshard.told.text.text, "it needs 5 bytes and has 4"));
+    fake_until(&fake, !fake.shards[2].has_job);
+    train();
+}
+
+/* ---- deaths ---- */
+
+TEST(a_joiner_that_goes_before_it_is_in_force_changes_nothing)
+{
+    fake.shards[1].move.holds_prepare = true;
+    apply_shards(3);
+    fake_until(&fake, fake.shards[1].move.next != NULL);
+    fake_shard_away(&fake, 2);
+    fake_until(&fake, ended());
+    expect_state("failed");
+    ck_assert_uint_eq(toy()->layout->version, 1);
+    train();
+}
+
+TEST(a_fresh_taker_that_dies_is_left_out_again)
+{
+    fake.shards[2].move.holds_moved = true;
+    apply_shards(3);
+    fake_until(&fake, toy()->layout->version == 2);
+    fake_shard_forget(&fake, 2);
+    fake_until(&fake, toy()->layout->version == 3);
+    ck_assert(owns(0) && owns(1) && !owns(2));
+    fake_until(&fake, fake.shards[0].move.settled == 3);
+    train();
+    ck_assert_uint_eq(toy()->seat_count, 2);
+}
+
+TEST(a_coordinator_that_starts_again_goes_on_with_the_run)
+{
+    for (int point = 0; point < 4; point++) {
+        fake.shards[2].holds_create = point == 0;
+        fake.shards[1].move.holds_prepare = point == 1;
+        fake.shards[2].move.holds_moved = point >= 2;
+        const uint64_t before = toy()->layout->version;
+        apply_shards(3);
+        if (point == 0) fake_until(&fake, fake.shards[2].has_job);
+        if (point == 1) fake_until(&fake, fake.shards[1].move.next != NULL);
+        if (point >= 2) fake_until(&fake, toy()->layout->version > before);
+        if (point == 3) fake_until(&fake, fake.shards[0].move.is_told);
+        restart_coordinator();
+        tick_fast();
+        fake.shards[2].holds_create = false;
+        fake.shards[1].move.holds_prepare = fake.shards[2].move.holds_moved = false;
+        fake_shards_up(&fake, 3);
+        come_again("w0");
+        ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
+        train_until_ended();
+        ck_assert_msg(owners() == 3, "at %d: %s", point, toy()->reshard.told.text.text);
+        // Back to two, for the next point.
+        Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
+        char *const drained[] = { s2 };
+        message.drain = (char **)(uintptr_t)drained;
+        message.n_drain = 1;
+        cairn_message_free(&expect_told(ask(&message))->base);
+        train_until_ended();
+        ck_assert_uint_eq(toy()->seat_count, 2);
+    }
+}
+
+TEST(an_old_owner_that_is_away_for_a_while_is_waited_for)
+{
+    fake.shards[2].move.holds_moved = true;
+    apply_shards(3);
+    fake_until(&fake, toy()->layout->version == 2);
+    fake_shard_away(&fake, 0);
+    fake_shard_up(&fake, 0);
+    fake.shards[2].move.holds_moved = false;
+    train_until_ended();
+    ck_assert_int_eq(toy()->reshard.told.state, CAIRN_RESHARD_DONE);
+    train();
+}
+
+/* ---- what waits ---- */
+
+TEST(a_snapshot_waits_for_the_slice_and_the_next_slice_for_the_snapshot)
+{
+    fake.shards[2].move.holds_moved = true;
+    apply_shards(3);
+    fake_until(&fake, toy()->layout->version == 2);
+    const uint32_t request = ask_snapshot(&admin, true);
+    fake_until(&fake, toy()->snapshots.cut != NULL);
+    for (int i = 0; i < 50; i++) fake_pump(&fake);
+    ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_PIN], 0);
+    fake.shards[2].move.holds_moved = false;
+    fake_move_release(&fake.shards[2]);
+    Cairn__SnapshotStatus *status = expect_snapshot(request);
+    ck_assert_uint_eq(status->shards, 3);
+    cairn_message_free(&status->base);
+    train_until_ended();
+}
+
+TEST(an_amendment_of_tensors_waits_for_the_slice_and_the_run_goes_on_after_it)
+{
+    fake.shards[2].move.holds_moved = true;
+    apply_shards(3);
+    fake_until(&fake, toy()->layout->version == 2);
+    const uint32_t request = fake_amend_more(&w, job, 5);
+    fake_until(&fake, toy()->extension.body != NULL);
+    for (int i = 0; i < 50; i++) fake_pump(&fake);
+    ck_assert(!toy()->extension.making);
+    fake.shards[2].move.holds_moved = false;
+    fake_move_release(&fake.shards[2]);
+    fake_expect_amended(&fake, &w, request, 1);
+    ck_assert_uint_eq(toy()->spec.tensor_count, 3);
+    ck_assert_uint_eq(toy()->seat_count, 3);
+    fake_until(&fake, ended());
+}
+
+TEST(a_restore_ends_it_and_takes_all_shards)
+{
+    Cairn__SnapshotStatus *taken = take_snapshot();
+    fake.shards[2].move.holds_moved = true;
+    apply_shards(3);
+    fake_until(&fake, toy()->layout->version == 2);
+    cairn_message_free(&expect_snapshot(ask_restore("toy", taken->id, ""))->base);
+    cairn_message_free(&taken->base);
+    ck_assert(!toy()->reshard.running);
+    ck_assert_uint_eq(toy()->seat_count, 3);
+    ck_assert_uint_eq(toy()->layout->version, 1);
+}
+
+TEST(a_drop_takes_the_job_off_shards_that_join_too)
+{
+    fake.shards[2].move.holds_moved = true;
+    apply_shards(3);
+    fake_until(&fake, toy()->layout->version == 2);
+    drop();
+    ck_assert(!fake.shards[0].has_job && !fake.shards[1].has_job && !fake.shards[2].has_job);
+}
+
+/* ---- refused ---- */
+
+TEST(what_cannot_be_is_refused_with_a_sentence)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
+    Cairn__ShardWeight weight = CAIRN__SHARD_WEIGHT__INIT, *weights[] = { &weight };
+    char unknown[] = "nobody", *names[] = { unknown }, *all[] = { s0, s1 };
+    message.shards = 9;
+    expect_refused(&message, CAIRN_ERR_INVALID, "over 9 shards: 3 are here");
+    message.shards = 0;
+    message.add = names;
+    message.n_add = 1;
+    expect_refused(&message, CAIRN_ERR_NOT_FOUND, "no shard \"nobody\"");
+    message.n_add = 0;
+    message.drain = all;
+    message.n_drain = 2;
+    expect_refused(&message, CAIRN_ERR_INVALID, "no shard would be left");
+    message.n_drain = 0;
+    message.weights = weights;
+    message.n_weights = 1;
+    weight.name = s0;
+    expect_refused(&message, CAIRN_ERR_INVALID, "--drain");
+    weight.weight = NAN;
+    expect_refused(&message, CAIRN_ERR_INVALID, "the weight of shard s0");
+    message.n_weights = 0;
+    message.pause = -1;
+    expect_refused(&message, CAIRN_ERR_INVALID, "a pause of -1");
+    message.pause = 0;
+    message.op = 17;
+    expect_refused(&message, CAIRN_ERR_INVALID, "17");
+    message.op = CAIRN_RESHARD_APPLY;
+    message.layout_hash = 5;
+    expect_refused(&message, CAIRN_ERR_MISMATCH, "plan again");
+    message.job = unknown;
+    expect_refused(&message, CAIRN_ERR_NOT_FOUND, "no job \"nobody\"");
+    fake.shards[2].move.holds_moved = true;
+    apply_shards(3);
+    message = question(CAIRN_RESHARD_APPLY);
+    expect_refused(&message, CAIRN_ERR_BUSY, "under way");
+    expect_state("moving");
+    Cairn__JobStatus *status = show_job("toy");
+    ck_assert_ptr_nonnull(strstr(status->moving, "slice"));
+    cairn_message_free(&status->base);
+}
+
+TEST(a_plan_says_what_would_move_and_changes_nothing)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
+    Cairn__ReshardTold *told = expect_told(ask(&message));
+    const Cairn__ReshardJob *one = told->jobs[0];
+    ck_assert_str_eq(one->state, "planned");
+    ck_assert_uint_eq(one->n_pairs, 2);
+    ck_assert_str_eq(one->pairs[0]->to, "s2");
+    ck_assert_uint_eq(one->shards_after, 3);
+    ck_assert(one->all_bytes > 0 && one->all_bytes <= one->least_bytes * 105 / 100);
+    ck_assert(one->heaviest_after < one->heaviest_before);
+    cairn_message_free(&told->base);
+    expect_state("none");
+}
+
+TEST(the_last_shard_is_not_drained_and_nothing_moves_when_all_are_stopped)
+{
+    Cairn__DrainMe drain = CAIRN__DRAIN_ME__INIT;
+    fake_shard_away(&fake, 2);
+    fake.shards[1].move.holds_prepare = true;
+    (void)fake_request(&fake.shards[0].peer, CAIRN_MSG_DRAIN_ME, &drain.base);
+    fake_until(&fake, fake.shards[1].move.next != NULL);
+    (void)fake_request(&fake.shards[1].peer, CAIRN_MSG_DRAIN_ME, &drain.base);
+    fake_until(&fake, fake.shards[0].error != 0 && fake.shards[1].error != 0);
+    ck_assert_ptr_nonnull(strstr(fake.shards[0].error_text, "all shards are being stopped"));
+    ck_assert_ptr_nonnull(strstr(fake.shards[1].error_text, "no shard that stays"));
+    fake_until(&fake, ended());
+    fake.shards[1].move.holds_prepare = false;
+    train();
+}
+
+TEST(a_shard_that_comes_gets_its_share_if_that_is_the_policy)
+{
+    static char on_join[] = "on_join";
+    fake.options.reshard = on_join;
+    fake.options.rebalance_above = 110;
+    fake_shard_up(&fake, 3);
+    fake_until(&fake, toy()->reshard.running);
+    train_until_ended();
+    ck_assert(owns(2) && owns(3));
+}
+
+SUITE(60, open_three, close_fake);
