@@ -66,6 +66,9 @@ cairn_status cairn_write_judge(const struct cairn_member *member,
     if (!open && header->round > cairn_step_round_seen(job->collector.step))
         return cairn_fail(why, CAIRN_ERR_BUSY, "a write of that round has not begun here");
     if (!open) return cairn_fail(why, CAIRN_ERR_STALE, "no write of this round is open");
+    // What is put in part begins as the state is, which is not here yet.
+    if (header->tile == CAIRN_TILE_BOX && job->move.now != NULL && job->move.now->take != NULL)
+        return cairn_fail(why, CAIRN_ERR_BUSY, "state comes to this shard: wait for it");
     cairn_status status = cairn_put_judge_chunk(job, header, out, why);
     if (status != CAIRN_OK) return status;
     const cairn_dtype dtype = cairn_put_dtype(job, out);
