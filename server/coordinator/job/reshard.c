@@ -148,7 +148,10 @@ static void republish(struct cairn_cluster_job *job)
 static bool is_published(struct cairn_cluster_job *job)
 {
     if (!cairn_cluster_layouts_behind(job)) {
+        const bool was_shut = job->reshard.publishing;
+        job->reshard.publishing = false;
         cairn_cluster_layouts_published(job);
+        if (was_shut) cairn_cluster_tiles_advance(job); // a round published it: opens the gate
         return true;
     }
     if (cairn_cluster_pace_rests(job) || job->reshard.publishing) republish(job);
