@@ -263,6 +263,29 @@ TEST(a_fresh_taker_that_dies_is_left_out_again)
     ck_assert_uint_eq(toy()->seat_count, 2);
 }
 
+/* It has its part and nothing in it, as after a cancel; then it is lost. */
+TEST(a_shard_that_owns_nothing_and_dies_loses_nothing)
+{
+    apply_shards(3);
+    train_until_ended();
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
+    char *const drained[] = { s2 };
+    message.drain = (char **)(uintptr_t)drained;
+    message.n_drain = 1;
+    cairn_message_free(&expect_told(ask(&message))->base);
+    for (int i = 0; i < 50 && owns(2); i++) {
+        train();
+        for (int k = 0; k < 5; k++) fake_pump(&fake);
+    }
+    const Cairn__ReshardAsk cancel = question(CAIRN_RESHARD_CANCEL);
+    const uint32_t request = ask(&cancel);
+    for (int i = 0; i < 50; i++) fake_pump(&fake);
+    (void)request;
+    if (toy()->seat_count == 3) fake_shard_forget(&fake, 2);
+    fake_until(&fake, toy()->seat_count == 2);
+    train();
+}
+
 TEST(a_coordinator_that_starts_again_goes_on_with_the_run)
 {
     for (int point = 0; point < 4; point++) {

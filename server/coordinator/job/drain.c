@@ -11,6 +11,7 @@
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/member/seats.h"
+#include "server/coordinator/store/events.h"
 
 /* ---- the end of a drain ---- */
 
@@ -38,6 +39,7 @@ static void fail(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
     struct cairn_sentence why;
     cairn_sentence_set(&why, "shard %s is not drained: %s", seat->name, text);
     cairn_log_warn("%s", why.text);
+    cairn_cluster_event_note(cluster, CAIRN_EVENT_DRAINED, NULL, seat->name, "given up: %s", text);
     seat->leaving = false;
     cairn_cluster_waiters_fail(&seat->drain.waiters, status, why.text);
     if (seat->drain.request != 0)
@@ -48,11 +50,12 @@ static void fail(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
 }
 
 /* It holds nothing: it ends, and is forgotten with its connection. */
-static void finish(struct cairn_cluster_seat *seat)
+static void finish(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
 {
     const Cairn__Done done = CAIRN__DONE__INIT;
     Cairn__MemberEnd end = CAIRN__MEMBER_END__INIT;
     cairn_log_info("shard %s is drained", seat->name);
+    cairn_cluster_event_note(cluster, CAIRN_EVENT_DRAINED, NULL, seat->name, "it holds nothing");
     cairn_cluster_waiters_answer(&seat->drain.waiters, CAIRN_MSG_DONE, &done.base);
     if (seat->drain.request != 0) cairn_cluster_session_done(seat->session, seat->drain.request);
     seat->drain.request = 0;
@@ -123,7 +126,7 @@ static void advance(struct cairn_cluster_seat *seat, struct cairn_cluster *clust
     }
     for (struct cairn_cluster_job *j = cluster->jobs; j != NULL && seat->leaving; j = j->next)
         holds |= drain_job(j, seat);
-    if (!holds && seat->leaving) finish(seat);
+    if (!holds && seat->leaving) finish(cluster, seat);
 }
 
 /* ---- asked ---- */
@@ -177,6 +180,7 @@ void cairn_cluster_member_drain(struct cairn_cluster_session *session, uint32_t 
         return;
     }
     cairn_log_info("shard %s is to be drained, by an operator's word", seat->name);
+    cairn_cluster_event_note(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name, "by an operator's word");
     seat->leaving = true;
     if (!message->wait) cairn_cluster_session_done(session, request);
     advance(seat, cluster);
@@ -204,6 +208,7 @@ void cairn_cluster_drain_me(struct cairn_cluster_session *session, uint32_t requ
         return;
     }
     cairn_log_info("shard %s is being stopped: what it holds goes to others first", seat->name);
+    cairn_cluster_event_note(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name, "it is being stopped");
     seat->leaving = true;
     seat->drain.request = request;
     seat->drain.ends_ms = message->seconds == 0

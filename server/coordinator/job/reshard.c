@@ -13,6 +13,7 @@
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/snapshot/cuts.h"
+#include "server/coordinator/store/events.h"
 #include "server/coordinator/store/saves.h"
 
 /* ---- the end ---- */
@@ -45,6 +46,11 @@ void cairn_cluster_reshard_end(struct cairn_cluster_job *job,
                    : state == CAIRN_RESHARD_CANCELED ? "was canceled"
                                                      : "has failed",
                    text);
+    cairn_cluster_event_note(job->cluster, CAIRN_EVENT_RESHARD_ENDED, job->spec.name, NULL, "%s%s",
+                             state == CAIRN_RESHARD_DONE       ? ""
+                             : state == CAIRN_RESHARD_CANCELED ? "canceled: "
+                                                               : "failed: ",
+                             text);
     cairn_cluster_reshard_unjoin(job);
     free(r->joiners);
     cairn_layout_close(r->target);
@@ -381,6 +387,9 @@ cairn_status cairn_cluster_reshard_begin(struct cairn_cluster_job *job,
     cairn_log_info("job %s: a re-sharding begins, over %" PRIu32 " shards: %" PRIu64
                    " bytes in %" PRIu32 " slices",
                    job->spec.name, r->told.shards_after, r->told.all_bytes, r->told.slices);
+    cairn_cluster_event_note(job->cluster, CAIRN_EVENT_RESHARD, job->spec.name, NULL,
+                             "over %" PRIu32 " shards: %" PRIu64 " bytes in %" PRIu32 " slices",
+                             r->told.shards_after, r->told.all_bytes, r->told.slices);
     return CAIRN_OK;
 }
 

@@ -10,6 +10,7 @@
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/job/jobs.h"
+#include "server/coordinator/store/events.h"
 
 /* They have their parts: from here on they are told what the others are told. */
 static void take_in(struct cairn_cluster_job *job)
@@ -25,6 +26,8 @@ static void take_in(struct cairn_cluster_job *job)
         job->shards[first + i].up = true;
         (void)cairn_cluster_job_shard_moved(&job->shards[first + i]);
         cairn_log_info("job %s: shard %s joins", job->spec.name, seat->name);
+        cairn_cluster_event_note(job->cluster, CAIRN_EVENT_SHARD_JOINED, job->spec.name, seat->name,
+                                 "it has a part of the job");
     }
     r->joiner_count = 0;
     for (uint32_t i = first; i < job->shard_count; i++) {

@@ -15,6 +15,7 @@
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/round/groups.h"
+#include "server/coordinator/store/events.h"
 #include "server/core/holes.h"
 
 /* The next layout has that shard. */
@@ -211,7 +212,8 @@ static void cut_over(struct cairn_cluster_job *job, uint64_t layout, bool back)
                                              .layout = layout,
                                              .shard_count = l->next->shard_count,
                                              .gone = l->next_gone,
-                                             .back = back };
+                                             .back = back,
+                                             .empty = back && job->reshard.lost_empty };
     if (layout != 0 && job->rounds.epoch_reason.text[0] == '\0')
         cairn_sentence_set(&job->rounds.epoch_reason, "another layout comes into force");
     cairn_cluster_job_event(job, &event);
@@ -219,10 +221,18 @@ static void cut_over(struct cairn_cluster_job *job, uint64_t layout, bool back)
 
 /* ---- the machine ---- */
 
-/* The layout that a lost shard's slice began with, without that shard. */
+static bool owns_any(const struct cairn_layout *layout, uint32_t shard)
+{
+    return shard < layout->shard_count &&
+           layout->shard_extents[shard + 1] > layout->shard_extents[shard];
+}
+
+/* The layout that a lost shard's slice began with, without that shard; where it had nothing in the one in
+ * force either, that one. */
 static void go_back(struct cairn_cluster_job *job, uint32_t lost)
 {
     struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
+    const bool empty = !owns_any(job->layout, lost);
     const struct cairn_slice_request request = { .tensors = tensors,
                                                  .tensor_count = (uint32_t)job->spec.tensor_count,
                                                  .current = job->layout,
@@ -230,8 +240,13 @@ static void go_back(struct cairn_cluster_job *job, uint32_t lost)
                                                  .chunk_leaves = job->spec.chunk_leaves };
     struct cairn_layout *next = NULL;
     uint8_t *gone = cairn_cluster_holes(job, job->layout->shard_count);
-    if (job->reshard.prior != NULL && tensors != NULL && gone != NULL &&
-        cairn_plan_slice(&request, &next, NULL) == CAIRN_OK && next != NULL) {
+    if (tensors != NULL && gone != NULL && empty)
+        (void)!cairn_plan_widen(tensors, request.tensor_count, job->layout,
+                                job->layout->shard_count, &next);
+    else if (tensors != NULL && gone != NULL && job->reshard.prior != NULL)
+        (void)!cairn_plan_slice(&request, &next, NULL);
+    if (next != NULL) {
+        job->reshard.lost_empty = empty;
         gone[lost / 8] = (uint8_t)(gone[lost / 8] | 1u << lost % 8);
         cairn_log_warn("job %s: shard %s was lost before it had its share: the layout goes back",
                        job->spec.name, job->shards[lost].seat->name);
@@ -337,6 +352,8 @@ static void drop_parts(struct cairn_cluster_job *job)
         if (i >= job->layouts.next->shard_count || has_next(job, i)) continue;
         cairn_log_info("job %s: shard %s is not one of its shards any more", job->spec.name,
                        job->shards[i].seat->name);
+        cairn_cluster_event_note(job->cluster, CAIRN_EVENT_SHARD_LEFT, job->spec.name,
+                                 job->shards[i].seat->name, "it has no part of the job any more");
         cairn_cluster_job_send_drop(job->cluster, job->shards[i].seat, job->id);
     }
 }
@@ -376,15 +393,14 @@ void cairn_cluster_slice_moved(struct cairn_cluster_job *job, uint32_t shard,
     cairn_cluster_reshard_advance(job);
 }
 
-/* It had nothing before the slice, and what it got is not settled. */
+/* It has nothing, or had nothing before the slice, and what it got is not settled. */
 static bool is_fresh(const struct cairn_cluster_job *job, uint32_t shard)
 {
     const struct cairn_layout *prior = job->reshard.prior;
-    if (prior == NULL || job->reshard.move == NULL ||
-        cairn_move_stage_of(job->reshard.move) != CAIRN_MOVE_MOVING)
-        return false;
-    return shard >= prior->shard_count ||
-           prior->shard_extents[shard + 1] == prior->shard_extents[shard];
+    if (job->reshard.move == NULL || !cairn_cluster_job_in_force(job, shard)) return false;
+    if (!owns_any(job->layout, shard)) return true;
+    return prior != NULL && cairn_move_stage_of(job->reshard.move) == CAIRN_MOVE_MOVING &&
+           !owns_any(prior, shard);
 }
 
 void cairn_cluster_slice_shard_down(struct cairn_cluster_job *job, uint32_t shard)

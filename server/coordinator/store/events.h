@@ -29,7 +29,13 @@
     X(PARKED, "job-parked")                                                      \
     X(UNPARKED, "job-unparked")                                                  \
     X(SNAPSHOT, "snapshot-committed")                                            \
-    X(SNAPSHOT_FAILED, "snapshot-failed")
+    X(SNAPSHOT_FAILED, "snapshot-failed")                                        \
+    X(RESHARD, "reshard-begun")                                                  \
+    X(RESHARD_ENDED, "reshard-ended")                                            \
+    X(SHARD_JOINED, "shard-joined")                                              \
+    X(SHARD_LEFT, "shard-left")                                                  \
+    X(DRAIN, "drain-begun")                                                      \
+    X(DRAINED, "drain-ended")
 
 enum cairn_event_kind {
 #define X(kind, name) CAIRN_EVENT_##kind,
