@@ -153,7 +153,7 @@ struct told {
 /* Any of them may take something, and give. */
 static void fill_told(struct told *told, uint64_t version)
 {
-    static char names[STAGE_SHARDS][8];
+    static char names[STAGE_SHARDS][12];
     for (uint32_t i = 0; i < stage.count; i++) {
         const struct cairn_fabric *fabric = stage.shard[i].shard->fabric;
         Cairn__Mover *mover = told->mover_list[i] = &told->movers[i];
@@ -305,6 +305,24 @@ void stage_move(const struct stage_run *table)
     stage_resolve();
     stage_hear_moved();
     stage_settle();
+}
+
+bool stage_begin_taking(void)
+{
+    if (!stage_open("mem")) return false;
+    stage_round();
+    stage_prepare(stage_half);
+    stage_force(stage_half);
+    for (uint32_t i = 0; i < stage.count; i++) {
+        stage_say_resolve(&stage.shard[i]);
+        scene_hear(&stage.shard[i], CAIRN_MSG_PUBLISHED);
+        if (i > 0) continue;
+        scene_hear(&stage.shard[i], CAIRN_MSG_PART_MOVED);
+        stage_job(i)->state = CAIRN_JOB_SEALING; // what is asked for is not ready
+    }
+    for (int i = 0; i < 3; i++) scene_settle(&stage.shard[1]);
+    ck_assert_ptr_nonnull(stage_job(1)->move.now->take);
+    return true;
 }
 
 static void send_create(struct scene *scene, uint32_t request)

@@ -63,6 +63,8 @@ void stage_hear_moved(void);
 void stage_settle(void);
 /* From stage_prepare to stage_settle. */
 void stage_move(const struct stage_run *table);
+/* Until shard 0 is SERVING again, shard 1 lacks what comes to it with HALF. False: as stage_open. */
+bool stage_begin_taking(void);
 /* A third shard joins the layout in force, whose table that is: it has nothing of it. */
 void stage_join(const struct stage_run *table);
 

@@ -553,7 +553,7 @@ static void open_scene(struct scene *scene, const char *kind, const struct cairn
     snprintf(scene->coordinator, sizeof scene->coordinator, "%s",
              cairn_listener_address(scene->listener));
     struct cairn_shard_options options = *as;
-    char name[8];
+    char name[12];
     snprintf(name, sizeof name, "s%u", scene->index);
     options.name = name;
     options.backend = cairn_test_backend();

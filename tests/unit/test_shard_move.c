@@ -3,6 +3,7 @@
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "tests/support/move_stage.h"
 #include "tests/support/suite.h"
@@ -265,15 +266,47 @@ TEST(a_fence_that_brings_a_layout_which_is_not_prepared_stops_the_job_with_a_sen
     leave();
 }
 
-TEST(what_was_given_is_memory_of_the_system_again_once_it_is_settled)
+/* Bytes of the planes of a shard that have pages: shared memory, which stays until it is given back. */
+static uint64_t resident(uint32_t shard)
+{
+    static unsigned char pages[1 << 16];
+    const struct cairn_planes *planes = &stage_job(shard)->planes;
+    uint64_t bytes = 0;
+    for (int p = 0; p < CAIRN_PLANES; p++) {
+        const uintptr_t base = (uintptr_t)planes->host[p].base / 4096 * 4096;
+        const size_t length = (uintptr_t)planes->host[p].base + planes->host[p].bytes - base;
+        if (planes->host[p].base == NULL) continue;
+        ck_assert_uint_le(length / 4096, sizeof pages - 1);
+        ck_assert_int_eq(mincore((void *)base, length, pages), 0);
+        for (size_t i = 0; i < (length + 4095) / 4096; i++) bytes += (pages[i] & 1) * 4096u;
+    }
+    return bytes;
+}
+
+TEST(a_move_takes_no_more_than_what_comes_and_what_was_given_is_the_systems_once_it_is_settled)
 {
     if (!stage_open("mem")) return;
     stage_round();
-    const uint64_t before = stage_job(0)->memory.state + stage_job(1)->memory.state;
-    const uint64_t had = stage_job(0)->memory.state;
-    stage_move(stage_half);
+    const struct cairn_budget *taker = &stage.shard[1].shard->memory.budget;
+    const uint64_t before = stage_job(0)->memory.state + stage_job(1)->memory.state,
+                   had = stage_job(0)->memory.state, had_pages = resident(0),
+                   taker_pages = resident(1), taker_used = taker->used_bytes;
+    stage_prepare(stage_half);
+    const struct cairn_move_part *next = stage_job(1)->move.next;
+    const uint64_t slice = next->room, mover = cairn_reply_bytes(stage_job(1)->replies.bytes);
+    const uint64_t most = slice + next->staging + next->published + next->tables + mover;
+    ck_assert_uint_le(taker->used_bytes, taker_used + most);
+    stage_force(stage_half);
+    stage_resolve();
+    stage_hear_moved();
+    ck_assert_uint_eq(resident(0), had_pages);
+    ck_assert_uint_le(resident(1), taker_pages + slice + slice / 4);
+    stage_settle();
     ck_assert_uint_lt(stage_job(0)->memory.state, had);
     ck_assert_uint_eq(stage_job(0)->memory.state + stage_job(1)->memory.state, before);
+    while (resident(0) > had_pages - slice / 4 * 3) scene_settle(&stage.shard[0]); // on a thread
+    stage_round();
+    stage_check();
     stage_move(stage_back);
     ck_assert_uint_eq(stage_job(0)->memory.state, had);
     stage_check();

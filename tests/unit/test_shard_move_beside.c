@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/shard/relay/relay.h"
 #include "tests/support/move_stage.h"
 #include "tests/support/suite.h"
 
@@ -70,6 +71,66 @@ TEST(buffers_and_blobs_move_like_all_else)
     stage_move(more_back);
     check_more();
     ck_assert_uint_eq(stage_job(0)->memory.state, state);
+    stage_close();
+}
+
+/* ---- state that is fetched ---- */
+
+TEST(state_that_is_still_to_come_is_fetched_when_it_is_here)
+{
+    if (!stage_begin_taking()) return;
+    struct scene *scene = &stage.shard[1];
+    uint64_t chunk = 0;
+    while (cairn_shard_map_chunk(&scene->map, chunk).tensor != T_EMB) chunk++;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene->map, chunk);
+    struct cairn_chunk_header fetch = scene_chunk_header(scene, CAIRN_CHUNK_FETCH, 1, chunk);
+    fetch.plane = CAIRN_PLANE_EXP_AVG;
+    fetch.generation = 1;
+    fetch.step = stage.step;
+    scene_send(scene, &fetch, NULL, 0);
+    scene_settle(scene);
+    ck_assert_uint_eq(scene_waiting(scene, CAIRN_CHUNK_DATA), 0);
+    ck_assert_uint_eq(scene_waiting(scene, CAIRN_CHUNK_NAK), 0);
+    stage_job(0)->state = CAIRN_JOB_SERVING;
+    const struct scene_note *data = scene_note(scene, CAIRN_CHUNK_DATA);
+    const struct cairn_local_extent *all = cairn_shard_map_find(&stage.whole.map, T_EMB, 0);
+    ck_assert_mem_eq(data->payload, stage.model.exp_avg + all->local_elem + place.first_elem,
+                     place.elem_count * sizeof(float));
+    stage_close();
+}
+
+/* ---- relays ---- */
+
+TEST(a_relay_ends_as_the_layout_changes)
+{
+    uint64_t members[] = { 1, 2 };
+    Cairn__ShardInfo owner = CAIRN__SHARD_INFO__INIT, *owners[] = { &owner };
+    Cairn__RelaySet set = CAIRN__RELAY_SET__INIT;
+    if (!stage_open("mem")) return;
+    stage_round();
+    owner.index = 1;
+    owner.name = (char *)(uintptr_t) "s1";
+    owner.fabric_address.data = (uint8_t *)cairn_fabric_address(stage.shard[1].shard->fabric,
+                                                                &owner.fabric_address.len);
+    set.job = SCENE_JOB;
+    set.relay = 900;
+    set.token = 9000;
+    set.n_members = 2;
+    set.members = members;
+    set.n_owners = 1;
+    set.owners = owners;
+    scene_say(&stage.shard[0], CAIRN_MSG_RELAY_SET, 9, &set.base);
+    ck_assert_uint_eq(scene_hear(&stage.shard[0], CAIRN_MSG_DONE).request, 9);
+    ck_assert_ptr_nonnull(cairn_relay_of(stage_job(0)));
+    stage_prepare(stage_half);
+    ck_assert_ptr_nonnull(cairn_relay_of(stage_job(0)));
+    stage_force(stage_half);
+    ck_assert_ptr_null(cairn_relay_of(stage_job(0)));
+    stage_resolve();
+    stage_hear_moved();
+    stage_settle();
+    stage_round();
+    stage_check();
     stage_close();
 }
 

@@ -7,25 +7,6 @@
 #include "tests/support/move_stage.h"
 #include "tests/support/suite.h"
 
-/* Shard 1 takes, and shard 0 gives nothing yet. */
-static bool begin_taking(void)
-{
-    if (!stage_open("mem")) return false;
-    stage_round();
-    stage_prepare(stage_half);
-    stage_force(stage_half);
-    for (uint32_t i = 0; i < stage.count; i++) {
-        stage_say_resolve(&stage.shard[i]);
-        scene_hear(&stage.shard[i], CAIRN_MSG_PUBLISHED);
-        if (i > 0) continue;
-        scene_hear(&stage.shard[i], CAIRN_MSG_PART_MOVED);
-        stage_job(i)->state = CAIRN_JOB_SEALING; // what is asked for is not ready
-    }
-    for (int i = 0; i < 3; i++) scene_settle(&stage.shard[1]);
-    ck_assert_ptr_nonnull(stage_job(1)->move.now->take);
-    return true;
-}
-
 static void end_taking(void)
 {
     stage_job(0)->state = CAIRN_JOB_SERVING;
@@ -38,7 +19,7 @@ static void end_taking(void)
 
 TEST(a_connection_that_the_taker_loses_is_made_again)
 {
-    if (!begin_taking()) return;
+    if (!stage_begin_taking()) return;
     struct cairn_giver *giver = &stage_job(1)->move.now->take->givers[0];
     const uint32_t connection = giver->link.connection;
     cairn_chunk_link_close(&giver->link);
@@ -48,7 +29,7 @@ TEST(a_connection_that_the_taker_loses_is_made_again)
 
 TEST(a_connection_that_the_giver_loses_is_made_again)
 {
-    if (!begin_taking()) return;
+    if (!stage_begin_taking()) return;
     const struct cairn_move_part *now = stage_job(0)->move.now;
     cairn_member_cut(stage_job(0), now->movers[0]);
     cairn_shard_job_settle(stage_job(0));
@@ -146,7 +127,7 @@ TEST(another_coordinator_hears_again_who_is_whole_and_settles)
 
 TEST(a_coordinator_that_comes_in_the_middle_does_not_stop_what_comes)
 {
-    if (!begin_taking()) return;
+    if (!stage_begin_taking()) return;
     stage_job(0)->state = CAIRN_JOB_SERVING;
     come_back();
     stage_fence(2);
@@ -181,7 +162,7 @@ TEST(when_one_that_joined_dies_before_it_is_whole_the_givers_have_all_that_they_
 
 TEST(a_job_that_is_dropped_in_the_middle_gives_all_back)
 {
-    if (!begin_taking()) return;
+    if (!stage_begin_taking()) return;
     Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
     drop.job = SCENE_JOB;
     for (uint32_t i = 0; i < stage.count; i++) {
@@ -195,7 +176,7 @@ TEST(a_job_that_is_dropped_in_the_middle_gives_all_back)
 
 TEST(a_shard_that_is_closed_in_the_middle_frees_all)
 {
-    if (!begin_taking()) return;
+    if (!stage_begin_taking()) return;
     stage_close();
 }
 
