@@ -87,7 +87,7 @@ struct cairn_push *cairn_push_init(void *memory, const struct cairn_push_config 
 void cairn_push_absent(struct cairn_push *push, uint32_t shard)
 {
     assert(shard < push->shard_count && push->free_count == push->queue_max && push->micro == 0);
-    if (push->shards[shard].absent) return;
+    if (push->shards[shard].absent || MUTANT(76)) return;
     push->shards[shard].absent = true;
     push->present--;
 }

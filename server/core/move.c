@@ -46,9 +46,11 @@ struct cairn_move *cairn_move_init(void *memory, const struct cairn_move_config 
     move->shards = (struct shard *)(move + 1);
     move->shard_max = config->shard_max;
     move->layout = config->layout;
-    move->stage = config->unsettled ? CAIRN_MOVE_MOVING : CAIRN_MOVE_REST;
-    for (uint32_t s = 0; s < config->shard_max; s++)
+    move->stage = config->unsettled && !MUTANT(70) ? CAIRN_MOVE_MOVING : CAIRN_MOVE_REST;
+    for (uint32_t s = 0; s < config->shard_max; s++) {
         move->shards[s].gone = cairn_is_hole(config->gone, config->shard_count, s);
+        move->shards[s].moved = !config->unsettled && !move->shards[s].gone;
+    }
     return move;
 }
 
@@ -110,6 +112,7 @@ static void on_begin(struct cairn_move *move, const struct cairn_move_event *eve
 
 static bool all_prepared(const struct cairn_move *move)
 {
+    if (MUTANT(69)) return true;
     for (uint32_t s = 0; s < move->shard_max; s++)
         if (!move->shards[s].gone_next && !move->shards[s].prepared) return false;
     return true;
@@ -145,6 +148,7 @@ static void on_in_force(struct cairn_move *move, const struct cairn_move_event *
 
 static bool all_moved(const struct cairn_move *move)
 {
+    if (MUTANT(68)) return true;
     for (uint32_t s = 0; s < move->shard_max; s++)
         if (!move->shards[s].gone && !move->shards[s].moved) return false;
     return true;
@@ -154,13 +158,13 @@ static void on_moved(struct cairn_move *move, const struct cairn_move_event *eve
                      struct cairn_move_actions *actions)
 {
     struct shard *shard = &move->shards[event->shard];
-    if (event->layout != move->layout || shard->gone) return;
+    if ((event->layout != move->layout && !MUTANT(71)) || shard->gone) return;
+    shard->moved = true;
     if (move->stage != CAIRN_MOVE_MOVING) {
         // It does not know yet that the layout is settled, or the word was lost.
         if (!move->lost) act(actions, CAIRN_MOVE_SETTLE, move->layout)->shard = event->shard;
         return;
     }
-    shard->moved = true;
     if (!all_moved(move)) return;
     move->stage = CAIRN_MOVE_REST;
     act(actions, CAIRN_MOVE_SETTLE, move->layout);
@@ -193,8 +197,10 @@ static void on_shard_gone(struct cairn_move *move, const struct cairn_move_event
 {
     const struct shard *shard = &move->shards[event->shard];
     const bool is_lost = event->kind == CAIRN_MOVE_SHARD_LOST;
-    if (may_take_back(move, event) && !shard->gone_next) {
-        const bool lasts = is_lost && !shard->gone; // without the slice, too
+    const bool lasts = is_lost && !shard->gone; // without the slice, too
+    // One that the slice was to leave out is awaited until then, and will not come.
+    const bool concerns = !shard->gone_next || (lasts && !move->next.back);
+    if (may_take_back(move, event) && concerns) {
         move->lost = move->lost || lasts;
         take_back(move, lasts ? CAIRN_ERR_JOB_LOST : CAIRN_ERR_UNREACHABLE, event->shard, actions);
     } else if (is_lost && !may_take_back(move, event)) {
@@ -240,4 +246,10 @@ bool cairn_move_waits_for(const struct cairn_move *move, uint32_t shard)
     const struct shard *s = &move->shards[shard];
     if (move->stage == CAIRN_MOVE_PREPARING) return !s->gone_next && !s->prepared;
     return move->stage == CAIRN_MOVE_MOVING && !s->gone && !s->moved;
+}
+
+bool cairn_move_has_moved(const struct cairn_move *move, uint32_t shard)
+{
+    assert(shard < move->shard_max);
+    return move->shards[shard].moved;
 }

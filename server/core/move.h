@@ -10,12 +10,16 @@
  *
  *  - Before the layout is being made durable everything can be taken back, and is when a shard goes away:
  *    no training waits for what need not be.
+ *  - A shard keeps what it prepared through fences with the layout in force: an epoch may change meanwhile.
+ *    It forgets it when told to, for another one, and by the fence of another coordinator than the one that
+ *    had it prepared: there it never came into force.
  *  - After it only a whole move ends the slice, through any number of epochs and incarnations: shards say
  *    MOVED again after each change of epoch, and the next incarnation begins in MOVING.
  *  - Nobody forgets anything before every shard of the layout is whole in it.
  *  - A shard that had nothing before the slice, and is lost in it, loses nothing: a layout that is the one
- *    before, without that shard, takes the slice back (round.h, back). Between slices one without that shard
- *    is all there is to do (empty).
+ *    before, without that shard, takes the slice back (round.h, back). If all others are whole the slice may
+ *    be settled, and what they gave forgotten: then the lost one had nothing in it either, or the job is
+ *    lost, and the layout in force without it is what comes next (empty).
  *
  * The daemon gives the layouts themselves to the shards: the machine knows them by number. */
 #ifndef CAIRN_CORE_MOVE_H
@@ -51,8 +55,9 @@ enum cairn_move_event_kind {
     CAIRN_MOVE_BEGIN, /* layout, shard_count, gone; back: it takes the slice back that lost a shard. Only in
                        * REST, and in LOST with `back` */
     CAIRN_MOVE_PREPARED, /* shard, layout, status: not OK, it refuses, and nothing is kept of it there */
-    CAIRN_MOVE_IN_FORCE, /* layout: it is durable, and the shards are about to be fenced with it */
-    CAIRN_MOVE_MOVED,    /* shard, layout: the shard is whole in it. May be said again */
+    CAIRN_MOVE_IN_FORCE, /* layout: it is durable (cairn_round_layout says it; a fence may have to wait) */
+    CAIRN_MOVE_MOVED, /* shard, layout: the shard is whole in it. Said after each change of epoch, and (for an
+                       * incarnation that cannot make one, since a shard is lost) by who comes */
     CAIRN_MOVE_SHARD_DOWN, /* shard, pending: its control channel is gone; it may be back. Also when it is
                             * back on another one and nobody noticed: what it was told may be lost */
     CAIRN_MOVE_SHARD_LOST, /* shard, pending: it will not be back, or is without what it got; it had nothing
@@ -121,5 +126,7 @@ enum cairn_move_stage cairn_move_stage_of(const struct cairn_move *move);
 uint64_t cairn_move_layout(const struct cairn_move *move);
 /* PREPARING: its answer is awaited; MOVING: it is not whole. */
 bool cairn_move_waits_for(const struct cairn_move *move, uint32_t shard);
+/* It is whole in the layout in force. */
+bool cairn_move_has_moved(const struct cairn_move *move, uint32_t shard);
 
 #endif

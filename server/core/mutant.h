@@ -70,7 +70,22 @@
  * 59  after a loss a round opens without those who are waited for
  * 60  an amendment does not end what a lost worker brought about
  * 61  a worker for whom there is no micro-batch counts as a contributor
- * 62  a worker deals by its rank in the job, not by its place among those who contribute */
-#define CAIRN_MUTANT_COUNT 62
+ * 62  a worker deals by its rank in the job, not by its place among those who contribute
+ * 63  another layout comes into force while a round is open
+ * 64  a layout is not durable with its epoch
+ * 65  a shard that has left is awaited
+ * 66  a shard is prepared while state is on its way to it
+ * 67  a shard that joins keeps the version that it was made with
+ * 68  a slice is settled when the first shard is whole
+ * 69  a layout comes into force when the first shard has prepared it
+ * 70  a new coordinator takes a slice for settled
+ * 71  a shard counts as whole in a layout when it was in the one before
+ * 72  the sums of a void round are reported when the state is there
+ * 73  a layout that was taken back comes into force all the same
+ * 74  a shard that goes on with other chunks forgets the last decision
+ * 75  a shard that joins is judged by what it knows
+ * 76  a shard that has left is owed the ends of micro-batches, as any other
+ * 77  what the shards had when a layout came is told as of the layout before */
+#define CAIRN_MUTANT_COUNT 77
 
 #endif

@@ -270,7 +270,7 @@ static void on_worker_abandon(struct cairn_round *core, const struct cairn_round
 static bool shards_up(const struct cairn_round *core)
 {
     for (uint32_t s = 0; s < core->config.shard_count; s++)
-        if (!core->shards[s].gone && !core->shards[s].up) return false;
+        if ((!core->shards[s].gone || MUTANT(65)) && !core->shards[s].up) return false;
     return true;
 }
 

@@ -139,7 +139,8 @@ enum cairn_round_event_kind {
                          * comes into force between two rounds: none opens before, once all its shards are
                          * up. 0: the one that is pending is forgotten. back: at once, whether the others
                          * are up or not; shards of the layout in force that it has not were lost. empty:
-                         * those had nothing in that one either, so it does not matter what was decided */
+                         * those had nothing in that one either, and everything stays where it is: a
+                         * shard that is prepared stays so, and it does not matter what was decided */
     /* shards. Of one that the layout in force has not, UP and DOWN are remembered, and nothing else counts */
     CAIRN_ROUND_SHARD_UP,   /* shard: its control channel is up, with its state of the job */
     CAIRN_ROUND_SHARD_DOWN, /* shard */

@@ -22,8 +22,9 @@ void cairn_round_epoch_begin(struct cairn_round *core, struct cairn_round_action
     action->epoch = core->epoch;
     action->round_reserved = core->round_end;
     const bool carries = core->next.taken;
-    action->layout = carries ? core->next.layout : core->config.layout;
-    action->version = carries && !core->next.back ? core->version : core->config.layout_at;
+    action->layout = carries && !MUTANT(64) ? core->next.layout : core->config.layout;
+    const bool since_now = carries && !core->next.back && !MUTANT(77);
+    action->version = since_now ? core->version : core->config.layout_at;
 }
 
 void cairn_round_on_persisted(struct cairn_round *core, const struct cairn_round_event *event,
@@ -94,7 +95,7 @@ static const char *judge_answer(const struct cairn_round *core, const struct sha
 {
     const struct cairn_decision *last = &core->last;
     const bool has_it = shard->last_round == last->round;
-    if (shard->joins) return NULL;
+    if (shard->joins && !MUTANT(75)) return NULL;
     if (!has_it && shard->prepared != last->round && !MUTANT(4))
         return "it knows nothing of a round that another shard has applied";
     if (last->round != 0 || !core->ready) return NULL;

@@ -31,6 +31,7 @@ void cairn_round_layout_init(struct cairn_round *core)
 void cairn_round_on_layout(struct cairn_round *core, const struct cairn_round_event *event)
 {
     if (core->next.taken) return; // too late to forget it; and nobody begins another one
+    if (event->layout == 0 && MUTANT(73)) return;
     core->next.layout = 0;
     if (event->layout == 0) return;
     assert(event->layout > core->config.layout);
@@ -60,7 +61,8 @@ static bool next_up(const struct cairn_round *core)
 bool cairn_round_layout_due(const struct cairn_round *core)
 {
     if (core->next.layout == 0 || core->next.taken || !next_up(core)) return false;
-    return core->next.back || (core->stage == CAIRN_ROUND_STEADY && !core->need_epoch);
+    return core->next.back ||
+           ((core->stage == CAIRN_ROUND_STEADY || MUTANT(63)) && !core->need_epoch);
 }
 
 void cairn_round_layout_take(struct cairn_round *core)

@@ -117,7 +117,7 @@ struct cairn_step *cairn_step_init_from(void *memory, const struct cairn_step_co
     step->round_epoch = before->round_epoch;
     step->version = before->version;
     step->likely_micro = before->likely_micro;
-    remember(step, &before->last);
+    if (!MUTANT(74)) remember(step, &before->last);
     return step;
 }
 
@@ -197,7 +197,7 @@ static void begin_round(struct cairn_step *step, uint64_t round, const uint64_t 
 static void make_void(struct cairn_step *step, struct cairn_step_actions *actions)
 {
     step->round = 0;
-    step->summed = false;
+    if (!MUTANT(72)) step->summed = false;
     step->phase = CAIRN_STEP_DRAINING;
     cairn_step_drop_landed(step, actions);
     cairn_step_drained(step, actions);
@@ -354,7 +354,7 @@ static void join_job(struct cairn_step *step, const struct cairn_decision *decis
     }
     remember(step, decision);
     step->phase = CAIRN_STEP_IDLE;
-    step->version = decision->version_after;
+    if (!MUTANT(67)) step->version = decision->version_after;
     report_published(step, actions);
 }
 
@@ -415,7 +415,7 @@ static void on_summed(struct cairn_step *step, const struct cairn_step_event *ev
     assert(step->phase == CAIRN_STEP_REDUCING);
     step->sums = *event->sums;
     step->sums.weight = step->weight;
-    if (step->lacks_state)
+    if (step->lacks_state && !MUTANT(66))
         step->summed = true;
     else
         report_reduced(step, actions);

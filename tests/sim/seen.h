@@ -98,6 +98,26 @@
     X(surplus, "workers for whom a round had no micro-batch")                          \
     X(dealt, "rounds of more micro-batches than workers")                              \
     X(pauses, "deadlines suspended for workers that said why")                         \
+    X(recut, "layouts that came into force")                                           \
+    X(slices, "slices settled")                                                        \
+    X(slice_back, "slices taken back before they were in force")                       \
+    X(slice_refused, "slices that a shard refused")                                    \
+    X(slice_cancel, "slices that were canceled")                                       \
+    X(taken, "chunks whose state moved")                                               \
+    X(taken_round, "rounds that waited for state")                                     \
+    X(taken_again, "chunks asked for again after a lost connection")                   \
+    X(recut_drains, "fences with a layout that waited for receives and folds")         \
+    X(plan_done, "re-shardings done")                                                  \
+    X(plan_two, "re-shardings asked for while one was under way")                      \
+    X(joined, "shards that joined")                                                    \
+    X(left, "shards that left")                                                        \
+    X(published_anew, "versions published anew before a shard left")                   \
+    X(fresh_dead, "shards that died with nothing of the job")                          \
+    X(went_back, "slices in force that were taken back")                               \
+    X(left_out, "shards with nothing that were left out")                              \
+    X(fetched_before, "versions fetched by the layout before")                         \
+    X(pin_waited, "consistent cuts that waited for a slice")                           \
+    X(adopted_later, "stores made of shards in a later layout than the store's")       \
     X(clipped, "steps clipped")
 
 enum seen {

@@ -9,6 +9,9 @@
  *   sim_coordinator.c  the coordinator's daemon, as thin as can be
  *   sim_shard.c        the shard's daemon
  *   sim_peers.c        what it knows of those that push to it
+ *   sim_layouts.c      who owns which chunk
+ *   sim_reshard.c      the coordinator while the layout changes: plans, slices, who has left
+ *   sim_take.c         a shard while the layout changes: what it prepares, takes, gives, publishes
  *   sim_relay.c        a shard as the relay of its host: cores that forward, buffers, folds
  *   sim_relay_send.c   what it passes on to the owners
  *   sim_worker.c       the worker's process: the library and a trainer
@@ -31,6 +34,7 @@
 #include "proto/link/push.h"
 #include "proto/spec/batch.h"
 #include "server/core/buffer_pool.h"
+#include "server/core/move.h"
 #include "server/core/round.h"
 #include "server/core/seat.h"
 #include "server/core/standing.h"
@@ -45,12 +49,13 @@
 #define MICROS_MAX  3
 #define WINDOW_MAX  4
 #define GROUPS      2
-#define FAULTS      13
+#define FAULTS      15
 #define LEDGER_MAX  1024
 #define STATE_MAX   40 /* of a trainer, bytes */
 #define PAYLOAD_MAX 256
 #define NOBODY      UINT32_MAX
 #define HOSTS_MAX   3
+#define LAYOUTS_MAX 64
 #define PLACES_MAX  (PROCS_MAX + SHARDS_MAX) /* who pushes: processes, and the relay of each shard */
 #define LACKS_MAX   (PROCS_MAX * (SHARDS_MAX + 1))
 #define HOLDS_MAX   (PROCS_MAX * CHUNKS_MAX / 8)
@@ -112,6 +117,17 @@ enum message_kind {
     M_ALIVE,
     M_COME_AGAIN,
     M_END,
+    /* of a change of layout; M_LAYOUT to workers */
+    M_JOIN,
+    M_PREPARE,
+    M_PREPARED,
+    M_UNPREPARE,
+    M_MOVED,
+    M_SETTLED,
+    M_PUBLISH,
+    M_PUBLISHED_ANEW,
+    M_LEAVE,
+    M_LAYOUT,
 };
 
 struct message {
@@ -120,6 +136,7 @@ struct message {
     uint64_t epoch, round, member, request, weight, snapshot;
     uint64_t endpoint; /* HELLO and GRANT of a shard: the number of what it goes by */
     uint32_t micro, chunk, sent, absent, window, rank, world;
+    uint32_t layout; /* its place; in FENCE its number */
     enum cairn_step_phase phase;
     struct cairn_version version;
     double loss_scale;
@@ -182,7 +199,9 @@ enum event_kind {
     E_PROBE_ENDS, /* conn = its number */
     E_ADOPT,      /* conn = the incarnation */
     E_AMEND,      /* the same; a: workers_min is lowered */
-    E_ASK_AGAIN   /* a = process; conn = its life */
+    E_ASK_AGAIN,  /* a = process; conn = its life */
+    E_TAKEN,      /* a = shard, b = chunk; conn = of the connection that it is taken over */
+    E_TAKE_AGAIN, /* a = shard: it is connected again to who gives; conn = the new one */
 };
 
 #define OWNED(owner, what) ((owner) << 8 | (what))
@@ -203,6 +222,8 @@ struct link {
     uint64_t arrives[2];   /* of the last message each way: control is in order */
 };
 
+struct sim_layout;
+
 /* ---- actors ---- */
 enum sitter { NO_SITTER = 0, THE_SHARD, THE_TWIN };
 struct seat {
@@ -220,6 +241,7 @@ struct twin {
 
 struct store { /* what is durable */
     uint64_t identity, incarnation, epoch, reserved;
+    struct sim_layout *layout;
 };
 
 struct coordinator {
@@ -230,7 +252,14 @@ struct coordinator {
     bool is_adopting; /* the operator knows that it should */
     bool persisting;
     uint64_t persist_epoch, persist_reserved;
-    uint64_t decided_round; /* by this incarnation, the last */
+    struct sim_layout *persist_layout;
+    struct cairn_move *move;
+    struct sim_layout *layout; /* in force */
+    struct sim_layout *next;   /* of the slice; NULL: none */
+    bool publishing;           /* the newest version, in the layout in force */
+    uint32_t published_anew;   /* shards that did, a bit each */
+    bool pin_waits;            /* for the slice to be settled */
+    uint64_t decided_round;    /* by this incarnation, the last */
     uint64_t pins, probes;
     bool started;     /* a round of steps has opened since workers came */
     uint64_t came_ms; /* the first of them, by the core's clock */
@@ -242,6 +271,7 @@ struct coordinator {
     struct {
         uint64_t number; /* 0: it never was one */
         uint64_t members[PROCS_MAX];
+        const struct sim_layout *layout;
         uint32_t member_count; /* in the round at hand; 0: not in this one */
     } relays[SHARDS_MAX];
 };
@@ -258,21 +288,41 @@ struct landing { /* a contribution that is being read */
     uint32_t micro, chunk; /* of the model */
 };
 
+struct sim_copy { /* of a version, published */
+    struct cairn_version version;
+    const struct sim_layout *layout;
+    uint32_t chunks; /* a bit each */
+    float param[CHUNKS_MAX][ELEMS_MAX];
+};
+
 struct sim_shard {
-    struct cairn_step *core;
+    bool alive;                                 /* the process */
+    struct cairn_step *core;                    /* NULL: it has no part yet */
+    uint32_t core_place;                        /* of the memory that it is in */
+    const struct sim_layout *layout, *prepared; /* as it works by; NULL: none */
+    const struct sim_layout *next; /* a fence brought it, and something is in flight; NULL: none */
+    struct message held;           /* its answer, until then */
+    uint64_t prepared_by;          /* the coordinator, by its process */
+    uint64_t take_conn;
+    bool taking;         /* it has asked for what lacks */
+    uint32_t has, lacks; /* state of chunks, a bit each */
+    struct cairn_version state_at[CHUNKS_MAX];
+    bool publish_asked, joining;
+    struct sim_copy copies[2];
+    uint32_t newest_copy;
     struct link control;                /* to the coordinator */
     bool known_up;                      /* by the coordinator */
     struct cairn_coordinator_id obeyed; /* the newest */
     struct cairn_marks marks;           /* the highest it has seen */
     struct peer peers[PLACES_MAX];
-    uint64_t endpoints;                /* made so far */
-    uint32_t first_chunk, chunk_count; /* of the model */
+    uint64_t endpoints; /* made so far */
     float slots[PROCS_MAX * WINDOW_MAX][ELEMS_MAX];
     struct landing landing[PROCS_MAX * WINDOW_MAX];
     struct cairn_step_action folds[CHUNKS_MAX]; /* under way, by chunk */
     float acc[CHUNKS_MAX][ELEMS_MAX];
     struct cairn_sums chunk_sums[CHUNKS_MAX]; /* of folds that were likely the last .. */
     bool summed[CHUNKS_MAX];                  /* .. and were it so far */
+    /* by chunk of the model; what is folded, by its own number */
     float param[CHUNKS_MAX][ELEMS_MAX], m[CHUNKS_MAX][ELEMS_MAX], v[CHUNKS_MAX][ELEMS_MAX];
     uint32_t executed; /* ledger entries */
     struct cairn_decision updating;
@@ -316,6 +366,8 @@ struct sim_relay {
     struct relay_sum sums[CHUNKS_MAX]; /* by buffer */
     uint64_t room_at;                  /* the host has none until then */
     bool ticking;
+    uint32_t core_place;             /* of the memory that its cores are in */
+    const struct sim_layout *layout; /* of its cores */
 };
 
 enum sent { NOT_SENT = 0, SENT, SENT_BEFORE /* on a connection that is lost */ };
@@ -342,6 +394,8 @@ struct process {
     bool wishes;              /* to write, in the next round */
     bool writes;              /* the round is a write */
     bool computed;
+    const struct sim_layout *layout, *push_layout; /* that it knows; of what it pushes */
+    struct cairn_version layout_after;             /* what is newer than this, the layout serves */
     struct cairn_push *push;
     bool pushing; /* the machine was made and is not known to be idle */
     uint64_t push_epoch, push_round;
@@ -373,6 +427,7 @@ struct opened {
     bool write;
     bool voided;       /* a worker was told so */
     uint64_t revision; /* of the terms that it goes by */
+    uint32_t shards;   /* that the job had, a bit each */
 };
 
 struct oracle {
@@ -388,12 +443,16 @@ struct oracle {
     double driven[GROUPS]; /* of driven groups, at the step */
     uint32_t applied;
     uint64_t last_epoch;
+    const struct sim_layout *layout;  /* in force: a shard has gone over to it */
+    const struct sim_layout *settled; /* the last one that was */
     float acc[CHUNKS_MAX][ELEMS_MAX];
     float param[CHUNKS_MAX][ELEMS_MAX], m[CHUNKS_MAX][ELEMS_MAX], v[CHUNKS_MAX][ELEMS_MAX];
 };
 
-struct scenario { /* drawn from the seed */
-    uint32_t shards, ranks, workers_min, window, chunks, queue_max, folds_wanted;
+struct scenario {          /* drawn from the seed */
+    uint32_t shards, room; /* at first; and that there may ever be */
+    bool reshards;
+    uint32_t ranks, workers_min, window, chunks, queue_max, folds_wanted;
     uint32_t elems[CHUNKS_MAX];
     uint32_t client_state_max;
     struct cairn_group_hyper groups[GROUPS];
@@ -425,6 +484,28 @@ struct scenario { /* drawn from the seed */
     uint64_t faults_end, deadline_ms;
 };
 
+struct sim_layout {  /* who owns which chunk */
+    uint32_t id;     /* its place in sim->layouts */
+    uint64_t number; /* as the daemons know it: of one that was taken back it is used again */
+    uint32_t shards; /* that it has, a bit each */
+    uint32_t shard_count;
+    uint32_t owner[CHUNKS_MAX], local[CHUNKS_MAX]; /* local: its number on that shard */
+    uint32_t count[SHARDS_MAX], chunk[SHARDS_MAX][CHUNKS_MAX];
+    const struct sim_layout *before;
+    bool back, empty; /* as in the event of the round core */
+    /* durable with it: what the shards had when it came into force; what is newer than `after` it serves, and
+     * `published` the others */
+    struct cairn_version at, after;
+    const struct sim_layout *published;
+};
+
+/* What an operator wants, who asks again. */
+struct sim_plan {
+    bool active, canceled;
+    uint32_t joins, leaves; /* a shard; NOBODY: none */
+    uint32_t target[CHUNKS_MAX];
+};
+
 struct sim {
     uint64_t seed, now, order, events_seen;
     bool verbose, healed, failed, done;
@@ -443,9 +524,13 @@ struct sim {
     size_t free_count, pool_count;
 
     struct coordinator coordinator;
+    struct sim_layout layouts[LAYOUTS_MAX];
+    uint32_t layout_count;
+    struct sim_plan plan;
     struct sim_shard shards[SHARDS_MAX];
-    uint64_t stores; /* made so far */
-    bool slipped;    /* one was put in place of another */
+    uint32_t shard_count; /* that there ever were */
+    uint64_t stores;      /* made so far */
+    bool slipped;         /* one was put in place of another */
     struct twin twins[SHARDS_MAX];
     struct sim_relay relays[SHARDS_MAX]; /* each of the shard's process */
     struct process procs[PROCS_MAX];
@@ -454,8 +539,8 @@ struct sim {
     struct oracle oracle;
 
     /* memory and scratch of the cores, made once and used for all seeds */
-    void *round_memory, *step_memory[SHARDS_MAX], *push_memory[PROCS_MAX];
-    void *relay_step_memory[SHARDS_MAX][SHARDS_MAX], *relay_push_memory[SHARDS_MAX][SHARDS_MAX];
+    void *round_memory, *step_memory[2][SHARDS_MAX], *push_memory[PROCS_MAX], *move_memory;
+    void *relay_step_memory[2][SHARDS_MAX][SHARDS_MAX], *relay_push_memory[SHARDS_MAX][SHARDS_MAX];
     struct cairn_round_action *round_list;
     struct cairn_step_action *step_list;
     struct cairn_push_action *push_list;
@@ -468,9 +553,56 @@ void sim_run(struct sim *sim, uint64_t seed, bool verbose);
 void sim_fail(struct sim *sim, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void sim_trace(struct sim *sim, const char *what, uint64_t a, uint64_t b, uint64_t c);
 struct cairn_round_config sim_round_config(const struct sim *sim);
-struct cairn_step_config sim_step_config(const struct sim *sim, uint32_t shard);
+struct cairn_step_config sim_step_config(const struct sim *sim, const struct sim_layout *layout,
+                                         uint32_t shard);
 struct cairn_push_config sim_push_config(const struct sim *sim);
 struct cairn_push_config sim_relay_push_config(void);
+
+/* sim_layouts.c */
+/* As the one before, with the next number; NULL: too many. `layout_index` when its owners stand. */
+struct sim_layout *layout_new(struct sim *sim, const struct sim_layout *before);
+void layout_index(const struct sim *sim, struct sim_layout *layout);
+bool layout_has(const struct sim_layout *layout, uint32_t shard);
+/* Which layout serves that version, for who knows that the first serves what is newer than `after`. */
+const struct sim_layout *layout_serves(const struct sim_layout *layout, struct cairn_version after,
+                                       struct cairn_version version);
+
+/* sim_reshard.c */
+void reshard_start(struct sim *sim); /* the coordinator does */
+void reshard_want(struct sim *sim);  /* an operator asks for something, or takes it back */
+void reshard_tick(struct sim *sim);
+void reshard_heard(struct sim *sim, uint32_t shard, const struct message *message);
+/* Its connection is gone, or another one. */
+void reshard_shard_down(struct sim *sim, uint32_t shard);
+/* A fence brings that layout. */
+void reshard_in_force(struct sim *sim, uint64_t number);
+void reshard_persisted(struct sim *sim, struct sim_layout *layout, struct cairn_version at);
+void reshard_tell_worker(struct sim *sim, uint32_t proc);
+bool reshard_under_way(const struct sim *sim);
+struct sim_layout *reshard_layout(struct sim *sim, uint64_t number); /* in force, or of the slice */
+bool reshard_leaves(struct sim *sim,
+                    uint32_t shard); /* it has no part any more, and does not know it */
+
+/* sim_take.c */
+void take_message(struct sim *sim, uint32_t shard, const struct message *message);
+/* Before the core is given the fence. */
+void take_fence(struct sim *sim, uint32_t shard, const struct message *message);
+/* The answer to that fence, until the shard has gone over. */
+void take_hold(struct sim *sim, uint32_t shard, const struct message *answer);
+void take_resolved(struct sim *sim, uint32_t shard);
+/* Goes over to the layout that a fence brought, when nothing is in flight. */
+void take_advance(struct sim *sim, uint32_t shard);
+void take_event(struct sim *sim, const struct event *event);
+void take_break(struct sim *sim, uint32_t shard); /* its connections to those who give */
+void take_updated(struct sim *sim, uint32_t shard);
+/* Writes the newest version once more, in the layout in force. */
+void take_publish(struct sim *sim, uint32_t shard);
+/* A worker fetches that version, of the chunk's owner in the layout. */
+void take_fetch(struct sim *sim, const struct sim_layout *layout, uint32_t chunk,
+                struct cairn_version version);
+bool take_is_fresh(const struct sim *sim, uint32_t shard); /* nothing is lost with it */
+void shard_join(struct sim *sim); /* a process is started that holds nothing */
+void shard_end(struct sim *sim, uint32_t shard);
 
 /* sim_names.c */
 const char *message_name(enum message_kind kind);
@@ -505,14 +637,15 @@ void peer_send(struct sim *sim, uint32_t shard, struct message *message);
 struct message peer_answer(enum message_kind kind, const struct cairn_step_action *action,
                            uint32_t owner, bool relayed);
 struct cairn_step_event peer_event_of(const struct message *message, uint64_t tag);
-struct landing landing_of(const struct sim *sim, uint32_t shard, uint32_t first_chunk,
+struct landing landing_of(const struct sim *sim, uint32_t shard, uint32_t chunk,
                           const struct message *message);
 /* The one-sided read ends: of the buffer as it is now. OK, CHECKSUM or CLOSED. */
 cairn_status landing_read(struct sim *sim, uint32_t shard, const struct landing *landing,
                           float *out);
 /* The table of an OPEN; NULL where all hold everything. */
-const uint8_t *fill_holds(const struct sim *sim, uint32_t owner, uint64_t round,
-                          const uint64_t *members, uint32_t count, uint8_t out[HOLDS_MAX]);
+const uint8_t *fill_holds(const struct sim *sim, const struct sim_layout *layout, uint32_t owner,
+                          uint64_t round, const uint64_t *members, uint32_t count,
+                          uint8_t out[HOLDS_MAX]);
 
 /* sim_coordinator.c */
 void coordinator_start(struct sim *sim);
@@ -528,7 +661,7 @@ void link_cut(struct sim *sim, struct link *link);
 /* sim_store.c */
 void store_made(struct sim *sim);
 void store_opened(struct sim *sim);
-void store_written(struct sim *sim, uint64_t epoch, uint64_t reserved);
+void store_written(struct sim *sim);
 void store_slip(struct sim *sim); /* the coordinator is killed, and its store another one */
 bool store_admits(struct sim *sim, uint32_t shard); /* the coordinator may act on what it holds */
 void store_heard(struct sim *sim, uint32_t shard, const struct message *message);
@@ -558,6 +691,8 @@ void relay_from_worker(struct sim *sim, uint32_t shard, const struct event *in);
 void relay_peer_event(struct sim *sim, uint32_t shard, const struct cairn_step_event *event);
 void relay_work_event(struct sim *sim, const struct event *in);
 void relay_tick(struct sim *sim, uint32_t shard);
+bool relay_idle(const struct sim *sim, uint32_t shard); /* nothing is in flight in any core */
+void relay_recut(struct sim *sim, uint32_t shard); /* its shard has gone over to another layout */
 /* Adds what its workers have not pushed to it in that round. */
 void relay_lacks(const struct sim *sim, uint32_t shard, uint64_t round, struct message *out);
 /* The same of any core. */
@@ -594,8 +729,10 @@ bool truth_holds(const struct sim *sim, uint64_t member, uint32_t chunk);
 /* The same for whoever is a member in that round, a relay, too. */
 bool oracle_holds(const struct sim *sim, uint64_t round, uint64_t member, uint32_t chunk);
 uint32_t truth_host(const struct sim *sim, uint64_t member);
-/* Do several of these share a host that has shards? Then those of member i's host are one contribution. */
-bool truth_grouped(const struct sim *sim, const uint64_t *members, uint32_t count, uint32_t i);
+/* Do several of these share a host that has some of the shards? Then those of member i's host are one
+ * contribution. */
+bool truth_grouped(const struct sim *sim, uint32_t shards, const uint64_t *members, uint32_t count,
+                   uint32_t i);
 /* The contribution: the same for whoever asks. With a batch it is nobody's (truth_owner 0), and `micro`, and
  * `member` of a weight, the micro-batch's number in the step. */
 uint64_t truth_owner(const struct sim *sim, uint64_t member);
@@ -615,6 +752,10 @@ uint32_t truth_gives_up(const struct sim *sim, uint64_t round, uint64_t member);
 bool truth_write(const struct sim *sim, uint64_t round, uint32_t chunk, float *param, float *m);
 /* No round of steps may open: too many skips in a row, and nobody has amended the job since. */
 bool oracle_halted(const struct sim *sim);
+/* A shard goes over to the layout. */
+void oracle_recut(struct sim *sim, uint32_t shard, const struct sim_layout *layout);
+/* A shard that joins has what was decided last. */
+void oracle_joins(struct sim *sim, uint32_t shard, const struct cairn_decision *last);
 void oracle_opened(struct sim *sim, const struct cairn_round_action *open);
 /* A shard begins to do as the decision says. */
 void oracle_executes(struct sim *sim, uint32_t shard, const struct cairn_decision *decision);

@@ -37,13 +37,13 @@ void coordinator_kill(struct sim *sim)
     if (c->persisting) {
         // The write was under way: it is on the disk, or it is not.
         if (rng_chance(&sim->fault, 0.5)) {
-            store_written(sim, c->persist_epoch, c->persist_reserved);
+            store_written(sim);
         } else {
             sim->seen[SEEN_persist_lost]++;
         }
         c->persisting = false;
     }
-    for (uint32_t s = 0; s < sim->scenario.shards; s++) {
+    for (uint32_t s = 0; s < sim->shard_count; s++) {
         if (sim->shards[s].control.up) link_cut(sim, &sim->shards[s].control);
         sim->shards[s].known_up = false;
         sim_at(sim, rng_exponential(&sim->schedule, 3000), E_CONTROL_RECONNECT, s, NOBODY, 0);
@@ -60,6 +60,13 @@ void coordinator_start(struct sim *sim)
     if (c->alive) return;
     struct cairn_round_config config = sim_round_config(sim);
     store_opened(sim);
+    c->layout = c->store.layout;
+    const uint8_t gone = (uint8_t)~c->layout->shards;
+    config.shard_count = c->layout->shard_count;
+    config.shard_max = SHARDS_MAX;
+    config.gone = &gone;
+    config.layout = c->layout->number;
+    config.layout_at = c->layout->at;
     config.epoch = c->store.epoch;
     config.round_reserved = c->store.reserved;
     c->core = cairn_round_init(sim->round_memory, &config);
@@ -68,6 +75,7 @@ void coordinator_start(struct sim *sim)
     c->decided_round = 0;
     memset(c->relays, 0, sizeof c->relays);
     memset(c->seats, 0, sizeof c->seats);
+    reshard_start(sim);
     sim_trace(sim, "coordinator starts", c->incarnation, c->store.epoch, c->store.reserved);
     // The core's clock starts here: a deadline set before its first tick would have passed at once.
     struct cairn_round_event tick = { .kind = CAIRN_ROUND_TICK, .now_ms = sim->now / 1000 };
@@ -92,17 +100,26 @@ void coordinator_start(struct sim *sim)
 static uint32_t relay_for(const struct sim *sim, uint32_t host, uint32_t owner)
 {
     uint32_t here[SHARDS_MAX], count = 0;
-    for (uint32_t s = 0; s < sim->scenario.shards; s++)
-        if (sim->scenario.shard_host[s] == host) here[count++] = s;
+    for (uint32_t s = 0; s < sim->scenario.room; s++)
+        if (layout_has(sim->coordinator.layout, s) && sim->scenario.shard_host[s] == host)
+            here[count++] = s;
     return here[owner % count];
 }
 
 static uint32_t owners_of(const struct sim *sim, uint32_t shard)
 {
     uint32_t bits = 0;
-    for (uint32_t o = 0; o < sim->scenario.shards; o++)
-        if (relay_for(sim, sim->scenario.shard_host[shard], o) == shard) bits |= 1u << o;
+    for (uint32_t o = 0; o < sim->scenario.room; o++)
+        if (layout_has(sim->coordinator.layout, o) &&
+            relay_for(sim, sim->scenario.shard_host[shard], o) == shard)
+            bits |= 1u << o;
     return bits;
+}
+
+static bool grouped(const struct sim *sim, const struct cairn_round_action *open, uint32_t i)
+{
+    return truth_grouped(sim, sim->coordinator.layout->shards, open->members, open->member_count,
+                         i);
 }
 
 /* Who of a round pushes by way of that shard, by rank; returns how many. */
@@ -111,23 +128,26 @@ static uint32_t members_of(const struct sim *sim, uint32_t shard,
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < open->member_count; i++)
-        if (!open->write && truth_grouped(sim, open->members, open->member_count, i) &&
+        if (!open->write && grouped(sim, open, i) &&
             truth_host(sim, open->members[i]) == sim->scenario.shard_host[shard])
             out[count++] = open->members[i];
     return owners_of(sim, shard) != 0 ? count : 0;
 }
 
-/* A relay with other members than before is another one. */
+/* A relay with other members than before, or in another layout, is another one. */
 static void form_relays(struct sim *sim, const struct cairn_round_action *open)
 {
-    for (uint32_t s = 0; sim->scenario.hosts > 0 && s < sim->scenario.shards; s++) {
+    for (uint32_t s = 0; sim->scenario.hosts > 0 && s < sim->scenario.room; s++) {
         uint64_t members[PROCS_MAX] = { 0 };
-        const uint32_t count = members_of(sim, s, open, members);
+        const bool there = layout_has(sim->coordinator.layout, s);
+        const uint32_t count = there ? members_of(sim, s, open, members) : 0;
         const bool same = sim->coordinator.relays[s].number != 0 &&
+                          sim->coordinator.relays[s].layout == sim->coordinator.layout &&
                           memcmp(members, sim->coordinator.relays[s].members, sizeof members) == 0;
         sim->coordinator.relays[s].member_count = count;
         if (count == 0 || same) continue;
         sim->coordinator.relays[s].number = ++sim->lives * 16 + PROCS_MAX + s;
+        sim->coordinator.relays[s].layout = sim->coordinator.layout;
         memcpy(sim->coordinator.relays[s].members, members, sizeof members);
     }
 }
@@ -138,7 +158,7 @@ static void put_members(struct sim *sim, uint32_t owner, const struct cairn_roun
 {
     for (uint32_t i = 0; i < open->member_count; i++) {
         uint64_t member = open->members[i];
-        if (!open->write && truth_grouped(sim, open->members, open->member_count, i)) {
+        if (!open->write && grouped(sim, open, i)) {
             const uint32_t relay = relay_for(sim, truth_host(sim, member), owner);
             member = sim->coordinator.relays[relay].number;
         } else if (sim->scenario.hosts > 0) {
@@ -171,7 +191,8 @@ static void to_shard(struct sim *sim, uint32_t shard, enum message_kind kind,
                                .epoch = action->epoch,
                                .round = action->round,
                                .version = action->version,
-                               .snapshot = action->snapshot };
+                               .snapshot = action->snapshot,
+                               .layout = (uint32_t)action->layout };
     if (action->decision != NULL) message.decision = *action->decision;
     if (kind == M_OPEN) {
         put_members(sim, shard, action, &message);
@@ -186,9 +207,10 @@ static void to_shards(struct sim *sim, enum message_kind kind,
                       const struct cairn_round_action *action)
 {
     const struct scenario *sc = &sim->scenario;
-    const uint32_t first = (uint32_t)rng_below(&sim->schedule, sc->shards);
-    for (uint32_t i = 0; i < sc->shards; i++) {
-        const uint32_t shard = (first + i) % sc->shards;
+    const uint32_t first = (uint32_t)rng_below(&sim->schedule, sc->room);
+    for (uint32_t i = 0; i < sc->room; i++) {
+        const uint32_t shard = (first + i) % sc->room;
+        if (!layout_has(sim->coordinator.layout, shard)) continue;
         if (!sim->healed && rng_chance(&sim->fault, sc->kill_midway)) {
             sim->seen[SEEN_restart_midway]++;
             coordinator_kill(sim);
@@ -229,6 +251,8 @@ static void persist(struct sim *sim, const struct cairn_round_action *action)
     c->persisting = true;
     c->persist_epoch = action->epoch;
     c->persist_reserved = action->round_reserved;
+    c->persist_layout = reshard_layout(sim, action->layout);
+    reshard_persisted(sim, c->persist_layout, action->version);
     const uint64_t delay = rng_exponential(&sim->schedule, sim->scenario.disk_delay);
     sim_at(sim, delay, E_PERSISTED, 0, 0, c->incarnation);
 }
@@ -356,6 +380,7 @@ static void do_action(struct sim *sim, const struct cairn_round_action *action)
         if (action->epoch <= store_epoch_used(sim))
             sim_fail(sim, "epoch %llu was used before", (unsigned long long)action->epoch);
         sim->oracle.last_epoch = action->epoch;
+        reshard_in_force(sim, action->layout);
         sim->seen[SEEN_epochs]++;
         if (cairn_round_open_round(sim->coordinator.core) == 0) sim->seen[SEEN_epochs_idle]++;
         to_shards(sim, M_FENCE, action);
@@ -433,6 +458,9 @@ void coordinator_pin(struct sim *sim)
 {
     struct coordinator *c = &sim->coordinator;
     if (!c->alive || cairn_round_pin_pending(c->core)) return;
+    c->pin_waits = reshard_under_way(sim);
+    sim->seen[SEEN_pin_waited] += c->pin_waits;
+    if (c->pin_waits) return;
     struct cairn_round_event event = { .kind = CAIRN_ROUND_PIN,
                                        .snapshot = c->incarnation << 32 | ++c->pins };
     do_event(sim, &event);
@@ -451,7 +479,10 @@ static void from_shard(struct sim *sim, uint32_t shard, const struct message *me
                                        .lacks = message->lacks,
                                        .lack_count = message->lack_count };
     switch (message->kind) {
-    case M_SHARD_HELLO: seat_hello(sim, shard, THE_SHARD); return;
+    case M_SHARD_HELLO:
+        seat_hello(sim, shard, THE_SHARD);
+        if (sim->shards[shard].known_up && message->weight > 0) reshard_heard(sim, shard, message);
+        return;
     case M_ALIVE: seat_answers(sim, shard, THE_SHARD); return;
     case M_ANSWER:
         event.kind = CAIRN_ROUND_ANSWER;
@@ -460,6 +491,9 @@ static void from_shard(struct sim *sim, uint32_t shard, const struct message *me
     case M_REDUCED: event.kind = CAIRN_ROUND_REDUCED; break;
     case M_PUBLISHED: event.kind = CAIRN_ROUND_PUBLISHED; break;
     case M_LACKS: event.kind = CAIRN_ROUND_LACKS; break;
+    case M_PREPARED:
+    case M_MOVED:
+    case M_PUBLISHED_ANEW: reshard_heard(sim, shard, message); return;
     default: sim_fail(sim, "the coordinator got message %d", (int)message->kind); return;
     }
     do_event(sim, &event);
@@ -519,6 +553,18 @@ static void lease_ended(struct sim *sim, uint64_t member)
     do_event(sim, &event);
 }
 
+/* A layout is in force now, though no fence may go out with it yet. */
+static void persisted(struct sim *sim)
+{
+    struct coordinator *c = &sim->coordinator;
+    const uint64_t incarnation = c->incarnation;
+    struct cairn_round_event event = { .kind = CAIRN_ROUND_PERSISTED, .epoch = c->persist_epoch };
+    store_written(sim);
+    do_event(sim, &event);
+    if (c->alive && c->incarnation == incarnation)
+        reshard_in_force(sim, cairn_round_layout(c->core));
+}
+
 void coordinator_event(struct sim *sim, const struct event *event)
 {
     struct coordinator *c = &sim->coordinator;
@@ -540,13 +586,12 @@ void coordinator_event(struct sim *sim, const struct event *event)
     case E_PERSISTED:
         if (event->conn != c->incarnation) return;
         c->persisting = false;
-        store_written(sim, c->persist_epoch, c->persist_reserved);
-        out.kind = CAIRN_ROUND_PERSISTED;
-        out.epoch = c->persist_epoch;
-        break;
+        persisted(sim);
+        return;
     case E_TICK:
         if (event->conn != c->incarnation) return;
         out.now_ms = sim->now / 1000;
+        reshard_tick(sim);
         sim_at(sim, MS(20), E_TICK, 0, 0, c->incarnation);
         break;
     case E_SHARD_DOWN:
@@ -555,6 +600,7 @@ void coordinator_event(struct sim *sim, const struct event *event)
             return;
         sim->shards[event->a].known_up = false;
         seat_left(sim, event->a, THE_SHARD);
+        reshard_shard_down(sim, event->a);
         out.kind = CAIRN_ROUND_SHARD_DOWN;
         out.shard = event->a;
         break;

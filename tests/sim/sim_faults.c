@@ -17,7 +17,9 @@ enum fault {
     BREAK_ENDPOINT,
     SECOND_SHARD,
     MUTE,
-    SLIP
+    SLIP,
+    RESHARD,
+    KILL_FRESH
 };
 
 void faults_start(struct sim *sim)
@@ -57,6 +59,34 @@ static void second_shard(struct sim *sim, uint32_t shard)
     if (rng_chance(&sim->fault, 0.3)) shard_link_break(sim, shard, 2.0 * LEASE);
 }
 
+/* A process that is alive. */
+static uint32_t any_shard(struct sim *sim)
+{
+    uint32_t shard = (uint32_t)rng_below(&sim->fault, sim->shard_count);
+    while (!sim->shards[shard].alive) shard = (shard + 1) % sim->shard_count;
+    return shard;
+}
+
+/* An operator asks for a re-sharding; or a connection is lost over which state moves. */
+static void reshard_fault(struct sim *sim, uint32_t shard)
+{
+    if (sim->shards[shard].lacks != 0 && rng_chance(&sim->fault, 0.5))
+        take_break(sim, shard);
+    else
+        reshard_want(sim);
+}
+
+/* A shard dies with which nothing is lost. */
+static void kill_fresh(struct sim *sim)
+{
+    for (uint32_t s = sim->scenario.shards; s < sim->shard_count; s++) {
+        if (!sim->shards[s].alive || !take_is_fresh(sim, s)) continue;
+        sim->seen[SEEN_fresh_dead]++;
+        shard_end(sim, s);
+        return;
+    }
+}
+
 static uint32_t draw_fault(struct sim *sim)
 {
     const uint32_t *weight = sim->scenario.weight;
@@ -72,8 +102,8 @@ static uint32_t draw_fault(struct sim *sim)
 static bool relay_fault(struct sim *sim, uint32_t kind)
 {
     if (sim->scenario.hosts == 0 || !rng_chance(&sim->fault, 0.4)) return false;
-    const uint32_t shard = (uint32_t)rng_below(&sim->fault, sim->scenario.shards);
-    const uint32_t owner = (uint32_t)rng_below(&sim->fault, sim->scenario.shards);
+    const uint32_t shard = (uint32_t)rng_below(&sim->fault, sim->scenario.room);
+    const uint32_t owner = (uint32_t)rng_below(&sim->fault, sim->scenario.room);
     if (!sim->relays[shard].owners[owner].link.up) return false;
     if (kind == BREAK_ENDPOINT) {
         shard_endpoint_break(sim, owner, PROCS_MAX + shard);
@@ -86,7 +116,7 @@ static bool relay_fault(struct sim *sim, uint32_t kind)
 
 static void do_fault(struct sim *sim, uint32_t kind)
 {
-    const uint32_t shard = (uint32_t)rng_below(&sim->fault, sim->scenario.shards);
+    const uint32_t shard = any_shard(sim);
     const uint32_t proc = any_process(sim);
     sim_trace(sim, "fault", kind, shard, proc);
     if (kind == KILL_COORDINATOR) coordinator_kill(sim);
@@ -96,6 +126,8 @@ static void do_fault(struct sim *sim, uint32_t kind)
     }
     if (kind == SECOND_SHARD) second_shard(sim, shard);
     if (kind == SLIP) store_slip(sim);
+    if (kind == RESHARD) reshard_fault(sim, shard);
+    if (kind == KILL_FRESH) kill_fresh(sim);
     if (kind == PIN) coordinator_pin(sim);
     if (kind == GARBAGE) shard_garbage(sim, shard);
     if ((kind == BREAK_FABRIC || kind == BREAK_ENDPOINT) && relay_fault(sim, kind)) return;

@@ -6,12 +6,15 @@
 const char *message_name(enum message_kind kind)
 {
     static const char *const names[] = {
-        "FENCE",      "RESOLVE",   "OPEN",      "DECIDE",       "PIN",    "SHARD_HELLO",
-        "ANSWER",     "REDUCED",   "PUBLISHED", "ATTACH",       "BEGIN",  "WRITE",
-        "COMMIT",     "ABANDON",   "OPENED",    "RESULT",       "FENCED", "REFUSED",
-        "HELLO",      "CHUNK",     "MICRO_END", "SHARD_COMMIT", "GRANT",  "ACK",
-        "REFUSE",     "MICRO_ACK", "ASK_LACKS", "LACKS",        "PROBE",  "ALIVE",
-        "COME_AGAIN", "END",
+        "FENCE",          "RESOLVE",    "OPEN",         "DECIDE",    "PIN",
+        "SHARD_HELLO",    "ANSWER",     "REDUCED",      "PUBLISHED", "ATTACH",
+        "BEGIN",          "WRITE",      "COMMIT",       "ABANDON",   "PAUSE",
+        "OPENED",         "RESULT",     "FENCED",       "REFUSED",   "HELLO",
+        "CHUNK",          "MICRO_END",  "SHARD_COMMIT", "GRANT",     "ACK",
+        "REFUSE",         "MICRO_ACK",  "ASK_LACKS",    "LACKS",     "PROBE",
+        "ALIVE",          "COME_AGAIN", "END",          "JOIN",      "PREPARE",
+        "PREPARED",       "UNPREPARE",  "MOVED",        "SETTLED",   "PUBLISH",
+        "PUBLISHED_ANEW", "LEAVE",      "LAYOUT",
     };
     return NAME(names, kind);
 }
@@ -51,6 +54,8 @@ const char *event_name(enum event_kind kind)
         "adopt",
         "amend",
         "asks again",
+        "taken",
+        "takes again",
     };
     return NAME(names, kind);
 }

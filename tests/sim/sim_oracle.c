@@ -63,14 +63,15 @@ uint32_t truth_host(const struct sim *sim, uint64_t member)
     return (uint32_t)(draw(sim, 13, member, 0) % sim->scenario.hosts);
 }
 
-bool truth_grouped(const struct sim *sim, const uint64_t *members, uint32_t count, uint32_t i)
+bool truth_grouped(const struct sim *sim, uint32_t shards, const uint64_t *members, uint32_t count,
+                   uint32_t i)
 {
     if (sim->scenario.hosts == 0) return false;
     const uint32_t host = truth_host(sim, members[i]);
     uint32_t here = 0;
     for (uint32_t k = 0; k < count; k++) here += truth_host(sim, members[k]) == host;
-    for (uint32_t s = 0; s < sim->scenario.shards; s++)
-        if (sim->scenario.shard_host[s] == host) return here > 1;
+    for (uint32_t s = 0; s < SHARDS_MAX; s++)
+        if ((shards >> s & 1) != 0 && sim->scenario.shard_host[s] == host) return here > 1;
     return false;
 }
 
@@ -128,10 +129,12 @@ void oracle_start(struct sim *sim)
     o->generation = 1;
     for (uint32_t c = 0; c < sim->scenario.chunks; c++)
         truth_gradient(sim, 0, 0, 0, c, o->param[c]); // any numbers
-    for (uint32_t s = 0; s < sim->scenario.shards; s++) {
-        struct sim_shard *shard = &sim->shards[s];
-        for (uint32_t c = 0; c < shard->chunk_count; c++)
-            memcpy(shard->param[c], o->param[shard->first_chunk + c], sizeof shard->param[c]);
+    o->layout = o->settled = &sim->layouts[0];
+    for (uint32_t c = 0; c < sim->scenario.chunks; c++) {
+        struct sim_shard *shard = &sim->shards[o->layout->owner[c]];
+        memcpy(shard->param[c], o->param[c], sizeof shard->param[c]);
+        shard->has |= 1u << c;
+        shard->state_at[c] = (struct cairn_version) { 1, 0 };
     }
 }
 
@@ -226,7 +229,7 @@ static void fold_chunk(struct sim *sim, const struct opened *round, uint32_t chu
     struct sum sum = { .any = false };
     for (uint32_t micro = 0; micro < MICROS_MAX; micro++)
         for (uint32_t i = 0; i < round->count; i++) {
-            if (!truth_grouped(sim, round->members, round->count, i))
+            if (!truth_grouped(sim, round->shards, round->members, round->count, i))
                 add_member(sim, &sum, round, i, micro, chunk);
             else if (!is_later(sim, round, i))
                 add_group(sim, &sum, round, i, micro, chunk);
@@ -430,9 +433,55 @@ static void next_state(struct sim *sim, const struct opened *round, struct ledge
 
 static bool all_executed(const struct sim *sim)
 {
-    for (uint32_t s = 0; s < sim->scenario.shards; s++)
-        if (sim->shards[s].executed != sim->oracle.ledger_count) return false;
+    for (uint32_t s = 0; s < sim->shard_count; s++)
+        if (layout_has(sim->oracle.layout, s) &&
+            sim->shards[s].executed != sim->oracle.ledger_count)
+            return false;
     return true;
+}
+
+/* Every chunk has one owner: all shards that the job has go by one layout, and there is no other shard. */
+static void check_layouts(struct sim *sim)
+{
+    const struct sim_layout *layout = sim->coordinator.layout;
+    for (uint32_t s = 0; s < sim->shard_count; s++) {
+        if (layout_has(layout, s) != cairn_round_has_shard(sim->coordinator.core, s))
+            sim_fail(sim, "the coordinator and its core disagree on shard %u", s);
+        if (layout_has(layout, s) && sim->shards[s].layout != layout)
+            sim_fail(sim, "a round opens, and shard %u is in another layout than %llu", s,
+                     (unsigned long long)layout->number);
+    }
+    for (uint32_t c = 0; c < sim->scenario.chunks; c++)
+        if (!layout_has(layout, layout->owner[c]))
+            sim_fail(sim, "chunk %u is of a shard that there is not", c);
+}
+
+/* The first one shows that the layout is in force: no round is open then, and all are at one version. */
+void oracle_recut(struct sim *sim, uint32_t shard, const struct sim_layout *layout)
+{
+    struct oracle *o = &sim->oracle;
+    if (o->layout == layout) return;
+    // One that nobody heard of may be taken back.
+    const bool follows = layout->number == o->layout->number + 1 ||
+                         (layout->back && layout->number > o->layout->number);
+    if (!follows)
+        sim_fail(sim, "shard %u goes from layout %llu to %llu", shard,
+                 (unsigned long long)o->layout->number, (unsigned long long)layout->number);
+    for (uint32_t s = 0; s < sim->shard_count; s++)
+        if (layout_has(o->layout, s) && sim->shards[s].executed != o->ledger_count && !layout->back)
+            sim_fail(sim, "another layout comes into force before shard %u has published", s);
+    o->layout = layout;
+    sim->seen[SEEN_recut]++;
+}
+
+void oracle_joins(struct sim *sim, uint32_t shard, const struct cairn_decision *last)
+{
+    const struct oracle *o = &sim->oracle;
+    const uint64_t round = o->ledger_count > 0 ? o->ledger[o->ledger_count - 1].round : 0;
+    if (last->round != round)
+        sim_fail(sim, "shard %u joins with the outcome of round %llu; the last is %llu", shard,
+                 (unsigned long long)last->round, (unsigned long long)round);
+    sim->shards[shard].executed = o->ledger_count;
 }
 
 void oracle_opened(struct sim *sim, const struct cairn_round_action *open)
@@ -454,6 +503,8 @@ void oracle_opened(struct sim *sim, const struct cairn_round_action *open)
     struct opened *opened = &o->opened[o->opened_count++];
     memset(opened, 0, sizeof *opened);
     opened->revision = sim->revision;
+    opened->shards = sim->coordinator.layout->shards;
+    check_layouts(sim);
     opened->round = open->round;
     opened->count = open->member_count;
     opened->write = open->write;
@@ -544,12 +595,12 @@ void oracle_compare(struct sim *sim, uint32_t shard)
     s->executed++;
     if (s->executed != o->ledger_count && !sim->failed)
         sim_fail(sim, "shard %u is %u rounds behind", shard, o->ledger_count - s->executed);
-    for (uint32_t c = 0; c < s->chunk_count; c++) {
-        const uint32_t chunk = s->first_chunk + c;
+    for (uint32_t c = 0; c < s->layout->count[shard]; c++) {
+        const uint32_t chunk = s->layout->chunk[shard][c];
         const size_t bytes = sim->scenario.elems[chunk] * sizeof(float);
-        const bool same = memcmp(s->param[c], o->param[chunk], bytes) == 0 &&
-                          memcmp(s->m[c], o->m[chunk], bytes) == 0 &&
-                          memcmp(s->v[c], o->v[chunk], bytes) == 0;
+        const bool same = memcmp(s->param[chunk], o->param[chunk], bytes) == 0 &&
+                          memcmp(s->m[chunk], o->m[chunk], bytes) == 0 &&
+                          memcmp(s->v[chunk], o->v[chunk], bytes) == 0;
         if (!same)
             sim_fail(sim, "chunk %u on shard %u has other bits than the reference at step %llu",
                      chunk, shard, (unsigned long long)o->step);
@@ -610,8 +661,9 @@ void oracle_result(struct sim *sim, const struct message *result)
                  (unsigned long long)result->round);
         return;
     }
-    for (uint32_t s = 0; s < sim->scenario.shards; s++)
-        if (sim->shards[s].executed <= index)
+    for (uint32_t s = 0; s < sim->shard_count; s++)
+        if (layout_has(sim->oracle.layout, s) && !sim->shards[s].joining &&
+            sim->shards[s].executed <= index)
             sim_fail(sim,
                      "a worker heard the result of round %llu before shard %u had published it",
                      (unsigned long long)result->round, s);

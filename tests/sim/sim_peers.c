@@ -34,6 +34,7 @@ static bool stands(struct sim *sim, uint32_t shard, uint32_t place)
 static void tell(struct sim *sim, uint32_t shard, enum cairn_step_event_kind kind, uint64_t member)
 {
     const struct cairn_step_event event = { .kind = kind, .member = member };
+    if (sim->shards[shard].core == NULL) return;
     shard_core_event(sim, shard, &event);
     relay_peer_event(sim, shard, &event);
 }
@@ -141,7 +142,7 @@ struct cairn_step_event peer_event_of(const struct message *message, uint64_t ta
 
 /* ---- reading ---- */
 
-struct landing landing_of(const struct sim *sim, uint32_t shard, uint32_t first_chunk,
+struct landing landing_of(const struct sim *sim, uint32_t shard, uint32_t chunk,
                           const struct message *message)
 {
     const struct peer *peer = &sim->shards[shard].peers[message->member % 16];
@@ -150,7 +151,7 @@ struct landing landing_of(const struct sim *sim, uint32_t shard, uint32_t first_
                               .endpoint = peer->endpoint,
                               .round = message->round,
                               .micro = message->micro,
-                              .chunk = first_chunk + message->chunk };
+                              .chunk = chunk };
 }
 
 /* A receive that began on an endpoint that is lost ends so or so: it is not said which way it reads. */
@@ -193,16 +194,17 @@ cairn_status landing_read(struct sim *sim, uint32_t shard, const struct landing 
 
 /* ---- what members hold ---- */
 
-const uint8_t *fill_holds(const struct sim *sim, uint32_t owner, uint64_t round,
-                          const uint64_t *members, uint32_t count, uint8_t out[HOLDS_MAX])
+const uint8_t *fill_holds(const struct sim *sim, const struct sim_layout *layout, uint32_t owner,
+                          uint64_t round, const uint64_t *members, uint32_t count,
+                          uint8_t out[HOLDS_MAX])
 {
     if (sim->scenario.unheld <= 0) return NULL;
-    const struct sim_shard *s = &sim->shards[owner];
-    const size_t row = CAIRN_STEP_HOLDS_BYTES(s->chunk_count);
+    const uint32_t chunks = layout->count[owner];
+    const size_t row = CAIRN_STEP_HOLDS_BYTES(chunks);
     memset(out, 0, HOLDS_MAX);
     for (uint32_t i = 0; i < count; i++)
-        for (uint32_t c = 0; c < s->chunk_count; c++)
-            if (oracle_holds(sim, round, members[i], s->first_chunk + c))
+        for (uint32_t c = 0; c < chunks; c++)
+            if (oracle_holds(sim, round, members[i], layout->chunk[owner][c]))
                 out[i * row + c / 8] |= (uint8_t)(1u << c % 8);
     return out;
 }

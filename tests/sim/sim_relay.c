@@ -41,14 +41,15 @@ void relay_start(struct sim *sim, uint32_t shard)
                                                .wanted = sim->scenario.buffers_wanted,
                                                .stuck_max_ms = STUCK_MAX_MS,
                                                .touch = touch_another };
-    for (uint32_t o = 0; o < sim->scenario.shards; o++) {
+    relay->layout = sim->shards[shard].layout;
+    for (uint32_t o = 0; o < sim->scenario.room; o++) {
         struct relay_owner *owner = &relay->owners[o];
-        struct cairn_step_config config = sim_step_config(sim, o);
+        struct cairn_step_config config = sim_step_config(sim, relay->layout, o);
         config.forwards = true;
-        owner->core = cairn_step_init(sim->relay_step_memory[shard][o], &config,
+        owner->core = cairn_step_init(sim->relay_step_memory[0][shard][o], &config,
                                       (struct cairn_version) { 0 }, NULL);
         owner->buffers.sums = owner->sums;
-        owner->buffers.chunk_count = sim->shards[o].chunk_count;
+        owner->buffers.chunk_count = relay->layout->count[o];
         cairn_buffer_pool_add(&relay->pool, &owner->buffers);
     }
 }
@@ -120,7 +121,7 @@ static bool all_held(const struct sim_relay *relay)
 static void judge_room(struct sim *sim, uint32_t shard)
 {
     struct sim_relay *relay = &sim->relays[shard];
-    for (uint32_t o = 0; o < sim->scenario.shards; o++) {
+    for (uint32_t o = 0; o < sim->scenario.room; o++) {
         struct relay_owner *owner = &relay->owners[o];
         const bool was_stuck = owner->buffers.stuck_since_ms != 0;
         if (cairn_buffer_pool_is_stuck(&relay->pool, &owner->buffers,
@@ -144,7 +145,7 @@ void relay_tick(struct sim *sim, uint32_t shard)
     struct sim_relay *relay = &sim->relays[shard];
     relay->ticking = false;
     relay_advance(sim, shard); // there may be room again
-    for (uint32_t o = 0; o < sim->scenario.shards; o++)
+    for (uint32_t o = 0; o < sim->scenario.room; o++)
         if (relay->owners[o].buffers.waiting != NULL) wake(sim, shard);
 }
 
@@ -158,7 +159,7 @@ static void folded(struct sim *sim, uint32_t shard, uint32_t index, uint32_t chu
     for (uint32_t i = 0; i < action->count; i++)
         sources[i] = (struct cairn_source) { owner->slots[action->slots[i]], CAIRN_F32 };
     cairn_backend_host()->fold(relay->sums[buffer].elems, sources, action->count, action->first,
-                               sim->scenario.elems[sim->shards[index].first_chunk + chunk]);
+                               sim->scenario.elems[relay->layout->chunk[index][chunk]]);
     relay->sums[buffer].folding = false;
     cairn_buffer_pool_return(&relay->pool, buffer);
     const struct cairn_step_event event = { .kind = CAIRN_STEP_FOLDED, .chunk = chunk };
@@ -192,8 +193,9 @@ static void to_member(struct sim *sim, uint32_t shard, uint32_t owner, enum mess
 static void receive(struct sim *sim, uint32_t shard, uint32_t index, uint32_t slot,
                     const struct message *message)
 {
-    const uint32_t first_chunk = sim->shards[index].first_chunk;
-    sim->relays[shard].owners[index].landing[slot] = landing_of(sim, shard, first_chunk, message);
+    struct sim_relay *relay = &sim->relays[shard];
+    const uint32_t chunk = relay->layout->chunk[index][message->chunk];
+    relay->owners[index].landing[slot] = landing_of(sim, shard, chunk, message);
     sim_at(sim, rng_exponential(&sim->schedule, sim->scenario.receive_delay), E_RELAY_LANDED, shard,
            OWNED(index, slot), 0);
 }
@@ -241,7 +243,7 @@ static void do_event(struct sim *sim, uint32_t shard, uint32_t index,
                      const struct cairn_step_event *event, const struct message *message)
 {
     struct cairn_step *core = sim->relays[shard].owners[index].core;
-    struct cairn_step_config config = sim_step_config(sim, index);
+    struct cairn_step_config config = sim_step_config(sim, sim->relays[shard].layout, index);
     config.forwards = true;
     struct cairn_step_actions actions = { sim->step_list, 0, cairn_step_actions_max(&config) };
     const enum cairn_step_phase before = cairn_step_phase_of(core);
@@ -253,12 +255,39 @@ static void do_event(struct sim *sim, uint32_t shard, uint32_t index,
 
 static void tell_all(struct sim *sim, uint32_t shard, const struct cairn_step_event *event)
 {
-    for (uint32_t o = 0; o < sim->scenario.shards; o++) do_event(sim, shard, o, event, NULL);
+    for (uint32_t o = 0; o < sim->scenario.room; o++) do_event(sim, shard, o, event, NULL);
 }
 
 void relay_peer_event(struct sim *sim, uint32_t shard, const struct cairn_step_event *event)
 {
     if (sim->scenario.hosts > 0) tell_all(sim, shard, event);
+}
+
+/* ---- another layout ---- */
+
+bool relay_idle(const struct sim *sim, uint32_t shard)
+{
+    if (sim->scenario.hosts == 0) return true;
+    for (uint32_t o = 0; o < sim->scenario.room; o++)
+        if (cairn_step_phase_of(sim->relays[shard].owners[o].core) != CAIRN_STEP_IDLE) return false;
+    return true;
+}
+
+void relay_recut(struct sim *sim, uint32_t shard)
+{
+    struct sim_relay *relay = &sim->relays[shard];
+    if (sim->scenario.hosts == 0) return;
+    relay->layout = sim->shards[shard].layout;
+    relay->core_place ^= 1;
+    for (uint32_t o = 0; o < sim->scenario.room; o++) {
+        struct relay_owner *owner = &relay->owners[o];
+        struct cairn_step_config config = sim_step_config(sim, relay->layout, o);
+        config.forwards = true;
+        owner->core = cairn_step_init_from(sim->relay_step_memory[relay->core_place][shard][o],
+                                           &config, owner->core);
+        owner->buffers.chunk_count = relay->layout->count[o];
+        for (uint32_t c = 0; c < CHUNKS_MAX; c++) owner->sums[c] = CAIRN_BUFFER_NONE;
+    }
 }
 
 /* ---- rounds ---- */
@@ -267,7 +296,7 @@ void relay_peer_event(struct sim *sim, uint32_t shard, const struct cairn_step_e
 static void end_round(struct sim *sim, uint32_t shard)
 {
     sim->relays[shard].round = 0;
-    for (uint32_t o = 0; o < sim->scenario.shards; o++) relay_send_end(sim, shard, o);
+    for (uint32_t o = 0; o < sim->scenario.room; o++) relay_send_end(sim, shard, o);
 }
 
 /* Other members: to the owners it is another one, on connections of its own. */
@@ -277,7 +306,7 @@ static void become(struct sim *sim, uint32_t shard, const struct message *open)
     sim->seen[SEEN_relay_new]++;
     relay->number = open->relay;
     relay->owner_bits = open->relay_owners;
-    for (uint32_t o = 0; o < sim->scenario.shards; o++) {
+    for (uint32_t o = 0; o < sim->scenario.room; o++) {
         if (relay->owners[o].link.up)
             relay_break(sim, shard, o);
         else if (relays(sim, shard, o))
@@ -294,7 +323,7 @@ static void on_open(struct sim *sim, uint32_t shard, const struct message *open)
     if (relay->number != open->relay) become(sim, shard, open);
     relay->round = open->round;
     relay->epoch = open->epoch;
-    for (uint32_t o = 0; o < sim->scenario.shards; o++) {
+    for (uint32_t o = 0; o < sim->scenario.room; o++) {
         if (!relays(sim, shard, o)) continue;
         uint8_t holds[HOLDS_MAX];
         relay_send_begin(sim, shard, o);
@@ -304,8 +333,8 @@ static void on_open(struct sim *sim, uint32_t shard, const struct message *open)
             .round = open->round,
             .members = open->relay_members,
             .member_count = open->relay_member_count,
-            .holds = fill_holds(sim, o, open->round, open->relay_members, open->relay_member_count,
-                                holds),
+            .holds = fill_holds(sim, relay->layout, o, open->round, open->relay_members,
+                                open->relay_member_count, holds),
         };
         do_event(sim, shard, o, &event, NULL);
     }
@@ -314,7 +343,7 @@ static void on_open(struct sim *sim, uint32_t shard, const struct message *open)
 void relay_from_coordinator(struct sim *sim, uint32_t shard, const struct message *message)
 {
     struct cairn_step_event event = { .epoch = message->epoch };
-    if (sim->scenario.hosts == 0) return;
+    if (sim->scenario.hosts == 0 || sim->shards[shard].core == NULL) return;
     if (message->epoch < cairn_step_epoch(sim->relays[shard].owners[0].core)) return;
     switch (message->kind) {
     case M_FENCE:
@@ -343,7 +372,7 @@ void relay_from_worker(struct sim *sim, uint32_t shard, const struct event *in)
 void relay_garbage(struct sim *sim, uint32_t shard, const struct cairn_step_event *garbage)
 {
     if (sim->scenario.hosts == 0) return;
-    const uint32_t owner = (uint32_t)rng_below(&sim->fault, sim->scenario.shards);
+    const uint32_t owner = (uint32_t)rng_below(&sim->fault, sim->scenario.room);
     const struct cairn_step *core = sim->relays[shard].owners[owner].core;
     const enum cairn_step_phase phase = cairn_step_phase_of(core);
     const uint32_t used = cairn_step_slots_used(core);
@@ -372,6 +401,6 @@ void relay_lacks(const struct sim *sim, uint32_t shard, uint64_t round, struct m
 {
     const struct sim_relay *relay = &sim->relays[shard];
     if (relay->round != round) return;
-    for (uint32_t o = 0; o < sim->scenario.shards; o++)
+    for (uint32_t o = 0; o < sim->scenario.room; o++)
         if ((relay->owner_bits >> o & 1) != 0) core_lacks(relay->owners[o].core, true, out);
 }

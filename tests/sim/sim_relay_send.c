@@ -31,7 +31,7 @@ static void send(struct sim *sim, uint32_t shard, uint32_t owner,
     } else if (action->kind == CAIRN_PUSH_SEND_MICRO_END) {
         message.kind = M_MICRO_END;
         message.sent = action->sent;
-        message.absent = sim->shards[owner].chunk_count - action->sent;
+        message.absent = relay->layout->count[owner] - action->sent;
     } else {
         message.kind = M_SHARD_COMMIT;
         message.weight = action->weight;
@@ -151,7 +151,11 @@ void relay_read(struct sim *sim, uint32_t owner, const struct landing *landing, 
     // What is read for a round that is over here is the fabric's: it may be anything, and means nothing.
     memset(out, 0x5a, ELEMS_MAX * sizeof *out);
     if (relay->round != landing->round) return;
-    const uint32_t chunk = landing->chunk - sim->shards[owner].first_chunk;
+    if (relay->layout->owner[landing->chunk] != owner) {
+        sim_fail(sim, "shard %u reads a chunk for another layout than the relay's", owner);
+        return;
+    }
+    const uint32_t chunk = relay->layout->local[landing->chunk];
     for (uint32_t i = 0; i < relay->pool.touched; i++) {
         const struct cairn_buffer *buffer = &relay->buffers[i];
         const struct relay_sum *sum = &relay->sums[i];
@@ -222,12 +226,13 @@ void relay_reconnect(struct sim *sim, uint32_t shard, uint32_t index)
 {
     struct sim_relay *relay = &sim->relays[shard];
     struct relay_owner *owner = &relay->owners[index];
-    if (owner->link.up) return;
+    if (owner->link.up || !sim->shards[shard].alive) return;
     if (owner->push != NULL) { // it notices, and connects again
         struct cairn_push_actions actions = push_actions(sim);
         cairn_push_on_lost(owner->push, 0, &actions);
         act(sim, shard, index, &actions);
     }
+    if (!sim->shards[index].alive) return;
     owner->link.id++;
     owner->link.up = true;
     const struct message hello = { .kind = M_HELLO, .member = relay->number };

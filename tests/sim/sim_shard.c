@@ -9,16 +9,19 @@ static void do_event(struct sim *sim, uint32_t shard, const struct cairn_step_ev
 void shard_start(struct sim *sim, uint32_t shard)
 {
     struct sim_shard *s = &sim->shards[shard];
-    const struct cairn_step_config config = sim_step_config(sim, shard);
-    s->core = cairn_step_init(sim->step_memory[shard], &config, (struct cairn_version) { 1, 0 },
+    s->alive = true;
+    s->layout = &sim->layouts[0];
+    const struct cairn_step_config config = sim_step_config(sim, s->layout, shard);
+    s->core = cairn_step_init(sim->step_memory[0][shard], &config, (struct cairn_version) { 1, 0 },
                               NULL);
+    take_publish(sim, shard);
     sim_at(sim, rng_exponential(&sim->schedule, 500), E_CONTROL_RECONNECT, shard, NOBODY, 0);
 }
 
 void shard_connect(struct sim *sim, uint32_t shard)
 {
     struct link *link = &sim->shards[shard].control;
-    if (link->up) return;
+    if (link->up || !sim->shards[shard].alive) return;
     if (!sim->coordinator.alive) {
         sim_at(sim, rng_exponential(&sim->schedule, 2000), E_CONTROL_RECONNECT, shard, NOBODY, 0);
         return;
@@ -26,11 +29,27 @@ void shard_connect(struct sim *sim, uint32_t shard)
     link->id++;
     link->up = true;
     link->arrives[0] = link->arrives[1] = sim->now;
-    const struct message hello = { .kind = M_SHARD_HELLO };
+    const struct sim_shard *s = &sim->shards[shard];
+    struct message hello = { .kind = M_SHARD_HELLO };
+    if (s->core != NULL && s->layout->before != NULL) { // and whether it is whole in it
+        hello.layout = s->layout->id;
+        hello.weight = s->lacks == 0;
+    }
     sim_send_control(sim, link, 0, E_COORDINATOR_FROM_SHARD, 0, shard, &hello);
 }
 
 /* ---- arithmetic ---- */
+
+/* The chunk of the model. */
+static uint32_t chunk_of(const struct sim *sim, const struct sim_shard *s, uint32_t local)
+{
+    return s->layout->chunk[s - sim->shards][local];
+}
+
+static uint32_t chunk_count(const struct sim *sim, const struct sim_shard *s)
+{
+    return s->layout->count[s - sim->shards];
+}
 
 static void fold(struct sim *sim, struct sim_shard *s, uint32_t chunk)
 {
@@ -41,10 +60,10 @@ static void fold(struct sim *sim, struct sim_shard *s, uint32_t chunk)
     s->summed[chunk] = action->likely_last;
     if (!action->likely_last) {
         cairn_backend_host()->fold(s->acc[chunk], sources, action->count, action->first,
-                                   sim->scenario.elems[s->first_chunk + chunk]);
+                                   sim->scenario.elems[chunk_of(sim, s, chunk)]);
         return;
     }
-    const struct cairn_geometry g = chunk_geometry(sim, s->first_chunk + chunk);
+    const struct cairn_geometry g = chunk_geometry(sim, chunk_of(sim, s, chunk));
     s->chunk_sums[chunk] = (struct cairn_sums) { 0 };
     cairn_backend_host()->fold_leaves(&(struct cairn_leaf_fold) { .acc = s->acc[chunk],
                                                                   .sources = sources,
@@ -58,7 +77,7 @@ static void fold(struct sim *sim, struct sim_shard *s, uint32_t chunk)
 /* The leaves of a chunk, or what its last fold made of them on the way. */
 static void sum_chunk(struct sim *sim, struct sim_shard *s, uint32_t c, struct cairn_sums *sums)
 {
-    const struct cairn_geometry g = chunk_geometry(sim, s->first_chunk + c);
+    const struct cairn_geometry g = chunk_geometry(sim, chunk_of(sim, s, c));
     if (!s->summed[c]) {
         cairn_backend_host()->sum_leaves(s->acc[c], &g, 0, g.leaf_count, sums);
         return;
@@ -72,7 +91,7 @@ static void sum(struct sim *sim, struct sim_shard *s, struct cairn_step_sums *ou
 {
     struct cairn_sums sums;
     memset(&sums, 0, sizeof sums);
-    for (uint32_t c = 0; c < s->chunk_count; c++) sum_chunk(sim, s, c, &sums);
+    for (uint32_t c = 0; c < chunk_count(sim, s); c++) sum_chunk(sim, s, c, &sums);
     memset(out, 0, sizeof *out);
     out->sum_squares = sums.sum_squares;
     out->nonfinite = sums.nonfinite;
@@ -81,21 +100,23 @@ static void sum(struct sim *sim, struct sim_shard *s, struct cairn_step_sums *ou
 static void update(struct sim *sim, struct sim_shard *s)
 {
     if (s->updating.kind == CAIRN_DECISION_WRITE) {
-        for (uint32_t c = 0; c < s->chunk_count; c++)
-            (void)truth_write(sim, s->updating.round, s->first_chunk + c, s->param[c], s->m[c]);
+        for (uint32_t c = 0; c < chunk_count(sim, s); c++) {
+            const uint32_t chunk = chunk_of(sim, s, c);
+            (void)truth_write(sim, s->updating.round, chunk, s->param[chunk], s->m[chunk]);
+        }
         return;
     }
-    for (uint32_t c = 0; c < s->chunk_count; c++) {
+    for (uint32_t c = 0; c < chunk_count(sim, s); c++) {
         struct cairn_group_scalars scalars;
-        const uint32_t chunk = s->first_chunk + c;
+        const uint32_t chunk = chunk_of(sim, s, c);
         const cairn_status status = cairn_payload_group(
             s->updating.payload, s->updating.payload_bytes, chunk % GROUPS, &scalars);
         if (status != CAIRN_OK)
             sim_fail(sim, "the scalars of group %u are malformed", chunk % GROUPS);
         const struct cairn_update run = { .grad = s->acc[c],
-                                          .param = s->param[c],
-                                          .exp_avg = s->m[c],
-                                          .exp_avg_sq = s->v[c],
+                                          .param = s->param[chunk],
+                                          .exp_avg = s->m[chunk],
+                                          .exp_avg_sq = s->v[chunk],
                                           .elems = sim->scenario.elems[chunk] };
         cairn_backend_host()->update[scalars.optimizer](&run, &scalars);
     }
@@ -121,6 +142,10 @@ static void to_coordinator(struct sim *sim, uint32_t shard, enum message_kind ki
                                .refused = action->refused,
                                .sums = action->sums };
     if (action->decision != NULL) message.decision = *action->decision;
+    if (kind == M_ANSWER && sim->shards[shard].next != NULL && !action->refused) {
+        take_hold(sim, shard, &message);
+        return;
+    }
     sim_send_control(sim, &sim->shards[shard].control, 0, E_COORDINATOR_FROM_SHARD, 0, shard,
                      &message);
 }
@@ -140,6 +165,10 @@ static void see_skip(struct sim *sim, uint32_t shard)
 {
     const struct cairn_decision *last = cairn_step_last(sim->shards[shard].core);
     const struct oracle *o = &sim->oracle;
+    if (sim->shards[shard].joining) {
+        sim->shards[shard].joining = false;
+        oracle_joins(sim, shard, last);
+    }
     const uint32_t executed = sim->shards[shard].executed;
     const bool known = executed > 0 && o->ledger[executed - 1].round == last->round;
     if (last->kind != CAIRN_DECISION_SKIP || known) return;
@@ -165,7 +194,7 @@ static void do_action(struct sim *sim, uint32_t shard, const struct cairn_step_a
         to_member(sim, shard, M_REFUSE, action);
         return;
     case CAIRN_STEP_RECEIVE:
-        s->landing[action->slot] = landing_of(sim, shard, s->first_chunk, message);
+        s->landing[action->slot] = landing_of(sim, shard, chunk_of(sim, s, action->chunk), message);
         sim_at(sim, rng_exponential(&sim->schedule, sim->scenario.receive_delay), E_LANDED, shard,
                action->slot, 0);
         return;
@@ -272,7 +301,7 @@ static void do_event(struct sim *sim, uint32_t shard, const struct cairn_step_ev
                      const struct message *message)
 {
     struct sim_shard *s = &sim->shards[shard];
-    const struct cairn_step_config config = sim_step_config(sim, shard);
+    const struct cairn_step_config config = sim_step_config(sim, s->layout, shard);
     struct cairn_step_actions actions = { sim->step_list, 0, cairn_step_actions_max(&config) };
     const enum cairn_step_phase before = cairn_step_phase_of(s->core);
     see_before(sim, s, event);
@@ -327,14 +356,21 @@ static void from_coordinator(struct sim *sim, uint32_t shard, const struct messa
                                       .decision = &message->decision,
                                       .members = message->members,
                                       .member_count = message->member_count };
+    if (message->kind >= M_JOIN) {
+        take_message(sim, shard, message);
+        return;
+    }
     store_heard(sim, shard, message);
     switch (message->kind) {
-    case M_FENCE: event.kind = CAIRN_STEP_FENCE; break;
+    case M_FENCE:
+        event.kind = CAIRN_STEP_FENCE;
+        take_fence(sim, shard, message);
+        break;
     case M_RESOLVE: event.kind = CAIRN_STEP_RESOLVE; break;
     case M_OPEN:
         event.kind = CAIRN_STEP_OPEN;
-        event.holds = fill_holds(sim, shard, message->round, message->members,
-                                 message->member_count, holds);
+        event.holds = fill_holds(sim, sim->shards[shard].layout, shard, message->round,
+                                 message->members, message->member_count, holds);
         break;
     case M_DECIDE: event.kind = CAIRN_STEP_DECIDE; break;
     case M_PIN: oracle_pinned(sim, shard, message); return;
@@ -346,6 +382,7 @@ static void from_coordinator(struct sim *sim, uint32_t shard, const struct messa
     }
     do_event(sim, shard, &event, message);
     relay_from_coordinator(sim, shard, message);
+    if (message->kind == M_RESOLVE) take_resolved(sim, shard);
 }
 
 /* The list of what a micro-batch has nothing of was damaged on its way: the end is to be sent again. */
@@ -394,7 +431,7 @@ static void from_worker(struct sim *sim, uint32_t shard, const struct event *in)
 static void stale_fence(struct sim *sim, uint32_t shard)
 {
     struct cairn_step *core = sim->shards[shard].core;
-    const struct cairn_step_config config = sim_step_config(sim, shard);
+    const struct cairn_step_config config = sim_step_config(sim, sim->shards[shard].layout, shard);
     struct cairn_step_actions actions = { sim->step_list, 0, cairn_step_actions_max(&config) };
     const uint64_t epoch = cairn_step_epoch(core);
     const struct cairn_step_event event = { .kind = CAIRN_STEP_FENCE,
@@ -409,6 +446,7 @@ static void stale_fence(struct sim *sim, uint32_t shard)
 
 void shard_garbage(struct sim *sim, uint32_t shard)
 {
+    if (sim->shards[shard].core == NULL) return;
     if (rng_chance(&sim->fault, 0.2)) {
         stale_fence(sim, shard);
         return;
@@ -446,7 +484,7 @@ static void landed(struct sim *sim, uint32_t shard, uint32_t slot)
     do_event(sim, shard, &event, NULL);
 }
 
-void shard_event(struct sim *sim, const struct event *in)
+static void do_shard_event(struct sim *sim, const struct event *in)
 {
     struct sim_shard *s = &sim->shards[in->a];
     struct cairn_step_event event = { .chunk = in->b };
@@ -472,9 +510,17 @@ void shard_event(struct sim *sim, const struct event *in)
     case E_UPDATED:
         update(sim, s);
         oracle_compare(sim, in->a);
+        take_updated(sim, in->a);
         event.kind = CAIRN_STEP_UPDATED;
         break;
     default: return;
     }
     do_event(sim, in->a, &event, NULL);
+}
+
+void shard_event(struct sim *sim, const struct event *in)
+{
+    if (!sim->shards[in->a].alive) return;
+    do_shard_event(sim, in);
+    if (sim->shards[in->a].next != NULL) take_advance(sim, in->a);
 }

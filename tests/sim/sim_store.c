@@ -9,6 +9,7 @@ void store_made(struct sim *sim)
 {
     sim->coordinator.store.identity = sim->stores = 1;
     sim->slipped = false;
+    sim->coordinator.store.layout = &sim->layouts[0];
     for (uint32_t s = 0; s < sim->scenario.shards; s++) sim->shards[s].obeyed.store = 1;
 }
 
@@ -21,12 +22,13 @@ void store_opened(struct sim *sim)
 }
 
 /* A backup is made now and then, of what is there before the next write. */
-void store_written(struct sim *sim, uint64_t epoch, uint64_t reserved)
+void store_written(struct sim *sim)
 {
     struct coordinator *c = &sim->coordinator;
     if (!sim->healed && rng_chance(&sim->fault, 0.3)) c->backup = c->store;
-    c->store.epoch = epoch;
-    c->store.reserved = reserved;
+    c->store.epoch = c->persist_epoch;
+    c->store.reserved = c->persist_reserved;
+    c->store.layout = c->persist_layout;
 }
 
 void store_slip(struct sim *sim)
@@ -43,7 +45,8 @@ void store_slip(struct sim *sim)
     c->store = (struct store) { .identity = ++sim->stores,
                                 .incarnation = rng_below(&sim->fault, 8),
                                 .epoch = rng_below(&sim->fault, 1000),
-                                .reserved = rng_below(&sim->fault, 100000) };
+                                .reserved = rng_below(&sim->fault, 100000),
+                                .layout = c->store.layout };
 }
 
 static struct cairn_coordinator_id id_of(const struct coordinator *c)
@@ -60,7 +63,7 @@ bool store_admits(struct sim *sim, uint32_t shard)
     const struct cairn_marks marks = { .epoch = c->store.epoch, .round = c->store.reserved };
     if (cairn_standing_of(&id, &s->obeyed) == CAIRN_STANDING_GOOD &&
         cairn_marks_behind(&marks, &s->marks) == NULL) {
-        if (s->obeyed.store != id.store)
+        if (s->obeyed.store != 0 && s->obeyed.store != id.store)
             sim_fail(sim, "shard %u obeys the coordinator of another store", shard);
         s->obeyed = id;
         return true;
@@ -83,9 +86,21 @@ uint64_t store_epoch_used(const struct sim *sim)
 {
     uint64_t epoch = 0;
     if (!sim->slipped) return sim->oracle.last_epoch;
-    for (uint32_t s = 0; s < sim->scenario.shards; s++)
+    for (uint32_t s = 0; s < sim->shard_count; s++)
         if (sim->shards[s].marks.epoch > epoch) epoch = sim->shards[s].marks.epoch;
     return epoch;
+}
+
+/* What the shards hold says which layout is in force. */
+static struct sim_layout *newest_layout(struct sim *sim)
+{
+    const struct sim_layout *newest = &sim->layouts[0];
+    for (uint32_t s = 0; s < sim->shard_count; s++) {
+        const struct sim_layout *layout = sim->shards[s].layout;
+        if (!sim->shards[s].alive || layout == NULL) continue;
+        if (layout->number > newest->number) newest = layout;
+    }
+    return &sim->layouts[newest->id];
 }
 
 /* The operator's word: with all shards here, a store of a new identity, above all that they have seen. */
@@ -94,7 +109,9 @@ void store_adopts(struct sim *sim)
     struct coordinator *c = &sim->coordinator;
     struct cairn_marks all = { 0 };
     uint64_t incarnation = 0;
-    for (uint32_t s = 0; s < sim->scenario.shards; s++) {
+    struct sim_layout *layout = newest_layout(sim);
+    for (uint32_t s = 0; s < sim->shard_count; s++) {
+        if (!layout_has(layout, s) || !sim->shards[s].alive) continue;
         if (sim->coordinator.seats[s].sitter != THE_SHARD || !sim->shards[s].control.up) {
             sim_at(sim, rng_exponential(&sim->schedule, 5000), E_ADOPT, 0, 0, c->incarnation);
             return;
@@ -105,8 +122,8 @@ void store_adopts(struct sim *sim)
     }
     cairn_marks_above(&all, (incarnation + 1) * CAIRN_ROUND_BLOCK);
     sim->seen[SEEN_store_adopted]++;
+    if (layout != sim->coordinator.layout) sim->seen[SEEN_adopted_later]++;
     coordinator_kill(sim); // all come anew, and so does whoever judges them
-    c->store = (struct store) { ++sim->stores, incarnation, all.epoch, all.round };
-    for (uint32_t s = 0; s < sim->scenario.shards; s++)
-        sim->shards[s].obeyed.store = c->store.identity;
+    c->store = (struct store) { ++sim->stores, incarnation, all.epoch, all.round, layout };
+    for (uint32_t s = 0; s < sim->shard_count; s++) sim->shards[s].obeyed.store = c->store.identity;
 }

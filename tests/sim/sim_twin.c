@@ -73,6 +73,7 @@ static void tell(struct sim *sim, uint32_t shard, enum sitter who, enum message_
 static void core_hears(struct sim *sim, uint32_t shard, enum cairn_round_event_kind kind)
 {
     struct cairn_round_event event = { .kind = kind, .shard = shard };
+    reshard_shard_down(sim, shard); // what was sent to it before may be lost
     sim->shards[shard].known_up = kind == CAIRN_ROUND_SHARD_UP;
     coordinator_core_event(sim, &event);
 }
@@ -103,7 +104,12 @@ static void take_seat(struct sim *sim, uint32_t shard, enum sitter who, bool end
     if (who == THE_TWIN) sim->seen[SEEN_twin_sat]++;
     if (!sim->coordinator.alive || !cairn_seat_has(&part, &part, held_count)) return;
     if (who == THE_TWIN) sim_fail(sim, "an empty process counts as shard %u", shard);
-    if (store_admits(sim, shard)) core_hears(sim, shard, CAIRN_ROUND_SHARD_UP);
+    const struct message leave = { .kind = M_LEAVE };
+    if (!store_admits(sim, shard)) return;
+    core_hears(sim, shard, CAIRN_ROUND_SHARD_UP);
+    if (reshard_leaves(sim, shard))
+        sim_send_control(sim, link_of(sim, shard, who), 1, E_SHARD_FROM_COORDINATOR, shard, 0,
+                         &leave);
 }
 
 static void probe(struct sim *sim, uint32_t shard)

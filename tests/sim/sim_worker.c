@@ -27,12 +27,13 @@ void process_start(struct sim *sim, uint32_t rank)
         proc->control.id = control_id;
         for (uint32_t s = 0; s < SHARDS_MAX; s++) proc->fabric[s].id = fabric_id[s];
         proc->alive = true;
+        proc->layout = &sim->layouts[0]; // until it hears of another
         proc->life = ++sim->lives * 16 + i;
         proc->rank = rank;
         sim_trace(sim, "process starts", i, rank, proc->life);
         sim_at(sim, rng_exponential(&sim->schedule, 500), E_CONTROL_RECONNECT, NOBODY, i,
                proc->life);
-        for (uint32_t s = 0; s < sim->scenario.shards; s++)
+        for (uint32_t s = 0; s < sim->shard_count; s++)
             sim_at(sim, rng_exponential(&sim->schedule, 500), E_FABRIC_RECONNECT, s, i, proc->life);
         return;
     }
@@ -44,7 +45,7 @@ void process_kill(struct sim *sim, uint32_t index)
     struct process *proc = &sim->procs[index];
     sim_trace(sim, "process dies", index, proc->rank, proc->life);
     process_link_break(sim, index);
-    for (uint32_t s = 0; s < sim->scenario.shards; s++) fabric_break(sim, s, index);
+    for (uint32_t s = 0; s < sim->shard_count; s++) fabric_break(sim, s, index);
     proc->alive = false;
     if (!proc->zombie)
         sim_at(sim, rng_exponential(&sim->schedule, 20000), E_PROCESS_START, proc->rank, 0, 0);
@@ -103,6 +104,7 @@ void process_connect(struct sim *sim, uint32_t index)
     proc->control.up = true;
     proc->control.arrives[0] = proc->control.arrives[1] = sim->now;
     to_coordinator(sim, index, M_ATTACH, 0);
+    reshard_tell_worker(sim, index); // nothing comes before what the answer says
     if (proc->pause_ends > sim->now) to_coordinator(sim, index, M_PAUSE, 0);
     // Whatever was asked may have been lost. Of a round that is open here: how does it end? (A round that
     // a coordinator told us of, and died before it told the shards, gets no GRANT, ever.)
@@ -113,12 +115,12 @@ void process_connect(struct sim *sim, uint32_t index)
 }
 
 /* What was sent for that owner's chunks was sent on a connection that is lost. */
-static void note_lost(const struct sim *sim, struct process *proc, uint32_t owner)
+static void note_lost(struct process *proc, uint32_t owner)
 {
-    const struct sim_shard *s = &sim->shards[owner];
+    const struct sim_layout *layout = proc->push_layout;
     for (uint32_t m = 0; m < MICROS_MAX; m++)
-        for (uint32_t c = 0; c < s->chunk_count; c++) {
-            uint8_t *sent = &proc->sent[m][s->first_chunk + c];
+        for (uint32_t c = 0; c < layout->count[owner]; c++) {
+            uint8_t *sent = &proc->sent[m][layout->chunk[owner][c]];
             if (*sent == SENT) *sent = SENT_BEFORE;
         }
 }
@@ -129,9 +131,9 @@ void fabric_break(struct sim *sim, uint32_t shard, uint32_t index)
     struct link *link = &proc->fabric[shard];
     if (!link->up) return;
     link->up = false;
-    for (uint32_t o = 0; o < sim->scenario.shards; o++) {
+    for (uint32_t o = 0; o < sim->scenario.room; o++) {
         if (proc->grant[o].via == shard) proc->grant[o].round = proc->grant[o].endpoint = 0;
-        if (proc->push_via[o] == shard) note_lost(sim, proc, o);
+        if (proc->push_layout != NULL && proc->push_via[o] == shard) note_lost(proc, o);
     }
     sim_at(sim, rng_exponential(&sim->schedule, 2000), E_PEER_DOWN, shard, index, link->id);
     sim_at(sim, rng_exponential(&sim->schedule, 1500), E_FABRIC_RECONNECT, shard, index,
@@ -143,6 +145,7 @@ static void fabric_connect(struct sim *sim, uint32_t shard, uint32_t index)
     struct process *proc = &sim->procs[index];
     struct link *link = &proc->fabric[shard];
     if (link->up) return;
+    if (!sim->shards[shard].alive) return;
     link->id++;
     link->up = true;
     const struct message hello = { .kind = M_HELLO, .member = proc->life };
@@ -154,7 +157,7 @@ static void fabric_connect(struct sim *sim, uint32_t shard, uint32_t index)
 static void send_push(struct sim *sim, uint32_t index, const struct cairn_push_action *action)
 {
     struct process *proc = &sim->procs[index];
-    const struct sim_shard *s = &sim->shards[action->shard];
+    const struct sim_layout *layout = proc->push_layout;
     struct message message = { .member = proc->life,
                                .epoch = proc->push_epoch,
                                .round = proc->push_round,
@@ -165,13 +168,14 @@ static void send_push(struct sim *sim, uint32_t index, const struct cairn_push_a
         message.kind = M_CHUNK;
         message.chunk = action->chunk;
         message.request = action->request;
-        uint8_t *sent = &proc->sent[action->micro][s->first_chunk + action->chunk];
+        const uint32_t chunk = layout->chunk[action->shard][action->chunk];
+        uint8_t *sent = &proc->sent[action->micro][chunk];
         if (*sent == SENT_BEFORE) sim->seen[SEEN_resent]++;
         *sent = SENT;
     } else if (action->kind == CAIRN_PUSH_SEND_MICRO_END) {
         message.kind = M_MICRO_END;
         message.sent = action->sent;
-        message.absent = s->chunk_count - action->sent;
+        message.absent = layout->count[action->shard] - action->sent;
     } else {
         message.kind = M_SHARD_COMMIT;
         message.weight = action->weight;
@@ -220,11 +224,12 @@ static void begin(struct sim *sim, uint32_t index)
 }
 
 /* A buffer with the gradient goes on loan. */
-static cairn_status push_one(struct sim *sim, struct process *proc, uint32_t shard, uint32_t chunk,
+static cairn_status push_one(struct sim *sim, struct process *proc, uint32_t chunk,
                              struct cairn_push_actions *actions)
 {
+    const uint32_t shard = proc->push_layout->owner[chunk];
     const uint32_t micro = proc->next_micro, number = cairn_batch_number(&proc->batch, micro);
-    const uint32_t local = chunk - sim->shards[shard].first_chunk;
+    const uint32_t local = proc->push_layout->local[chunk];
     const uint64_t cookie = (uint64_t)micro << 32 | chunk;
     const cairn_status status = cairn_push_chunk(proc->push, shard, micro, local, cookie, actions);
     if (status != CAIRN_OK) return status;
@@ -232,13 +237,6 @@ static cairn_status push_one(struct sim *sim, struct process *proc, uint32_t sha
     truth_gradient(sim, proc->round, truth_owner(sim, proc->life), number, chunk,
                    proc->buffer[micro][chunk]);
     return CAIRN_OK;
-}
-
-static uint32_t shard_of(const struct sim *sim, uint32_t chunk)
-{
-    uint32_t s = 0;
-    while (chunk >= sim->shards[s].first_chunk + sim->shards[s].chunk_count) s++;
-    return s;
 }
 
 static uint32_t micros_of(const struct sim *sim, const struct process *proc)
@@ -279,8 +277,7 @@ static bool push_next(struct sim *sim, uint32_t index)
         const uint32_t number = cairn_batch_number(&proc->batch, proc->next_micro);
         const bool present = truth_present(sim, proc->round, truth_owner(sim, proc->life), number,
                                            chunk);
-        if (present && !proc->writes)
-            status = push_one(sim, proc, shard_of(sim, chunk), chunk, &actions);
+        if (present && !proc->writes) status = push_one(sim, proc, chunk, &actions);
         if (status == CAIRN_OK) proc->next_chunk++;
     }
     do_push_actions(sim, index, &actions);
@@ -307,6 +304,9 @@ static void start_pushing(struct sim *sim, uint32_t index)
     const struct cairn_push_config config = sim_push_config(sim);
     proc->push = cairn_push_init(sim->push_memory[index], &config);
     proc->pushing = true;
+    proc->push_layout = proc->layout;
+    for (uint32_t s = 0; s < sim->scenario.room; s++)
+        if (!layout_has(proc->layout, s)) cairn_push_absent(proc->push, s);
     proc->push_epoch = proc->epoch;
     proc->push_round = proc->round;
     proc->next_micro = proc->next_chunk = 0;
@@ -314,7 +314,7 @@ static void start_pushing(struct sim *sim, uint32_t index)
     proc->state = T_PUSHING;
     memset(proc->sent, 0, sizeof proc->sent);
     for (uint32_t o = 0; o < SHARDS_MAX; o++) proc->push_via[o] = NOBODY;
-    for (uint32_t o = 0; o < sim->scenario.shards; o++) give_grant(sim, index, o);
+    for (uint32_t o = 0; o < sim->scenario.room; o++) give_grant(sim, index, o);
 }
 
 /* Does whatever can be done now. */
@@ -340,6 +340,25 @@ static void proceed(struct sim *sim, uint32_t index)
 
 /* ---- what comes in ---- */
 
+/* The shards that it has not met it meets. */
+static void on_layout(struct sim *sim, uint32_t index, const struct message *message)
+{
+    struct process *proc = &sim->procs[index];
+    proc->layout = &sim->layouts[message->layout];
+    proc->layout_after = message->version;
+    for (uint32_t s = 0; s < sim->scenario.room; s++)
+        if (layout_has(proc->layout, s) && !proc->fabric[s].up)
+            sim_at(sim, rng_exponential(&sim->schedule, 500), E_FABRIC_RECONNECT, s, index,
+                   proc->life);
+}
+
+/* The parameters that it is to compute with, each from the side that has it. */
+static void fetch(struct sim *sim, const struct process *proc, struct cairn_version version)
+{
+    const struct sim_layout *layout = layout_serves(proc->layout, proc->layout_after, version);
+    for (uint32_t c = 0; c < sim->scenario.chunks; c++) take_fetch(sim, layout, c, version);
+}
+
 static void on_opened(struct sim *sim, uint32_t index, const struct message *message)
 {
     struct process *proc = &sim->procs[index];
@@ -347,6 +366,7 @@ static void on_opened(struct sim *sim, uint32_t index, const struct message *mes
     if (message->round <= proc->round)
         sim_fail(sim, "a worker was told of round %llu after round %llu",
                  (unsigned long long)message->round, (unsigned long long)proc->round);
+    if (sim->scenario.reshards) fetch(sim, proc, message->version);
     proc->epoch = message->epoch;
     proc->round = message->round;
     proc->writes = message->write;
@@ -384,7 +404,8 @@ static void on_result(struct sim *sim, uint32_t index, const struct message *mes
 static void from_coordinator(struct sim *sim, uint32_t index, const struct message *message)
 {
     struct process *proc = &sim->procs[index];
-    if (proc->stalled && message->kind != M_FENCED) return;
+    if (proc->stalled && message->kind != M_FENCED && message->kind != M_LAYOUT) return;
+    if (message->kind == M_LAYOUT) on_layout(sim, index, message);
     if (message->kind == M_OPENED) on_opened(sim, index, message);
     if (message->kind == M_RESULT) on_result(sim, index, message);
     if (message->kind == M_REFUSED)
@@ -412,7 +433,7 @@ static void on_hello(struct sim *sim, uint32_t shard, uint32_t index, const stru
 {
     struct process *proc = &sim->procs[index];
     if (!proc->pushing) return;
-    for (uint32_t o = 0; o < sim->scenario.shards; o++) {
+    for (uint32_t o = 0; o < sim->scenario.room; o++) {
         if (proc->push_via[o] != shard) continue;
         struct cairn_push_actions actions = push_actions(sim);
         cairn_push_on_hello(proc->push, o, message->endpoint, &actions);
@@ -424,7 +445,7 @@ static void on_hello(struct sim *sim, uint32_t shard, uint32_t index, const stru
 static void see_ack(struct sim *sim, const struct process *proc, uint32_t shard,
                     const struct message *message)
 {
-    const uint32_t chunk = sim->shards[shard].first_chunk + message->chunk;
+    const uint32_t chunk = proc->push_layout->chunk[shard][message->chunk];
     if (proc->on_loan[message->micro][chunk] && proc->sent[message->micro][chunk] == SENT_BEFORE)
         sim->seen[SEEN_acked_late]++;
 }
@@ -464,7 +485,7 @@ static void lost(struct sim *sim, uint32_t shard, uint32_t index)
 {
     struct process *proc = &sim->procs[index];
     if (!proc->pushing) return;
-    for (uint32_t o = 0; o < sim->scenario.shards; o++) {
+    for (uint32_t o = 0; o < sim->scenario.room; o++) {
         if (proc->push_via[o] != shard) continue;
         struct cairn_push_actions actions = push_actions(sim);
         cairn_push_on_lost(proc->push, o, &actions);

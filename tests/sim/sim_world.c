@@ -40,9 +40,10 @@ struct cairn_round_config sim_round_config(const struct sim *sim)
     };
 }
 
-struct cairn_step_config sim_step_config(const struct sim *sim, uint32_t shard)
+struct cairn_step_config sim_step_config(const struct sim *sim, const struct sim_layout *layout,
+                                         uint32_t shard)
 {
-    return (struct cairn_step_config) { .chunk_count = sim->shards[shard].chunk_count,
+    return (struct cairn_step_config) { .chunk_count = layout->count[shard],
                                         .window = sim->scenario.window,
                                         .member_max = PROCS_MAX,
                                         .payload_bytes_max = PAYLOAD_MAX,
@@ -51,7 +52,7 @@ struct cairn_step_config sim_step_config(const struct sim *sim, uint32_t shard)
 
 struct cairn_push_config sim_push_config(const struct sim *sim)
 {
-    return (struct cairn_push_config) { .shard_count = sim->scenario.shards,
+    return (struct cairn_push_config) { .shard_count = sim->scenario.room,
                                         .queue_max = sim->scenario.queue_max };
 }
 
@@ -115,7 +116,7 @@ static void draw_machines(struct scenario *sc, struct rng *rng)
 
 static void draw_faults(struct scenario *sc, struct rng *rng)
 {
-    for (uint32_t i = 0; i < FAULTS - 3; i++)
+    for (uint32_t i = 0; i < 10; i++)
         sc->weight[i] = rng_chance(rng, 0.5) ? 1 + (uint32_t)rng_below(rng, 5) : 0;
     sc->weight[6] = rng_chance(rng, 0.1) ? 1 : 0; // a stall costs a whole deadline
     sc->weight[7] += 1;
@@ -154,6 +155,14 @@ static void draw_batch(struct sim *sim)
     sc->deadline_ms *= sc->batch; // it may be one worker that computes all of it
 }
 
+static void draw_reshards(struct scenario *sc, struct rng *rng)
+{
+    sc->weight[13] = 2 + (uint32_t)rng_below(rng, 6);
+    sc->weight[14] = rng_chance(rng, 0.5) ? 2 : 0;
+    for (uint32_t s = sc->shards; s < SHARDS_MAX && sc->hosts > 0; s++)
+        sc->shard_host[s] = (uint32_t)rng_below(rng, sc->hosts);
+}
+
 static void draw_scenario(struct sim *sim)
 {
     struct rng rng = { mix(sim->seed, 100) };
@@ -164,7 +173,10 @@ static void draw_scenario(struct sim *sim)
     sc->workers_min = 1 + (uint32_t)rng_below(&rng, sc->ranks);
     sc->window = rng_chance(&rng, 0.4) ? 1 : 1 + (uint32_t)rng_below(&rng, WINDOW_MAX);
     sc->folds_wanted = (uint32_t)rng_below(&rng, 4);
-    sc->queue_max = 2 * sc->shards + (uint32_t)rng_below(&rng, 30);
+    struct rng layouts = { mix(sim->seed, 110) };
+    sc->reshards = rng_chance(&layouts, 0.3);
+    sc->room = sc->reshards ? SHARDS_MAX : sc->shards;
+    sc->queue_max = 2 * sc->room + (uint32_t)rng_below(&rng, 30);
     if (sc->window == 1) sim->seen[SEEN_window_one]++;
     draw_model(sc, &rng);
     draw_machines(sc, &rng);
@@ -201,12 +213,12 @@ static void draw_scenario(struct sim *sim)
         sc->driven = true;
     }
     struct rng twins = { mix(sim->seed, 105) };
-    sc->weight[FAULTS - 3] = (uint32_t)sometimes(&twins, 0.3, 4);
-    sc->weight[FAULTS - 2] = rng_chance(&twins, 0.1) ? 1 : 0;
+    sc->weight[10] = (uint32_t)sometimes(&twins, 0.3, 4);
+    sc->weight[11] = rng_chance(&twins, 0.1) ? 1 : 0;
     struct rng stores = { mix(sim->seed, 106) };
-    sc->weight[FAULTS - 1] = (uint32_t)sometimes(&stores, 0.3, 3);
-    if (sc->weight[FAULTS - 2] > 0 && sc->deadline_ms < 1000)
-        sc->faults_end += MS(2 * sc->deadline_ms);
+    sc->weight[12] = (uint32_t)sometimes(&stores, 0.3, 3);
+    if (sc->reshards) draw_reshards(sc, &layouts);
+    if (sc->weight[11] > 0 && sc->deadline_ms < 1000) sc->faults_end += MS(2 * sc->deadline_ms);
     // Cuts where they fall: a shard may own nothing.
     uint32_t cut[SHARDS_MAX + 1] = { 0 };
     for (uint32_t s = 1; s < sc->shards; s++) {
@@ -216,10 +228,12 @@ static void draw_scenario(struct sim *sim)
         cut[s] = cut[s - 1] + (odd ? (uint32_t)rng_below(&rng, left + 1) : fair);
     }
     cut[sc->shards] = sc->chunks;
-    for (uint32_t s = 0; s < sc->shards; s++) {
-        sim->shards[s].first_chunk = cut[s];
-        sim->shards[s].chunk_count = cut[s + 1] - cut[s];
-    }
+    struct sim_layout *layout = layout_new(sim, NULL);
+    layout->shards = (1u << sc->shards) - 1;
+    layout->published = layout;
+    for (uint32_t s = 0; s < sc->shards; s++)
+        for (uint32_t c = cut[s]; c < cut[s + 1]; c++) layout->owner[c] = s;
+    layout_index(sim, layout);
 }
 
 /* ---- the simulation ---- */
@@ -237,22 +251,26 @@ static void *reserve(size_t bytes)
 struct sim *sim_open(void)
 {
     struct sim *sim = reserve(sizeof *sim);
-    sim->scenario.shards = SHARDS_MAX;
+    sim->scenario.shards = sim->scenario.room = SHARDS_MAX;
     sim->scenario.window = WINDOW_MAX;
     sim->scenario.workers_min = 1;
     sim->scenario.queue_max = 1024;
     sim->scenario.client_state_max = STATE_MAX;
-    sim->shards[0].chunk_count = CHUNKS_MAX;
+    struct sim_layout layout = { .count = { CHUNKS_MAX } };
     const struct cairn_round_config round = sim_round_config(sim);
-    const struct cairn_step_config step = sim_step_config(sim, 0);
+    const struct cairn_step_config step = sim_step_config(sim, &layout, 0);
     const struct cairn_push_config push = sim_push_config(sim);
     sim->round_memory = reserve(cairn_round_bytes(&round));
     sim->round_list = reserve(cairn_round_actions_max(&round) * sizeof *sim->round_list);
-    for (uint32_t s = 0; s < SHARDS_MAX; s++)
-        sim->step_memory[s] = reserve(cairn_step_bytes(&step));
+    for (uint32_t s = 0; s < 2 * SHARDS_MAX; s++)
+        sim->step_memory[s / SHARDS_MAX][s % SHARDS_MAX] = reserve(cairn_step_bytes(&step));
+    const struct cairn_move_config move = { .shard_max = SHARDS_MAX, .shard_count = SHARDS_MAX };
+    sim->move_memory = reserve(cairn_move_bytes(&move));
     const struct cairn_push_config relay_push = sim_relay_push_config();
     for (uint32_t i = 0; i < SHARDS_MAX * SHARDS_MAX; i++) {
-        sim->relay_step_memory[i / SHARDS_MAX][i % SHARDS_MAX] = reserve(cairn_step_bytes(&step));
+        const uint32_t shard = i / SHARDS_MAX, owner = i % SHARDS_MAX;
+        sim->relay_step_memory[0][shard][owner] = reserve(cairn_step_bytes(&step));
+        sim->relay_step_memory[1][shard][owner] = reserve(cairn_step_bytes(&step));
         sim->relay_push_memory[i / SHARDS_MAX][i % SHARDS_MAX] = reserve(
             cairn_push_bytes(&relay_push));
     }
@@ -272,10 +290,13 @@ void sim_close(struct sim *sim)
     free(sim->round_list);
     free(sim->step_list);
     free(sim->push_list);
-    for (uint32_t s = 0; s < SHARDS_MAX; s++) free(sim->step_memory[s]);
+    for (uint32_t s = 0; s < 2 * SHARDS_MAX; s++)
+        free(sim->step_memory[s / SHARDS_MAX][s % SHARDS_MAX]);
+    free(sim->move_memory);
     for (uint32_t p = 0; p < PROCS_MAX; p++) free(sim->push_memory[p]);
     for (uint32_t i = 0; i < SHARDS_MAX * SHARDS_MAX; i++) {
-        free(sim->relay_step_memory[i / SHARDS_MAX][i % SHARDS_MAX]);
+        free(sim->relay_step_memory[0][i / SHARDS_MAX][i % SHARDS_MAX]);
+        free(sim->relay_step_memory[1][i / SHARDS_MAX][i % SHARDS_MAX]);
         free(sim->relay_push_memory[i / SHARDS_MAX][i % SHARDS_MAX]);
     }
     free(sim);
@@ -314,7 +335,12 @@ static void start(struct sim *sim, uint64_t seed, bool verbose)
     memset(sim->shards, 0, sizeof sim->shards);
     memset(sim->procs, 0, sizeof sim->procs);
     memset(sim->twins, 0, sizeof sim->twins);
+    sim->plan = (struct sim_plan) { .active = false };
+    sim->layout_count = 0;
     draw_scenario(sim);
+    sim->shard_count = sim->scenario.shards;
+    for (uint32_t s = sim->shard_count; s < sim->scenario.room && sim->scenario.hosts > 0; s++)
+        memset(&sim->relays[s], 0, sizeof sim->relays[s]);
     oracle_start(sim);
     for (uint32_t s = 0; s < sim->scenario.shards; s++) {
         shard_start(sim, s);
@@ -393,6 +419,8 @@ static void dispatch(struct sim *sim, const struct event *event)
         else
             relay_from_owner(sim, event->a - PROCS_MAX, event->b, event->message);
         return;
+    case E_TAKEN:
+    case E_TAKE_AGAIN: take_event(sim, event); return;
     case E_COMPUTED:
     case E_ASK_AGAIN:
     case E_WORKER_FROM_COORDINATOR: process_event(sim, event); return;
@@ -438,9 +466,11 @@ static void say_stuck(struct sim *sim)
 static bool finished(const struct sim *sim)
 {
     if (!sim->healed || sim->oracle.applied < sim->healthy_from + HEALTHY) return false;
-    for (uint32_t s = 0; s < sim->scenario.shards; s++)
-        if (sim->shards[s].executed != sim->oracle.ledger_count) return false;
-    return true;
+    for (uint32_t s = 0; s < sim->shard_count; s++)
+        if (layout_has(sim->oracle.layout, s) &&
+            sim->shards[s].executed != sim->oracle.ledger_count)
+            return false;
+    return !sim->plan.active && sim->coordinator.alive && !reshard_under_way(sim);
 }
 
 static void trace_event(struct sim *sim, const struct event *event)

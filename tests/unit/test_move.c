@@ -255,6 +255,32 @@ TEST(a_shard_that_is_lost_while_a_slice_is_prepared_takes_that_back_first)
     ck_assert_int_eq(cairn_move_stage_of(move), CAIRN_MOVE_LOST);
 }
 
+TEST(a_shard_that_is_lost_before_the_slice_that_leaves_it_out_takes_that_back)
+{
+    begin(2, 2, 1 << 1, false);
+    prepared(0, 2);
+    ck_assert(!expect(0, CAIRN_MOVE_CUT_OVER)->back);
+    GIVE(.kind = CAIRN_MOVE_SHARD_DOWN, .shard = 1, .pending = true);
+    ck_assert_uint_eq(out.count, 0); // it may be back, and nothing was to be moved to it
+    GIVE(.kind = CAIRN_MOVE_SHARD_LOST, .shard = 1, .pending = true);
+    expect(0, CAIRN_MOVE_WITHDRAW);
+    expect_ended(2, CAIRN_ERR_JOB_LOST);
+    begin(2, 2, 1 << 1, true);
+    GIVE(.kind = CAIRN_MOVE_SHARD_LOST, .shard = 1); // that is known
+    ck_assert_uint_eq(out.count, 0);
+}
+
+TEST(it_is_known_who_is_whole)
+{
+    ck_assert(cairn_move_has_moved(move, 1)); // nothing has moved
+    ck_assert(!cairn_move_has_moved(move, 2));
+    cut_over();
+    ck_assert(!cairn_move_has_moved(move, 1));
+    GIVE(.kind = CAIRN_MOVE_SHARD_LOST, .shard = 2);
+    moved(1, 2);
+    ck_assert(cairn_move_has_moved(move, 1));
+}
+
 TEST(a_configuration_that_cannot_work_has_no_size)
 {
     const struct cairn_move_config bad[] = {

@@ -1,0 +1,386 @@
+/* A shard while the layout of the job changes: it prepares a layout, goes over to it when a fence brings it and
+ * nothing is in flight, takes the state of what is new to it from the shards that owned that before, and keeps
+ * what it gave until all are whole. Its copies of versions show what it owned when it wrote them. */
+#include <string.h>
+
+#include "tests/sim/sim.h"
+
+static bool has_bit(uint32_t bits, uint32_t chunk)
+{
+    return (bits >> chunk & 1) != 0;
+}
+
+static void say(struct sim *sim, uint32_t shard, enum message_kind kind, uint32_t layout,
+                cairn_status status)
+{
+    const struct message message = { .kind = kind, .layout = layout, .status = status };
+    sim_send_control(sim, &sim->shards[shard].control, 0, E_COORDINATOR_FROM_SHARD, 0, shard,
+                     &message);
+}
+
+/* ---- copies of versions ---- */
+
+/* Into the older of its two. */
+static void write_copy(struct sim *sim, uint32_t shard, struct cairn_version version)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    s->newest_copy ^= 1;
+    struct sim_copy *copy = &s->copies[s->newest_copy];
+    copy->version = version;
+    copy->layout = s->layout;
+    copy->chunks = 0;
+    for (uint32_t i = 0; i < s->layout->count[shard]; i++) {
+        const uint32_t chunk = s->layout->chunk[shard][i];
+        copy->chunks |= 1u << chunk;
+        memcpy(copy->param[chunk], s->param[chunk], sizeof copy->param[chunk]);
+    }
+}
+
+/* Once: the other copy is of the layout before, and clients may not have heard yet. */
+void take_publish(struct sim *sim, uint32_t shard)
+{
+    const struct sim_shard *s = &sim->shards[shard];
+    const struct cairn_version version = cairn_step_version(s->core);
+    const struct sim_copy *newest = &s->copies[s->newest_copy];
+    if (cairn_version_compare(newest->version, version) == 0 && newest->layout == s->layout) return;
+    write_copy(sim, shard, version);
+}
+
+void take_updated(struct sim *sim, uint32_t shard)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    if (s->lacks != 0) sim_fail(sim, "shard %u updates what it has not", shard);
+    for (uint32_t i = 0; i < s->layout->count[shard]; i++)
+        s->state_at[s->layout->chunk[shard][i]] = s->updating.version_after;
+    write_copy(sim, shard, s->updating.version_after);
+    if (s->publish_asked) say(sim, shard, M_PUBLISHED_ANEW, s->layout->id, CAIRN_OK);
+    s->publish_asked = false;
+}
+
+static void on_publish(struct sim *sim, uint32_t shard, const struct message *message)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    if (s->layout->id != message->layout || s->lacks != 0) return;
+    s->publish_asked = cairn_step_phase_of(s->core) == CAIRN_STEP_UPDATING;
+    if (s->publish_asked) return;
+    take_publish(sim, shard);
+    say(sim, shard, M_PUBLISHED_ANEW, s->layout->id, CAIRN_OK);
+}
+
+static const struct sim_copy *find_copy(const struct sim_shard *s, uint32_t chunk,
+                                        struct cairn_version version)
+{
+    for (uint32_t i = 0; i < 2; i++)
+        if (has_bit(s->copies[i].chunks, chunk) &&
+            cairn_version_compare(s->copies[i].version, version) == 0)
+            return &s->copies[i];
+    return NULL;
+}
+
+void take_fetch(struct sim *sim, const struct sim_layout *layout, uint32_t chunk,
+                struct cairn_version version)
+{
+    const struct oracle *o = &sim->oracle;
+    const struct cairn_version newest = { o->generation, o->step };
+    const struct sim_shard *s = &sim->shards[layout->owner[chunk]];
+    if (cairn_version_compare(version, newest) != 0) return; // the round is over
+    if (layout != o->layout) sim->seen[SEEN_fetched_before]++;
+    const struct sim_copy *copy = s->alive ? find_copy(s, chunk, version) : NULL;
+    if (copy == NULL)
+        sim_fail(sim, "shard %u has no copy of chunk %u at step %llu; layout %llu says so",
+                 layout->owner[chunk], chunk, (unsigned long long)version.step,
+                 (unsigned long long)layout->number);
+    else if (memcmp(copy->param[chunk], o->param[chunk],
+                    sim->scenario.elems[chunk] * sizeof(float)) != 0)
+        sim_fail(sim, "shard %u gives other bits of chunk %u than those of step %llu",
+                 layout->owner[chunk], chunk, (unsigned long long)version.step);
+}
+
+/* ---- before the layout is in force ---- */
+
+static void on_join(struct sim *sim, uint32_t shard, const struct message *message)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    if (s->core != NULL && cairn_step_phase_of(s->core) != CAIRN_STEP_JOINING) return;
+    s->layout = &sim->layouts[message->layout];
+    s->prepared = s->next = NULL;
+    s->joining = true;
+    struct cairn_step_config config = sim_step_config(sim, s->layout, shard);
+    config.joins = true;
+    s->core = cairn_step_init(sim->step_memory[s->core_place][shard], &config,
+                              (struct cairn_version) { 1, 0 }, NULL);
+    if (sim->scenario.hosts > 0) relay_start(sim, shard);
+}
+
+static void on_prepare(struct sim *sim, uint32_t shard, const struct message *message)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    const struct sim_layout *layout = &sim->layouts[message->layout];
+    if (s->core == NULL || layout->number <= s->layout->number) return;
+    const bool refuses = !sim->healed && !layout->back && rng_chance(&sim->fault, 0.03);
+    s->prepared = refuses ? NULL : layout;
+    s->prepared_by = s->obeyed.process;
+    say(sim, shard, M_PREPARED, layout->id, refuses ? CAIRN_ERR_NO_MEMORY : CAIRN_OK);
+}
+
+static void on_unprepare(struct sim *sim, uint32_t shard, const struct message *message)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    if (s->prepared == NULL || s->prepared->id != message->layout || s->next != NULL) return;
+    s->prepared = NULL;
+}
+
+/* ---- the fence that brings it ---- */
+
+/* Every chunk stays where it is: a round that it is prepared for, too. */
+static void take_number(struct sim *sim, uint32_t shard)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    const struct sim_layout *before = s->layout, *layout = s->prepared;
+    if (memcmp(before->owner, layout->owner, sizeof layout->owner) != 0 || s->lacks != 0)
+        sim_fail(sim, "shard %u goes over to a layout that has more than one shard less", shard);
+    oracle_recut(sim, shard, layout);
+    s->layout = sim->relays[shard].layout = layout;
+    s->prepared = s->next = NULL;
+    for (uint32_t i = 0; i < 2; i++)
+        if (s->copies[i].layout == before) s->copies[i].layout = layout;
+}
+
+void take_fence(struct sim *sim, uint32_t shard, const struct message *message)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    if (message->epoch <= cairn_step_epoch(s->core)) return; // it is refused
+    if (message->layout == s->layout->number) {
+        // What another coordinator had it prepare never came into force. This one's may.
+        if (s->prepared_by != s->obeyed.process) s->prepared = NULL;
+        s->next = NULL;
+        return;
+    }
+    if (s->prepared == NULL || s->prepared->number != message->layout) {
+        sim_fail(sim, "shard %u is fenced with layout %u, which it is not prepared for", shard,
+                 message->layout);
+        return;
+    }
+    if (s->prepared->empty) {
+        take_number(sim, shard);
+        return;
+    }
+    s->next = s->prepared;
+    const enum cairn_step_phase phase = cairn_step_phase_of(s->core);
+    const bool at_rest = phase == CAIRN_STEP_IDLE || phase == CAIRN_STEP_DRAINING ||
+                         phase == CAIRN_STEP_JOINING;
+    if (!at_rest && !s->next->back)
+        sim_fail(sim, "another layout comes while shard %u has a round open", shard);
+    if (!relay_idle(sim, shard) || phase == CAIRN_STEP_DRAINING) sim->seen[SEEN_recut_drains]++;
+}
+
+void take_hold(struct sim *sim, uint32_t shard, const struct message *answer)
+{
+    struct message *held = &sim->shards[shard].held;
+    *held = *answer;
+    if (answer->decision.payload_bytes > 0)
+        memcpy(held->payload, answer->decision.payload, answer->decision.payload_bytes);
+}
+
+static bool may_go_over(const struct sim *sim, uint32_t shard)
+{
+    const struct sim_shard *s = &sim->shards[shard];
+    const enum cairn_step_phase phase = cairn_step_phase_of(s->core);
+    const bool given_up = phase == CAIRN_STEP_REDUCED && s->next->back;
+    return (phase == CAIRN_STEP_IDLE || phase == CAIRN_STEP_JOINING || given_up) &&
+           relay_idle(sim, shard);
+}
+
+/* What is new to it; what it gave once, and nobody forgot, is not. */
+static void find_lacks(struct sim *sim, uint32_t shard)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    const struct cairn_version version = cairn_step_version(s->core);
+    s->lacks = 0;
+    for (uint32_t i = 0; i < s->layout->count[shard]; i++) {
+        const uint32_t chunk = s->layout->chunk[shard][i];
+        if (has_bit(s->has, chunk) && cairn_version_compare(s->state_at[chunk], version) == 0)
+            continue;
+        s->lacks |= 1u << chunk;
+        s->has &= ~(1u << chunk);
+    }
+    if (s->lacks != 0 && s->layout->back)
+        sim_fail(
+            sim,
+            "shard %u lacks what it had before a slice that was taken back (%x of %x, step %llu)",
+            shard, s->lacks, s->has, (unsigned long long)version.step);
+}
+
+void take_advance(struct sim *sim, uint32_t shard)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    if (s->next == NULL || !may_go_over(sim, shard)) return;
+    const struct cairn_step_config config = sim_step_config(sim, s->next, shard);
+    oracle_recut(sim, shard, s->next);
+    s->layout = s->next;
+    if (s->prepared == s->next)
+        s->prepared = NULL; // it may have prepared yet another one meanwhile
+    s->next = NULL;
+    s->core_place ^= 1;
+    s->core = cairn_step_init_from(sim->step_memory[s->core_place][shard], &config, s->core);
+    relay_recut(sim, shard);
+    s->take_conn++;
+    s->taking = s->publish_asked = false;
+    find_lacks(sim, shard);
+    const struct cairn_step_event lacks = { .kind = CAIRN_STEP_LACKS_STATE };
+    if (s->lacks != 0) shard_core_event(sim, shard, &lacks);
+    s->held.decision.payload = s->held.payload;
+    sim_send_control(sim, &s->control, 0, E_COORDINATOR_FROM_SHARD, 0, shard, &s->held);
+}
+
+/* ---- what moves ---- */
+
+static void take_all(struct sim *sim, uint32_t shard)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    for (uint32_t c = 0; c < sim->scenario.chunks; c++)
+        if (has_bit(s->lacks, c))
+            sim_at(sim, rng_exponential(&sim->schedule, 4 * sim->scenario.fabric_delay), E_TAKEN,
+                   shard, c, s->take_conn);
+}
+
+void take_resolved(struct sim *sim, uint32_t shard)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    if (s->lacks == 0) {
+        if (s->layout->before != NULL) say(sim, shard, M_MOVED, s->layout->id, CAIRN_OK);
+        return;
+    }
+    if (s->taking) return;
+    s->taking = true;
+    take_all(sim, shard);
+}
+
+void take_break(struct sim *sim, uint32_t shard)
+{
+    sim_at(sim, rng_exponential(&sim->schedule, 2000), E_TAKE_AGAIN, shard, 0,
+           ++sim->shards[shard].take_conn);
+}
+
+static void whole(struct sim *sim, uint32_t shard)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    const struct cairn_step_event event = { .kind = CAIRN_STEP_WHOLE };
+    const bool waited = cairn_step_phase_of(s->core) == CAIRN_STEP_REDUCING;
+    say(sim, shard, M_MOVED, s->layout->id, CAIRN_OK);
+    shard_core_event(sim, shard, &event);
+    if (waited && cairn_step_phase_of(s->core) == CAIRN_STEP_REDUCED) sim->seen[SEEN_taken_round]++;
+}
+
+/* The state of one chunk is read from whoever owned it. */
+static void taken(struct sim *sim, uint32_t shard, uint32_t chunk)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    const uint32_t owner = s->layout->before->owner[chunk];
+    const struct sim_shard *from = &sim->shards[owner];
+    const struct cairn_version version = cairn_step_version(s->core);
+    if (!from->alive || !has_bit(from->has, chunk) ||
+        cairn_version_compare(from->state_at[chunk], version) != 0) {
+        sim_fail(sim, "shard %u takes chunk %u at step %llu from shard %u, which has it not", shard,
+                 chunk, (unsigned long long)version.step, owner);
+        return;
+    }
+    memcpy(s->param[chunk], from->param[chunk], sizeof s->param[chunk]);
+    memcpy(s->m[chunk], from->m[chunk], sizeof s->m[chunk]);
+    memcpy(s->v[chunk], from->v[chunk], sizeof s->v[chunk]);
+    s->state_at[chunk] = version;
+    s->has |= 1u << chunk;
+    s->lacks &= ~(1u << chunk);
+    sim->seen[SEEN_taken]++;
+    if (s->lacks == 0) whole(sim, shard);
+}
+
+void take_event(struct sim *sim, const struct event *event)
+{
+    struct sim_shard *s = &sim->shards[event->a];
+    if (!s->alive || event->conn != s->take_conn || !s->taking) return;
+    if (event->kind == E_TAKE_AGAIN) {
+        sim->seen[SEEN_taken_again] += s->lacks != 0;
+        take_all(sim, event->a);
+    } else if (has_bit(s->lacks, event->b)) {
+        taken(sim, event->a, event->b);
+    }
+}
+
+/* Everybody is whole: what is not its own any more is forgotten. */
+static void on_settled(struct sim *sim, uint32_t shard, const struct message *message)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    if (s->core == NULL || s->layout->id != message->layout) return;
+    if (s->lacks != 0) sim_fail(sim, "a slice is settled, and shard %u lacks state", shard);
+    for (uint32_t c = 0; c < sim->scenario.chunks; c++) {
+        if (s->layout->owner[c] == shard || !has_bit(s->has, c)) continue;
+        s->has &= ~(1u << c);
+        memset(s->param[c], 0x5a, sizeof s->param[c]);
+        memset(s->m[c], 0x5a, sizeof s->m[c]);
+        memset(s->v[c], 0x5a, sizeof s->v[c]);
+    }
+}
+
+void take_message(struct sim *sim, uint32_t shard, const struct message *message)
+{
+    switch (message->kind) {
+    case M_JOIN: on_join(sim, shard, message); return;
+    case M_PREPARE: on_prepare(sim, shard, message); return;
+    case M_UNPREPARE: on_unprepare(sim, shard, message); return;
+    case M_SETTLED: on_settled(sim, shard, message); return;
+    case M_PUBLISH: on_publish(sim, shard, message); return;
+    case M_LEAVE:
+        sim->seen[SEEN_left]++;
+        shard_end(sim, shard);
+        return;
+    default: sim_fail(sim, "a shard got message %d", (int)message->kind); return;
+    }
+}
+
+/* ---- its process ---- */
+
+/* Somebody else has what was decided last, or begins to do it: what is nowhere but on a shard that dies was
+ * never decided, and the reference cannot go back. */
+static bool known_elsewhere(const struct sim *sim, uint32_t shard)
+{
+    const struct oracle *o = &sim->oracle;
+    for (uint32_t s = 0; s < sim->shard_count; s++) {
+        const struct sim_shard *other = &sim->shards[s];
+        if (s == shard || !other->alive || !layout_has(o->layout, s)) continue;
+        if (other->executed == o->ledger_count ||
+            cairn_step_phase_of(other->core) == CAIRN_STEP_UPDATING)
+            return true;
+    }
+    return false;
+}
+
+bool take_is_fresh(const struct sim *sim, uint32_t shard)
+{
+    const struct sim_shard *s = &sim->shards[shard];
+    if (s->core == NULL || cairn_step_phase_of(s->core) == CAIRN_STEP_JOINING) return true;
+    if (sim->oracle.settled->count[shard] > 0) return false;
+    if (s->copies[0].chunks != 0 || s->copies[1].chunks != 0)
+        return false; // it may serve a version
+    const bool owns = s->layout->count[shard] > 0 || sim->oracle.layout->count[shard] > 0;
+    return (!owns || s->lacks != 0) && known_elsewhere(sim, shard);
+}
+
+void shard_join(struct sim *sim)
+{
+    const uint32_t shard = sim->shard_count++;
+    sim->shards[shard].alive = true;
+    sim_at(sim, rng_exponential(&sim->schedule, 500), E_CONTROL_RECONNECT, shard, NOBODY, 0);
+}
+
+void shard_end(struct sim *sim, uint32_t shard)
+{
+    sim_trace(sim, "shard ends", shard, 0, 0);
+    sim->shards[shard].alive = false;
+    shard_link_break(sim, shard, NOTICE);
+    for (uint32_t p = 0; p < PROCS_MAX; p++) fabric_break(sim, shard, p);
+    for (uint32_t s = 0; s < sim->scenario.room && sim->scenario.hosts > 0; s++) {
+        relay_break(sim, s, shard);
+        relay_break(sim, shard, s);
+    }
+}
