@@ -157,8 +157,14 @@ TEST(a_version_at_rest_is_published_once_more_in_the_layout_in_force)
         Cairn__PartPublish publish = CAIRN__PART_PUBLISH__INIT;
         publish.job = SCENE_JOB;
         publish.layout = stage.layout;
+        // Who asks again while it is at work has given the first request up.
+        scene_say(&stage.shard[i], CAIRN_MSG_PART_PUBLISH, 40 + i, &publish.base);
         scene_say(&stage.shard[i], CAIRN_MSG_PART_PUBLISH, 50 + i, &publish.base);
         ck_assert_uint_eq(scene_hear(&stage.shard[i], CAIRN_MSG_DONE).request, 50 + i);
+        const uint64_t versions = stage.shard[i].shard->copies_made;
+        scene_say(&stage.shard[i], CAIRN_MSG_PART_PUBLISH, 60 + i, &publish.base);
+        ck_assert_uint_eq(scene_hear(&stage.shard[i], CAIRN_MSG_DONE).request, 60 + i);
+        ck_assert_uint_eq(stage.shard[i].shard->copies_made, versions); // it was done
     }
     stage_check_version(1, stage_half, &stage.model);
     stage_round();

@@ -122,8 +122,8 @@ static void on_republished(struct cairn_cluster_job *job, const void *about, cai
     } else {
         cairn_sentence_set(&r->told.text, "publishing it in the new layout: %.300s", text);
     }
-    cairn_cluster_tiles_advance(job); // opens the gate
-    cairn_cluster_reshard_advance(job);
+    cairn_cluster_tiles_advance(job);                           // opens the gate
+    if (status == CAIRN_OK) cairn_cluster_reshard_advance(job); // else with the next tick
 }
 
 /* At rest nothing publishes the newest version in the layout in force but this. */

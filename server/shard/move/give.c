@@ -53,6 +53,11 @@ static void on_published(struct cairn_shard_job *job)
     cairn_session_answer(job->shard, &job->move.publishing, CAIRN_OK, NULL);
 }
 
+static bool is_published(const struct cairn_shard_job *job)
+{
+    return job->versions.copies[job->versions.newest].view == job->view;
+}
+
 void cairn_move_on_publish(struct cairn_shard_job *job, uint32_t request,
                            const Cairn__PartPublish *message)
 {
@@ -67,10 +72,13 @@ void cairn_move_on_publish(struct cairn_shard_job *job, uint32_t request,
                             job->spec.name);
     else if (cairn_step_phase_of(job->collector.step) != CAIRN_STEP_IDLE)
         status = cairn_fail(&why, CAIRN_ERR_BUSY, "a round of job %s is open", job->spec.name);
-    if (status == CAIRN_OK) {
-        job->move.publishing = asked;
-        status = cairn_pass_republish(job, on_published, &why);
-        if (status == CAIRN_OK) return;
+    if (status == CAIRN_OK && !is_published(job)) {
+        if (job->move.publishing.session == 0)
+            status = cairn_pass_republish(job, on_published, &why);
+        if (status == CAIRN_OK) { // or it is at work, and who asked before has given that up
+            job->move.publishing = asked;
+            return;
+        }
     }
     cairn_session_answer(job->shard, &asked, status, &why);
 }
