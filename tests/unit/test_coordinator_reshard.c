@@ -331,6 +331,32 @@ TEST(an_old_owner_that_is_away_for_a_while_is_waited_for)
     train();
 }
 
+/* The store is lost when two shards were fenced with the layout, and the third has it prepared. */
+TEST(a_store_that_is_rebuilt_in_mid_change_has_the_layout_that_all_shards_have)
+{
+    fake.shards[0].move.holds_prepare = true;
+    apply_shards(3);
+    fake_until(&fake, fake.shards[0].move.next != NULL && fake.shards[1].move.next != NULL);
+    fake_until(&fake, fake.shards[2].move.next != NULL);
+    fake.shards[1].dead = true;
+    fake_move_prepared(&fake.shards[0]);
+    fake_until(&fake, fake.shards[0].layout->version == 2 && fake.shards[2].layout->version == 2);
+    ck_assert_uint_eq(fake.shards[1].layout->version, 1);
+    fake.shards[0].move.holds_prepare = false;
+    fake_store_lose(&fake);
+    fake_peer_close(&admin);
+    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
+    fake_shards_up(&fake, 3);
+    Cairn__ClusterAdopt adopt = CAIRN__CLUSTER_ADOPT__INIT;
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_CLUSTER_ADOPT, &adopt.base);
+    Cairn__ClusterAdopted *adopted = fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_ADOPTED, request);
+    ck_assert_uint_eq(adopted->n_jobs, 1);
+    ck_assert_str_eq(adopted->jobs[0]->refused, "");
+    cairn_message_free(&adopted->base);
+    ck_assert_uint_eq(toy()->layout->version, 2);
+    ck_assert_uint_eq(toy()->seat_count, 3);
+}
+
 /* ---- what waits ---- */
 
 TEST(a_snapshot_waits_for_the_slice_and_the_next_slice_for_the_snapshot)

@@ -50,12 +50,35 @@ static void begin_with(struct cairn_cluster_adoptee *job, struct cairn_cluster_s
     job->shard_count = part->shard_count < CAIRN_SEATS_MAX ? part->shard_count : CAIRN_SEATS_MAX;
 }
 
+/* The newest layout that is in force anywhere: a fence went out with it, so that all of its shards had it.
+ * Of those that go by it the one with the newest spec is asked for both. */
+static void take_layout(struct cairn_cluster_adoptee *job, struct cairn_cluster_seat *seat,
+                        Cairn__HeldJob *part)
+{
+    const Cairn__HeldJob *best = job->best;
+    if (part->generation != job->generation) return;
+    if (best == NULL || part->layout_version > best->layout_version ||
+        (part->layout_version == best->layout_version && part->revision > best->revision))
+        begin_with(job, seat, part);
+}
+
+/* It goes by the layout that was chosen, or will when it is fenced with it. */
+static bool has_layout(const struct cairn_cluster_adoptee *job, const Cairn__HeldJob *part)
+{
+    const Cairn__HeldJob *best = job->best;
+    if (part->layout_hash == best->layout_hash && part->shard_count == job->shard_count)
+        return true;
+    return part->next_layout_version != 0 && part->next_layout_version == best->layout_version &&
+           part->next_layout_hash == best->layout_hash;
+}
+
 static void take_part(struct cairn_cluster_adoptee *job, struct cairn_cluster_seat *seat,
                       Cairn__HeldJob *part)
 {
     if (part->generation != job->generation) return;
-    if (job->best == NULL) begin_with(job, seat, part);
     const Cairn__HeldJob *best = job->best;
+    // The job went on without it.
+    if (part->layout_version < best->layout_version && !has_layout(job, part)) return;
     const bool same_spec = part->spec_hash.len == best->spec_hash.len &&
                            memcmp(part->spec_hash.data, best->spec_hash.data,
                                   part->spec_hash.len) == 0;
@@ -63,8 +86,8 @@ static void take_part(struct cairn_cluster_adoptee *job, struct cairn_cluster_se
     if (part->version_step < job->lowest_step) job->lowest_step = part->version_step;
     if (!part->serving)
         refuse(job, "its part was never complete", seat->name);
-    else if (part->layout_hash != best->layout_hash || part->shard_count != job->shard_count ||
-             part->shard_index >= job->shard_count || part->base_step != job->base_step)
+    else if (!has_layout(job, part) || part->shard_index >= job->shard_count ||
+             part->base_step != job->base_step)
         refuse(job, "its part is of another layout", seat->name);
     else if (part->revision == best->revision && !same_spec)
         refuse(job, "it has another spec of the same revision", seat->name);
@@ -74,10 +97,6 @@ static void take_part(struct cairn_cluster_adoptee *job, struct cairn_cluster_se
         refuse(job, "another shard holds the same part", seat->name);
     else
         job->shards[part->shard_index] = seat->name;
-    if (part->revision > best->revision) {
-        job->best = part;
-        job->from = seat;
-    }
     if (part->version_generation > job->version_generation)
         job->version_generation = part->version_generation;
 }
@@ -89,10 +108,13 @@ static void judge_generation(struct cairn_cluster *cluster, struct cairn_cluster
     job->shard_count = 0;
     job->refused.text[0] = '\0';
     memset(job->shards, 0, CAIRN_SEATS_MAX * sizeof *job->shards);
-    each_part(cluster, job, take_part);
+    each_part(cluster, job, take_layout);
+    if (job->best != NULL) each_part(cluster, job, take_part);
     if (job->shard_count == 0) refuse(job, "no part of it was ever finished", job->name);
+    // Of a layout that followed others one may be a hole: that is judged when it is here.
+    const bool may_have_holes = job->best != NULL && job->best->layout_version > 1;
     for (uint32_t i = 0; i < job->shard_count && job->refused.text[0] == '\0'; i++)
-        if (job->shards[i] == NULL)
+        if (job->shards[i] == NULL && !may_have_holes)
             cairn_sentence_set(&job->refused,
                                "part %" PRIu32 " of %" PRIu32 " is on no shard that is here", i + 1,
                                job->shard_count);

@@ -97,7 +97,14 @@ static cairn_status judge_layout(const struct cairn_cluster_adoptee *job,
                                      (uint32_t)spec->tensor_count, &layout);
     free(tensors);
     if (status == CAIRN_OK && layout->shard_count != job->shard_count) status = CAIRN_ERR_MISMATCH;
+    for (uint32_t i = 0; status == CAIRN_OK && i < job->shard_count; i++)
+        if (job->shards[i] == NULL && layout->shard_extents[i + 1] > layout->shard_extents[i])
+            status = cairn_fail(why, CAIRN_ERR_NOT_FOUND,
+                                "job %s: part %" PRIu32 " of %" PRIu32
+                                " is on no shard that is here",
+                                job->name, i + 1, job->shard_count);
     cairn_layout_close(layout);
+    if (status == CAIRN_ERR_NOT_FOUND) return status;
     if (status == CAIRN_OK) return CAIRN_OK;
     return cairn_fail(why, status, "job %s: shard %s sent a layout that does not fit its spec: %s",
                       job->name, job->from->name, cairn_status_text((int)status));
@@ -130,6 +137,8 @@ void cairn_cluster_adoption_write(struct cairn_cluster_adoption *adoption)
         const struct cairn_cluster_adoptee *job = &adoption->jobs[i];
         if (job->refused.text[0] != '\0') continue;
         status = judge_pages(job, &why);
+        for (uint32_t s = 0; s < job->shard_count; s++)
+            if (job->shards[s] == NULL) job->shards[s] = ""; // a hole
         adoption->rows[adoption->row_count++] =
             (struct cairn_stored_job) { .name = job->name,
                                         .spec = job->spec.bytes,
