@@ -394,8 +394,10 @@ struct process {
     bool wishes;              /* to write, in the next round */
     bool writes;              /* the round is a write */
     bool computed;
-    const struct sim_layout *layout, *push_layout; /* that it knows; of what it pushes */
-    struct cairn_version layout_after;             /* what is newer than this, the layout serves */
+    const struct sim_layout *layout, *round_layout,
+        *push_layout;                  /* that it knows; of the round; of what it
+                                                                   * pushes */
+    struct cairn_version layout_after; /* what is newer than this, the layout serves */
     struct cairn_push *push;
     bool pushing; /* the machine was made and is not known to be idle */
     uint64_t push_epoch, push_round;

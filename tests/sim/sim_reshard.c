@@ -1,5 +1,5 @@
-/* The coordinator while the layout of the job changes, as thin as can be around server/core/move.h: an operator
- * wants chunks elsewhere, a shard more, a shard less; slices bring the job there, a few chunks at a time. */
+/* The coordinator while the layout of the job changes, as thin as can be around server/core/move.h: an
+ * operator wants chunks elsewhere, a shard more, a shard less; slices bring the job there, a few chunks at a time. */
 #include <string.h>
 
 #include "tests/sim/sim.h"
@@ -11,7 +11,9 @@ static void next_slice(struct sim *sim);
 static void to_shard(struct sim *sim, uint32_t shard, enum message_kind kind,
                      const struct sim_layout *layout)
 {
-    const struct message message = { .kind = kind, .layout = layout->id };
+    const struct message message = { .kind = kind,
+                                     .layout = layout->id,
+                                     .sent = layout->published->id };
     sim_send_control(sim, &sim->shards[shard].control, 1, E_SHARD_FROM_COORDINATOR, shard, 0,
                      &message);
 }

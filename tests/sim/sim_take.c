@@ -1,6 +1,6 @@
-/* A shard while the layout of the job changes: it prepares a layout, goes over to it when a fence brings it and
- * nothing is in flight, takes the state of what is new to it from the shards that owned that before, and keeps
- * what it gave until all are whole. Its copies of versions show what it owned when it wrote them. */
+/* A shard while the layout of the job changes: it prepares a layout, goes over to it when a fence brings it
+ * and nothing is in flight, takes the state of what is new to it from the shards that owned that before, and
+ * keeps what it gave until all are whole. Its copies of versions show what it owned when it wrote them. */
 #include <string.h>
 
 #include "tests/sim/sim.h"
@@ -57,12 +57,23 @@ void take_updated(struct sim *sim, uint32_t shard)
     s->publish_asked = false;
 }
 
+/* Both copies may be of the newest version, when it was not published anew everywhere before the layout
+ * changed again: the one that clients fetch stays. */
+static void keep_copy(struct sim_shard *s, const struct sim_layout *served)
+{
+    const struct sim_copy *newest = &s->copies[s->newest_copy];
+    const struct sim_copy *other = &s->copies[s->newest_copy ^ 1];
+    const bool same = cairn_version_compare(newest->version, other->version) == 0;
+    if (same && newest->layout != s->layout && other->layout == served) s->newest_copy ^= 1;
+}
+
 static void on_publish(struct sim *sim, uint32_t shard, const struct message *message)
 {
     struct sim_shard *s = &sim->shards[shard];
     if (s->layout->id != message->layout || s->lacks != 0) return;
     s->publish_asked = cairn_step_phase_of(s->core) == CAIRN_STEP_UPDATING;
     if (s->publish_asked) return;
+    keep_copy(s, &sim->layouts[message->sent]);
     take_publish(sim, shard);
     say(sim, shard, M_PUBLISHED_ANEW, s->layout->id, CAIRN_OK);
 }

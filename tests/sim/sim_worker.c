@@ -304,9 +304,9 @@ static void start_pushing(struct sim *sim, uint32_t index)
     const struct cairn_push_config config = sim_push_config(sim);
     proc->push = cairn_push_init(sim->push_memory[index], &config);
     proc->pushing = true;
-    proc->push_layout = proc->layout;
+    proc->push_layout = proc->round_layout;
     for (uint32_t s = 0; s < sim->scenario.room; s++)
-        if (!layout_has(proc->layout, s)) cairn_push_absent(proc->push, s);
+        if (!layout_has(proc->push_layout, s)) cairn_push_absent(proc->push, s);
     proc->push_epoch = proc->epoch;
     proc->push_round = proc->round;
     proc->next_micro = proc->next_chunk = 0;
@@ -369,6 +369,7 @@ static void on_opened(struct sim *sim, uint32_t index, const struct message *mes
     if (sim->scenario.reshards) fetch(sim, proc, message->version);
     proc->epoch = message->epoch;
     proc->round = message->round;
+    proc->round_layout = proc->layout; // a coordinator with an older store may tell of an older one
     proc->writes = message->write;
     proc->batch = (struct cairn_batch) { message->write ? 0 : sim->scenario.batch, message->rank,
                                          message->world };
