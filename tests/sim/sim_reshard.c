@@ -1,5 +1,6 @@
 /* The coordinator while the layout of the job changes, as thin as can be around server/core/move.h: an
- * operator wants chunks elsewhere, a shard more, a shard less; slices bring the job there, a few chunks at a time. */
+ * operator wants chunks elsewhere, a shard more, a shard less; slices bring the job there, a few chunks at a
+ * time. */
 #include <string.h>
 
 #include "tests/sim/sim.h"
