@@ -129,14 +129,23 @@ static bool is_layout(const struct body *body, const struct cairn_layout *layout
     return body != NULL && memcmp(body->layout->hash, layout->hash, sizeof layout->hash) == 0;
 }
 
-/* The job's body with those owners, perhaps under another number. NULL: there is none. */
+/* A restore numbers shards anew; while a job goes on a number stays with its shard. */
+static bool are_renumbered(const struct job *job, Cairn__ShardInfo *const *infos, size_t info_count)
+{
+    for (size_t i = 0; i < info_count; i++) {
+        if (infos[i]->index >= job->shards.count || infos[i]->name[0] == '\0') continue;
+        const struct shard_link *link = job->shards.links[infos[i]->index];
+        if (link->name[0] != '\0' && strcmp(link->name, infos[i]->name) != 0) return true;
+    }
+    return false;
+}
+
+/* The body that is known by that number, or the newest, if it has those owners. NULL: neither. */
 static struct body *find_layout(struct job *job, const struct cairn_layout *layout)
 {
     struct body *body = cairn_body_of_layout(job, layout->version);
     if (is_layout(body, layout)) return body;
-    body = job->bodies;
-    while (body != NULL && !is_layout(body, layout)) body = body->older;
-    return body;
+    return is_layout(job->bodies, layout) ? job->bodies : NULL;
 }
 
 /* The first layout is taken; later one that is known, or a newer one, if what happened in between was no
@@ -146,17 +155,15 @@ static cairn_status take_attached(struct job *job, struct cairn_layout *layout,
 {
     const Cairn__Attached *a = job->attachment.reply;
     const struct cairn_version none = { 0, 0 }, now = { a->generation, a->step };
-    pthread_mutex_lock(&job->session->lock);
-    const uint64_t generation = job->known.newest.generation;
-    pthread_mutex_unlock(&job->session->lock);
-    struct body *known = find_layout(job, layout);
     if (job->bodies == NULL) return add_body(job, layout, none, body_out);
+    struct body *known = find_layout(job, layout);
     if (known != NULL) {
         cairn_layout_close(layout);
         *body_out = known;
         return CAIRN_OK;
     }
-    if (generation == now.generation && layout->version > job->bodies->layout->version)
+    if (layout->version > job->bodies->layout->version &&
+        !are_renumbered(job, a->shards, a->n_shards))
         return add_body(job, layout, now, body_out);
     cairn_layout_close(layout);
     cairn_sentence_set(why, "job %s was restored onto other shards; close it and open it again",

@@ -650,21 +650,55 @@ TEST(a_worker_that_attaches_again_in_the_middle_goes_on_by_both)
     expect_all(CAIRN_CHUNK_FETCH, 2);
 }
 
+/* The coordinator is another one; meanwhile that layout has come into force, and has published `step`. */
+static void change_while_away(uint64_t layout, uint64_t step)
+{
+    fake_coordinator_stop(&fake);
+    fake_coordinator_start(&fake);
+    struct cairn_cluster_job *known = cairn_cluster_job_find(fake.cluster, "moving");
+    cairn_packed_release(known->planned.layout);
+    known->planned.layout = cairn_packed_layout(layouts[layout]);
+    in_force = published_by[step] = layout;
+    for (uint32_t i = 0; i < FIRST; i++) fake_shard_up(&fake, i);
+    until(session_of_worker() != NULL &&
+          session_of_worker()->members->phase == CAIRN_MEMBER_ATTACHED);
+}
+
 /* Several changes went by while it was away: only what holds now is told. */
 TEST(a_worker_that_missed_changes_takes_the_layout_that_it_finds)
 {
     move_to(2);
     make_moved(3, NODES, tensor_on(1), 4, 1, 2);
-    fake_coordinator_stop(&fake);
-    fake_coordinator_start(&fake);
-    struct cairn_cluster_job *known = cairn_cluster_job_find(fake.cluster, "moving");
-    cairn_packed_release(known->planned.layout);
-    known->planned.layout = cairn_packed_layout(layouts[3]);
-    in_force = published_by[1] = 3;
-    for (uint32_t i = 0; i < FIRST; i++) fake_shard_up(&fake, i);
-    until(session_of_worker() != NULL &&
-          session_of_worker()->members->phase == CAIRN_MEMBER_ATTACHED);
+    change_while_away(3, 1);
     send_changed(3, 3, 1, SIZE_MAX); // with the address of the new shard
+    forget_counts();
+    call(fetch);
+    expect_all(CAIRN_CHUNK_FETCH, 3);
+    call(step);
+    expect_all(CAIRN_CHUNK_PUSH, 3);
+}
+
+/* Each write makes a generation of its own, of which a member that only reads may not have heard. */
+TEST(a_member_that_missed_changes_and_writes_takes_the_layout_that_it_finds)
+{
+    move_to(1);
+    struct job *inside = cairn_api_job(job);
+    inside->known.newest.generation = 0;
+    good(cairn_api_leave(job, CAIRN_OK));
+    change_while_away(2, 1);
+    forget_counts();
+    call(fetch);
+    expect_all(CAIRN_CHUNK_FETCH, 2);
+}
+
+/* The owners of layout 3 are those of layout 1, whose numbers are no younger than those of layout 2. */
+TEST(a_worker_that_missed_a_way_back_takes_it_for_what_is_newest)
+{
+    move_to(1);
+    make_layout(3, FIRST, layouts[1]->extents, layouts[1]->extent_count);
+    change(2, 1);
+    call(fetch);
+    change_while_away(3, 1);
     forget_counts();
     call(fetch);
     expect_all(CAIRN_CHUNK_FETCH, 3);
