@@ -756,12 +756,12 @@ CAIRN_EXPORT cairn_status cairn_push(cairn_job *job, const struct cairn_round *r
  * too, if another micro-batch is being filled. */
 CAIRN_EXPORT cairn_status cairn_micro_end(cairn_job *job, const struct cairn_round *round,
                                           uint32_t micro) CAIRN_CHECKED;
-/* Commits this worker's part with an integer weight (0 = one a micro-batch), ending the last
- * micro-batch if that is not done, and waits for the round's end. The sum of all contributions is divided
- * by the sum of all weights (and the loss scale): where several workers compute parts of one batch, as
- * in tensor parallelism, one of them counts it and the others give CAIRN_WEIGHT_NONE. CAIRN_OK: the
- * update is applied and published (or skipped: out->applied), and every push's buffer is the caller's
- * again.
+/* Commits this worker's part with an integer weight (0 = one a micro-batch, CAIRN_WEIGHT_NONE = 0, as where
+ * it counts tokens and has none), ending the last micro-batch if that is not done, and waits for the round's
+ * end. The sum of all contributions is divided by the sum of all weights (and the loss scale): where several
+ * workers compute parts of one batch, as in tensor parallelism, one of them counts it and the others give
+ * CAIRN_WEIGHT_NONE. CAIRN_OK: the update is applied and published (or skipped: out->applied), and every
+ * push's buffer is the caller's again.
  * CAIRN_ERR_EPOCH_CHANGED: nothing was applied; call round_begin again and recompute.
  * CAIRN_ERR_TIMEOUT: nothing is known yet; call commit again with the same round to go on waiting.
  * A commit without any push is a contribution of zeros with its weight. With global_batch the weight is that

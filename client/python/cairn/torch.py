@@ -494,10 +494,10 @@ class AttachedModel(Between):
              timeout: Optional[float] = None, client_state: Optional[bytes] = None) -> Result:
         """Commits this worker's part and waits until the servers have applied the round; then the model has the new
         parameters. `weight`: of this worker's part against the others', 1 a backward pass if None (none if it does not
-        count); give numbers of tokens only with losses that are sums over tokens. `clip_norm` is the job's, given to
-        attach: another is refused. `client_state`: bytes of the trainer's own (where its data loader stands, a random
-        state) that belong to the version which the step makes and are restored with it, see client_state(); those
-        of rank 0 of the round are taken, others' are not, and client_state_max of attach is their limit. Timeout:
+        count), 0 nothing; give numbers of tokens only with losses that are sums over tokens. `clip_norm` is the job's,
+        given to attach: another is refused. `client_state`: bytes of the trainer's own (where its data loader stands, a
+        random state) that belong to the version which the step makes and are restored with it, see client_state();
+        those of rank 0 of the round are taken, others' are not, and client_state_max of attach is their limit. Timeout:
         call it again to go on waiting. EpochChanged: nothing was applied, do the step again."""
         if clip_norm is not None and clip_norm != self.clip_norm:
             raise Invalid(f"clip_norm {clip_norm} here, {self.clip_norm} in the job: it is state of the servers; give "
@@ -512,7 +512,8 @@ class AttachedModel(Between):
         if scale != 1.0 and self._passes > 0 and not self._scaled:
             raise Invalid(f"the job has a loss scale of {scale}, and the loss was not multiplied by it: "
                           "m.scale(loss).backward()")
-        chosen = (max(self._passes, 1) if weight is None else weight) if self._counts else None
+        counted = max(self._passes, 1) if weight is None else weight
+        chosen = counted or None if self._counts else None  # a commit's own 0 is one a micro-batch
         if client_state is not None and self._spec.client_state_max == 0:
             raise Invalid("the job keeps no client state: give attach(…, client_state_max=…), bytes at most")
         given = client_state if self._rank == 0 else None

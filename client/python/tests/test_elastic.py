@@ -118,6 +118,15 @@ class Elastic(ClusterCase):
         with self.assertRaisesRegex(cairn.Invalid, "2 of its 2 micro-batches are this worker's"):
             loss_of(model, here, 0)[0].backward()
 
+    def test_micro_batches_without_a_token_count_nothing(self):
+        model = net()
+        m = self.session.attach(model, cairn.SGD(lr=0.1), name=self.name, rank=0, workers_min=1, timeout=20,
+                                global_batch=2)
+        self.addCleanup(m.close)
+        for k in m.begin().micro_batches:
+            (loss_of(model, m.begin(), k)[0] * 0).backward()
+        self.assertFalse(m.step(weight=0).applied)  # as where another worker had them, and some had tokens
+
     def test_what_does_not_go_together_is_refused(self):
         for words, options in (("micro_batches 2", dict(micro_batches=2)), ("stage 2 or 3", dict(stage=1)),
                                ("reduce_groups", dict(reduce_groups="host")), ("seed is -1", dict(seed=-1))):
