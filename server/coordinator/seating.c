@@ -18,14 +18,6 @@
 #include "server/coordinator/seating.h"
 #include "server/coordinator/store/events.h"
 
-static void note(struct cairn_cluster *cluster, enum cairn_event_kind kind, const char *name,
-                 const char *text)
-{
-    char who[CAIRN_NAME_MAX + 16];
-    snprintf(who, sizeof who, "shard %s", name);
-    cairn_cluster_event_note(cluster, kind, NULL, who, "%s", text);
-}
-
 /* A job that has a part there; NULL: none. */
 static const struct cairn_cluster_job *user_of(const struct cairn_cluster *cluster,
                                                const struct cairn_cluster_seat *seat)
@@ -78,7 +70,7 @@ cairn_status cairn_cluster_seat_forget(struct cairn_cluster *cluster, const char
                           "a snapshot is being restored, or the shards' state adopted: ask again "
                           "when that has ended");
     cairn_log_info("shard %s was forgotten by an operator", name);
-    note(cluster, CAIRN_EVENT_FORGOTTEN, name, "by an operator");
+    cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_FORGOTTEN, NULL, name, "by an operator");
     remove_seat(cluster, seat);
     return CAIRN_OK;
 }
@@ -118,7 +110,7 @@ void cairn_cluster_seat_leave(struct cairn_cluster_session *session, cairn_statu
     if (seat == NULL) return;
     seat->ended = status == CAIRN_ERR_CLOSED;
     cairn_log_info("shard %s is away (%s)", seat->name, why);
-    note(session->cluster, CAIRN_EVENT_AWAY, seat->name, why);
+    cairn_cluster_event_note_shard(session->cluster, CAIRN_EVENT_AWAY, NULL, seat->name, why);
     unseat(seat);
     drop_unused_seat(session->cluster, seat);
     tell_supervisor(session->cluster);
@@ -207,7 +199,7 @@ static void replace_sitter(struct cairn_cluster_seat *seat, const char *newcomer
     cairn_peer_finish(sitter->peer, ends ? CAIRN_ERR_FENCED : CAIRN_ERR_CLOSED,
                       "shard %s connected from %s", seat->name, newcomer);
     cairn_sentence_set(&why, "a process of its name came from %s", newcomer);
-    note(sitter->cluster, CAIRN_EVENT_AWAY, seat->name, why.text);
+    cairn_cluster_event_note_shard(sitter->cluster, CAIRN_EVENT_AWAY, NULL, seat->name, why.text);
     unseat(seat);
 }
 
@@ -232,7 +224,8 @@ static cairn_status refuse_newcomer(struct cairn_cluster_seat *seat, const char 
     cairn_sentence_set(why, "the one at %s serves, the one at %s waits for its place", sitter,
                        newcomer);
     if (seat->claimed_ms == 0) // it comes again and again
-        note(seat->session->cluster, CAIRN_EVENT_CLAIMED, seat->name, why->text);
+        cairn_cluster_event_note_shard(seat->session->cluster, CAIRN_EVENT_CLAIMED, NULL,
+                                       seat->name, why->text);
     snprintf(seat->claimant, sizeof seat->claimant, "%s", newcomer);
     seat->claimed_ms = cairn_cluster_now_ms(seat->session->cluster);
     cairn_log_limited(&seat->claims, CAIRN_LOG_WARN,
@@ -293,8 +286,9 @@ bool cairn_cluster_seat_take(struct cairn_cluster_session *session, const Cairn_
     seat->fabric_address_bytes = session->fabric_address_bytes;
     seat->held = held;
     seat->held_count = 2 * hello->n_held;
-    note(cluster, seat->incarnation == session->incarnation ? CAIRN_EVENT_BACK : CAIRN_EVENT_UP,
-         seat->name, cairn_peer_name(session->peer));
+    cairn_cluster_event_note_shard(
+        cluster, seat->incarnation == session->incarnation ? CAIRN_EVENT_BACK : CAIRN_EVENT_UP,
+        NULL, seat->name, cairn_peer_name(session->peer));
     seat->incarnation = session->incarnation;
     seat->since_ms = session->since_ms;
     seat->session = session;

@@ -36,10 +36,11 @@ static void stop_runs(struct cairn_cluster_job *job, const struct cairn_cluster_
 static void fail(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
                  cairn_status status, const char *text)
 {
-    struct cairn_sentence why;
+    struct cairn_sentence why, event;
     cairn_sentence_set(&why, "shard %s is not drained: %s", seat->name, text);
     cairn_log_warn("%s", why.text);
-    cairn_cluster_event_note(cluster, CAIRN_EVENT_DRAINED, NULL, seat->name, "given up: %s", text);
+    cairn_sentence_set(&event, "given up: %s", text);
+    cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAINED, NULL, seat->name, event.text);
     seat->leaving = false;
     cairn_cluster_waiters_fail(&seat->drain.waiters, status, why.text);
     if (seat->drain.request != 0)
@@ -55,7 +56,8 @@ static void finish(struct cairn_cluster *cluster, struct cairn_cluster_seat *sea
     const Cairn__Done done = CAIRN__DONE__INIT;
     Cairn__MemberEnd end = CAIRN__MEMBER_END__INIT;
     cairn_log_info("shard %s is drained", seat->name);
-    cairn_cluster_event_note(cluster, CAIRN_EVENT_DRAINED, NULL, seat->name, "it holds nothing");
+    cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAINED, NULL, seat->name,
+                                   "it holds nothing");
     cairn_cluster_waiters_answer(&seat->drain.waiters, CAIRN_MSG_DONE, &done.base);
     if (seat->drain.request != 0) cairn_cluster_session_done(seat->session, seat->drain.request);
     seat->drain.request = 0;
@@ -180,7 +182,8 @@ void cairn_cluster_member_drain(struct cairn_cluster_session *session, uint32_t 
         return;
     }
     cairn_log_info("shard %s is to be drained, by an operator's word", seat->name);
-    cairn_cluster_event_note(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name, "by an operator's word");
+    cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name,
+                                   "by an operator's word");
     seat->leaving = true;
     if (!message->wait) cairn_cluster_session_done(session, request);
     advance(seat, cluster);
@@ -208,7 +211,8 @@ void cairn_cluster_drain_me(struct cairn_cluster_session *session, uint32_t requ
         return;
     }
     cairn_log_info("shard %s is being stopped: what it holds goes to others first", seat->name);
-    cairn_cluster_event_note(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name, "it is being stopped");
+    cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name,
+                                   "it is being stopped");
     seat->leaving = true;
     seat->drain.request = request;
     seat->drain.ends_ms = message->seconds == 0

@@ -26,8 +26,8 @@ static void take_in(struct cairn_cluster_job *job)
         job->shards[first + i].up = true;
         (void)cairn_cluster_job_shard_moved(&job->shards[first + i]);
         cairn_log_info("job %s: shard %s joins", job->spec.name, seat->name);
-        cairn_cluster_event_note(job->cluster, CAIRN_EVENT_SHARD_JOINED, job->spec.name, seat->name,
-                                 "it has a part of the job");
+        cairn_cluster_event_note_shard(job->cluster, CAIRN_EVENT_SHARD_JOINED, job->spec.name,
+                                       seat->name, "it has a part of the job");
     }
     r->joiner_count = 0;
     for (uint32_t i = first; i < job->shard_count; i++) {

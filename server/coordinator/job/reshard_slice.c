@@ -352,8 +352,9 @@ static void drop_parts(struct cairn_cluster_job *job)
         if (i >= job->layouts.next->shard_count || has_next(job, i)) continue;
         cairn_log_info("job %s: shard %s is not one of its shards any more", job->spec.name,
                        job->shards[i].seat->name);
-        cairn_cluster_event_note(job->cluster, CAIRN_EVENT_SHARD_LEFT, job->spec.name,
-                                 job->shards[i].seat->name, "it has no part of the job any more");
+        cairn_cluster_event_note_shard(job->cluster, CAIRN_EVENT_SHARD_LEFT, job->spec.name,
+                                       job->shards[i].seat->name,
+                                       "it has no part of the job any more");
         cairn_cluster_job_send_drop(job->cluster, job->shards[i].seat, job->id);
     }
 }

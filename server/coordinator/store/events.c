@@ -90,6 +90,14 @@ void cairn_cluster_event_note(struct cairn_cluster *cluster, enum cairn_event_ki
     if (event != NULL) keep(events, event); // else the log has it
 }
 
+void cairn_cluster_event_note_shard(struct cairn_cluster *cluster, enum cairn_event_kind kind,
+                                    const char *job, const char *name, const char *text)
+{
+    char who[CAIRN_NAME_MAX + 16];
+    snprintf(who, sizeof who, "shard %s", name);
+    cairn_cluster_event_note(cluster, kind, job, who, "%s", text);
+}
+
 /* ---- the store ---- */
 
 static cairn_status load(void *context, const struct cairn_stored_event *stored,

@@ -61,6 +61,9 @@ void cairn_cluster_event_note(struct cairn_cluster *cluster, enum cairn_event_ki
                               const char *job, const char *who, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
+/* Of the shard of that name. */
+void cairn_cluster_event_note_shard(struct cairn_cluster *cluster, enum cairn_event_kind kind,
+                                    const char *job, const char *name, const char *text);
 /* Reads those of former incarnations; before the store's thread begins. */
 cairn_status cairn_cluster_events_open(struct cairn_cluster *cluster,
                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
