@@ -15,9 +15,11 @@ enum cairn_seat_verdict cairn_seat_judge(const struct cairn_seat_claim *claim)
 bool cairn_seat_has(const struct cairn_seat_part *part, const struct cairn_seat_part *held,
                     size_t held_count)
 {
+    bool other = false; // another layout of it is held, beside which one may be prepared
     for (size_t i = 0; i < held_count; i++) {
-        const bool same = held[i].job == part->job && held[i].generation == part->generation;
-        if (same) return held[i].layout_hash == part->layout_hash;
+        if (held[i].job != part->job || held[i].generation != part->generation) continue;
+        if (held[i].layout_hash == part->layout_hash) return true;
+        other = true;
     }
-    return MUTANT(36);
+    return !other && MUTANT(36);
 }

@@ -318,6 +318,26 @@ TEST(a_coordinator_that_starts_again_goes_on_with_the_run)
     }
 }
 
+/* The layout is in the store, and nobody was fenced with it: all have it prepared only. */
+TEST(a_coordinator_that_ends_before_its_fences_are_heard_loses_nothing)
+{
+    fake.shards[0].move.holds_prepare = true;
+    apply_shards(3);
+    for (int i = 0; i < 3; i++) fake_until(&fake, fake.shards[i].move.next != NULL);
+    fake.shards[0].move.holds_prepare = false;
+    fake_move_prepared(&fake.shards[0]);
+    for (int i = 0; i < 3; i++) fake.shards[i].dead = true;
+    fake_until(&fake, toy()->layout->version == 2);
+    restart_coordinator();
+    tick_fast();
+    for (int i = 0; i < 3; i++) ck_assert_uint_le(fake.shards[i].layout->version, 1);
+    fake_shards_up(&fake, 3);
+    come_again("w0");
+    ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
+    train_until_ended();
+    ck_assert_uint_eq(owners(), 3);
+}
+
 TEST(an_old_owner_that_is_away_for_a_while_is_waited_for)
 {
     fake.shards[2].move.holds_moved = true;

@@ -226,6 +226,9 @@ TEST(a_part_is_there_if_job_generation_and_layout_are)
     ck_assert(!cairn_seat_has(&part, held, 3));
     part = (struct cairn_seat_part) { 3, 6, 71 };
     ck_assert(!cairn_seat_has(&part, held, 3));
+    const struct cairn_seat_part prepared[] = { { 1, 6, 70 }, { 1, 6, 71 } };
+    part.job = 1;
+    ck_assert(cairn_seat_has(&part, prepared, 2));
 }
 
 SUITE(60, set_up, close_fake);
