@@ -227,6 +227,14 @@ static bool owns_any(const struct cairn_layout *layout, uint32_t shard)
            layout->shard_extents[shard + 1] > layout->shard_extents[shard];
 }
 
+/* Nothing is meant for it any more: what was planned is planned anew, when it is left out. */
+static void plan_without(struct cairn_cluster_job *job, uint32_t lost)
+{
+    job->shards[lost].weight = 0;
+    cairn_layout_close(job->reshard.target);
+    job->reshard.target = NULL;
+}
+
 /* The layout that a lost shard's slice began with, without that shard; where it had nothing in the one in
  * force either, that one. */
 static void go_back(struct cairn_cluster_job *job, uint32_t lost)
@@ -250,6 +258,7 @@ static void go_back(struct cairn_cluster_job *job, uint32_t lost)
         gone[lost / 8] = (uint8_t)(gone[lost / 8] | 1u << lost % 8);
         cairn_log_warn("job %s: shard %s was lost before it had its share: the layout goes back",
                        job->spec.name, job->shards[lost].seat->name);
+        plan_without(job, lost);
         cairn_cluster_slice_begin(job, next, gone, 0, true);
     } else {
         free(gone);
@@ -300,10 +309,19 @@ static void happened(struct cairn_cluster_job *job, struct cairn_move_event *eve
     for (size_t i = 0; i < actions.count; i++) do_action(job, &list[i], text);
 }
 
+/* What went to a hole would be lost. */
+static bool is_owned_by_holes(const struct cairn_layout *layout, const uint8_t *gone)
+{
+    for (size_t i = 0; i < layout->extent_count; i++)
+        if (cairn_is_hole(gone, layout->shard_count, layout->extents[i].shard)) return true;
+    return false;
+}
+
 void cairn_cluster_slice_begin(struct cairn_cluster_job *job, struct cairn_layout *next,
                                uint8_t *gone, uint64_t bytes, bool back)
 {
     struct cairn_cluster_layouts *l = &job->layouts;
+    assert(!is_owned_by_holes(next, gone));
     struct cairn_packed *packed = cairn_packed_layout(next);
     if (packed == NULL) {
         cairn_layout_close(next);
