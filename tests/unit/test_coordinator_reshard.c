@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "server/coordinator/base/seat.h"
+#include "server/coordinator/member/seats.h"
 #include "tests/support/fake_move.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
@@ -208,6 +210,49 @@ TEST(a_cancel_ends_the_slice_that_is_under_way_and_begins_no_other)
     expect_state("canceled");
     expect_refused(&cancel, CAIRN_ERR_NOT_FOUND, "nothing to cancel");
     train();
+}
+
+TEST(a_cancel_ends_the_drain_that_began_it)
+{
+    Cairn__MemberDrain drain = CAIRN__MEMBER_DRAIN__INIT;
+    drain.name = s0;
+    drain.wait = true;
+    fake.shards[1].move.holds_moved = true;
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_MEMBER_DRAIN, &drain.base);
+    fake_until(&fake, toy()->layout->version == 2);
+    const Cairn__ReshardAsk cancel = question(CAIRN_RESHARD_CANCEL);
+    const uint32_t canceled = ask(&cancel);
+    fake_expect_error(&fake, &admin, request, CAIRN_ERR_CANCELED, "not drained: it was canceled");
+    cairn_message_free(&expect_told(canceled)->base);
+    fake.shards[1].move.holds_moved = false;
+    fake_move_release(&fake.shards[1]);
+    train_until_ended();
+    tick_fast();
+    for (int k = 0; k < 50; k++) fake_pump(&fake);
+    ck_assert(ended() && fake.shards[0].has_job && !fake.shards[0].move.is_ended);
+    expect_state("canceled");
+}
+
+TEST(an_answer_of_a_slice_that_was_taken_back_is_none_to_the_next_of_that_number)
+{
+    const Cairn__ReshardAsk cancel = question(CAIRN_RESHARD_CANCEL);
+    const Cairn__Done done = CAIRN__DONE__INIT;
+    fake.shards[1].move.holds_prepare = true;
+    apply_shards(3);
+    fake_until(&fake, fake.shards[1].move.next != NULL);
+    const uint32_t late = fake.shards[1].move.request;
+    cairn_message_free(&expect_told(ask(&cancel))->base);
+    fake_until(&fake, ended() && fake.shards[1].move.next == NULL);
+    apply_shards(3);
+    fake_until(&fake, fake.shards[1].move.next != NULL);
+    fake_send(&fake.shards[1].peer, CAIRN_MSG_DONE, late, &done.base);
+    for (int k = 0; k < 50; k++) fake_pump(&fake);
+    ck_assert_uint_eq(cairn_round_layout_pending(toy()->core), 0);
+    ck_assert_uint_eq(toy()->layout->version, 1);
+    fake.shards[1].move.holds_prepare = false;
+    fake_move_prepared(&fake.shards[1]);
+    train_until_ended();
+    expect_state("done");
 }
 
 TEST(what_is_only_prepared_is_taken_back_by_a_cancel)
@@ -443,7 +488,7 @@ TEST(what_cannot_be_is_refused_with_a_sentence)
 {
     Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
     Cairn__ShardWeight weight = CAIRN__SHARD_WEIGHT__INIT, *weights[] = { &weight };
-    char unknown[] = "nobody", *names[] = { unknown }, *all[] = { s0, s1 };
+    char unknown[] = "nobody", *names[] = { unknown }, *all[] = { s0, s1 }, *more[] = { s2, s1 };
     message.shards = 9;
     expect_refused(&message, CAIRN_ERR_INVALID, "over 9 shards: 3 are here");
     message.shards = 0;
@@ -451,8 +496,15 @@ TEST(what_cannot_be_is_refused_with_a_sentence)
     message.n_add = 1;
     expect_refused(&message, CAIRN_ERR_NOT_FOUND, "no shard \"nobody\"");
     message.n_add = 0;
+    message.add = more;
+    message.n_add = 2;
+    message.shards = 1;
+    expect_refused(&message, CAIRN_ERR_INVALID, "2 shards are to be added, and 1 are to have");
+    message.shards = 0;
     message.drain = all;
     message.n_drain = 2;
+    expect_refused(&message, CAIRN_ERR_INVALID, "shard s1 is to be added and drained");
+    message.n_add = 0;
     expect_refused(&message, CAIRN_ERR_INVALID, "no shard would be left");
     message.n_drain = 0;
     message.weights = weights;
@@ -495,6 +547,32 @@ TEST(a_plan_says_what_would_move_and_changes_nothing)
     ck_assert(one->heaviest_after < one->heaviest_before);
     cairn_message_free(&told->base);
     expect_state("none");
+}
+
+TEST(nothing_is_planned_for_memory_that_a_shard_does_not_have)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
+    char *drained[] = { s0, s1 }, *added[] = { s2 };
+    message.add = added;
+    message.drain = drained;
+    message.n_add = 1;
+    message.n_drain = 2;
+    cairn_cluster_seat_find(toy()->cluster, s2)->memory_bytes = 64; // nothing is taken of it yet
+    expect_refused(&message, CAIRN_ERR_NO_MEMORY, "have room for");
+}
+
+TEST(a_shard_that_is_added_is_among_those_that_are_counted)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
+    char *added[] = { s2 };
+    message.add = added;
+    message.n_add = 1;
+    message.shards = 2;
+    Cairn__ReshardTold *told = expect_told(ask(&message));
+    ck_assert_uint_eq(told->jobs[0]->n_pairs, 1);
+    ck_assert_str_eq(told->jobs[0]->pairs[0]->from, "s1");
+    ck_assert_str_eq(told->jobs[0]->pairs[0]->to, "s2");
+    cairn_message_free(&told->base);
 }
 
 TEST(the_last_shard_is_not_drained_and_nothing_moves_when_all_are_stopped)

@@ -68,6 +68,20 @@ static void finish(struct cairn_cluster *cluster, struct cairn_cluster_seat *sea
     cairn_cluster_session_send(seat->session, CAIRN_MSG_MEMBER_END, 0, &end.base);
 }
 
+bool cairn_cluster_drains_cancel(struct cairn_cluster_job *job)
+{
+    bool any = false;
+    for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next) {
+        // One that is being stopped ends in any case: what it has is lost if it does not go on.
+        if (!s->leaving || s->drain.is_over || s->drain.request != 0 ||
+            !cairn_cluster_job_has_seat(job, s))
+            continue;
+        fail(job->cluster, s, CAIRN_ERR_CANCELED, "it was canceled");
+        any = true;
+    }
+    return any;
+}
+
 void cairn_cluster_drain_gone(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
 {
     if (!seat->leaving || seat->drain.is_over) return;

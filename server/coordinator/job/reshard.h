@@ -70,6 +70,7 @@ struct cairn_cluster_reshard {
     struct cairn_move *move;    /* owned; NULL: no core */
     struct cairn_layout *prior; /* owned: the layout before the slice; NULL: not known */
     uint64_t slice_bytes;       /* of the slice under way */
+    uint32_t slice_serial;      /* its number in this process: that of its layout may come again */
     bool lost_empty; /* the shard that the way back leaves out has nothing in the layout in force */
     double rate;     /* bytes a microsecond of the slowest of the last slice; 0: not known */
     struct cairn_cluster_reshard_told told;

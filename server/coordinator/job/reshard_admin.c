@@ -9,6 +9,7 @@
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/job/drain.h"
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/member/seats.h"
 
@@ -32,6 +33,13 @@ static struct cairn_cluster_joiner *find(struct cairn_cluster_reshard_wish *wish
     for (uint32_t i = 0; i < wish->count; i++)
         if (wish->shards[i].seat == seat) return &wish->shards[i];
     return NULL;
+}
+
+static bool is_named(char *const *names, size_t count, const struct cairn_cluster_seat *seat)
+{
+    size_t i = 0;
+    while (i < count && strcmp(names[i], seat->name) != 0) i++;
+    return i < count;
 }
 
 static void add(struct cairn_cluster_reshard_wish *wish, struct cairn_cluster_seat *seat)
@@ -89,6 +97,9 @@ static cairn_status take_names(const struct cairn_cluster_job *job, const Cairn_
     for (size_t i = 0; i < ask->n_drain; i++) {
         const struct cairn_cluster_seat *seat = seat_named(job->cluster, ask->drain[i], why);
         if (seat == NULL) return CAIRN_ERR_NOT_FOUND;
+        if (is_named(ask->add, ask->n_add, seat))
+            return cairn_fail(why, CAIRN_ERR_INVALID,
+                              "shard %s is to be added and drained: one of them", seat->name);
         struct cairn_cluster_joiner *there = find(wish, seat);
         if (there == NULL)
             return cairn_fail(why, CAIRN_ERR_INVALID, "job %s has no part on shard %s",
@@ -100,21 +111,26 @@ static cairn_status take_names(const struct cairn_cluster_job *job, const Cairn_
                       "no shard would be left for job %s: add another one first", job->spec.name);
 }
 
-/* The last ones go, the next ones by name come. */
+/* The last ones go, but for those that are added; the next ones by name come. */
 static cairn_status take_count(const struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
                                struct cairn_cluster_reshard_wish *wish, struct cairn_sentence *why)
 {
     uint32_t owners = owners_of(wish), here = 0;
     for (uint32_t i = wish->count; i-- > 0 && owners > ask->shards;) {
-        owners -= wish->shards[i].weight > 0;
-        wish->shards[i].weight = 0;
+        struct cairn_cluster_joiner *shard = &wish->shards[i];
+        if (shard->weight <= 0 || is_named(ask->add, ask->n_add, shard->seat)) continue;
+        shard->weight = 0;
+        owners--;
     }
+    if (owners > ask->shards)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "%zu shards are to be added, and %" PRIu32
+                          " are to have job %s in all: give a higher number",
+                          ask->n_add, ask->shards, job->spec.name);
     for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next) {
         here += is_usable(s);
         const struct cairn_cluster_joiner *there = find(wish, s);
-        bool is_drained = false;
-        for (size_t i = 0; i < ask->n_drain; i++) is_drained |= strcmp(ask->drain[i], s->name) == 0;
-        if (owners >= ask->shards || !is_usable(s) || is_drained ||
+        if (owners >= ask->shards || !is_usable(s) || is_named(ask->drain, ask->n_drain, s) ||
             (there != NULL && there->weight > 0))
             continue;
         add(wish, s);
@@ -329,6 +345,14 @@ static cairn_status apply(struct cairn_cluster_job *job, const Cairn__ReshardAsk
     return status;
 }
 
+/* A drain, too, which would begin it again. */
+static cairn_status cancel(struct cairn_cluster_job *job, struct cairn_sentence *why)
+{
+    const bool was_drain = cairn_cluster_drains_cancel(job);
+    const cairn_status status = cairn_cluster_reshard_cancel(job, why);
+    return was_drain ? CAIRN_OK : status;
+}
+
 static cairn_status answer_job(struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
                                struct view *view, struct cairn_sentence *why)
 {
@@ -336,7 +360,7 @@ static cairn_status answer_job(struct cairn_cluster_job *job, const Cairn__Resha
     switch (ask->op) {
     case CAIRN_RESHARD_PLAN: return plan(job, ask, view, why);
     case CAIRN_RESHARD_APPLY: return apply(job, ask, view, why);
-    case CAIRN_RESHARD_CANCEL: status = cairn_cluster_reshard_cancel(job, why); break;
+    case CAIRN_RESHARD_CANCEL: status = cancel(job, why); break;
     case CAIRN_RESHARD_STATUS: break;
     default:
         return cairn_fail(why, CAIRN_ERR_INVALID, "%" PRIu32 " is no request of a re-sharding",

@@ -93,12 +93,13 @@ static cairn_status judge(const struct cairn_cluster_job *job,
     return judge_stage_0(job, wish, why);
 }
 
-/* What of its memory the shard may use for state of the job; 0: not known. */
+/* What of its memory the shard may use for state of the job; 0: not known. One that has just come has not said
+ * yet what is taken: then all of it. */
 static uint64_t capacity_of(const struct cairn_cluster_job *job,
                             const struct cairn_cluster_seat *seat)
 {
     uint64_t taken = 0;
-    if (seat == NULL || seat->memory_bytes == 0 || !seat->has_stats) return 0;
+    if (seat == NULL || seat->memory_bytes == 0) return 0;
     for (size_t i = 0; i < seat->memory_count; i++) {
         const Cairn__MemoryTold *told = &seat->memory[i];
         taken += told->landing + told->staging + told->tables;

@@ -93,10 +93,10 @@ static bool movers_init(struct movers *movers, const struct cairn_cluster_job *j
 static void happened(struct cairn_cluster_job *job, struct cairn_move_event *event,
                      const char *text);
 
-/* A PartPrepare on its way. */
+/* A PartPrepare on its way. A slice that was taken back may have had the same number as the one after it. */
 struct preparing {
     uint64_t layout;
-    uint32_t shard;
+    uint32_t shard, slice;
 };
 
 static void on_prepared(struct cairn_cluster_job *job, const void *about, cairn_status status,
@@ -109,14 +109,15 @@ static void on_prepared(struct cairn_cluster_job *job, const void *about, cairn_
                                       .status = status };
     // Its connection was lost: the machine hears of that by itself, or the slice is another one.
     if (status == CAIRN_ERR_CLOSED) event.status = CAIRN_ERR_UNREACHABLE;
-    if (job->reshard.move != NULL) happened(job, &event, text);
+    if (job->reshard.move != NULL && preparing->slice == job->reshard.slice_serial)
+        happened(job, &event, text);
 }
 
 /* In the order of the shards, each by itself: which one refuses is known. */
 static void ask_shard(struct cairn_cluster_job *job, uint32_t shard, Cairn__PartPrepare *message)
 {
     struct cairn_cluster_seat *seat = job->shards[shard].seat;
-    const struct preparing preparing = { message->layout, shard };
+    const struct preparing preparing = { message->layout, shard, job->reshard.slice_serial };
     struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(
         job, on_prepared, &preparing, sizeof preparing);
     if (gather == NULL) {
@@ -139,7 +140,8 @@ static void prepare(struct cairn_cluster_job *job, uint64_t layout)
     struct movers movers;
     Cairn__PartPrepare message = CAIRN__PART_PREPARE__INIT;
     const uint32_t count = job->layouts.next->shard_count;
-    const struct preparing first = { layout, cairn_cluster_job_shard_from(job, 0) };
+    const struct preparing first = { layout, cairn_cluster_job_shard_from(job, 0),
+                                     job->reshard.slice_serial };
     if (!cairn_cluster_shard_infos_init(&infos, job, count)) {
         on_prepared(job, &first, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
         return;
@@ -333,6 +335,7 @@ void cairn_cluster_slice_begin(struct cairn_cluster_job *job, struct cairn_layou
     l->next_packed = packed;
     l->next_gone = gone;
     job->reshard.slice_bytes = bytes;
+    job->reshard.slice_serial++;
     if (!back) job->reshard.told.slice++;
     struct cairn_move_event event = { .kind = CAIRN_MOVE_BEGIN,
                                       .layout = next->version,
