@@ -319,4 +319,29 @@ TEST(a_move_takes_no_more_than_what_comes_and_what_was_given_is_the_systems_once
     leave();
 }
 
+TEST(the_next_layout_is_prepared_when_the_last_of_what_was_given_is_sent)
+{
+    if (!stage_open("mem")) return;
+    stage_round();
+    stage_prepare(stage_half);
+    stage_force(stage_half);
+    stage_resolve();
+    stage_hear_moved();
+    Cairn__PartSettled settled = CAIRN__PART_SETTLED__INIT;
+    settled.job = SCENE_JOB;
+    settled.layout = stage.layout;
+    stage_job(0)->move.sends++; // one is under way
+    scene_say(&stage.shard[0], CAIRN_MSG_PART_SETTLED, 0, &settled.base);
+    const uint32_t request = stage_say_prepare(&stage.shard[0], stage_back, stage.layout + 1,
+                                               stage.count);
+    for (int i = 0; i < 3; i++) scene_settle(&stage.shard[0]);
+    ck_assert(stage_job(0)->move.is_settling);
+    stage_job(0)->move.sends--;
+    ck_assert_uint_eq(scene_hear(&stage.shard[0], CAIRN_MSG_DONE).request, request);
+    stage_settle();
+    stage_move(stage_back);
+    stage_check();
+    leave();
+}
+
 SUITE(60);

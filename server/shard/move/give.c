@@ -27,6 +27,7 @@ void cairn_move_settle(struct cairn_shard_job *job)
     move->now = NULL;
     move->is_settling = false;
     cairn_move_part_drop(job, now);
+    cairn_move_go_on(job->shard, job->number);
 }
 
 void cairn_move_on_settled(struct cairn_shard_job *job, const Cairn__PartSettled *message)

@@ -20,6 +20,8 @@ void cairn_move_wake(struct cairn_shard *shard);
 /* ---- prepare.c ---- */
 /* The prepared layout is not to come into force. */
 void cairn_move_forget(struct cairn_shard_job *job);
+/* A PartPrepare that waits until what was given, or prepared before it, is forgotten. */
+void cairn_move_go_on(struct cairn_shard *shard, uint64_t job);
 
 /* ---- give.c ---- */
 /* PartSettled came: ends `now` if nothing of what was given is being sent any more. */

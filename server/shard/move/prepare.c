@@ -171,8 +171,7 @@ static cairn_status let_all_in(struct cairn_shard_job *job, struct cairn_move_pa
 
 /* ---- from beginning to end ---- */
 
-/* Those that waited until a layout that is not wanted any more is forgotten. */
-static void go_on(struct cairn_shard *shard, uint64_t job)
+void cairn_move_go_on(struct cairn_shard *shard, uint64_t job)
 {
     for (struct cairn_arriving *a = shard->arriving, *next; a != NULL; a = next) {
         next = a->next;
@@ -229,7 +228,7 @@ static void on_room(const struct cairn_reserve_request *request, cairn_status st
     if (part->is_unwanted) {
         const uint64_t number = job->number;
         forget(job);
-        go_on(shard, number);
+        cairn_move_go_on(shard, number);
         return;
     }
     cairn_log_info("job %s: layout %llu is prepared: %llu bytes of state come, and %zu shards take",
@@ -286,6 +285,7 @@ static void whole(struct cairn_shard *shard, struct cairn_arriving *arriving)
     cairn_status status = CAIRN_ERR_NOT_FOUND;
     cairn_sentence_set(&why, "shard %s does not hold that job", shard->name);
     if (job != NULL) status = judge(job, message_of(arriving), &why);
+    if (status == CAIRN_OK && job->move.is_settling) return; // it goes on when that is settled
     if (status == CAIRN_OK && job->move.next != NULL) {
         cairn_move_forget(job); // who asks may be others than those that were told before
         if (job->move.next != NULL) return; // it goes on when that is forgotten
@@ -309,8 +309,23 @@ void cairn_move_on_prepare(struct cairn_shard *shard, uint32_t request, Cairn__P
     cairn_arriving_begin(shard, &kind, request, &message->base, bytes);
 }
 
+/* Those that wait, too. */
+static void end_waiting(struct cairn_shard *shard, const Cairn__PartUnprepare *message)
+{
+    struct cairn_sentence why;
+    cairn_sentence_set(&why, "layout %llu is not wanted any more",
+                       (unsigned long long)message->layout);
+    for (struct cairn_arriving *a = shard->arriving, *next; a != NULL; a = next) {
+        next = a->next;
+        if (a->kind == &kind && message_of(a)->job == message->job &&
+            message_of(a)->layout == message->layout)
+            cairn_arriving_end(shard, a, CAIRN_ERR_CANCELED, &why);
+    }
+}
+
 void cairn_move_on_unprepare(struct cairn_shard_job *job, const Cairn__PartUnprepare *message)
 {
     const struct cairn_move_part *part = job->move.next;
+    end_waiting(job->shard, message);
     if (part != NULL && part->view->layout->version == message->layout) cairn_move_forget(job);
 }
