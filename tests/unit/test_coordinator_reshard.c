@@ -6,6 +6,7 @@
 
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/member/seats.h"
+#include "server/coordinator/seating.h"
 #include "tests/support/fake_move.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
@@ -328,6 +329,7 @@ TEST(a_shard_that_owns_nothing_and_dies_loses_nothing)
     const uint32_t request = ask(&cancel);
     for (int i = 0; i < 50; i++) fake_pump(&fake);
     (void)request;
+    train(); // nobody fetches from it any more
     if (toy()->seat_count == 3) fake_shard_forget(&fake, 2);
     fake_until(&fake, toy()->seat_count == 2);
     train();
@@ -396,6 +398,39 @@ TEST(an_old_owner_that_is_away_for_a_while_is_waited_for)
     train_until_ended();
     ck_assert_int_eq(toy()->reshard.told.state, CAIRN_RESHARD_DONE);
     train();
+}
+
+/* Without it no fence can go out, and the layout is durable. */
+TEST(a_fresh_taker_that_dies_while_the_layout_is_being_stored_is_left_out_again)
+{
+    apply_shards(3);
+    fake_until(&fake, toy()->layouts.storing);
+    cairn_cluster_seat_leave(toy()->shards[2].seat->session, CAIRN_ERR_CLOSED, "it dies");
+    fake_until(&fake, toy()->layout->version == 2);
+    ck_assert_uint_eq(fake.shards[0].layout->version, 1);
+    fake_shard_forget(&fake, 2);
+    fake_until(&fake, toy()->layout->version == 3);
+    ck_assert(owns(0) && owns(1) && !owns(2));
+    fake_until(&fake, fake.shards[0].move.settled == 3 && fake.shards[1].move.settled == 3);
+    ck_assert_uint_eq(toy()->seat_count, 2);
+    train();
+}
+
+/* It owns nothing, and others do not have what it gave. */
+TEST(a_giver_that_dies_before_all_are_whole_is_not_left_out)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
+    char *const drained[] = { s1 };
+    message.drain = (char **)(uintptr_t)drained;
+    message.n_drain = 1;
+    fake.shards[0].move.holds_moved = true;
+    cairn_message_free(&expect_told(ask(&message))->base);
+    fake_until(&fake, !owns(1) && fake.shards[0].layout->version == toy()->layout->version);
+    const uint64_t version = toy()->layout->version;
+    fake_shard_forget(&fake, 1);
+    fake_shard_up(&fake, 1);
+    fake_until(&fake, toy()->state == CAIRN_CLUSTER_JOB_LOST);
+    ck_assert_uint_eq(toy()->layout->version, version);
 }
 
 /* The store is lost when two shards were fenced with the layout, and the third has it prepared. */

@@ -21,7 +21,6 @@ static void send_fence(struct cairn_cluster_job *job, const struct cairn_round_a
     fence.job = job->id;
     fence.epoch = action->epoch;
     fence.layout = action->layout;
-    if (action->layout != job->layout->version) cairn_cluster_slice_in_force(job, action);
     cairn_log_info("job %s: epoch %" PRIu64 ", because %s", job->spec.name, action->epoch,
                    job->rounds.epoch_why.text);
     cairn_cluster_job_send_all(job, CAIRN_MSG_FENCE, &fence.base);
@@ -348,7 +347,9 @@ static void after(struct cairn_cluster_job *job)
 
 cairn_status cairn_cluster_job_core_open(struct cairn_cluster_job *job, struct cairn_sentence *why)
 {
-    static const struct cairn_cluster_hands hands = { .act = act, .after = after };
+    static const struct cairn_cluster_hands hands = { .act = act,
+                                                      .in_force = cairn_cluster_slice_in_force,
+                                                      .after = after };
     // A layout of a former coordinator's: nobody has said here that all have what they own in it.
     const bool unsettled = job->version_unknown && job->layouts.at.generation != 0;
     if (cairn_cluster_reshard_open(job, unsettled) != CAIRN_OK)

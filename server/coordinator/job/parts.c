@@ -130,6 +130,7 @@ void cairn_cluster_job_parts_tick(struct cairn_cluster_job *job)
 {
     const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
     if (job->state == CAIRN_CLUSTER_JOB_RUNNING && give_up_fresh(job)) return;
+    if (job->state == CAIRN_CLUSTER_JOB_RUNNING) cairn_cluster_slice_tick(job);
     if (job->state != CAIRN_CLUSTER_JOB_RUNNING || !all_here(job)) return;
     CAIRN_EACH_SHARD (job, i) {
         const struct cairn_cluster_job_shard *s = &job->shards[i];

@@ -16,7 +16,6 @@
 
 struct cairn_layout;
 struct cairn_reshard_report;
-struct cairn_round_action;
 
 /* A shard of the job as it is to be, by what it gets in proportion; 0: all goes off it. */
 struct cairn_cluster_joiner {
@@ -71,7 +70,8 @@ struct cairn_cluster_reshard {
     struct cairn_layout *prior; /* owned: the layout before the slice; NULL: not known */
     uint64_t slice_bytes;       /* of the slice under way */
     uint32_t slice_serial;      /* its number in this process: that of its layout may come again */
-    bool lost_empty; /* the shard that the way back leaves out has nothing in the layout in force */
+    uint32_t lost;              /* the shard that the way back leaves out */
+    bool lost_empty; /* it has nothing in the layout in force, and all others are whole */
     double rate;     /* bytes a microsecond of the slowest of the last slice; 0: not known */
     struct cairn_cluster_reshard_told told;
 };
@@ -145,9 +145,10 @@ void cairn_cluster_reshard_unjoin(struct cairn_cluster_job *job);
 void cairn_cluster_slice_begin(struct cairn_cluster_job *job, struct cairn_layout *next,
                                uint8_t *gone, uint64_t bytes, bool back);
 void cairn_cluster_slice_cancel(struct cairn_cluster_job *job);
-/* The core is about to fence with another layout than the one that was in force. */
-void cairn_cluster_slice_in_force(struct cairn_cluster_job *job,
-                                  const struct cairn_round_action *fence);
+/* The core goes by the next layout. */
+void cairn_cluster_slice_in_force(struct cairn_cluster_job *job);
+/* A layout that is to go back is begun anew, if a shard that it needs was away. */
+void cairn_cluster_slice_tick(struct cairn_cluster_job *job);
 void cairn_cluster_slice_moved(struct cairn_cluster_job *job, uint32_t shard,
                                const Cairn__PartMoved *message);
 /* The shard's channel is gone; or it is back without what it had, or away for too long: true if it had

@@ -237,12 +237,30 @@ static void plan_without(struct cairn_cluster_job *job, uint32_t lost)
     job->reshard.target = NULL;
 }
 
+static void settle_without(struct cairn_cluster_job *job)
+{
+    const struct cairn_move_action all = { .layout = job->layout->version,
+                                           .shard = CAIRN_MOVE_ALL };
+    settle(job, &all);
+}
+
+/* All but that shard have what they own in the layout in force. */
+static bool others_whole(const struct cairn_cluster_job *job, uint32_t shard)
+{
+    if (!cairn_cluster_layouts_behind(job)) return true; // a version was decided, or nothing moved
+    CAIRN_EACH_SHARD (job, i)
+        if (i != shard && cairn_cluster_job_in_force(job, i) &&
+            !cairn_move_has_moved(job->reshard.move, i))
+            return false;
+    return true;
+}
+
 /* The layout that a lost shard's slice began with, without that shard; where it had nothing in the one in
- * force either, that one. */
+ * force either, and nobody lacks anything, that one. */
 static void go_back(struct cairn_cluster_job *job, uint32_t lost)
 {
     struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
-    const bool empty = !owns_any(job->layout, lost);
+    const bool empty = !owns_any(job->layout, lost) && others_whole(job, lost);
     const struct cairn_slice_request request = { .tensors = tensors,
                                                  .tensor_count = (uint32_t)job->spec.tensor_count,
                                                  .current = job->layout,
@@ -261,6 +279,7 @@ static void go_back(struct cairn_cluster_job *job, uint32_t lost)
         cairn_log_warn("job %s: shard %s was lost before it had its share: the layout goes back",
                        job->spec.name, job->shards[lost].seat->name);
         plan_without(job, lost);
+        if (empty) settle_without(job); // it had nothing to say, and the others have said it
         cairn_cluster_slice_begin(job, next, gone, 0, true);
     } else {
         free(gone);
@@ -275,7 +294,8 @@ static void ended(struct cairn_cluster_job *job, const struct cairn_move_action 
 {
     struct cairn_cluster_reshard *r = &job->reshard;
     if (action->status == CAIRN_ERR_JOB_LOST) {
-        go_back(job, action->shard);
+        r->lost = action->shard;
+        go_back(job, r->lost);
         return;
     }
     if (action->status == CAIRN_OK) {
@@ -345,6 +365,15 @@ void cairn_cluster_slice_begin(struct cairn_cluster_job *job, struct cairn_layou
     happened(job, &event, "");
 }
 
+void cairn_cluster_slice_tick(struct cairn_cluster_job *job)
+{
+    const struct cairn_cluster_reshard *r = &job->reshard;
+    if (r->move == NULL || cairn_move_stage_of(r->move) != CAIRN_MOVE_LOST) return;
+    CAIRN_EACH_SHARD (job, i)
+        if (i != r->lost && !job->shards[i].up && cairn_cluster_job_in_force(job, i)) return;
+    go_back(job, r->lost);
+}
+
 void cairn_cluster_slice_cancel(struct cairn_cluster_job *job)
 {
     struct cairn_move_event event = { .kind = CAIRN_MOVE_CANCEL };
@@ -380,11 +409,11 @@ static void drop_parts(struct cairn_cluster_job *job)
     }
 }
 
-void cairn_cluster_slice_in_force(struct cairn_cluster_job *job,
-                                  const struct cairn_round_action *fence)
+void cairn_cluster_slice_in_force(struct cairn_cluster_job *job)
 {
-    struct cairn_move_event event = { .kind = CAIRN_MOVE_IN_FORCE, .layout = fence->layout };
-    assert(job->layouts.next != NULL && job->layouts.next->version == fence->layout);
+    struct cairn_move_event event = { .kind = CAIRN_MOVE_IN_FORCE,
+                                      .layout = cairn_round_layout(job->core) };
+    assert(job->layouts.next != NULL && job->layouts.next->version == event.layout);
     cairn_cluster_groups_forget_told(job);
     cairn_layout_close(job->reshard.prior);
     job->reshard.prior = copy_layout(job);
@@ -392,7 +421,7 @@ void cairn_cluster_slice_in_force(struct cairn_cluster_job *job,
     cairn_cluster_layouts_take_next(job, cairn_round_version(job->core));
     cairn_cluster_members_layout_changed(job);
     cairn_log_info("job %s: layout %" PRIu64 " is in force from epoch %" PRIu64, job->spec.name,
-                   fence->layout, fence->epoch);
+                   event.layout, job->epoch);
     happened(job, &event, "");
 }
 
@@ -420,9 +449,11 @@ static bool is_fresh(const struct cairn_cluster_job *job, uint32_t shard)
 {
     const struct cairn_layout *prior = job->reshard.prior;
     if (job->reshard.move == NULL || !cairn_cluster_job_in_force(job, shard)) return false;
-    if (!owns_any(job->layout, shard)) return true;
-    return prior != NULL && cairn_move_stage_of(job->reshard.move) == CAIRN_MOVE_MOVING &&
-           !owns_any(prior, shard);
+    const bool was_fresh = prior != NULL && !owns_any(prior, shard);
+    if (owns_any(job->layout, shard))
+        return was_fresh && cairn_move_stage_of(job->reshard.move) == CAIRN_MOVE_MOVING;
+    // What it gave may be its alone still, and the newest version is.
+    return !cairn_cluster_layouts_serves(job, shard) && (was_fresh || others_whole(job, shard));
 }
 
 void cairn_cluster_slice_shard_down(struct cairn_cluster_job *job, uint32_t shard)

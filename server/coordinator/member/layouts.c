@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/plan/plan_job.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/member.h"
 #include "server/coordinator/base/seat.h"
@@ -50,6 +51,24 @@ bool cairn_cluster_layouts_behind(const struct cairn_cluster_job *job)
 {
     return job->layouts.before != NULL &&
            cairn_version_compare(cairn_cluster_job_version(job), job->layouts.at) <= 0;
+}
+
+bool cairn_cluster_layouts_serves(const struct cairn_cluster_job *job, uint32_t shard)
+{
+    const struct cairn_packed *packed = job->layouts.before;
+    struct cairn_layout *before;
+    if (!cairn_cluster_layouts_behind(job)) return false;
+    struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
+    const bool is_known = tensors != NULL &&
+                          cairn_layout_decode(packed->bytes, packed->size, tensors,
+                                              (uint32_t)job->spec.tensor_count,
+                                              &before) == CAIRN_OK;
+    free(tensors);
+    if (!is_known) return true;
+    const bool serves = shard < before->shard_count &&
+                        before->shard_extents[shard + 1] > before->shard_extents[shard];
+    cairn_layout_close(before);
+    return serves;
 }
 
 static void make_holes(struct cairn_cluster_job *job)

@@ -41,6 +41,9 @@ void cairn_cluster_layouts_published(struct cairn_cluster_job *job);
 /* The newest version is published in an older layout: that is what a member begins with. */
 bool cairn_cluster_layouts_behind(const struct cairn_cluster_job *job);
 
+/* By such an older layout the newest version is fetched from that shard. */
+bool cairn_cluster_layouts_serves(const struct cairn_cluster_job *job, uint32_t shard);
+
 /* LayoutChanged to one, or to all who are attached. */
 void cairn_cluster_member_layout_changed(struct cairn_cluster_member *member);
 void cairn_cluster_members_layout_changed(struct cairn_cluster_job *job);

@@ -207,6 +207,8 @@ void cairn_cluster_job_event(struct cairn_cluster_job *job, const struct cairn_r
     job->rounds.in_event = true;
     job->rounds.actions.count = 0;
     cairn_round_on_event(job->core, event, &job->rounds.actions);
+    // No fence may follow at once: a shard that went away meanwhile may never be back.
+    if (cairn_round_layout(job->core) != job->layout->version) job->rounds.hands->in_force(job);
     for (size_t i = 0; i < job->rounds.actions.count && !cairn_cluster_job_dead(job); i++) {
         const struct cairn_round_action *action = &job->rounds.actions.list[i];
         if (action->kind == CAIRN_ROUND_PERSIST)

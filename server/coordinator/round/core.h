@@ -13,6 +13,8 @@ struct cairn_decision;
 /* Who does what a core says: job/act.c. */
 struct cairn_cluster_hands {
     void (*act)(struct cairn_cluster_job *job, const struct cairn_round_action *action);
+    /* The core goes by the next layout: it is durable. Before what the event asks for is done. */
+    void (*in_force)(struct cairn_cluster_job *job);
     /* An event is over, and the core may be entered again. */
     void (*after)(struct cairn_cluster_job *job);
 };

@@ -31,7 +31,8 @@ static cairn_status judge(const struct cairn_shard_job *job, const Cairn__PartPr
         return cairn_fail(why, CAIRN_ERR_BUSY,
                           "the state of job %s is being moved or saved here: ask again",
                           job->spec.name);
-    if (message->layout != in_force + 1)
+    // One that goes back may follow another one that never came into force here.
+    if (message->layout <= in_force)
         return cairn_fail(why, CAIRN_ERR_INVALID,
                           "layout %llu of job %s does not follow layout %llu, which is in force",
                           (unsigned long long)message->layout, job->spec.name,
@@ -55,10 +56,10 @@ static bool same_owners(const struct cairn_layout *layout, const struct cairn_la
 }
 
 /* While what came or went is not settled, the one way is back: to the owners of before. */
-static cairn_status judge_table(const struct cairn_shard_job *job,
+static cairn_status judge_table(const struct cairn_shard_job *job, uint64_t wanted,
                                 const struct cairn_layout *layout, struct cairn_sentence *why)
 {
-    if (layout->version != job->view->layout->version + 1)
+    if (layout->version != wanted)
         return cairn_fail(why, CAIRN_ERR_MALFORMED, "the pages are of layout %llu",
                           (unsigned long long)layout->version);
     if (job->move.now == NULL || same_owners(layout, job->move.before->layout)) return CAIRN_OK;
@@ -247,7 +248,7 @@ static cairn_status fill(struct cairn_shard_job *job, struct cairn_move_part *pa
     struct cairn_layout *layout;
     cairn_status status = cairn_shard_job_layout(job, &arriving->paged[0], &layout, why);
     if (status != CAIRN_OK) return status;
-    status = judge_table(job, layout, why);
+    status = judge_table(job, message->layout, layout, why);
     if (status != CAIRN_OK) {
         cairn_layout_close(layout);
         return status;
