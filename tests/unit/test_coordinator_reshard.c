@@ -584,6 +584,7 @@ TEST(a_plan_says_what_would_move_and_changes_nothing)
     expect_state("none");
 }
 
+/* Of the job, and of a slice, which is no more than that here. */
 TEST(nothing_is_planned_for_memory_that_a_shard_does_not_have)
 {
     Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
@@ -592,8 +593,16 @@ TEST(nothing_is_planned_for_memory_that_a_shard_does_not_have)
     message.drain = drained;
     message.n_add = 1;
     message.n_drain = 2;
-    cairn_cluster_seat_find(toy()->cluster, s2)->memory_bytes = 64; // nothing is taken of it yet
+    Cairn__ReshardTold *told = expect_told(ask(&message));
+    const uint64_t all_bytes = told->jobs[0]->all_bytes;
+    cairn_message_free(&told->base);
+    struct cairn_cluster_seat *seat = cairn_cluster_seat_find(toy()->cluster, s2);
+    seat->memory_bytes = 64; // nothing is taken of it yet
     expect_refused(&message, CAIRN_ERR_NO_MEMORY, "have room for");
+    seat->memory_bytes = 3 * all_bytes / 2;
+    expect_refused(&message, CAIRN_ERR_NO_MEMORY, "have room for");
+    seat->memory_bytes = 4 * all_bytes;
+    cairn_message_free(&expect_told(ask(&message))->base);
 }
 
 TEST(a_shard_that_is_added_is_among_those_that_are_counted)

@@ -15,8 +15,8 @@ void cairn_cluster_drain_me(struct cairn_cluster_session *session, uint32_t requ
 void cairn_cluster_drains_tick(struct cairn_cluster *cluster);
 void cairn_cluster_drains_forget(struct cairn_cluster *cluster,
                                  const struct cairn_cluster_session *session);
-/* Shards with a part of the job that leave by an operator's word do not leave any more, nor goes anything of other
- * jobs off them. True: there was one. */
+/* Shards with a part of the job that leave by an operator's word do not leave any more, nor goes anything of
+ * other jobs off them. True: there was one. */
 bool cairn_cluster_drains_cancel(struct cairn_cluster_job *job);
 /* The shard is gone: it does not leave any more. */
 void cairn_cluster_drain_gone(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat);

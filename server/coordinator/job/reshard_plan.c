@@ -93,22 +93,64 @@ static cairn_status judge(const struct cairn_cluster_job *job,
     return judge_stage_0(job, wish, why);
 }
 
-/* What of its memory the shard may use for state of the job; 0: not known. One that has just come has not said
- * yet what is taken: then all of it. */
-static uint64_t capacity_of(const struct cairn_cluster_job *job,
-                            const struct cairn_cluster_seat *seat)
+static bool is_of(const Cairn__MemoryTold *told, const struct cairn_cluster_job *job)
 {
-    uint64_t taken = 0;
+    return told->job == job->id;
+}
+
+static uint64_t beside_state(const Cairn__MemoryTold *told)
+{
+    return told->landing + told->staging + told->tables;
+}
+
+/* What a shard that joins will need beside its state: what the job's other shards have, at most. */
+static uint64_t beside_state_max(const struct cairn_cluster_job *job)
+{
+    uint64_t most = 0;
+    CAIRN_EACH_SHARD (job, s) {
+        const struct cairn_cluster_seat *seat = job->shards[s].seat;
+        for (size_t i = 0; seat != NULL && i < seat->memory_count; i++)
+            if (is_of(&seat->memory[i], job) && beside_state(&seat->memory[i]) > most)
+                most = beside_state(&seat->memory[i]);
+    }
+    return most;
+}
+
+/* What of its memory the shard may use for state of the job, with a slice free; 0: not known. One that has
+ * just come has not said yet what is taken: then all of it. */
+static uint64_t capacity_of(const struct cairn_cluster_job *job,
+                            const struct cairn_cluster_seat *seat, uint64_t slice_bytes)
+{
+    uint64_t taken = slice_bytes;
+    bool has_part = false;
     if (seat == NULL || seat->memory_bytes == 0) return 0;
     for (size_t i = 0; i < seat->memory_count; i++) {
         const Cairn__MemoryTold *told = &seat->memory[i];
-        taken += told->landing + told->staging + told->tables;
-        if (told->job != job->id) taken += told->state + told->published;
+        taken += beside_state(told);
+        if (is_of(told, job))
+            has_part = true;
+        else
+            taken += told->state + told->published;
     }
+    if (!has_part) taken += beside_state_max(job);
     return taken < seat->memory_bytes ? seat->memory_bytes - taken : 1;
 }
 
 /* ---- the target ---- */
+
+static uint64_t extent_bytes(const struct cairn_cluster_job *job, const struct cairn_extent *extent)
+{
+    return extent->quantum_count * job->layout->geometry[extent->tensor].quantum_elems *
+           cairn_plan_elem_weight(&job->spec, extent->tensor);
+}
+
+static uint64_t bytes_of(const struct cairn_cluster_job *job)
+{
+    uint64_t bytes = 0;
+    for (size_t e = 0; e < job->layout->extent_count; e++)
+        bytes += extent_bytes(job, &job->layout->extents[e]);
+    return bytes;
+}
 
 /* What the planner wants of the shards: arrays of [count], owned. */
 struct asked {
@@ -134,10 +176,12 @@ static bool asked_init(struct asked *asked, const struct cairn_cluster_job *job,
         asked_release(asked);
         return false;
     }
+    const uint64_t all = bytes_of(job);
+    const uint64_t slice_bytes = all < SLICE_BYTES_MAX ? all : SLICE_BYTES_MAX;
     for (uint32_t i = 0; i < wish->count; i++) {
         const struct cairn_cluster_seat *seat = wish->shards[i].seat;
         asked->weights[i] = seat != NULL ? wish->shards[i].weight : 0;
-        asked->capacities[i] = capacity_of(job, seat);
+        asked->capacities[i] = capacity_of(job, seat, slice_bytes);
         asked->names[i] = seat != NULL ? seat->name : "";
     }
     return true;
@@ -150,9 +194,7 @@ static uint64_t *limits_of(const struct cairn_cluster_job *job, uint32_t shard_c
     if (limits == NULL) return NULL;
     for (size_t e = 0; e < job->layout->extent_count; e++) {
         const struct cairn_extent *extent = &job->layout->extents[e];
-        limits[extent->shard] += extent->quantum_count *
-                                 job->layout->geometry[extent->tensor].quantum_elems *
-                                 cairn_plan_elem_weight(&job->spec, extent->tensor);
+        limits[extent->shard] += extent_bytes(job, extent);
     }
     for (uint32_t i = 0; i < shard_count; i++) {
         const uint64_t part = (uint64_t)((double)limits[i] * SLICE_PART_MAX);
