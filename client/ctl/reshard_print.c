@@ -74,8 +74,9 @@ void cairn_ctl_reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job
     cairn_ctl_line("job", "%s", job->name);
     cairn_ctl_line("state", "%s%s%s", job->state, job->text[0] != '\0' ? ": " : "", job->text);
     cairn_ctl_line("shards", "%u, then %u", job->shards_before, job->shards_after);
-    cairn_ctl_line("moves", "%s in %u slices; the least that levels the shards is %s",
-                   cairn_ctl_bytes(job->all_bytes), job->slices, cairn_ctl_bytes(job->least_bytes));
+    cairn_ctl_line("moves", "%s in %u slice%s; the least that levels the shards is %s",
+                   cairn_ctl_bytes(job->all_bytes), job->slices, job->slices == 1 ? "" : "s",
+                   cairn_ctl_bytes(job->least_bytes));
     if (job->moved_bytes > 0) cairn_ctl_line("moved", "%s", cairn_ctl_bytes(job->moved_bytes));
     cairn_ctl_line("heaviest shard", "%.2f of the mean, then %.2f", job->heaviest_before,
                    job->heaviest_after);

@@ -619,6 +619,18 @@ TEST(a_shard_that_is_added_is_among_those_that_are_counted)
     cairn_message_free(&told->base);
 }
 
+TEST(no_step_is_expected_to_wait_for_longer_than_the_whole_of_it_takes)
+{
+    apply_shards(3);
+    train_until_ended(); // now the rate is known
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
+    message.shards = 2;
+    Cairn__ReshardTold *told = expect_told(ask(&message));
+    ck_assert(told->jobs[0]->expected_s > 0 && told->jobs[0]->expected_pause_s > 0);
+    ck_assert(told->jobs[0]->expected_pause_s <= told->jobs[0]->expected_s);
+    cairn_message_free(&told->base);
+}
+
 TEST(the_last_shard_is_not_drained_and_nothing_moves_when_all_are_stopped)
 {
     Cairn__DrainMe drain = CAIRN__DRAIN_ME__INIT;

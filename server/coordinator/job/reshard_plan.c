@@ -232,6 +232,8 @@ static cairn_status count_slices(const struct cairn_cluster_job *job,
     const cairn_status status = cairn_plan_slices_left(&request, &left);
     for (uint32_t i = 0; i < target->layout->shard_count; i++)
         if (limits[i] > target->largest_bytes) target->largest_bytes = limits[i];
+    if (target->largest_bytes > target->report->moved_bytes)
+        target->largest_bytes = target->report->moved_bytes;
     free(limits);
     target->slices = left.slices;
     return status;
