@@ -109,7 +109,7 @@ TEST(who_has_pushed_and_does_not_commit_is_said_to_hold_the_others_up)
     for (int steps = 0; steps < STEPS;) steps += try_step(&t) == 2;
     const struct cairn_round round = trainer_begin(t.job);
     tiny_push(t.job, &round, ELEMS, 1);
-    for (int i = 0; i < TRIES && strstr(said.out, "it has pushed a part (push") == NULL; i++)
+    for (int i = 0; i < TRIES && strstr(said.out, "it has not pushed all of it (push") == NULL; i++)
         cluster_cli(&cluster, &said, "job", "show", "held", NULL);
     ck_assert_msg(strstr(said.out, "(rank 0), for ") != NULL, "%s", said.out);
     ck_assert_int_eq(cluster_logged(&cluster, "coordinator.log", "job held is held up by"), 1);

@@ -4,6 +4,7 @@
 
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/member.h"
+#include "server/coordinator/base/session.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/member/members.h"
 #include "tests/support/suite.h"
@@ -161,11 +162,10 @@ static void expect_shown(const char *phase, const char *word)
     cairn_message_free(&status->base);
 }
 
-/* A shard says that it has something of the second worker's. */
-static void say_arrived(void)
+/* A shard says that it lacks something of that worker's. */
+static void say_lacked(uint64_t member, uint32_t flags)
 {
-    uint64_t member = toy()->straggler.member;
-    uint32_t micro = 0, flags = CAIRN_LACK_ARRIVED;
+    uint32_t micro = 0;
     Cairn__Lacks lacks = CAIRN__LACKS__INIT;
     lacks.round = toy()->straggler.round;
     lacks.members = &member;
@@ -186,15 +186,37 @@ TEST(who_does_not_begin_or_commit_a_round_holds_it_up)
     toy()->straggler.member = 0;
     let_pass(0);
     expect_shown("compute", "it has pushed nothing yet (compute; the others take 10.0 ms)");
-    say_arrived();
+    say_lacked(toy()->straggler.member, CAIRN_LACK_ARRIVED);
     let_pass(0);
-    expect_shown("push", "it has pushed a part (push");
+    expect_shown("push", "it has not pushed all of it (push");
     fake_ask_commit(&second, job, round);
     toy()->straggler.asked_ms = 0; // the shards are asked again: nothing is on its way any more
     fake_until(&fake, toy()->straggler.member == 0);
     Cairn__JobStatus *status = show_job("toy");
     ck_assert_ptr_null(status->straggler);
     cairn_message_free(&status->base);
+}
+
+static uint64_t member_named(const char *name)
+{
+    const struct cairn_cluster_member *m = toy()->members.list;
+    while (m != NULL && strcmp(m->session->name, name) != 0) m = m->next_of_job;
+    ck_assert_ptr_nonnull(m);
+    return m->id;
+}
+
+/* As one that is stopped between its commit and what it pushed. */
+TEST(who_has_committed_and_whose_gradients_are_not_there_holds_it_up)
+{
+    const uint64_t round = fake_begin(&fake, &w, job);
+    ck_assert_uint_eq(fake_begin(&fake, &second, job), round);
+    fake_ask_commit(&w, job, round);
+    fake_ask_commit(&second, job, round);
+    toy()->straggler.opened_ms -= 5000;
+    fake_until(&fake, toy()->straggler.asked_ms != 0 && toy()->straggler.answered);
+    say_lacked(member_named("w1"), 0);
+    let_pass(0);
+    expect_shown("push", "it has not pushed all of it (push");
 }
 
 TEST(while_both_are_at_work_nobody_does)

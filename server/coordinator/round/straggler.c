@@ -21,7 +21,7 @@ static const char *const phase_names[CAIRN_TIMES_PHASES] = { "compute", "push", 
 /* By what it is known that the open round waits in that phase. */
 static const char *const late_signs[CAIRN_TIMES_PHASES] = {
     [CAIRN_PHASE_COMPUTE] = "has pushed nothing yet",
-    [CAIRN_PHASE_PUSH] = "has pushed a part",
+    [CAIRN_PHASE_PUSH] = "has not pushed all of it",
     [CAIRN_PHASE_FETCH] = "has not begun it yet",
 };
 
@@ -135,31 +135,39 @@ void cairn_cluster_straggler_opened(struct cairn_cluster_job *job, uint64_t roun
     s->opened_ms = cairn_cluster_now_ms(job->cluster);
     s->asked_ms = 0;
     s->answered = true;
-    s->arriving_count = 0;
+    s->lack_count = 0;
 }
 
-static bool is_arriving(const struct cairn_cluster_straggler *s, uint64_t member)
+/* Of the member; lack_count: no shard said that it lacks something of it. */
+static uint32_t find_lack(const struct cairn_cluster_straggler *s, uint64_t member)
 {
-    for (uint32_t i = 0; i < s->arriving_count; i++)
-        if (s->arriving[i] == member) return true;
-    return false;
+    uint32_t i = 0;
+    while (i < s->lack_count && s->lacks[i].member != member) i++;
+    return i;
+}
+
+static void note_lack(struct cairn_cluster_straggler *s, uint64_t member, bool begun)
+{
+    const uint32_t at = find_lack(s, member);
+    if (at == CAIRN_STRAGGLER_LACKS) return;
+    if (at == s->lack_count)
+        s->lacks[s->lack_count++] = (struct cairn_straggler_lack) { member, false };
+    s->lacks[at].begun |= begun;
 }
 
 void cairn_cluster_straggler_lacks(struct cairn_cluster_job *job, const Cairn__Lacks *lacks)
 {
     struct cairn_cluster_straggler *s = &job->straggler;
     if (lacks->round != s->round) return;
-    if (!s->answered) s->arriving_count = 0;
+    if (!s->answered) s->lack_count = 0;
     s->answered = true;
-    for (size_t i = 0; i < lacks->n_members; i++) {
-        const bool begun = (lacks->flags[i] & CAIRN_LACK_ARRIVED) != 0 || lacks->micros[i] > 0;
-        if (!begun || s->arriving_count == CAIRN_STRAGGLER_LACKS) continue;
-        if (!is_arriving(s, lacks->members[i]))
-            s->arriving[s->arriving_count++] = lacks->members[i];
-    }
+    for (size_t i = 0; i < lacks->n_members; i++)
+        note_lack(s, lacks->members[i],
+                  (lacks->flags[i] & CAIRN_LACK_ARRIVED) != 0 || lacks->micros[i] > 0);
 }
 
-/* So that it is known whether something of those who are late is on its way. */
+/* So that it is known whether something of those who are late is on its way, and of whom, where all have
+ * committed, it is not there. */
 static void ask_shards(struct cairn_cluster_job *job)
 {
     struct cairn_cluster_straggler *s = &job->straggler;
@@ -186,14 +194,16 @@ static bool is_late(const struct cairn_cluster_job *job, const struct cairn_clus
 {
     const struct cairn_cluster_straggler *s = &job->straggler;
     if (m->pause.ends_ms > cairn_cluster_now_ms(job->cluster)) return false;
-    if (has_committed(m, s->round) && !is_arriving(s, m->id)) return false;
+    if (has_committed(m, s->round) && find_lack(s, m->id) == s->lack_count) return false;
     return cairn_round_contributes(job->core, m->id);
 }
 
 static enum cairn_phase phase_of(const struct cairn_cluster_straggler *s,
                                  const struct cairn_cluster_member *m)
 {
-    if (is_arriving(s, m->id)) return CAIRN_PHASE_PUSH;
+    const uint32_t lack = find_lack(s, m->id);
+    if (lack < s->lack_count && (s->lacks[lack].begun || has_committed(m, s->round)))
+        return CAIRN_PHASE_PUSH;
     return m->opened_round == s->round ? CAIRN_PHASE_COMPUTE : CAIRN_PHASE_FETCH;
 }
 
@@ -211,13 +221,13 @@ static bool judge_open(struct cairn_cluster_job *job, struct sampled *all)
         late++;
         if (first == all->count || all->members[i]->rank < all->members[first]->rank) first = i;
     }
-    if (late == 0 || 2 * late > all->count) return false;
+    if (2 * late > all->count) return false;
     const uint32_t step_us = middle(all->samples, all->count, first, CAIRN_TIMES_PHASES,
                                     all->scratch);
     if (step_us == UINT32_MAX || waited_ms * 1000 < SLOWER_FACTOR * (uint64_t)step_us) return false;
     const bool is_new = s->asked_ms == 0;
     ask_shards(job);
-    if (is_new) return false;
+    if (is_new || late == 0) return false;
     s->member = all->members[first]->id;
     s->phase = phase_of(s, all->members[first]);
     s->others = (uint32_t)late - 1;

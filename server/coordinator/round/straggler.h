@@ -27,15 +27,20 @@ struct cairn_straggler_found {
 bool cairn_straggler_find(const struct cairn_straggler_sample *samples, size_t count,
                           uint32_t *scratch, struct cairn_straggler_found *out);
 
+/* A member of whom a shard lacks something of the round; begun: it has a part of it. */
+struct cairn_straggler_lack {
+    uint64_t member;
+    bool begun;
+};
+
 /* Of a job. */
 struct cairn_cluster_straggler {
     uint64_t round,
         opened_ms;     /* cairn_cluster_now_ms: the last round that opened; round 0: a write */
     uint64_t asked_ms; /* its shards were asked whom they lack */
     bool answered;     /* a shard has, since */
-    /* members of whom shards have a part, and lack the rest */
-    uint64_t arriving[CAIRN_STRAGGLER_LACKS];
-    uint32_t arriving_count;
+    struct cairn_straggler_lack lacks[CAIRN_STRAGGLER_LACKS]; /* of all shards that answered */
+    uint32_t lack_count;
     /* what was found last; member 0: nobody */
     uint64_t member, waited_ms; /* waited_ms: by the open round; 0: over the last steps */
     uint32_t others;            /* beside it, for whom the open round waits, too */
