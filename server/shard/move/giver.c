@@ -89,10 +89,13 @@ static cairn_status send_fetch(struct cairn_chunk_request *request)
 
 void cairn_giver_feed(struct cairn_giver *giver)
 {
-    for (uint32_t i = 0; i < giver->take->slots_each && giver->next < giver->end; i++) {
+    // Those with staging come last: what is whole leaves them to what is cut.
+    for (uint32_t i = giver->take->slots_each; i-- > 0 && giver->next < giver->end;) {
         struct cairn_take_slot *slot = &giver->slots[i];
-        if (slot->lot != NULL) continue;
-        slot->lot = &giver->take->lots.list[giver->next++];
+        const struct cairn_lot *lot = &giver->take->lots.list[giver->next];
+        if (slot->lot != NULL || (slot->staging == NULL && !cairn_lot_is_whole(lot))) continue;
+        slot->lot = lot;
+        giver->next++;
         slot->request.serial++;
         slot->request.damaged = 0;
         cairn_asker_ask(&giver->asker, &slot->request);
@@ -119,10 +122,12 @@ static void on_received(void *arg, cairn_status status)
     struct cairn_giver *giver = slot->giver;
     if (giver->take->is_leaving)
         slot->lot = NULL;
-    else if (status == CAIRN_OK)
-        cairn_take_copy(slot);
-    else
+    else if (status != CAIRN_OK)
         cairn_asker_ask(&giver->asker, &slot->request); // its connection is lost
+    else if (slot->came != slot->checksum)
+        cairn_giver_again(slot, CAIRN_ERR_CHECKSUM);
+    else
+        cairn_take_came(slot);
     if (!giver->take->is_leaving) cairn_asker_pump(&giver->asker);
     cairn_chunk_link_loan_back(&giver->link);
 }
@@ -147,8 +152,8 @@ static void receive(struct cairn_take_slot *slot, const struct cairn_chunk_heade
 {
     struct cairn_giver *giver = slot->giver;
     slot->checksum = header->checksum;
-    if (cairn_fabric_receive(message, slot->bytes, giver->take->chunk_bytes, on_received, slot) ==
-        CAIRN_OK) {
+    if (cairn_fabric_receive_far(message, cairn_take_place(slot), (size_t)header->payload_bytes,
+                                 &slot->came, on_received, slot) == CAIRN_OK) {
         cairn_chunk_link_loan(&giver->link);
         return;
     }
@@ -224,14 +229,15 @@ bool cairn_giver_tick(struct cairn_giver *giver, uint64_t now_ms)
 static cairn_status open_slots(struct cairn_giver *giver)
 {
     struct cairn_take *take = giver->take;
-    const size_t first = (size_t)(giver - take->givers) * take->slots_each;
+    const uint32_t staged = cairn_take_staged_each(&take->lots);
+    const size_t first = (size_t)(giver - take->givers) * staged;
     giver->slots = calloc(take->slots_each, sizeof *giver->slots);
     if (giver->slots == NULL) return CAIRN_ERR_NO_MEMORY;
     for (uint32_t i = 0; i < take->slots_each; i++) {
         struct cairn_take_slot *slot = &giver->slots[i];
         slot->giver = giver;
         slot->request.index = i;
-        slot->bytes = take->staging.base + (first + i) * take->chunk_bytes;
+        if (i < staged) slot->staging = take->staging.base + (first + i) * take->lots.cut_bytes;
     }
     return CAIRN_OK;
 }

@@ -19,9 +19,15 @@ struct cairn_lots {
     struct cairn_lot *list; /* owned: [count], by giver, then by extent, chunk and plane */
     size_t count;
     uint64_t bytes;       /* of what comes */
-    size_t chunk_bytes;   /* of the largest chunk */
+    size_t cut_bytes;     /* of the largest chunk that does not come whole; 0: all do */
     uint32_t giver_count; /* shards that give something */
 };
+
+/* The giver's chunk comes, nothing of it stays elsewhere. */
+static inline bool cairn_lot_is_whole(const struct cairn_lot *lot)
+{
+    return lot->elem_count == lot->chunk_elems;
+}
 
 /* What `next` has here, and `now` has elsewhere. What is in `kept`, of before, is here still (may be NULL).
  * CAIRN_ERR_NO_MEMORY. */

@@ -6,6 +6,8 @@
 /* Of a giver: more than an asker has unanswered, so that it has always something to ask while what came is
  * copied. Of all together: what keeps a fast network at work. */
 enum { SLOTS_EACH_MAX = 12, SLOTS_EACH_MIN = 2, SLOTS_MAX = 48 };
+/* Of them, those for chunks that are cut: as few as there are, at the ends of runs. */
+enum { STAGED_EACH = 1 };
 
 /* ---- sizes ---- */
 
@@ -16,9 +18,14 @@ static uint32_t slots_each(const struct cairn_lots *lots)
     return each < SLOTS_EACH_MIN ? SLOTS_EACH_MIN : each;
 }
 
+uint32_t cairn_take_staged_each(const struct cairn_lots *lots)
+{
+    return lots->cut_bytes > 0 ? STAGED_EACH : 0;
+}
+
 uint64_t cairn_take_staging_bytes(const struct cairn_lots *lots)
 {
-    return (uint64_t)lots->giver_count * slots_each(lots) * lots->chunk_bytes;
+    return (uint64_t)lots->giver_count * cairn_take_staged_each(lots) * lots->cut_bytes;
 }
 
 /* ---- open ---- */
@@ -81,7 +88,6 @@ cairn_status cairn_take_open(struct cairn_shard_job *job, struct cairn_shard_vie
     take->staging = CAIRN_ARENA_NONE;
     take->lots = *lots;
     *lots = (struct cairn_lots) { .list = NULL };
-    take->chunk_bytes = take->lots.chunk_bytes;
     take->slots_each = slots_each(&take->lots);
     take->left = take->lots.count;
     const cairn_status status = open_givers(take, shards, shard_count, why);
@@ -202,13 +208,10 @@ static bool describe_copy(struct cairn_run *run, uint32_t item, uint32_t stage,
     const struct cairn_lot *lot = slot->lot;
     const struct cairn_form *form = &slot->giver->take->view->forms[lot->extent];
     const uint64_t skipped = lot->first_elem - lot->chunk_elem;
-    const size_t bytes = (size_t)cairn_form_bytes(form, lot->plane, lot->chunk_elems);
     (void)item;
     (void)stage;
-    slot->is_damaged = cairn_chunk_checksum(slot->bytes, bytes) != slot->checksum;
-    if (!slot->is_damaged)
-        cairn_works_copy(works, slot->to, slot->bytes + cairn_form_bytes(form, lot->plane, skipped),
-                         (size_t)cairn_form_bytes(form, lot->plane, lot->elem_count));
+    cairn_works_copy(works, slot->to, slot->staging + cairn_form_bytes(form, lot->plane, skipped),
+                     (size_t)cairn_form_bytes(form, lot->plane, lot->elem_count));
     return false;
 }
 
@@ -217,27 +220,38 @@ static void copied(struct cairn_run *run)
     struct cairn_take_slot *slot = (struct cairn_take_slot *)run;
     struct cairn_take *take = slot->giver->take;
     const bool has_failed = cairn_shard_job_run_failed(take->job, run); // then it leaves
-    if (take->is_leaving || has_failed) {
+    if (take->is_leaving || has_failed)
         slot->lot = NULL;
-    } else if (slot->is_damaged) {
-        cairn_giver_again(slot, CAIRN_ERR_CHECKSUM);
-        cairn_asker_pump(&slot->giver->asker);
-    } else {
+    else
         is_here(slot);
-    }
     cairn_take_idle(take);
 }
 
-void cairn_take_copy(struct cairn_take_slot *slot)
+static uint64_t local_elem_of(const struct cairn_take_slot *slot)
+{
+    const struct cairn_lot *lot = slot->lot;
+    const struct cairn_shard_map *map = &slot->giver->take->view->table.map;
+    const struct cairn_local_extent *extent = &map->extents[lot->extent];
+    return extent->local_elem + (lot->first_elem - extent->first_elem);
+}
+
+void *cairn_take_place(struct cairn_take_slot *slot)
+{
+    const struct cairn_lot *lot = slot->lot;
+    slot->to = cairn_planes_at(&slot->giver->take->job->planes, lot->plane, lot->extent,
+                               local_elem_of(slot));
+    return cairn_lot_is_whole(lot) ? slot->to : slot->staging;
+}
+
+void cairn_take_came(struct cairn_take_slot *slot)
 {
     struct cairn_take *take = slot->giver->take;
-    struct cairn_shard_job *job = take->job;
-    const struct cairn_lot *lot = slot->lot;
-    const struct cairn_local_extent *extent = &take->view->table.map.extents[lot->extent];
-    const uint64_t local = extent->local_elem + (lot->first_elem - extent->first_elem);
-    slot->to = cairn_planes_at(&job->planes, lot->plane, lot->extent, local);
+    if (cairn_lot_is_whole(slot->lot)) {
+        is_here(slot);
+        return;
+    }
     slot->run = (struct cairn_run) {
-        .compute = cairn_shard_job_home(job, local),
+        .compute = cairn_shard_job_home(take->job, local_elem_of(slot)),
         .item_count = 1,
         .describe = describe_copy,
         .done = copied,

@@ -1,12 +1,14 @@
 /* A take: what comes to this shard with a layout is asked of those who give it, a few chunks of each at a
- * time, and copied into the planes, while rounds go on.
+ * time, and received into the planes, while rounds go on.
  *
- *   cairn_take_open (all memory) ─► _begin: the givers go by the new layout, too ─► FETCH, DATA, copy, ...
+ *   cairn_take_open (all memory) ─► _begin: the givers go by the new layout, too ─► FETCH, DATA, ...
  *       ─► `done`: everything is here ─► cairn_take_leave; freed when nothing refers to it
  *
  * To a giver the shard is a member of the job, a mover, of which the coordinator told both (PartPrepare). A
- * chunk is received beside the planes, and judged by its checksum before it is copied. What a giver does
- * not answer, or answers on a connection that is lost, it is asked again. Loop thread, but for the copies. */
+ * chunk that comes whole is received where it belongs: nobody reads there before everything is here, and one
+ * that is damaged is asked for again. A chunk that is cut is received beside it, and its part copied. What a
+ * giver does not answer, or answers on a connection that is lost, it is asked again. Loop thread, but for the
+ * copies. */
 #ifndef CAIRN_SHARD_MOVE_TAKE_H
 #define CAIRN_SHARD_MOVE_TAKE_H
 
@@ -28,7 +30,7 @@ CAIRN_MUST_CHECK cairn_status cairn_take_open(struct cairn_shard_job *job,
                                               Cairn__ShardInfo *const *shards, size_t shard_count,
                                               struct cairn_take **take_out,
                                               struct cairn_sentence *why);
-/* Bytes of the budget for what is received, of a take of these lots. */
+/* Bytes of the budget for what is received beside the planes, of a take of these lots. */
 uint64_t cairn_take_staging_bytes(const struct cairn_lots *lots);
 /* Within `prepare` of a reserve: these. */
 CAIRN_MUST_CHECK cairn_status cairn_take_reserve(const struct cairn_take *take,

@@ -15,10 +15,10 @@ struct cairn_take_slot {
     struct cairn_giver *giver;
     struct cairn_chunk_request request; /* numbered as giver->slots */
     const struct cairn_lot *lot;        /* NULL: the slot is free */
-    uint8_t *bytes;                     /* borrowed: [take->chunk_bytes] the chunk, as it came */
-    void *to;                           /* where in the planes the lot belongs */
-    uint64_t checksum;                  /* that it is to have */
-    bool is_damaged;                    /* it has another one */
+    uint8_t *
+        staging; /* borrowed: [lots.cut_bytes] for a chunk that is cut; NULL: takes whole ones only */
+    void *to;    /* where in the planes the lot belongs */
+    uint64_t checksum, came; /* that the chunk is to have, and has */
 };
 
 /* A shard from which something comes. */
@@ -43,11 +43,10 @@ struct cairn_take {
     struct cairn_lots lots;     /* owned */
     struct cairn_giver *givers; /* owned: [giver_count] by index */
     uint32_t giver_count, slots_each;
-    struct cairn_arena staging; /* owned: of the slots */
-    size_t chunk_bytes;
-    size_t left;           /* lots that are not here */
-    uint64_t begun_ns, us; /* us: that it took, once left is 0 */
-    uint32_t busy;         /* loans and copies that refer to it */
+    struct cairn_arena staging; /* owned: of the slots that have some */
+    size_t left;                /* lots that are not here */
+    uint64_t begun_ns, us;      /* us: that it took, once left is 0 */
+    uint32_t busy;              /* loans and copies that refer to it */
     bool is_begun, is_leaving;
     void (*done)(struct cairn_take *take);
 };
@@ -71,7 +70,11 @@ bool cairn_giver_tick(struct cairn_giver *giver, uint64_t now_ms);
 /* Something in flight refers to the take; `idle` may free it, and its job. */
 void cairn_take_busy(struct cairn_take *take);
 void cairn_take_idle(struct cairn_take *take);
-/* The slot's chunk has been received: it is judged, and copied. */
-void cairn_take_copy(struct cairn_take_slot *slot);
+/* Where the slot's chunk is received: where it belongs, or beside it if a part of it stays elsewhere. */
+void *cairn_take_place(struct cairn_take_slot *slot);
+/* The slot's chunk has been received, and is as it was sent. */
+void cairn_take_came(struct cairn_take_slot *slot);
+/* Slots of a giver that have staging: its first ones. */
+uint32_t cairn_take_staged_each(const struct cairn_lots *lots);
 
 #endif
