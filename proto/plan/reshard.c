@@ -188,7 +188,7 @@ static int compare_pairs(const void *a, const void *b)
 /* Sums pairs up that are the same; they are in any order before, and sorted after. */
 static void merge_pairs(struct aiming *a)
 {
-    qsort(a->pairs, a->pair_count, sizeof *a->pairs, compare_pairs);
+    if (a->pair_count > 0) qsort(a->pairs, a->pair_count, sizeof *a->pairs, compare_pairs);
     size_t kept = 0;
     for (size_t i = 0; i < a->pair_count; i++) {
         if (kept > 0 && compare_pairs(&a->pairs[kept - 1], &a->pairs[i]) == 0)
