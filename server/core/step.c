@@ -450,6 +450,14 @@ static void on_peer(struct cairn_step *step, const struct cairn_step_event *even
     cairn_step_grant(step, member, actions);
 }
 
+static void on_give_up(struct cairn_step *step, struct cairn_step_actions *actions)
+{
+    const bool is_open = step->phase == CAIRN_STEP_COLLECTING ||
+                         step->phase == CAIRN_STEP_REDUCING || step->phase == CAIRN_STEP_REDUCED;
+    step->pending.round = 0;
+    if (is_open) make_void(step, actions);
+}
+
 static bool of_coordinator(enum cairn_step_event_kind kind)
 {
     return kind == CAIRN_STEP_FENCE || kind == CAIRN_STEP_RESOLVE || kind == CAIRN_STEP_OPEN ||
@@ -482,6 +490,7 @@ void cairn_step_on_event(struct cairn_step *step, const struct cairn_step_event 
         step->lacks_state = true;
         return;
     case CAIRN_STEP_WHOLE: on_whole(step, actions); return;
+    case CAIRN_STEP_GIVE_UP: on_give_up(step, actions); return;
     }
     assert(false && "an event of a kind that there is not");
 }

@@ -107,6 +107,9 @@ enum cairn_step_event_kind {
     /* master and moments of some chunks are on their way here; before it is REDUCED */
     CAIRN_STEP_LACKS_STATE,
     CAIRN_STEP_WHOLE, /* they are here, at the published version; may be said again */
+    /* A FENCE that takes a layout back is here: what is open is void at once, so that the machine can go on
+     * as another one, which is told of the FENCE. So is what is prepared: it cannot have been decided. */
+    CAIRN_STEP_GIVE_UP,
 };
 
 struct cairn_step_event {

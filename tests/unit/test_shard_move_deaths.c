@@ -160,6 +160,45 @@ TEST(when_one_that_joined_dies_before_it_is_whole_the_givers_have_all_that_they_
     stage_close();
 }
 
+static void open_round(struct scene *scene)
+{
+    scene_round_open(scene, stage.round, stage.step, STAGE_WORKERS);
+    for (int i = 0; i < STAGE_WORKERS; i++) scene_note(scene, CAIRN_CHUNK_GRANT);
+}
+
+/* One that is open by the layout that is taken back, and one of which all is here. */
+TEST_EACH(the_way_back_ends_a_round_that_is_open, 0, 2)
+{
+    if (!stage_open("mem")) return;
+    stage_round();
+    stage_move(stage_half);
+    stage_join(stage_half);
+    stage_prepare(stage_out);
+    stage_force(stage_out);
+    stage_resolve();
+    scene_close(&stage.shard[--stage.count]);
+    stage_hear_moved();
+    if (_i == 0)
+        stage.round++;
+    else
+        stage_push();
+    for (uint32_t i = 0; i < stage.count; i++) {
+        if (_i == 0)
+            open_round(&stage.shard[i]);
+        else
+            scene_hear(&stage.shard[i], CAIRN_MSG_REDUCED);
+    }
+    stage_prepare(stage_half);
+    stage_force(stage_half);
+    stage_resolve();
+    stage_hear_moved();
+    stage_check();
+    stage_settle();
+    stage_round();
+    stage_check();
+    stage_close();
+}
+
 TEST(a_job_that_is_dropped_in_the_middle_gives_all_back)
 {
     if (!stage_begin_taking()) return;

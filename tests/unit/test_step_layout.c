@@ -67,6 +67,21 @@ TEST(a_shard_that_joins_goes_on_joining_with_other_chunks)
     expect(0, CAIRN_STEP_PUBLISHED_REPORT);
 }
 
+/* Before the FENCE of the layout is said, and so without an answer to it. */
+TEST(what_is_open_or_prepared_is_given_up_for_a_layout_that_goes_back)
+{
+    prepare();
+    GIVE(.kind = CAIRN_STEP_GIVE_UP);
+    ck_assert_int_eq(cairn_step_phase_of(step), CAIRN_STEP_IDLE);
+    ck_assert_uint_eq(out.count, 0);
+    go_on_with(2);
+    fence(6);
+    ck_assert_uint_eq(expect(0, CAIRN_STEP_ANSWER)->round, 0);
+    resolve(6, CAIRN_DECISION_APPLY, 99, 10);
+    open_at(6, 101, 10);
+    ck_assert_int_eq(cairn_step_phase_of(step), CAIRN_STEP_COLLECTING);
+}
+
 TEST(with_other_chunks_it_knows_what_it_knew)
 {
     prepare();

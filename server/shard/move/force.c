@@ -8,6 +8,7 @@
 #include "server/shard/move/shift.h"
 #include "server/shard/read/fetch.h"
 #include "server/shard/relay/relay.h"
+#include "server/shard/state/write.h"
 
 static uint64_t version_of(const struct cairn_move_part *part)
 {
@@ -125,6 +126,8 @@ static bool judge(const struct cairn_shard_job *job, uint64_t layout, struct cai
     }
     if (phase == CAIRN_STEP_IDLE || phase == CAIRN_STEP_JOINING || phase == CAIRN_STEP_DRAINING)
         return true;
+    // What follows a layout that is not settled takes it back, and waits for no round.
+    if (job->move.now != NULL && phase != CAIRN_STEP_UPDATING) return true;
     cairn_sentence_set(why, "a Fence brings layout %llu while a round is open",
                        (unsigned long long)layout);
     return false;
@@ -152,6 +155,8 @@ bool cairn_move_on_fence(struct cairn_shard_job *job, uint64_t epoch, uint64_t l
         return true;
     }
     job->move.fence.epoch = epoch;
+    cairn_write_close(job); // of a round that is void
+    cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_GIVE_UP });
     cairn_move_rests(job);
     if (job->move.fence.epoch != 0) cairn_move_wake(job->shard);
     return true;
