@@ -285,15 +285,33 @@ static void unsend(struct cairn_push *push, struct shard *shard)
 }
 
 /* Of a void round only an answer, or the loss of our own connection, says that nobody reads the buffer. */
-static void ask_again_void(struct cairn_push *push, uint32_t shard_index,
+static void send_all_again(struct cairn_push *push, uint32_t shard_index,
                            struct cairn_push_actions *actions)
 {
     struct shard *shard = &push->shards[shard_index];
-    if (shard->newest <= shard->endpoint || MUTANT(20)) return;
+    if (MUTANT(20)) return;
     shard->endpoint = shard->newest;
     unsend(push, shard);
     for (uint32_t i = shard->head; i != NONE; i = push->entries[i].next)
         send_entry(push, shard_index, i, actions);
+}
+
+static void ask_again_void(struct cairn_push *push, uint32_t shard_index,
+                           struct cairn_push_actions *actions)
+{
+    const struct shard *shard = &push->shards[shard_index];
+    if (shard->newest > shard->endpoint) send_all_again(push, shard_index, actions);
+}
+
+/* A shard that was still receiving on its lost endpoint took what was sent again for a duplicate, and no
+ * answer came of that receive: its GRANT says that it has ended. */
+static void on_grant_void(struct cairn_push *push, uint32_t shard_index, uint64_t endpoint,
+                          struct cairn_push_actions *actions)
+{
+    struct shard *shard = &push->shards[shard_index];
+    if (endpoint < shard->newest) return;
+    shard->newest = endpoint;
+    send_all_again(push, shard_index, actions);
 }
 
 void cairn_push_on_hello(struct cairn_push *push, uint32_t shard, uint64_t endpoint,
@@ -309,8 +327,12 @@ void cairn_push_on_grant(struct cairn_push *push, uint32_t shard_index, uint64_t
 {
     if (!has_shard(push, shard_index) || window == 0) return;
     struct shard *shard = &push->shards[shard_index];
+    if (push->voided) {
+        on_grant_void(push, shard_index, endpoint, actions);
+        return;
+    }
     cairn_push_on_hello(push, shard_index, endpoint, actions);
-    if (push->voided || endpoint < shard->endpoint) return;
+    if (endpoint < shard->endpoint) return;
     if (endpoint > shard->endpoint && !MUTANT(12) && !MUTANT(19)) unsend(push, shard);
     shard->endpoint = endpoint;
     shard->window = window;

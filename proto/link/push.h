@@ -10,7 +10,8 @@
  *    unanswered unsent again; the next GRANT sends it again, oldest first.
  *  - A shard's endpoint to us can be lost alone, and answers with it. Each has a number (HELLO and GRANT of
  *    proto/wire/chunk.h); a GRANT with a higher one than before sends everything unanswered again, oldest
- *    first. In a void round no GRANT comes: there a HELLO with a higher one does so.
+ *    first. In a void round there may come no GRANT: a HELLO with a higher one does so, too, and then any
+ *    GRANT, before which the shard may have taken what came for a duplicate of what it was still reading.
  *  - A buffer is released by the shard's ACK; after the round is void, by any answer or by the loss of the
  *    connection; when the round is committed, at once. RELEASED says that no shard will read it; whoever
  *    handed it to the fabric waits for the fabric's own completion, too.

@@ -205,6 +205,22 @@ TEST(in_a_void_round_a_new_endpoint_is_asked_again_who_reads_the_buffers)
     ck_assert(!cairn_push_idle(push));
 }
 
+TEST(in_a_void_round_a_grant_asks_again_what_the_shard_took_for_a_duplicate)
+{
+    push_chunks(0, 0, 1);
+    cairn_push_on_grant(push, 0, 1, 2, &out);
+    cairn_push_on_void(push, &out);
+    cairn_push_on_hello(push, 0, 2, &out); // sent again, while the shard still receives the first
+    out.count = 0;
+    cairn_push_on_grant(push, 0, 1, 2, &out); // of the lost endpoint
+    ck_assert_uint_eq(out.count, 0);
+    cairn_push_on_grant(push, 0, 2, 2, &out); // that receive has failed, and nobody is told
+    ck_assert_uint_eq(out.count, 1);
+    expect(0, CAIRN_PUSH_SEND_CHUNK, 0);
+    cairn_push_on_refuse(push, 0, list[0].request, CAIRN_ERR_STALE, &out);
+    ck_assert(cairn_push_idle(push));
+}
+
 TEST(a_shard_owes_something_until_the_last_end_is_answered)
 {
     ck_assert(!cairn_push_waits(push, 0));
