@@ -34,6 +34,7 @@ const char *event_name(enum event_kind kind)
         "updated",
         "relay: landed",
         "relay: folded",
+        "relay: waits",
         "persisted",
         "tick",
         "computed",

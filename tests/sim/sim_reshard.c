@@ -133,14 +133,17 @@ static uint32_t dead_of(const struct sim *sim, const struct sim_layout *layout)
     return dead;
 }
 
-/* All that live are whole in the layout in force, and the dead have nothing in it. */
+/* All that live are whole in the layout in force, as they say or as a decision since shows, and the dead have
+ * nothing in it. */
 static bool may_go_on(const struct sim *sim, uint32_t dead)
 {
     const struct coordinator *c = &sim->coordinator;
+    const bool decided = cairn_version_compare(cairn_round_version(c->core), c->layout->at) > 0;
     for (uint32_t s = 0; s < sim->shard_count; s++) {
         const bool is_dead = (dead >> s & 1) != 0;
         if (!layout_has(c->layout, s)) continue;
-        if (is_dead ? c->layout->count[s] > 0 : !cairn_move_has_moved(c->move, s)) return false;
+        if (is_dead && c->layout->count[s] > 0) return false;
+        if (!is_dead && !decided && !cairn_move_has_moved(c->move, s)) return false;
     }
     return true;
 }
