@@ -166,8 +166,8 @@ int cairn_ctl_confirm(const struct ctl *ctl, const char *what, const char *name)
 
 /* ---- options_reshard.c: their values; -1: go on, else the exit status ---- */
 int cairn_ctl_parse_name(struct ctl_names *names, const char *option, const char *text);
-/* "NAME=W" */
-int cairn_ctl_parse_weight(struct ctl_names *names, const char *text);
+/* "NAME=W", cut at its last "=": the name is borrowed. */
+int cairn_ctl_parse_weight(struct ctl_names *names, char *text);
 /* "10%" */
 int cairn_ctl_parse_pause(const char *text, double *out);
 

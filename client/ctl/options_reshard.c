@@ -17,9 +17,9 @@ int cairn_ctl_parse_name(struct ctl_names *names, const char *option, const char
     return -1;
 }
 
-int cairn_ctl_parse_weight(struct ctl_names *names, const char *text)
+int cairn_ctl_parse_weight(struct ctl_names *names, char *text)
 {
-    const char *equals = strrchr(text, '=');
+    char *equals = strrchr(text, '=');
     char *end = NULL;
     errno = 0;
     const double weight = equals != NULL ? strtod(equals + 1, &end) : 0;
@@ -31,11 +31,9 @@ int cairn_ctl_parse_weight(struct ctl_names *names, const char *text)
         return cairn_ctl_fail(
             CAIRN_ERR_INVALID,
             "--weight %s: a number above 0 is allowed; --drain takes all off a shard", text);
-    char *name = strndup(
-        text, (size_t)(equals - text)); // as long as the process, like the line's own words
-    if (name == NULL) return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    *equals = '\0';
     const size_t at = names->count;
-    const int done = cairn_ctl_parse_name(names, "weight", name);
+    const int done = cairn_ctl_parse_name(names, "weight", text);
     if (done < 0) names->weights[at] = weight;
     return done;
 }
