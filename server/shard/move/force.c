@@ -108,6 +108,7 @@ static void force(struct cairn_shard_job *job)
     if (part->take != NULL)
         cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_LACKS_STATE });
     tell_core(job, epoch);
+    cairn_move_go_on(job->shard, job->number); // what was to be prepared meanwhile
 }
 
 /* What the Fence may not say, in words; true: it may. */

@@ -286,7 +286,8 @@ static void whole(struct cairn_shard *shard, struct cairn_arriving *arriving)
     cairn_status status = CAIRN_ERR_NOT_FOUND;
     cairn_sentence_set(&why, "shard %s does not hold that job", shard->name);
     if (job != NULL) status = judge(job, message_of(arriving), &why);
-    if (status == CAIRN_OK && job->move.is_settling) return; // it goes on when that is settled
+    // It goes on when that is settled, or the Fence that drains a round is through.
+    if (status == CAIRN_OK && (job->move.is_settling || job->move.fence.epoch != 0)) return;
     if (status == CAIRN_OK && job->move.next != NULL) {
         cairn_move_forget(job); // who asks may be others than those that were told before
         if (job->move.next != NULL) return; // it goes on when that is forgotten
