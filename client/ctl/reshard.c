@@ -70,55 +70,45 @@ static void print_jobs(const struct ctl *ctl, const Cairn__ReshardTold *told)
     }
 }
 
-int cairn_ctl_reshard_plan(struct ctl *ctl)
+/* Asks, and shows the answer: as JSON, or by `print`. */
+static int tell(struct ctl *ctl, uint32_t op,
+                void (*print)(const struct ctl *ctl, const Cairn__ReshardTold *told))
 {
     struct question q;
     ProtobufCMessage *reply;
-    int done = fill(ctl, &q, CAIRN_RESHARD_PLAN);
+    int done = fill(ctl, &q, op);
     if (done < 0) done = ask(ctl, &q.ask, &reply);
     if (done >= 0) return done;
     const Cairn__ReshardTold *told = (const Cairn__ReshardTold *)reply;
     if (ctl->json)
         cairn_ctl_print_json(cairn_ctl_reshard_json(told));
     else
-        print_jobs(ctl, told);
+        print(ctl, told);
     cairn_message_free(reply);
     return 0;
+}
+
+static void print_canceled(const struct ctl *ctl, const Cairn__ReshardTold *told)
+{
+    for (size_t i = 0; i < told->n_jobs && !ctl->quiet; i++)
+        cairn_ctl_line("canceled", "job %s, which ends after slice %u of %u; %s have moved",
+                       told->jobs[i]->name, told->jobs[i]->slice, told->jobs[i]->slices,
+                       cairn_ctl_bytes(told->jobs[i]->moved_bytes));
+}
+
+int cairn_ctl_reshard_plan(struct ctl *ctl)
+{
+    return tell(ctl, CAIRN_RESHARD_PLAN, print_jobs);
 }
 
 int cairn_ctl_reshard_status(struct ctl *ctl)
 {
-    struct question q;
-    ProtobufCMessage *reply;
-    int done = fill(ctl, &q, CAIRN_RESHARD_STATUS);
-    if (done < 0) done = ask(ctl, &q.ask, &reply);
-    if (done >= 0) return done;
-    const Cairn__ReshardTold *told = (const Cairn__ReshardTold *)reply;
-    if (ctl->json)
-        cairn_ctl_print_json(cairn_ctl_reshard_json(told));
-    else
-        cairn_ctl_reshard_list(ctl, told);
-    cairn_message_free(reply);
-    return 0;
+    return tell(ctl, CAIRN_RESHARD_STATUS, cairn_ctl_reshard_list);
 }
 
 int cairn_ctl_reshard_cancel(struct ctl *ctl)
 {
-    struct question q;
-    ProtobufCMessage *reply;
-    int done = fill(ctl, &q, CAIRN_RESHARD_CANCEL);
-    if (done < 0) done = ask(ctl, &q.ask, &reply);
-    if (done >= 0) return done;
-    const Cairn__ReshardTold *told = (const Cairn__ReshardTold *)reply;
-    if (ctl->json)
-        cairn_ctl_print_json(cairn_ctl_reshard_json(told));
-    else if (!ctl->quiet)
-        for (size_t i = 0; i < told->n_jobs; i++)
-            cairn_ctl_line("canceled", "job %s, which ends after slice %u of %u; %s have moved",
-                           told->jobs[i]->name, told->jobs[i]->slice, told->jobs[i]->slices,
-                           cairn_ctl_bytes(told->jobs[i]->moved_bytes));
-    cairn_message_free(reply);
-    return 0;
+    return tell(ctl, CAIRN_RESHARD_CANCEL, print_canceled);
 }
 
 /* ---- apply ---- */
