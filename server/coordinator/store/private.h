@@ -34,6 +34,10 @@ static inline void cairn_store_bind_u64(sqlite3_stmt *s, int at, uint64_t value)
 cairn_status cairn_store_finish(struct cairn_store *store, sqlite3_stmt *s,
                                 struct cairn_sentence *why);
 
+/* The same of one that changes a job's row. CAIRN_ERR_NOT_FOUND: there is none. */
+cairn_status cairn_store_finish_job(struct cairn_store *store, sqlite3_stmt *s, uint64_t id,
+                                    struct cairn_sentence *why);
+
 /* ---- store_layout.c ---- */
 /* What is said of the layout beside itself: four values, the first at `at`. */
 void cairn_store_bind_layout(sqlite3_stmt *s, int at, const struct cairn_stored_job *job);

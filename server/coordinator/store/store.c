@@ -339,6 +339,14 @@ cairn_status cairn_store_put_job(struct cairn_store *store, const struct cairn_s
     return cairn_store_end_transaction(store, status, why);
 }
 
+cairn_status cairn_store_finish_job(struct cairn_store *store, sqlite3_stmt *s, uint64_t id,
+                                    struct cairn_sentence *why)
+{
+    const cairn_status status = cairn_store_finish(store, s, why);
+    if (status != CAIRN_OK || sqlite3_changes(store->db) > 0) return status;
+    return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "%s: no job %016" PRIx64, store->path, id);
+}
+
 /* UPDATE and DELETE with the job's id as ?1 and up to two numbers; exactly one row or NOT_FOUND. */
 static cairn_status change_job(struct cairn_store *store, const char *sql, uint64_t id, uint64_t a,
                                uint64_t b, struct cairn_sentence *why)
@@ -349,11 +357,7 @@ static cairn_status change_job(struct cairn_store *store, const char *sql, uint6
     const uint64_t values[3] = { id, a, b };
     for (int i = 0; i < sqlite3_bind_parameter_count(s); i++)
         cairn_store_bind_u64(s, i + 1, values[i]);
-    status = cairn_store_finish(store, s, why);
-    if (status == CAIRN_OK && sqlite3_changes(store->db) == 0) {
-        status = cairn_fail(why, CAIRN_ERR_NOT_FOUND, "%s: no job %016" PRIx64, store->path, id);
-    }
-    return status;
+    return cairn_store_finish_job(store, s, id, why);
 }
 
 cairn_status cairn_store_adopt(struct cairn_store *store, const struct cairn_stored_job *jobs,

@@ -48,10 +48,7 @@ static cairn_status update_layout(struct cairn_store *store, const struct cairn_
     cairn_store_bind_u64(s, 3, job->epoch);
     cairn_store_bind_u64(s, 4, job->round_reserved);
     cairn_store_bind_layout(s, 5, job);
-    status = cairn_store_finish(store, s, why);
-    if (status == CAIRN_OK && sqlite3_changes(store->db) == 0)
-        status = cairn_fail(why, CAIRN_ERR_NOT_FOUND, "%s: no job %s", store->path, job->name);
-    return status;
+    return cairn_store_finish_job(store, s, job->id, why);
 }
 
 cairn_status cairn_store_set_layout(struct cairn_store *store, const struct cairn_stored_job *job,
