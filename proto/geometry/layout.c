@@ -324,3 +324,14 @@ const struct cairn_extent *cairn_layout_find(const struct cairn_layout *layout, 
     }
     return &layout->extents[low];
 }
+
+bool cairn_layout_owns(const struct cairn_layout *layout, uint32_t shard)
+{
+    return shard < layout->shard_count &&
+           layout->shard_extents[shard + 1] > layout->shard_extents[shard];
+}
+
+uint64_t cairn_layout_number(const struct cairn_layout *layout)
+{
+    return get64(layout->hash);
+}

@@ -89,6 +89,11 @@ const struct cairn_extent *cairn_layout_tensor_extents(const struct cairn_layout
 const struct cairn_extent *cairn_layout_find(const struct cairn_layout *layout, uint32_t tensor,
                                              uint64_t leaf);
 
+/* The shard, of any number, has an extent. */
+bool cairn_layout_owns(const struct cairn_layout *layout, uint32_t shard);
+/* The first 8 bytes of its hash, little-endian: names the table in messages. */
+uint64_t cairn_layout_number(const struct cairn_layout *layout);
+
 /* An extent as its shard sees it. */
 struct cairn_local_extent {
     uint32_t tensor;

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "proto/plan/reshard.h"
 #include "proto/spec/planes.h"
 
 uint32_t cairn_plan_elem_weight(const struct cairn_job_spec_data *spec, size_t tensor)
@@ -29,6 +30,37 @@ struct cairn_layout_tensor *cairn_plan_tensors(const struct cairn_job_spec_data 
         tensors[i].elem_bytes = cairn_plan_elem_weight(spec, i);
     }
     return tensors;
+}
+
+uint64_t cairn_plan_extent_bytes(const struct cairn_job_spec_data *spec,
+                                 const struct cairn_layout *layout,
+                                 const struct cairn_extent *extent)
+{
+    return extent->quantum_count * layout->geometry[extent->tensor].quantum_elems *
+           cairn_plan_elem_weight(spec, extent->tensor);
+}
+
+cairn_status cairn_plan_job_decode(const struct cairn_job_spec_data *spec, const uint8_t *data,
+                                   size_t bytes, struct cairn_layout **layout_out)
+{
+    struct cairn_layout_tensor *tensors = cairn_plan_tensors(spec);
+    if (tensors == NULL) return CAIRN_ERR_NO_MEMORY;
+    const cairn_status status = cairn_layout_decode(data, bytes, tensors,
+                                                    (uint32_t)spec->tensor_count, layout_out);
+    free(tensors);
+    return status;
+}
+
+cairn_status cairn_plan_job_widen(const struct cairn_job_spec_data *spec,
+                                  const struct cairn_layout *layout, uint32_t shard_count,
+                                  struct cairn_layout **layout_out)
+{
+    struct cairn_layout_tensor *tensors = cairn_plan_tensors(spec);
+    if (tensors == NULL) return CAIRN_ERR_NO_MEMORY;
+    const cairn_status status = cairn_plan_widen(tensors, (uint32_t)spec->tensor_count, layout,
+                                                 shard_count, layout_out);
+    free(tensors);
+    return status;
 }
 
 uint32_t cairn_plan_job_shards(const struct cairn_job_spec_data *spec, uint32_t shard_count)

@@ -79,9 +79,8 @@ static void weigh_seats(const struct cairn_cluster_job *body)
         if (strcmp(j->spec.name, body->spec.name) == 0) continue; // it is replaced by a restore
         for (size_t e = 0; e < j->layout->extent_count; e++) {
             const struct cairn_extent *extent = &j->layout->extents[e];
-            j->shards[extent->shard].seat->planned_bytes +=
-                extent->quantum_count * j->layout->geometry[extent->tensor].quantum_elems *
-                cairn_plan_elem_weight(&j->spec, extent->tensor);
+            j->shards[extent->shard].seat->planned_bytes += cairn_plan_extent_bytes(
+                &j->spec, j->layout, extent);
         }
     }
 }

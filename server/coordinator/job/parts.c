@@ -20,9 +20,9 @@ struct held {
 /* Its part of the job in the layout that our store knows, in force or prepared; NULL: it has none. */
 static const Cairn__HeldJob *part_of(const struct cairn_cluster_job *job, const struct held *held)
 {
-    struct cairn_seat_part wanted = { .job = job->id, .generation = job->generation };
-    for (int i = 7; i >= 0; i--)
-        wanted.layout_hash = wanted.layout_hash << 8 | job->layout->hash[i];
+    const struct cairn_seat_part wanted = { .job = job->id,
+                                            .generation = job->generation,
+                                            .layout_hash = cairn_layout_number(job->layout) };
     for (size_t i = 0; i < held->count; i++) {
         const Cairn__HeldJob *part = held->list[i];
         const struct cairn_seat_part seen[] = {

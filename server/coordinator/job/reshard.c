@@ -82,12 +82,6 @@ void cairn_cluster_reshard_slice_ended(struct cairn_cluster_job *job, cairn_stat
 
 /* ---- the last steps ---- */
 
-static bool owns(const struct cairn_layout *layout, uint32_t shard)
-{
-    return shard < layout->shard_count &&
-           layout->shard_extents[shard + 1] > layout->shard_extents[shard];
-}
-
 /* A version that is leased is read where its layout has it. */
 static bool is_leased(const struct cairn_cluster_job *job)
 {
@@ -169,7 +163,8 @@ static bool leave(struct cairn_cluster_job *job)
 {
     const uint32_t count = job->layout->shard_count;
     uint32_t leaving = 0;
-    CAIRN_EACH_SHARD (job, i) leaving += job->shards[i].weight <= 0 && !owns(job->layout, i);
+    CAIRN_EACH_SHARD (job, i)
+        leaving += job->shards[i].weight <= 0 && !cairn_layout_owns(job->layout, i);
     if (leaving == 0 || job->reshard.canceled) return false;
     if (is_leased(job)) {
         cairn_sentence_set(&job->reshard.told.text,
@@ -178,19 +173,14 @@ static bool leave(struct cairn_cluster_job *job)
                            job->spec.name);
         return true;
     }
-    struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
     uint8_t *gone = cairn_cluster_holes(job, count);
     struct cairn_layout *next = NULL;
-    if (tensors == NULL || gone == NULL ||
-        cairn_plan_widen(tensors, (uint32_t)job->spec.tensor_count, job->layout, count, &next) !=
-            CAIRN_OK) {
-        free(tensors);
+    if (gone == NULL || cairn_plan_job_widen(&job->spec, job->layout, count, &next) != CAIRN_OK) {
         free(gone);
         return true; // with the next tick
     }
-    free(tensors);
     CAIRN_EACH_SHARD (job, i)
-        if (job->shards[i].weight <= 0 && !owns(job->layout, i))
+        if (job->shards[i].weight <= 0 && !cairn_layout_owns(job->layout, i))
             gone[i / 8] = (uint8_t)(gone[i / 8] | 1u << i % 8);
     cairn_cluster_slice_begin(job, next, gone, 0, false);
     return true;
@@ -272,11 +262,8 @@ static void slice(struct cairn_cluster_job *job)
         return;
     }
     uint8_t *gone = cairn_cluster_holes(job, job->shard_count);
-    struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
-    if (next == NULL && tensors != NULL) // it joins, and gets nothing
-        (void)!cairn_plan_widen(tensors, (uint32_t)job->spec.tensor_count, job->layout,
-                                job->shard_count, &next);
-    free(tensors);
+    if (next == NULL) // it joins, and gets nothing
+        (void)!cairn_plan_job_widen(&job->spec, job->layout, job->shard_count, &next);
     if (gone == NULL || next == NULL) {
         free(gone);
         cairn_layout_close(next);

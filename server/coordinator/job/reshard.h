@@ -129,8 +129,6 @@ void cairn_cluster_reshard_wish_all(const struct cairn_cluster_job *job,
 cairn_status cairn_cluster_reshard_slice(const struct cairn_cluster_job *job,
                                          struct cairn_layout **next_out,
                                          uint64_t *bytes_out) CAIRN_MUST_CHECK;
-/* The first bytes of a layout's hash as a number. */
-uint64_t cairn_cluster_layout_number(const struct cairn_layout *layout);
 
 /* ---- shards that join ---- */
 

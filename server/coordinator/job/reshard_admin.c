@@ -242,7 +242,7 @@ static void view_run(const struct cairn_cluster_job *job, struct view *view)
     out->state = (char *)(uintptr_t)state_name(job->reshard.running ? CAIRN_RESHARD_MOVING
                                                                     : told->state);
     out->text = view->text.text;
-    out->layout_hash = cairn_cluster_layout_number(job->layout);
+    out->layout_hash = cairn_layout_number(job->layout);
     out->least_bytes = told->least_bytes;
     out->all_bytes = told->all_bytes;
     out->moved_bytes = told->moved_bytes;
@@ -308,7 +308,7 @@ static void view_release(struct view *view)
 static cairn_status judge_hash(const struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
                                struct cairn_sentence *why)
 {
-    if (ask->layout_hash == 0 || ask->layout_hash == cairn_cluster_layout_number(job->layout))
+    if (ask->layout_hash == 0 || ask->layout_hash == cairn_layout_number(job->layout))
         return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_MISMATCH,
                       "job %s has another layout now than the one that was planned for: plan again",

@@ -1,9 +1,6 @@
 /* Shards that join a job: each gets a part that owns nothing and serves at once, so that it can prepare the
  * next layout as the others do. See reshard.h. */
-#include <stdlib.h>
-
 #include "proto/plan/plan_job.h"
-#include "proto/plan/reshard.h"
 #include "server/base/log.h"
 #include "server/coordinator/base/calls.h"
 #include "server/coordinator/base/job.h"
@@ -64,17 +61,13 @@ static void on_joined(struct cairn_cluster_job *job, const void *about, cairn_st
 /* The layout in force, over as many shards as there will be. NULL: no memory. */
 static struct cairn_packed *pack_wider(const struct cairn_cluster_job *job)
 {
-    struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
-    struct cairn_layout *wider = NULL;
-    struct cairn_packed *packed = NULL;
-    if (tensors != NULL &&
-        cairn_plan_widen(tensors, (uint32_t)job->spec.tensor_count, job->layout,
-                         job->shard_count + job->reshard.joiner_count, &wider) == CAIRN_OK) {
-        wider->version = job->layout->version; // they join it, nothing follows it yet
-        packed = cairn_packed_layout(wider);
-    }
+    struct cairn_layout *wider;
+    if (cairn_plan_job_widen(&job->spec, job->layout, job->shard_count + job->reshard.joiner_count,
+                             &wider) != CAIRN_OK)
+        return NULL;
+    wider->version = job->layout->version; // they join it, nothing follows it yet
+    struct cairn_packed *packed = cairn_packed_layout(wider);
     cairn_layout_close(wider);
-    free(tensors);
     return packed;
 }
 

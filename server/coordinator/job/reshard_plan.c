@@ -17,13 +17,6 @@
 #define SLICE_BYTES_FIRST ((uint64_t)8 << 20) /* while it is not known how fast they go */
 #define PAUSE_DEFAULT     0.1
 
-uint64_t cairn_cluster_layout_number(const struct cairn_layout *layout)
-{
-    uint64_t number = 0;
-    for (int i = 7; i >= 0; i--) number = number << 8 | layout->hash[i];
-    return number;
-}
-
 void cairn_cluster_reshard_wish_release(struct cairn_cluster_reshard_wish *wish)
 {
     free(wish->shards);
@@ -138,17 +131,11 @@ static uint64_t capacity_of(const struct cairn_cluster_job *job,
 
 /* ---- the target ---- */
 
-static uint64_t extent_bytes(const struct cairn_cluster_job *job, const struct cairn_extent *extent)
-{
-    return extent->quantum_count * job->layout->geometry[extent->tensor].quantum_elems *
-           cairn_plan_elem_weight(&job->spec, extent->tensor);
-}
-
 static uint64_t bytes_of(const struct cairn_cluster_job *job)
 {
     uint64_t bytes = 0;
     for (size_t e = 0; e < job->layout->extent_count; e++)
-        bytes += extent_bytes(job, &job->layout->extents[e]);
+        bytes += cairn_plan_extent_bytes(&job->spec, job->layout, &job->layout->extents[e]);
     return bytes;
 }
 
@@ -194,7 +181,7 @@ static uint64_t *limits_of(const struct cairn_cluster_job *job, uint32_t shard_c
     if (limits == NULL) return NULL;
     for (size_t e = 0; e < job->layout->extent_count; e++) {
         const struct cairn_extent *extent = &job->layout->extents[e];
-        limits[extent->shard] += extent_bytes(job, extent);
+        limits[extent->shard] += cairn_plan_extent_bytes(&job->spec, job->layout, extent);
     }
     for (uint32_t i = 0; i < shard_count; i++) {
         const uint64_t part = (uint64_t)((double)limits[i] * SLICE_PART_MAX);

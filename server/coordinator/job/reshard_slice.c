@@ -223,12 +223,6 @@ static void cut_over(struct cairn_cluster_job *job, uint64_t layout, bool back)
 
 /* ---- the machine ---- */
 
-static bool owns_any(const struct cairn_layout *layout, uint32_t shard)
-{
-    return shard < layout->shard_count &&
-           layout->shard_extents[shard + 1] > layout->shard_extents[shard];
-}
-
 /* Nothing is meant for it any more: what was planned is planned anew, when it is left out. */
 static void plan_without(struct cairn_cluster_job *job, uint32_t lost)
 {
@@ -260,7 +254,7 @@ static bool others_whole(const struct cairn_cluster_job *job, uint32_t shard)
 static void go_back(struct cairn_cluster_job *job, uint32_t lost)
 {
     struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
-    const bool empty = !owns_any(job->layout, lost) && others_whole(job, lost);
+    const bool empty = !cairn_layout_owns(job->layout, lost) && others_whole(job, lost);
     const struct cairn_slice_request request = { .tensors = tensors,
                                                  .tensor_count = (uint32_t)job->spec.tensor_count,
                                                  .current = job->layout,
@@ -268,9 +262,8 @@ static void go_back(struct cairn_cluster_job *job, uint32_t lost)
                                                  .chunk_leaves = job->spec.chunk_leaves };
     struct cairn_layout *next = NULL;
     uint8_t *gone = cairn_cluster_holes(job, job->layout->shard_count);
-    if (tensors != NULL && gone != NULL && empty)
-        (void)!cairn_plan_widen(tensors, request.tensor_count, job->layout,
-                                job->layout->shard_count, &next);
+    if (gone != NULL && empty)
+        (void)!cairn_plan_job_widen(&job->spec, job->layout, job->layout->shard_count, &next);
     else if (tensors != NULL && gone != NULL && job->reshard.prior != NULL)
         (void)!cairn_plan_slice(&request, &next, NULL);
     if (next != NULL) {
@@ -386,12 +379,8 @@ void cairn_cluster_slice_cancel(struct cairn_cluster_job *job)
 static struct cairn_layout *copy_layout(const struct cairn_cluster_job *job)
 {
     struct cairn_layout *copy = NULL;
-    struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
-    if (tensors == NULL ||
-        cairn_layout_decode(job->planned.layout->bytes, job->planned.layout->size, tensors,
-                            (uint32_t)job->spec.tensor_count, &copy) != CAIRN_OK)
-        copy = NULL;
-    free(tensors);
+    (void)!cairn_plan_job_decode(&job->spec, job->planned.layout->bytes, job->planned.layout->size,
+                                 &copy);
     return copy;
 }
 
@@ -449,8 +438,8 @@ static bool is_fresh(const struct cairn_cluster_job *job, uint32_t shard)
 {
     const struct cairn_layout *prior = job->reshard.prior;
     if (job->reshard.move == NULL || !cairn_cluster_job_in_force(job, shard)) return false;
-    const bool was_fresh = prior != NULL && !owns_any(prior, shard);
-    if (owns_any(job->layout, shard))
+    const bool was_fresh = prior != NULL && !cairn_layout_owns(prior, shard);
+    if (cairn_layout_owns(job->layout, shard))
         return was_fresh && cairn_move_stage_of(job->reshard.move) == CAIRN_MOVE_MOVING;
     // What it gave may be its alone still, and the newest version is.
     return !cairn_cluster_layouts_serves(job, shard) && (was_fresh || others_whole(job, shard));

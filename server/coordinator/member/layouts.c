@@ -58,15 +58,9 @@ bool cairn_cluster_layouts_serves(const struct cairn_cluster_job *job, uint32_t 
     const struct cairn_packed *packed = job->layouts.before;
     struct cairn_layout *before;
     if (!cairn_cluster_layouts_behind(job)) return false;
-    struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
-    const bool is_known = tensors != NULL &&
-                          cairn_layout_decode(packed->bytes, packed->size, tensors,
-                                              (uint32_t)job->spec.tensor_count,
-                                              &before) == CAIRN_OK;
-    free(tensors);
-    if (!is_known) return true;
-    const bool serves = shard < before->shard_count &&
-                        before->shard_extents[shard + 1] > before->shard_extents[shard];
+    if (cairn_plan_job_decode(&job->spec, packed->bytes, packed->size, &before) != CAIRN_OK)
+        return true;
+    const bool serves = cairn_layout_owns(before, shard);
     cairn_layout_close(before);
     return serves;
 }

@@ -90,15 +90,11 @@ static cairn_status judge_layout(const struct cairn_cluster_adoptee *job,
                                  const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
 {
     struct cairn_layout *layout = NULL;
-    struct cairn_layout_tensor *tensors = cairn_plan_tensors(spec);
-    cairn_status status = CAIRN_ERR_NO_MEMORY;
-    if (tensors != NULL)
-        status = cairn_layout_decode(job->layout.bytes, job->layout.have_bytes, tensors,
-                                     (uint32_t)spec->tensor_count, &layout);
-    free(tensors);
+    cairn_status status = cairn_plan_job_decode(spec, job->layout.bytes, job->layout.have_bytes,
+                                                &layout);
     if (status == CAIRN_OK && layout->shard_count != job->shard_count) status = CAIRN_ERR_MISMATCH;
     for (uint32_t i = 0; status == CAIRN_OK && i < job->shard_count; i++)
-        if (job->shards[i] == NULL && layout->shard_extents[i + 1] > layout->shard_extents[i])
+        if (job->shards[i] == NULL && cairn_layout_owns(layout, i))
             status = cairn_fail(why, CAIRN_ERR_NOT_FOUND,
                                 "job %s: part %" PRIu32 " of %" PRIu32
                                 " is on no shard that is here",
