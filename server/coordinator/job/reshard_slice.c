@@ -438,6 +438,8 @@ static bool is_fresh(const struct cairn_cluster_job *job, uint32_t shard)
 {
     const struct cairn_layout *prior = job->reshard.prior;
     if (job->reshard.move == NULL || !cairn_cluster_job_in_force(job, shard)) return false;
+    // Of a job that nobody re-shards it is a part like the others: what they do without it is on_shard_loss.
+    if (!job->reshard.running && job->layout->version == 1) return false;
     const bool was_fresh = prior != NULL && !cairn_layout_owns(prior, shard);
     if (cairn_layout_owns(job->layout, shard))
         return was_fresh && cairn_move_stage_of(job->reshard.move) == CAIRN_MOVE_MOVING;
