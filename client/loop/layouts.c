@@ -9,22 +9,13 @@
 #include "client/loop/link.h"
 #include "client/push/fail.h"
 #include "client/push/recut.h"
+#include "proto/plan/plan_job.h"
 
 static cairn_status decode(struct job *job, const struct cairn_paged *pages,
                            struct cairn_layout **layout_out)
 {
-    const size_t count = job->spec.tensor_count;
-    struct cairn_layout_tensor *tensors = calloc(count + 1, sizeof *tensors);
-    if (tensors == NULL) return CAIRN_ERR_NO_MEMORY;
-    for (size_t i = 0; i < count; i++) {
-        tensors[i] = (struct cairn_layout_tensor) { .name = job->spec.tensors[i].name,
-                                                    .unit = job->spec.tensors[i].unit,
-                                                    .shape = job->spec.tensors[i].shape,
-                                                    .elem_bytes = 1 };
-    }
-    cairn_status status = cairn_layout_decode(pages->bytes, pages->have_bytes, tensors,
-                                              (uint32_t)count, layout_out);
-    free(tensors);
+    const cairn_status status = cairn_plan_job_decode(&job->spec, pages->bytes, pages->have_bytes,
+                                                      layout_out);
     if (status != CAIRN_OK || (*layout_out)->shard_count <= CAIRN_CLIENT_SHARDS_MAX) return status;
     cairn_layout_close(*layout_out);
     return CAIRN_ERR_PROTOCOL;

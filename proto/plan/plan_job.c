@@ -19,16 +19,23 @@ uint32_t cairn_plan_elem_weight(const struct cairn_job_spec_data *spec, size_t t
     return bytes;
 }
 
-struct cairn_layout_tensor *cairn_plan_tensors(const struct cairn_job_spec_data *spec)
+/* Their weights are 1. */
+static struct cairn_layout_tensor *list_tensors(const struct cairn_job_spec_data *spec)
 {
     struct cairn_layout_tensor *tensors = calloc(spec->tensor_count + 1, sizeof *tensors);
-    if (tensors == NULL) return NULL;
-    for (size_t i = 0; i < spec->tensor_count; i++) {
-        tensors[i].name = spec->tensors[i].name;
-        tensors[i].unit = spec->tensors[i].unit;
-        tensors[i].shape = spec->tensors[i].shape;
+    for (size_t i = 0; tensors != NULL && i < spec->tensor_count; i++)
+        tensors[i] = (struct cairn_layout_tensor) { .name = spec->tensors[i].name,
+                                                    .unit = spec->tensors[i].unit,
+                                                    .shape = spec->tensors[i].shape,
+                                                    .elem_bytes = 1 };
+    return tensors;
+}
+
+struct cairn_layout_tensor *cairn_plan_tensors(const struct cairn_job_spec_data *spec)
+{
+    struct cairn_layout_tensor *tensors = list_tensors(spec);
+    for (size_t i = 0; tensors != NULL && i < spec->tensor_count; i++)
         tensors[i].elem_bytes = cairn_plan_elem_weight(spec, i);
-    }
     return tensors;
 }
 
@@ -43,7 +50,7 @@ uint64_t cairn_plan_extent_bytes(const struct cairn_job_spec_data *spec,
 cairn_status cairn_plan_job_decode(const struct cairn_job_spec_data *spec, const uint8_t *data,
                                    size_t bytes, struct cairn_layout **layout_out)
 {
-    struct cairn_layout_tensor *tensors = cairn_plan_tensors(spec);
+    struct cairn_layout_tensor *tensors = list_tensors(spec);
     if (tensors == NULL) return CAIRN_ERR_NO_MEMORY;
     const cairn_status status = cairn_layout_decode(data, bytes, tensors,
                                                     (uint32_t)spec->tensor_count, layout_out);

@@ -7,7 +7,7 @@
 
 /* What an element costs its shard: master, sum, two published versions, the optimizer's planes. Bytes. */
 uint32_t cairn_plan_elem_weight(const struct cairn_job_spec_data *spec, size_t tensor);
-/* For the planner and the layout's decoder, [tensor_count], the caller's; NULL: no memory. */
+/* For the planner, [tensor_count], the caller's; NULL: no memory. */
 struct cairn_layout_tensor *cairn_plan_tensors(const struct cairn_job_spec_data *spec);
 /* What an extent of a layout of the spec costs its shard. Bytes; a tensor's last quantum counts as whole. */
 uint64_t cairn_plan_extent_bytes(const struct cairn_job_spec_data *spec,

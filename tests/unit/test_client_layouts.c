@@ -3,8 +3,6 @@
  * version; and a worker on a thread of its own. */
 #include <cairn.h>
 #include <check.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +10,7 @@
 #include "client/api/api.h"
 #include "server/coordinator/base/member.h"
 #include "server/coordinator/base/session.h"
+#include "tests/support/caller.h"
 #include "tests/support/fake_cluster.h"
 #include "tests/support/good.h"
 #include "tests/support/mem.h"
@@ -300,35 +299,16 @@ static void pump(void)
         }                                                              \
     } while (0)
 
-static atomic_bool call_over;
-static void (*call_made)(void);
-static pthread_t call_thread;
-
-static void *run_call(void *arg)
-{
-    (void)arg;
-    call_made();
-    atomic_store(&call_over, true);
-    return NULL;
-}
-
 /* The worker's calls wait for what this thread serves. */
-static void begin(void (*made)(void))
-{
-    call_made = made;
-    atomic_store(&call_over, false);
-    ck_assert_int_eq(pthread_create(&call_thread, NULL, run_call, NULL), 0);
-}
-
 static void finish(void)
 {
-    until(atomic_load(&call_over));
-    pthread_join(call_thread, NULL);
+    until(caller_is_over());
+    caller_end();
 }
 
 static void call(void (*made)(void))
 {
-    begin(made);
+    caller_begin(made);
     finish();
 }
 
@@ -585,7 +565,7 @@ TEST(a_prefetch_that_meets_a_change_goes_on_by_it)
     until(nodes[0].came[CAIRN_CHUNK_FETCH] > 0 && nodes[1].came[CAIRN_CHUNK_FETCH] > 0);
     holding = 0;
     change(2, 1); // published once more
-    begin(map_units);
+    caller_begin(map_units);
     finish();
     ck_assert_uint_eq(nodes[0].refused + nodes[1].refused, 0);
 }
@@ -594,7 +574,7 @@ TEST(who_knows_no_such_chunk_is_not_believed_before_the_word_of_the_coordinator)
 {
     move_to(2);
     in_force = published_by[1] = 2;
-    begin(fetch);
+    caller_begin(fetch);
     until(nodes[0].refused >= 3);
     change(2, 1);
     finish();
@@ -614,7 +594,7 @@ TEST(what_was_asked_of_a_shard_that_is_gone_is_gone)
     const uint32_t gone = owner_of(1, 0, 0);
     make_drained(2, gone, 1 - gone);
     holding = 1u << gone;
-    begin(fetch_in_vain);
+    caller_begin(fetch_in_vain);
     until(nodes[gone].came[CAIRN_CHUNK_FETCH] > 0);
     change(2, 2);
     Cairn__ShardsChanged message = CAIRN__SHARDS_CHANGED__INIT;

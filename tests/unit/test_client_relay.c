@@ -2,13 +2,12 @@
  * own script, and a worker on a thread of its own. */
 #include <cairn.h>
 #include <check.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/api/api.h"
+#include "tests/support/caller.h"
 #include "tests/support/fake_cluster.h"
 #include "tests/support/good.h"
 #include "tests/support/mem.h"
@@ -226,35 +225,16 @@ static void pump(void)
         }                                                              \
     } while (0)
 
-static atomic_bool call_over;
-static void (*call_made)(void);
-static pthread_t call_thread;
-
-static void *run_call(void *arg)
-{
-    (void)arg;
-    call_made();
-    atomic_store(&call_over, true);
-    return NULL;
-}
-
 /* The worker's calls wait for what this thread serves. */
-static void begin(void (*made)(void))
-{
-    call_made = made;
-    atomic_store(&call_over, false);
-    ck_assert_int_eq(pthread_create(&call_thread, NULL, run_call, NULL), 0);
-}
-
 static void finish(void)
 {
-    until(atomic_load(&call_over));
-    pthread_join(call_thread, NULL);
+    until(caller_is_over());
+    caller_end();
 }
 
 static void call(void (*made)(void))
 {
-    begin(made);
+    caller_begin(made);
     finish();
 }
 
@@ -602,7 +582,7 @@ TEST(what_a_relay_that_is_lost_did_not_answer_is_asked_again)
     open_host();
     call(step);
     holds_fetches = true;
-    begin(fetch);
+    caller_begin(fetch);
     until(count(0, CAIRN_CHUNK_FETCH, 1) == CHUNKS);
     holds_fetches = false;
     cairn_fabric_close(nodes[0].fabric);
@@ -630,7 +610,7 @@ TEST(a_fetch_of_the_first_round_waits_until_it_is_known_who_relays)
 {
     open_host();
     holds_grants = true;
-    begin(begin_and_fetch);
+    caller_begin(begin_and_fetch);
     until(fake.shards[0].round != 0);
     for (const uint64_t end = now_ms() + 20; now_ms() < end;) pump();
     ck_assert_uint_eq(count(1, CAIRN_CHUNK_FETCH, 1), 0);

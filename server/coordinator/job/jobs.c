@@ -362,17 +362,14 @@ static cairn_status fill_job(struct cairn_cluster_job *job, const struct cairn_s
                                             &job->spec, &reason);
     if (status != CAIRN_OK)
         return cairn_fail(why, status, "the stored spec of job %s: %s", row->name, reason.text);
-    struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
     job->planned.spec = cairn_packed_copy(row->spec, row->spec_bytes);
     job->planned.layout = cairn_packed_copy(row->layout, row->layout_bytes);
     status = CAIRN_ERR_NO_MEMORY;
-    if (tensors != NULL && job->planned.spec != NULL && job->planned.layout != NULL &&
+    if (job->planned.spec != NULL && job->planned.layout != NULL &&
         cairn_cluster_job_shards_init(job, row->shard_count + CAIRN_JOB_JOINS_MAX))
-        status = cairn_layout_decode(row->layout, row->layout_bytes, tensors,
-                                     (uint32_t)job->spec.tensor_count, &job->layout);
+        status = cairn_plan_job_decode(&job->spec, row->layout, row->layout_bytes, &job->layout);
     if (status == CAIRN_OK && row->layout_before_bytes > 0)
-        status = cairn_cluster_layouts_load(job, row, tensors);
-    free(tensors);
+        status = cairn_cluster_layouts_load(job, row);
     if (status != CAIRN_OK) {
         return cairn_fail(why, status, "the stored layout of job %s: %s", row->name,
                           cairn_status_text((int)status));

@@ -12,13 +12,11 @@
 #include "server/core/holes.h"
 
 cairn_status cairn_cluster_layouts_load(struct cairn_cluster_job *job,
-                                        const struct cairn_stored_job *row,
-                                        const struct cairn_layout_tensor *tensors)
+                                        const struct cairn_stored_job *row)
 {
     struct cairn_layout *before;
-    const cairn_status status = cairn_layout_decode(row->layout_before, row->layout_before_bytes,
-                                                    tensors, (uint32_t)job->spec.tensor_count,
-                                                    &before);
+    const cairn_status status = cairn_plan_job_decode(&job->spec, row->layout_before,
+                                                      row->layout_before_bytes, &before);
     if (status != CAIRN_OK) return status;
     job->layouts.before = cairn_packed_copy(row->layout_before, row->layout_before_bytes);
     job->layouts.before_shards = before->shard_count;

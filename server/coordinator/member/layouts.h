@@ -25,11 +25,9 @@ struct cairn_cluster_layouts {
     bool storing;
 };
 
-/* The layout before the one in force, of a row that has one; the tensors are the job's. CAIRN_ERR_MALFORMED,
- * CAIRN_ERR_NO_MEMORY. */
+/* The layout before the one in force, of a row that has one. CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_cluster_layouts_load(struct cairn_cluster_job *job,
-                                        const struct cairn_stored_job *row,
-                                        const struct cairn_layout_tensor *tensors) CAIRN_MUST_CHECK;
+                                        const struct cairn_stored_job *row) CAIRN_MUST_CHECK;
 void cairn_cluster_layouts_release(struct cairn_cluster_job *job);
 /* Nothing comes next any more. */
 void cairn_cluster_layouts_drop_next(struct cairn_cluster_job *job);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "proto/geometry/published.h"
+#include "proto/plan/plan_job.h"
 #include "server/shard/job/create.h"
 #include "server/shard/job/members.h"
 #include "server/shard/job/open.h"
@@ -22,18 +23,8 @@ cairn_status cairn_shard_job_layout(const struct cairn_shard_job *job,
                                     const struct cairn_paged *bytes,
                                     struct cairn_layout **layout_out, struct cairn_sentence *why)
 {
-    const size_t count = job->spec.tensor_count;
-    struct cairn_layout_tensor *tensors = calloc(count + 1, sizeof *tensors);
-    if (tensors == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a layout");
-    for (size_t t = 0; t < count; t++) {
-        const struct cairn_tensor_spec *spec = &job->spec.tensors[t];
-        tensors[t] = (struct cairn_layout_tensor) {
-            .name = spec->name, .unit = spec->unit, .shape = spec->shape, .elem_bytes = 1
-        };
-    }
-    cairn_status status = cairn_layout_decode(bytes->bytes, bytes->have_bytes, tensors,
-                                              (uint32_t)count, layout_out);
-    free(tensors);
+    const cairn_status status = cairn_plan_job_decode(&job->spec, bytes->bytes, bytes->have_bytes,
+                                                      layout_out);
     if (status != CAIRN_OK) {
         return cairn_fail(why, status, "the layout of %zu bytes does not fit the job's tensors: %s",
                           bytes->have_bytes, cairn_status_text((int)status));
