@@ -19,58 +19,88 @@ static const struct {
     int index; /* NOBODY */
     enum cairn_phase phase;
     uint32_t others_us;
+    uint32_t micros[MOST]; /* 0: as 1 */
 } cases[] = {
     { "one computes for twice as long and more",
       { { 10000, 9000, 100, 50 }, { 25000, 100, 100, 50 }, { 11000, 8000, 100, 50 } },
       3,
       1,
       CAIRN_PHASE_COMPUTE,
-      11000 },
+      11000,
+      { 0 } },
     { "it is less than twice as long",
       { { 10000, 9000, 100, 50 }, { 19000, 100, 100, 50 }, { 10000, 8000, 100, 50 } },
       3,
       NOBODY,
       0,
-      0 },
-    { "of two, one", { { 10000, 20100, 10, 5 }, { 30000, 100, 10, 5 } }, 2, 1, 0, 10000 },
+      0,
+      { 0 } },
+    { "of two, one", { { 10000, 20100, 10, 5 }, { 30000, 100, 10, 5 } }, 2, 1, 0, 10000, { 0 } },
     { "what takes no time matters to nobody",
       { { 100, 50, 50, 10 }, { 900, 50, 50, 10 }, { 100, 50, 50, 10 } },
       3,
       NOBODY,
       0,
-      0 },
+      0,
+      { 0 } },
     { "it is less than a tenth of a step",
       { { 100000, 50, 50, 1000 }, { 100000, 50, 50, 9000 }, { 100000, 50, 50, 1000 } },
       3,
       NOBODY,
       0,
-      0 },
+      0,
+      { 0 } },
     { "a fetch",
       { { 10000, 50, 9000, 1000 }, { 10000, 50, 50, 15000 }, { 10000, 50, 9000, 1000 } },
       3,
       1,
       CAIRN_PHASE_FETCH,
-      1000 },
+      1000,
+      { 0 } },
     { "the worse of two phases is named",
       { { 10000, 50, 50, 1000 }, { 30000, 50, 50, 50000 }, { 10000, 50, 50, 1000 } },
       3,
       1,
       CAIRN_PHASE_FETCH,
-      1000 },
+      1000,
+      { 0 } },
     { "a push whose end the others wait for",
       { { 10000, 1000, 20000, 50 }, { 10000, 21000, 100, 50 }, { 10000, 1000, 20000, 50 } },
       3,
       1,
       CAIRN_PHASE_PUSH,
-      1000 },
+      1000,
+      { 0 } },
     { "a push that waits for others' contributions",
       { { 15000, 1000, 100, 50 }, { 10000, 9000, 100, 50 }, { 15000, 1000, 100, 50 } },
       3,
       NOBODY,
       0,
-      0 },
-    { "alone", { { 90000, 1, 1, 1 } }, 1, NOBODY, 0, 0 },
-    { "nobody", { { 0 } }, 0, NOBODY, 0, 0 },
+      0,
+      { 0 } },
+    { "who was dealt two micro-batches, the others one each",
+      { { 10000, 300, 11000, 50 }, { 11000, 400, 100, 50 }, { 10500, 300, 11000, 50 } },
+      3,
+      NOBODY,
+      0,
+      0,
+      { 1, 2, 1 } },
+    { "who takes longer for each of fewer micro-batches",
+      { { 10000, 300, 9000, 50 }, { 50000, 400, 100, 50 }, { 10000, 300, 9000, 50 } },
+      3,
+      1,
+      CAIRN_PHASE_COMPUTE,
+      10000,
+      { 4, 1, 4 } },
+    { "for one micro-batch it is less than a tenth of a step, for its eight it is not",
+      { { 1000, 50, 50, 1000 }, { 2100, 50, 50, 1000 }, { 1000, 50, 50, 1000 } },
+      3,
+      1,
+      CAIRN_PHASE_COMPUTE,
+      1000,
+      { 8, 8, 8 } },
+    { "alone", { { 90000, 1, 1, 1 } }, 1, NOBODY, 0, 0, { 0 } },
+    { "nobody", { { 0 } }, 0, NOBODY, 0, 0, { 0 } },
 };
 
 TEST_EACH(who_is_clearly_slow_is_found, 0, sizeof cases / sizeof *cases)
@@ -80,6 +110,7 @@ TEST_EACH(who_is_clearly_slow_is_found, 0, sizeof cases / sizeof *cases)
     uint32_t scratch[MOST];
     for (size_t i = 0; i < cases[_i].count; i++) {
         memcpy(samples[i].us, cases[_i].us[i], sizeof samples[i].us);
+        samples[i].micros = cases[_i].micros[i] > 0 ? cases[_i].micros[i] : 1;
         samples[i].told = true;
     }
     const bool is_found = cairn_straggler_find(samples, cases[_i].count, scratch, &found);
@@ -92,11 +123,12 @@ TEST_EACH(who_is_clearly_slow_is_found, 0, sizeof cases / sizeof *cases)
 
 TEST(who_has_not_told_enough_is_no_other)
 {
-    struct cairn_straggler_sample samples[3] = { { { 90000, 0, 0, 0 }, true }, { .told = false } };
+    struct cairn_straggler_sample samples[3] = { { { 90000, 0, 0, 0 }, 1, true },
+                                                 { .told = false } };
     struct cairn_straggler_found found;
     uint32_t scratch[3];
     ck_assert(!cairn_straggler_find(samples, 3, scratch, &found));
-    samples[2] = (struct cairn_straggler_sample) { { 1000, 0, 0, 0 }, true };
+    samples[2] = (struct cairn_straggler_sample) { { 1000, 0, 0, 0 }, 1, true };
     ck_assert(cairn_straggler_find(samples, 3, scratch, &found));
 }
 
@@ -115,6 +147,28 @@ TEST(the_last_steps_count_and_a_few_are_too_few)
     us[0] = 0;
     ck_assert(cairn_step_ring_recent(&ring, 8, us));
     ck_assert_uint_eq(us[0], 7);
+}
+
+TEST(a_step_counts_for_one_of_the_micro_batches_that_were_dealt_in_it)
+{
+    struct cairn_step_ring ring = { .micros = 4 };
+    uint32_t us[] = { 4000, 400, 30, 20 };
+    Cairn__StepTimes told = CAIRN__STEP_TIMES__INIT;
+    told.us = us;
+    told.n_us = 4;
+    for (int i = 0; i < 5; i++) cairn_step_ring_take(&ring, &told);
+    ring.micros = 1; // others came
+    us[0] = 1000;
+    us[1] = 100;
+    for (int i = 0; i < 3; i++) cairn_step_ring_take(&ring, &told);
+    ck_assert(cairn_step_ring_recent(&ring, 8, us));
+    ck_assert_uint_eq(us[0], 1000);
+    ck_assert_uint_eq(us[1], 100);
+    ck_assert_uint_eq(us[2], 30);
+    ck_assert_uint_eq(us[3], 20);
+    told.us = (uint32_t[]) { 1, 1, 1, 1 };
+    ck_assert(cairn_step_ring_medians(&ring, &told, us)); // what is shown is of steps
+    ck_assert_uint_eq(us[0], 4000);
 }
 
 SUITE(30, NULL, NULL);
@@ -227,6 +281,29 @@ TEST(while_both_are_at_work_nobody_does)
     const uint64_t ticks = fake.cluster->clock.last_tick_ms;
     fake_until(&fake, fake.cluster->clock.last_tick_ms > ticks + 30);
     ck_assert_uint_eq(toy()->straggler.member, 0);
+}
+
+TEST(who_was_dealt_more_micro_batches_is_judged_by_each_of_them)
+{
+    struct cairn_cluster_member *m;
+    toy()->spec.global_batch = 3;
+    const uint64_t round = fake_begin(&fake, &w, job);
+    ck_assert_uint_eq(fake_begin(&fake, &second, job), round);
+    for (m = toy()->members.list; m != NULL; m = m->next_of_job) {
+        uint32_t us[] = { m->rank == 0 ? 20000 : 30000, 0, 0, 0 }; // for two, for one
+        Cairn__StepTimes told = CAIRN__STEP_TIMES__INIT;
+        told.us = us;
+        told.n_us = 4;
+        ck_assert_uint_eq(m->times.micros, m->rank == 0 ? 2 : 1);
+        for (int i = 0; i < 8; i++) cairn_step_ring_take(&m->times, &told);
+    }
+    fake_until(&fake, toy()->straggler.member != 0);
+    Cairn__JobStatus *status = show_job("toy");
+    ck_assert_ptr_nonnull(status->straggler);
+    ck_assert_str_eq(status->straggler->text,
+                     "worker w1 (rank 1), by its compute: 30.0 ms a micro-batch, and the others "
+                     "take 10.0 ms (medians of the last 8 steps)");
+    cairn_message_free(&status->base);
 }
 
 SUITE(60, open_two, close_two);

@@ -2,6 +2,7 @@
  * fenced. */
 #include <inttypes.h>
 
+#include "proto/spec/batch.h"
 #include "server/base/log.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/member.h"
@@ -108,6 +109,9 @@ static void send_opened(struct cairn_cluster_job *job, const struct cairn_round_
     if (member == NULL) return;
     uint32_t *request = action->write ? &member->write.request : &member->begin_request;
     member->opened_round = action->round;
+    if (!action->write)
+        member->times.micros = cairn_batch_count(
+            &(struct cairn_batch) { job->spec.global_batch, action->rank, action->world });
     if (*request == 0) return; // it asks again after a reconnect
     Cairn__RoundOpened opened = CAIRN__ROUND_OPENED__INIT;
     opened.job = job->id;

@@ -27,10 +27,24 @@ static const char *const late_signs[CAIRN_TIMES_PHASES] = {
 
 /* ---- the last steps ---- */
 
+/* The phase is gone through for each micro-batch. */
+static bool is_by_micro(enum cairn_phase phase)
+{
+    return phase == CAIRN_PHASE_COMPUTE || phase == CAIRN_PHASE_PUSH;
+}
+
+/* What takes that long in a phase takes this in a step. */
+static uint64_t in_step(const struct cairn_straggler_sample *sample, enum cairn_phase phase,
+                        uint32_t us)
+{
+    return is_by_micro(phase) ? (uint64_t)us * sample->micros : us;
+}
+
 static uint32_t sum_of(const struct cairn_straggler_sample *sample)
 {
     uint64_t sum = 0;
-    for (size_t p = 0; p < CAIRN_TIMES_PHASES; p++) sum += sample->us[p];
+    for (size_t p = 0; p < CAIRN_TIMES_PHASES; p++)
+        sum += in_step(sample, (enum cairn_phase)p, sample->us[p]);
     return sum < UINT32_MAX ? (uint32_t)sum : UINT32_MAX;
 }
 
@@ -60,8 +74,9 @@ static bool find_in(const struct cairn_straggler_sample *samples, size_t count,
     const uint32_t step_us = middle(samples, count, most, CAIRN_TIMES_PHASES, scratch);
     const uint32_t us = samples[most].us[phase];
     if (us <= others_us || (uint64_t)us <= SLOWER_FACTOR * (uint64_t)others_us) return false;
-    *out = (struct cairn_straggler_found) { most, phase, us, others_us };
-    return us - others_us > SLOWER_US && us - others_us > step_us / 10;
+    const uint64_t longer_us = in_step(&samples[most], phase, us - others_us);
+    *out = (struct cairn_straggler_found) { most, phase, us, others_us, longer_us };
+    return longer_us > SLOWER_US && longer_us > step_us / 10;
 }
 
 /* A push waits for others, too: contributions are added by rank. Who holds them up waits less than they do
@@ -81,8 +96,7 @@ bool cairn_straggler_find(const struct cairn_straggler_sample *samples, size_t c
     const bool in_compute = find_in(samples, count, CAIRN_PHASE_COMPUTE, scratch, &compute);
     const bool in_fetch = find_in(samples, count, CAIRN_PHASE_FETCH, scratch, &fetch);
     if (!in_compute && !in_fetch) return find_in_push(samples, count, scratch, out);
-    const bool more = !in_compute ||
-                      (in_fetch && fetch.us - fetch.others_us > compute.us - compute.others_us);
+    const bool more = !in_compute || (in_fetch && fetch.longer_us > compute.longer_us);
     *out = more ? fetch : compute;
     return true;
 }
@@ -120,6 +134,7 @@ static bool sample(const struct cairn_cluster_job *job, struct sampled *all)
     for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         if (!is_worker(m)) continue;
         struct cairn_straggler_sample *of = &all->samples[all->count];
+        of->micros = m->times.micros > 0 ? m->times.micros : 1;
         of->told = cairn_step_ring_recent(&m->times, CAIRN_STRAGGLER_STEPS, of->us);
         all->members[all->count++] = m;
     }
@@ -257,21 +272,23 @@ static void say(const struct cairn_cluster_straggler *s, const struct cairn_clus
                 struct cairn_sentence *out)
 {
     const char *phase = phase_names[s->phase];
+    const bool by_micro = m->job->spec.global_batch > 0 && is_by_micro(s->phase);
     cairn_sentence_set(out, "worker %s (rank %" PRIu32 ")", m->session->name, m->rank);
     if (s->waited_ms > 0) {
         if (s->others > 0) cairn_sentence_add(out, " and %" PRIu32 " more", s->others);
         cairn_sentence_add(out, ", for %.1f s in the open round: it %s (%s",
                            (double)s->waited_ms / 1000, late_signs[s->phase], phase);
         if (s->others_us != UINT32_MAX)
-            cairn_sentence_add(out, "; the others take %.1f ms", (double)s->others_us / 1000);
+            cairn_sentence_add(out, "; the others take %.1f ms%s", (double)s->others_us / 1000,
+                               by_micro ? " a micro-batch" : "");
         cairn_sentence_add(out, ")");
         return;
     }
     cairn_sentence_add(out,
-                       ", by its %s: %.1f ms a step, and the others take %.1f ms (medians of the "
+                       ", by its %s: %.1f ms a %s, and the others take %.1f ms (medians of the "
                        "last %d steps)",
-                       phase, (double)s->us / 1000, (double)s->others_us / 1000,
-                       CAIRN_STRAGGLER_STEPS);
+                       phase, (double)s->us / 1000, by_micro ? "micro-batch" : "step",
+                       (double)s->others_us / 1000, CAIRN_STRAGGLER_STEPS);
 }
 
 static void tell_log(struct cairn_cluster_job *job)

@@ -13,15 +13,18 @@ enum { CAIRN_STRAGGLER_STEPS = 8, CAIRN_STRAGGLER_LACKS = 8 };
 /* The phases of a worker's step, as StepTimes has them. */
 enum cairn_phase { CAIRN_PHASE_COMPUTE, CAIRN_PHASE_PUSH, CAIRN_PHASE_WAIT, CAIRN_PHASE_FETCH };
 
-/* Of a worker: medians of its last CAIRN_STRAGGLER_STEPS steps. */
+/* Of a worker: medians of its last CAIRN_STRAGGLER_STEPS steps; compute and push for one micro-batch, where
+ * they are dealt, since one worker may have more of them than another. */
 struct cairn_straggler_sample {
     uint32_t us[CAIRN_TIMES_PHASES];
-    bool told; /* there are enough of them */
+    uint32_t micros; /* that it has in a step, at least 1 */
+    bool told;       /* there are enough of them */
 };
 struct cairn_straggler_found {
     size_t index; /* in the samples */
     enum cairn_phase phase;
     uint32_t us, others_us; /* of that phase: its own, the middle of the others */
+    uint64_t longer_us;     /* a step is, by that */
 };
 /* Judges the last steps. Pure; scratch: [count]. False: nobody clearly holds the others up. */
 bool cairn_straggler_find(const struct cairn_straggler_sample *samples, size_t count,

@@ -7,8 +7,9 @@
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/base/session.h"
 
-/* Of a worker: what it does by itself. A push waits for others, too: contributions are added by rank. */
-enum { COMPUTE = 0, FETCH = 3 };
+/* Of a worker: compute and fetch it does by itself. A push waits for others, too: contributions are added by
+ * rank. */
+enum { COMPUTE = 0, PUSH = 1, FETCH = 3 };
 /* Others wait for whoever takes so much longer than the middle of them. */
 #define SLOWER_FACTOR 1.2
 #define SLOWER_US     1000
@@ -18,6 +19,7 @@ void cairn_step_ring_take(struct cairn_step_ring *ring, const Cairn__StepTimes *
     if (told == NULL || told->n_us == 0) return;
     for (size_t p = 0; p < CAIRN_TIMES_PHASES; p++)
         ring->us[ring->next][p] = p < told->n_us ? told->us[p] : 0;
+    ring->dealt[ring->next] = ring->micros > 0 ? ring->micros : 1;
     ring->next = (ring->next + 1) % CAIRN_TIMES_STEPS;
     if (ring->count < CAIRN_TIMES_STEPS) ring->count++;
     ring->has_memory = told->memory != NULL;
@@ -73,8 +75,10 @@ bool cairn_step_ring_recent(const struct cairn_step_ring *ring, uint32_t steps,
     const uint32_t count = ring->count < steps ? ring->count : steps;
     if (2 * ring->count < steps) return false;
     for (size_t p = 0; p < CAIRN_TIMES_PHASES; p++) {
-        for (uint32_t i = 0; i < count; i++)
-            values[i] = ring->us[(ring->next + CAIRN_TIMES_STEPS - 1 - i) % CAIRN_TIMES_STEPS][p];
+        for (uint32_t i = 0; i < count; i++) {
+            const uint32_t at = (ring->next + CAIRN_TIMES_STEPS - 1 - i) % CAIRN_TIMES_STEPS;
+            values[i] = ring->us[at][p] / (p == COMPUTE || p == PUSH ? ring->dealt[at] : 1);
+        }
         us[p] = cairn_times_median(values, count);
     }
     return true;

@@ -10,7 +10,10 @@ enum { CAIRN_TIMES_STEPS = 32, CAIRN_TIMES_PHASES = 4 };
 /* The last steps. Zero: none. */
 struct cairn_step_ring {
     uint32_t us[CAIRN_TIMES_STEPS][CAIRN_TIMES_PHASES];
+    uint32_t dealt[CAIRN_TIMES_STEPS]; /* micro-batches in each */
     uint32_t next, count;
+    uint32_t
+        micros; /* of global_batch: dealt to the worker in the step that it tells of next; 0: none are */
     bool has_memory; /* told with the last of them */
     Cairn__WorkerMemory memory;
 };
@@ -21,7 +24,8 @@ void cairn_step_ring_take(struct cairn_step_ring *ring, const Cairn__StepTimes *
 bool cairn_step_ring_medians(const struct cairn_step_ring *ring, Cairn__StepTimes *out,
                              uint32_t us[CAIRN_TIMES_PHASES]);
 
-/* The same of the last so many; false: there are not half as many. */
+/* The same of the last so many, and of what is the longer the more micro-batches were dealt: for one of them.
+ * False: there are not half as many steps. */
 bool cairn_step_ring_recent(const struct cairn_step_ring *ring, uint32_t steps,
                             uint32_t us[CAIRN_TIMES_PHASES]);
 /* The upper one of two. Puts them in order. */
