@@ -171,6 +171,26 @@ TEST(at_rest_the_newest_version_is_published_anew)
     train();
 }
 
+/* No round opens while it waits for that, and the one that ends lets the next one open. */
+TEST(a_round_that_publishes_it_before_that_comes_to_it_lets_the_run_go_on_once)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
+    char *const drained[] = { s1 };
+    message.drain = (char **)(uintptr_t)drained;
+    message.n_drain = 1;
+    cairn_message_free(&expect_told(ask(&message))->base);
+    fake_until(&fake, toy()->layout->version == 2 &&
+                          cairn_move_stage_of(toy()->reshard.move) == CAIRN_MOVE_REST);
+    const uint64_t round = fake_begin(&fake, &w, job);
+    toy()->pace.seen_us = 1; // long ago
+    fake_until(&fake, toy()->reshard.publishing);
+    fake_commit(&fake, &w, job, round);
+    train_until_ended();
+    ck_assert_int_eq(toy()->reshard.told.state, CAIRN_RESHARD_DONE);
+    ck_assert(!fake.shards[1].has_job);
+    train();
+}
+
 TEST(who_comes_in_between_begins_with_the_layout_of_the_newest_version)
 {
     fake.shards[2].move.holds_moved = true;

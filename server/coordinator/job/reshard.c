@@ -126,7 +126,7 @@ static void republish(struct cairn_cluster_job *job)
     struct cairn_cluster_reshard *r = &job->reshard;
     r->publishing = true;
     cairn_cluster_tiles_advance(job); // shuts the gate
-    if (cairn_round_stage_of(job->core) != CAIRN_ROUND_STEADY) return;
+    if (r->asking != NULL || cairn_round_stage_of(job->core) != CAIRN_ROUND_STEADY) return;
     struct cairn_cluster_gather *gather = ask(job, "to publish it in the new layout",
                                               on_republished);
     if (gather == NULL) return; // with the next event, or tick
@@ -152,7 +152,7 @@ static bool is_published(struct cairn_cluster_job *job)
         job->reshard.publishing = false;
         cairn_cluster_layouts_published(job);
         if (was_shut) cairn_cluster_tiles_advance(job); // a round published it: opens the gate
-        return true;
+        return !was_shut; // the round that opens comes here by itself; else the next tick does
     }
     if (cairn_cluster_pace_rests(job) || job->reshard.publishing) republish(job);
     return false;
