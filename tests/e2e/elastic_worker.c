@@ -43,6 +43,7 @@ struct worker {
     const struct elastic_model *model;
     uint32_t rank;
     struct elastic_shared *shared;
+    cairn *session;
     cairn_job *job;
     void *params[16];                   /* owned: [tensor], of its wire's type */
     void *gradients[ELASTIC_BATCH][16]; /* owned, likewise */
@@ -76,11 +77,15 @@ static bool take_memory(struct worker *w)
     return true;
 }
 
-static bool open_job(struct worker *w, const char *address)
+static bool open_session(struct worker *w, const char *address)
+{
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = address };
+    return is_ok(w, "open", cairn_open(&opts, &w->session));
+}
+
+static bool open_job(struct worker *w)
 {
     struct cairn_job_spec spec = trainer_spec(w->model->tensors, w->model->count);
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = address };
-    cairn *session;
     spec.rank = w->rank;
     spec.workers_min = 1;
     spec.workers_max = 8;
@@ -88,9 +93,9 @@ static bool open_job(struct worker *w, const char *address)
     spec.seed = 7;
     spec.clip_norm = 1;
     spec.chunk_leaves = 4;
-    return is_ok(w, "open", cairn_open(&opts, &session)) &&
-           is_ok(w, "job",
-                 cairn_job_open(session, w->model->name, &spec, CAIRN_WORKER, ELASTIC_WAIT_MS,
+    spec.on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST;
+    return is_ok(w, "job",
+                 cairn_job_open(w->session, w->model->name, &spec, CAIRN_WORKER, ELASTIC_WAIT_MS,
                                 &w->job)) &&
            is_ok(w, "init", cairn_init_done(w->job, NULL, ELASTIC_WAIT_MS));
 }
@@ -168,36 +173,77 @@ static cairn_status run_round(struct worker *w)
     }
     if (status != CAIRN_OK) return status;
     status = cairn_commit(w->job, &round, weight, NULL, 0, ELASTIC_WAIT_MS, &result);
-    if (status == CAIRN_OK) atomic_store(&w->shared->step, result.step);
-    return status;
+    if (status != CAIRN_OK) return status;
+    atomic_store(&w->shared->step, result.step);
+    atomic_fetch_add(&w->shared->rounds, 1);
+    return CAIRN_OK;
+}
+
+/* CAIRN_ERR_NOT_FOUND: the last step is done. */
+static cairn_status try_step(struct worker *w)
+{
+    struct cairn_version at;
+    const cairn_status status = cairn_version_wait(w->job, (struct cairn_version) { 0, 0 },
+                                                   ELASTIC_WAIT_MS, &at);
+    if (status != CAIRN_OK) return status;
+    return at.step >= atomic_load(&w->shared->until) ? CAIRN_ERR_NOT_FOUND : run_round(w);
 }
 
 static bool train(struct worker *w)
 {
-    struct cairn_version at;
     for (;;) {
-        if (!is_ok(
-                w, "version",
-                cairn_version_wait(w->job, (struct cairn_version) { 0, 0 }, ELASTIC_WAIT_MS, &at)))
-            return false;
-        if (at.step >= atomic_load(&w->shared->until)) return true;
-        const cairn_status status = run_round(w);
+        const cairn_status status = try_step(w);
         if (status == CAIRN_ERR_NOT_FOUND) return true;
         const bool is_void = status == CAIRN_ERR_EPOCH_CHANGED || status == CAIRN_ERR_STALE;
         atomic_fetch_add(&w->shared->voided, is_void);
-        if (!is_void && !is_ok(w, "a round", status)) return false;
+        if (status == CAIRN_ERR_ROLLED_BACK || status == CAIRN_ERR_FENCED) {
+            atomic_fetch_add(&w->shared->rolled_back, status == CAIRN_ERR_ROLLED_BACK);
+            cairn_job_close(w->job);
+            if (!open_job(w)) return false;
+        } else if (!is_void && !is_ok(w, "a round", status)) {
+            return false;
+        }
     }
+}
+
+static bool extend(struct worker *w)
+{
+    static const struct cairn_tensor adapter[] = { TRAINER_MATRIX("adapter", "adapter", 64, 64,
+                                                                  11) };
+    const struct cairn_amend amend = { .struct_size = sizeof amend,
+                                       .add = adapter,
+                                       .add_count = 1 };
+    return open_job(w) && is_ok(w, "amend", cairn_job_amend(w->job, &amend, ELASTIC_WAIT_MS));
+}
+
+/* ---- children ---- */
+
+/* In the child 0, and the child ends with the test. */
+static pid_t fork_child(void)
+{
+    const pid_t parent = getpid(), pid = fork();
+    ck_assert_int_ge(pid, 0);
+    if (pid > 0) return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(1); // it died before we asked
+    return 0;
 }
 
 pid_t elastic_start(const char *address, const struct elastic_model *model, uint32_t rank,
                     struct elastic_shared *shared)
 {
     static struct worker w;
-    const pid_t parent = getpid(), pid = fork();
-    ck_assert_int_ge(pid, 0);
+    const pid_t pid = fork_child();
     if (pid > 0) return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(1); // it died before we asked
     w = (struct worker) { .model = model, .rank = rank, .shared = shared };
-    _exit(take_memory(&w) && open_job(&w, address) && train(&w) ? 0 : 1);
+    _exit(take_memory(&w) && open_session(&w, address) && open_job(&w) && train(&w) ? 0 : 1);
+}
+
+pid_t elastic_extend(const char *address, const struct elastic_model *model)
+{
+    static struct worker w;
+    const pid_t pid = fork_child();
+    if (pid > 0) return pid;
+    w = (struct worker) { .model = model, .rank = 7 };
+    _exit(open_session(&w, address) && extend(&w) ? 0 : 1);
 }

@@ -22,15 +22,21 @@ extern const struct elastic_model elastic_models[ELASTIC_MODELS];
 
 /* In memory that all processes share. */
 struct elastic_shared {
-    _Atomic uint64_t until; /* the last step */
-    _Atomic uint64_t step;  /* the newest that a worker saw */
+    _Atomic uint64_t until;  /* the last step */
+    _Atomic uint64_t step;   /* the newest that a worker saw */
+    _Atomic uint64_t rounds; /* that workers saw the end of */
     _Atomic uint64_t voided;
+    _Atomic uint64_t rolled_back; /* workers that heard that the job goes on from a snapshot */
 };
 struct elastic_shared *elastic_share(void);
 
-/* Forks a worker, which trains until shared->until. Its exit status: 0, or 1, and it has said why. Dies with
- * the thread that calls this; no session may be open in this process. */
+/* Forks a worker, which trains until shared->until; opens the job again where another worker got its place,
+ * or the job was rolled back. Its exit status: 0, or 1, and it has said why. Dies with the thread that calls
+ * this; no session may be open in this process. */
 pid_t elastic_start(const char *address, const struct elastic_model *model, uint32_t rank,
                     struct elastic_shared *shared);
+/* Forks a worker that adds a tensor to the job, to which nobody contributes, and leaves. Its exit status
+ * likewise. */
+pid_t elastic_extend(const char *address, const struct elastic_model *model);
 
 #endif

@@ -166,6 +166,9 @@ static void on_persisted(const struct cairn_cluster_saved *saved)
         return;
     }
     job->rounds.persist_waits = false;
+    if (job->layouts.storing)
+        cairn_log_debug("job %s: layout %" PRIu64 " is in the store", job->spec.name,
+                        job->layouts.next->version);
     const struct cairn_round_event done = { .kind = CAIRN_ROUND_PERSISTED, .epoch = job->epoch };
     cairn_cluster_job_event(job, &done);
 }

@@ -26,6 +26,8 @@ static void tell_moved(struct cairn_shard_job *job)
     moved.bytes = now != NULL ? now->moved_bytes : 0;
     moved.us = now != NULL ? now->moved_us : 0;
     cairn_session_send(job->shard, CAIRN_MSG_PART_MOVED, 0, &moved.base);
+    cairn_log_debug("job %s: layout %llu: the coordinator is told that all is here", job->spec.name,
+                    (unsigned long long)moved.layout);
 }
 
 static void on_taken(struct cairn_take *take)
@@ -65,6 +67,8 @@ void cairn_move_on_resolve(struct cairn_shard_job *job, uint64_t epoch)
     if (now == NULL || now->take == NULL) {
         tell_moved(job);
     } else if (!cairn_take_is_begun(now->take)) {
+        cairn_log_debug("job %s: layout %llu: what comes is asked for", job->spec.name,
+                        (unsigned long long)version_of(now));
         cairn_take_begin(now->take, cairn_step_version(job->collector.step), on_taken);
         cairn_move_wake(job->shard);
     }
@@ -155,6 +159,8 @@ bool cairn_move_on_fence(struct cairn_shard_job *job, uint64_t epoch, uint64_t l
         cairn_shard_job_fault(job, why.text);
         return true;
     }
+    cairn_log_debug("job %s: a Fence brings layout %llu", job->spec.name,
+                    (unsigned long long)layout);
     job->move.fence.epoch = epoch;
     cairn_write_close(job); // of a round that is void
     cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_GIVE_UP });

@@ -66,6 +66,8 @@ void cairn_move_on_publish(struct cairn_shard_job *job, uint32_t request,
     struct cairn_request asked = cairn_session_request(job->shard, request);
     struct cairn_sentence why;
     cairn_status status = CAIRN_OK;
+    cairn_log_debug("job %s: layout %llu: the newest version is to be published in it",
+                    job->spec.name, (unsigned long long)message->layout);
     if (job->state != CAIRN_JOB_SERVING || message->layout != job->view->layout->version)
         status = cairn_fail(&why, CAIRN_ERR_NOT_READY, "layout %llu of job %s is not in force here",
                             (unsigned long long)message->layout, job->spec.name);

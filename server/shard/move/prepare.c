@@ -266,6 +266,8 @@ static cairn_status begin(struct cairn_shard_job *job, const struct cairn_arrivi
 {
     struct cairn_move_part *part = calloc(1, sizeof *part);
     if (part == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a layout");
+    cairn_log_debug("job %s: layout %llu is to be prepared", job->spec.name,
+                    (unsigned long long)message_of(arriving)->layout);
     part->session = job->shard->session.serial;
     job->move.next = part;
     const cairn_status status = fill(job, part, arriving, why);

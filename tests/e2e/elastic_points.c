@@ -1,0 +1,201 @@
+#include "tests/e2e/elastic_points.h"
+
+#include <check.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests/support/points/point.h"
+
+enum { EVERY = 100 /* steps that a run may end at */, AHEAD = 50, TURN_MS = 5 };
+
+/* ---- time ---- */
+
+int64_t points_now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+void points_pause(int ms)
+{
+    const struct timespec moment = { ms / 1000, ms % 1000 * 1000000L };
+    nanosleep(&moment, NULL);
+}
+
+/* ---- points ---- */
+
+static void open_point(struct points *p, const char *library)
+{
+    snprintf(p->path, sizeof p->path, "/tmp/cairn-point.XXXXXX");
+    const int fd = mkostemp(p->path, O_CLOEXEC);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(ftruncate(fd, sizeof *p->point), 0);
+    p->point = mmap(NULL, sizeof *p->point, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    ck_assert_ptr_ne(p->point, MAP_FAILED);
+    close(fd);
+    setenv("CAIRN_POINT", p->path, 1);
+    setenv("LD_PRELOAD", library, 1);
+}
+
+static void close_point(struct points *p)
+{
+    unsetenv("LD_PRELOAD");
+    munmap(p->point, sizeof *p->point);
+    unlink(p->path);
+}
+
+void points_arm(struct points *p, const char *text)
+{
+    snprintf(p->point->text, sizeof p->point->text, "%s", text);
+    atomic_store(&p->point->pid, 0);
+    atomic_store(&p->point->state, POINT_ARMED);
+}
+
+pid_t points_await_stop(struct points *p)
+{
+    const int64_t end_ms = points_now_ms() + CLUSTER_WAIT_MS;
+    siginfo_t info;
+    int pid;
+    while ((pid = atomic_load(&p->point->pid)) == 0) {
+        ck_assert_msg(points_now_ms() < end_ms, "nobody said \"%s\"", p->point->text);
+        points_pause(1);
+    }
+    ck_assert_int_eq(waitid(P_PID, (id_t)pid, &info, WSTOPPED), 0);
+    return pid;
+}
+
+/* ---- workers ---- */
+
+void points_start_worker(struct points *p, uint32_t rank)
+{
+    p->workers[rank] = elastic_start(p->cluster.address, p->model, rank, p->shared);
+}
+
+/* Ended by itself, and not well. */
+static bool has_failed(pid_t pid)
+{
+    siginfo_t info = { .si_pid = 0 };
+    if (pid == 0 || waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0) return false;
+    return info.si_pid != 0 && (info.si_code != CLD_EXITED || info.si_status != 0);
+}
+
+static void all_are_well(struct points *p)
+{
+    bool failed = has_failed(p->cluster.coordinator);
+    for (int i = 0; i < p->cluster.shard_count; i++) failed |= has_failed(p->cluster.shards[i]);
+    ck_assert_msg(!failed, "%s: a daemon has ended", p->cluster.folder);
+    for (int i = 0; i < POINTS_WORKERS; i++)
+        if (p->workers[i] != 0) ck_assert_int_eq(cluster_wait(p->workers[i], 0), -1);
+}
+
+static void tell_of_job(struct points *p, struct cluster_said *said)
+{
+    cluster_cli(&p->cluster, said, "job", "show", p->model->name, NULL);
+}
+
+void points_train(struct points *p, uint64_t rounds)
+{
+    static struct cluster_said said;
+    const uint64_t goal = atomic_load(&p->shared->rounds) + rounds;
+    const int64_t end_ms = points_now_ms() + CLUSTER_WAIT_MS;
+    while (atomic_load(&p->shared->rounds) < goal) {
+        all_are_well(p);
+        if (points_now_ms() > end_ms) {
+            tell_of_job(p, &said);
+            ck_abort_msg("%s: training does not go on: %s%s", p->cluster.folder, said.out,
+                         said.err);
+        }
+        points_pause(TURN_MS);
+    }
+}
+
+uint64_t points_end_training(struct points *p)
+{
+    static struct cluster_said said;
+    const uint64_t ahead = atomic_load(&p->shared->step) + AHEAD;
+    const uint64_t until = (ahead + EVERY - 1) / EVERY * EVERY;
+    atomic_store(&p->shared->until, until);
+    for (uint32_t i = 0; i < POINTS_WORKERS; i++)
+        if (p->workers[i] == 0) points_start_worker(p, i);
+    for (int i = 0; i < POINTS_WORKERS; i++) {
+        const int status = cluster_wait(p->workers[i], CLUSTER_WAIT_MS);
+        if (status == -1) tell_of_job(p, &said);
+        ck_assert_msg(status == 0, "%s: worker %d: %d; %s", p->cluster.folder, i, status, said.out);
+        p->workers[i] = 0;
+    }
+    return until;
+}
+
+/* ---- the cluster ---- */
+
+void points_start(struct points *p, const char *library, int shards)
+{
+    static const char *const lease[] = { "lease.heartbeat=100ms", "lease.timeout=1s", NULL };
+    static const struct cluster_options options = { .coordinator_set = lease,
+                                                    .log_level = "debug" };
+    *p = (struct points) { .model = &elastic_models[1], .shared = elastic_share() };
+    atomic_store(&p->shared->until, UINT64_MAX);
+    open_point(p, library);
+    cluster_start(&p->cluster, shards, &options);
+    for (uint32_t i = 0; i < POINTS_WORKERS; i++) points_start_worker(p, i);
+    points_train(p, 2);
+    cluster_says(&p->cluster, 0, "", "snapshot", "create", p->model->name, NULL);
+}
+
+void points_stop(struct points *p)
+{
+    cluster_stop(&p->cluster);
+    close_point(p);
+    munmap(p->shared, sizeof *p->shared);
+}
+
+/* ---- questions ---- */
+
+pid_t points_ask(struct points *p, const char *const *words)
+{
+    char log[sizeof p->cluster.folder + 16];
+    const char *argv[16] = { CAIRN_BIN_DIR "/cairn", "--endpoint", p->cluster.address };
+    for (size_t i = 0; words[i] != NULL; i++) argv[3 + i] = words[i];
+    snprintf(log, sizeof log, "%s/cairn.log", p->cluster.folder);
+    return cluster_spawn(argv, log);
+}
+
+bool points_shows(struct points *p, const char *text)
+{
+    static struct cluster_said said;
+    cluster_cli(&p->cluster, &said, "job", "show", p->model->name, "-o", "json", NULL);
+    return strstr(said.out, text) != NULL;
+}
+
+bool points_stands_still(struct points *p)
+{
+    static struct cluster_said said;
+    cluster_cli(&p->cluster, &said, "reshard", "status", p->model->name, "-o", "json", NULL);
+    return said.status == 0 && strstr(said.out, "\"moving\"") == NULL;
+}
+
+void points_root(struct points *p, char root_out[CLUSTER_WORD_BYTES])
+{
+    cluster_word(&p->cluster, root_out, "job", "digest", "-q", p->model->name, NULL);
+}
+
+void points_calm_root(uint64_t step, char root_out[CLUSTER_WORD_BYTES])
+{
+    static struct points calm;
+    calm = (struct points) { .model = &elastic_models[1], .shared = elastic_share() };
+    atomic_store(&calm.shared->until, step);
+    cluster_start(&calm.cluster, 1, NULL);
+    points_start_worker(&calm, 0);
+    ck_assert_int_eq(cluster_wait(calm.workers[0], CLUSTER_WAIT_MS), 0);
+    points_root(&calm, root_out);
+    cluster_stop(&calm.cluster);
+    munmap(calm.shared, sizeof *calm.shared);
+}
