@@ -651,6 +651,21 @@ TEST(no_step_is_expected_to_wait_for_longer_than_the_whole_of_it_takes)
     cairn_message_free(&told->base);
 }
 
+/* A fake shard says of each slice that 1 MiB came, in 1 ms. */
+TEST(what_came_is_told_with_the_time_of_the_slowest_shard_of_each_slice)
+{
+    const Cairn__ReshardAsk message = question(CAIRN_RESHARD_STATUS);
+    apply_shards(3);
+    train_until_ended();
+    Cairn__ReshardTold *told = expect_told(ask(&message));
+    const Cairn__ReshardJob *one = told->jobs[0];
+    ck_assert(one->slice > 0 && one->move_us > 0);
+    ck_assert_uint_eq(one->state_us, 1000 * one->slice);
+    ck_assert_uint_eq(one->state_bytes, ((uint64_t)3 << 20) * one->slice);
+    ck_assert(!one->rests);
+    cairn_message_free(&told->base);
+}
+
 TEST(the_last_shard_is_not_drained_and_nothing_moves_when_all_are_stopped)
 {
     Cairn__DrainMe drain = CAIRN__DRAIN_ME__INIT;

@@ -1,5 +1,6 @@
 /* cairn bench reshard: a job of one worker moves from so many shards to so many and back, in a cluster of
- * the bench's own. At rest, by turns with a memcpy of as many bytes: how fast. While it trains, with a
+ * the bench's own. At rest, by turns with a memcpy of as many bytes by all cores: how fast state comes, by
+ * what the shards say that take it, and how long all of it takes, that is told apart. While it trains, with a
  * backward of 200 ms, that sleeps and that computes on every core: how much longer the longest step is than
  * the median before. And what a snapshot and its restore over the same shards take, and torch.save and load
  * where Python has it. */
@@ -9,15 +10,17 @@
 #include <unistd.h>
 
 #include "client/ctl/bench/bench.h"
+#include "client/ctl/bench/reshard_copy.h"
 #include "client/ctl/bench/reshard_move.h"
 #include "client/ctl/bench/step.h"
 
-#define PARAMS_DEFAULT  16000000u
+#define PARAMS_DEFAULT  90000000u /* 1 GiB of state */
 #define TENSORS_DEFAULT 32
 #define FROM_DEFAULT    4
 #define BACKWARD_S      0.2
 #define STEPS_BEFORE    7
 #define SHARD_BYTES     36 /* an element of state: with what is beside it, and the bench's copies */
+#define COPIES          3  /* of each kind that is beside the reference */
 
 struct reshard_bench {
     const struct ctl *ctl;
@@ -27,17 +30,17 @@ struct reshard_bench {
     struct cairn_bench_crew crew;
     struct bench_mover mover;
     uint32_t from, to;
-    bool is_there;               /* the job is on `to` shards */
-    struct bench_move last;      /* at rest */
-    double moved, least, memory; /* of all moves: bytes, bytes, the worst */
-    char *copies;                /* [2][copy_bytes] */
-    size_t copy_bytes;
+    bool is_there;                /* the job is on `to` shards */
+    struct bench_move last, rest; /* the last one; those at rest, added up */
+    uint32_t rests;               /* moves at rest */
+    double moved, least, memory;  /* of all moves: bytes, bytes, the worst */
+    struct bench_copier copier;
     double longest[2], median[2]; /* of a backward that sleeps, that computes; seconds */
 };
 
 /* ---- a move ---- */
 
-static void prepare_move(struct reshard_bench *b)
+static void prepare_move(struct reshard_bench *b, bool rests)
 {
     const uint32_t less = b->from < b->to ? b->from : b->to,
                    more = b->from < b->to ? b->to : b->from;
@@ -46,6 +49,7 @@ static void prepare_move(struct reshard_bench *b)
     b->mover.first = less + 1;
     b->mover.last = more;
     b->mover.adds = (b->from < b->to) != b->is_there;
+    b->mover.rests = rests;
 }
 
 static bool end_move(struct reshard_bench *b)
@@ -58,38 +62,46 @@ static bool end_move(struct reshard_bench *b)
     return true;
 }
 
-/* What of the last move went from shard to shard: parameters and both moments. Counted as moved is all that
- * an element costs: the sum of a round and two published copies, too. */
-static double state_bytes(const struct reshard_bench *b)
+static void add_rest(struct reshard_bench *b)
 {
-    const double state = 4 + 4 + 4, wire = b->plan.model.wire == CAIRN_F32 ? 4 : 2;
-    return b->last.moved_bytes * state / (state + 4 + 2 * wire);
+    const struct bench_move *last = &b->last;
+    struct bench_move *rest = &b->rest;
+    b->rests++;
+    rest->seconds += last->seconds;
+    rest->slices += last->slices;
+    rest->state_bytes += last->state_bytes;
+    rest->state_s += last->state_s;
+    rest->prepare_s += last->prepare_s;
+    rest->cut_s += last->cut_s;
+    rest->waited_s += last->waited_s;
 }
 
 /* GB/s. */
 static double move_at_rest(void *context)
 {
     struct reshard_bench *b = context;
-    prepare_move(b);
+    prepare_move(b, true);
     if (!cairn_bench_move_begin(&b->mover) || !end_move(b)) return 0;
-    return state_bytes(b) * 1e-9 / b->last.seconds;
+    add_rest(b);
+    return b->last.state_bytes * 1e-9 / b->last.state_s;
 }
 
 static double copy(void *context)
 {
     struct reshard_bench *b = context;
-    const size_t bytes = (size_t)state_bytes(b);
-    if (bytes > b->copy_bytes) { // of the first run, which is not measured
-        char *grown = realloc(b->copies, 2 * bytes);
-        if (grown == NULL) return 0;
-        b->copies = grown;
-        b->copy_bytes = bytes;
-        memset(b->copies, 1, 2 * bytes);
+    return cairn_bench_copy(&b->copier, (size_t)b->last.state_bytes, cairn_bench_core_count(),
+                            false);
+}
+
+/* The median of some; 0, and said: one failed. */
+static double copy_otherwise(struct reshard_bench *b, uint32_t threads, bool is_fresh)
+{
+    double values[COPIES];
+    for (int i = 0; i < COPIES; i++) {
+        values[i] = cairn_bench_copy(&b->copier, (size_t)b->last.state_bytes, threads, is_fresh);
+        if (!(values[i] > 0)) return 0;
     }
-    const double begin = cairn_bench_now();
-    memcpy(b->copies, b->copies + b->copy_bytes, bytes);
-    __asm__ volatile("" : : "r"(b->copies) : "memory"); // somebody reads it
-    return (double)bytes * 1e-9 / (cairn_bench_now() - begin);
+    return cairn_bench_spread_of(values, COPIES).median;
 }
 
 /* ---- while it trains ---- */
@@ -119,7 +131,7 @@ static bool measure_steps(struct reshard_bench *b, uint32_t word, double *median
     double seconds = 1;
     *longest_out = 0;
     if (!train_before(b, word, median_out)) return false;
-    prepare_move(b);
+    prepare_move(b, false);
     if (!cairn_bench_move_begin(&b->mover)) return false;
     do {
         seconds = train(b, word);
@@ -176,16 +188,51 @@ static double torch_save_and_load(const struct reshard_bench *b)
 
 /* ---- the bench ---- */
 
-static void report(struct reshard_bench *b, double snapshot_s, double torch_s)
+static void report_rest(const struct reshard_bench *b, json_t *parts)
 {
-    json_t *parts = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "moved_over_least",
-                              b->least > 0 ? b->moved / b->least : 0, "memory_over_owned_and_slice",
-                              b->memory, "longest_step_sleeping", b->longest[0] / b->median[0],
-                              "longest_step_computing", b->longest[1] / b->median[1], "moved_bytes",
-                              b->last.moved_bytes, "move_s", b->last.seconds, "slices",
-                              b->last.slices, "snapshot_and_restore_s", snapshot_s);
+    const struct bench_move *rest = &b->rest;
+    const double n = b->rests, moving_s = rest->state_s / n, all_s = rest->seconds / n;
+    json_t *more = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "state_bytes",
+                             rest->state_bytes / n, "slices", rest->slices / n, "all_s", all_s,
+                             "coming_s", moving_s, "fixed_s", all_s - moving_s, "fixed_prepare_s",
+                             rest->prepare_s / n, "fixed_cut_over_s", rest->cut_s / n,
+                             "fixed_while_it_comes_s", (rest->waited_s - rest->state_s) / n,
+                             "fixed_join_publish_leave_s",
+                             (rest->seconds - rest->prepare_s - rest->cut_s - rest->waited_s) / n);
+    json_object_update(parts, more);
+    json_decref(more);
+}
+
+/* False, and said: there is no memory. */
+static bool report_copies(struct reshard_bench *b, json_t *parts)
+{
+    static const struct {
+        const char *name;
+        bool by_all, is_fresh;
+    } kinds[] = {
+        { "memcpy_by_one_touched_GB/s", false, false },
+        { "memcpy_by_one_fresh_GB/s", false, true },
+        { "memcpy_by_all_cores_fresh_GB/s", true, true },
+    };
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        const uint32_t threads = kinds[i].by_all ? cairn_bench_core_count() : 1;
+        const double speed = copy_otherwise(b, threads, kinds[i].is_fresh);
+        if (!(speed > 0)) return false;
+        json_object_set_new(parts, kinds[i].name, json_real(speed));
+    }
+    return true;
+}
+
+static void report(struct reshard_bench *b, json_t *parts, double snapshot_s, double torch_s)
+{
+    json_t *more = json_pack("{s:f, s:f, s:f, s:f, s:f}", "moved_over_least",
+                             b->least > 0 ? b->moved / b->least : 0, "memory_over_owned_and_slice",
+                             b->memory, "longest_step_sleeping", b->longest[0] / b->median[0],
+                             "longest_step_computing", b->longest[1] / b->median[1],
+                             "snapshot_and_restore_s", snapshot_s);
+    json_object_update(parts, more);
+    json_decref(more);
     if (torch_s > 0) json_object_set_new(parts, "torch_save_and_load_s", json_real(torch_s));
-    b->result->parts = parts;
 }
 
 static int measure(struct reshard_bench *b)
@@ -193,12 +240,15 @@ static int measure(struct reshard_bench *b)
     static const uint32_t words[2] = { STEP_ORDER_STEP, STEP_ORDER_BUSY };
     const int done = cairn_bench_alternate(b->result, b->ctl->bench.seconds, move_at_rest, copy, b);
     if (done >= 0) return done;
+    json_t *parts = b->result->parts = json_object();
+    report_rest(b, parts);
+    if (!report_copies(b, parts)) return 1;
     if (b->is_there && !(move_at_rest(b) > 0)) return 1;
     for (int i = 0; i < 2; i++)
         if (!measure_steps(b, words[i], &b->median[i], &b->longest[i])) return 1;
     const double snapshot_s = snapshot_and_restore(b);
     if (!(snapshot_s > 0)) return 1;
-    report(b, snapshot_s, torch_save_and_load(b));
+    report(b, parts, snapshot_s, torch_save_and_load(b));
     return -1;
 }
 
@@ -212,15 +262,25 @@ static int run_there(struct local *local, void *context)
     if (done < 0 && !(train(b, STEP_ORDER_STEP) > 0)) done = 1; // there is a version to move
     if (done < 0) done = measure(b);
     cairn_bench_crew_stop(&b->crew);
-    free(b->copies);
+    cairn_bench_copier_release(&b->copier);
     return done;
+}
+
+/* As many as by default, or fewer, and said: memory is short. */
+static uint64_t params_that_fit(void)
+{
+    const uint64_t fit = cairn_bench_memory_bytes() / 10 * 9 / SHARD_BYTES;
+    if (fit >= PARAMS_DEFAULT) return PARAMS_DEFAULT;
+    fprintf(stderr, "memory is short: %llu params instead of %u\n", (unsigned long long)fit,
+            PARAMS_DEFAULT);
+    return fit;
 }
 
 static void make_model(struct reshard_bench *b)
 {
     const struct ctl_bench *asked = &b->ctl->bench;
     struct cairn_bench_model *model = &b->plan.model;
-    const uint64_t params = asked->params > 0 ? asked->params : PARAMS_DEFAULT;
+    const uint64_t params = asked->params > 0 ? asked->params : params_that_fit();
     model->tensors = asked->tensors > 0 ? asked->tensors : TENSORS_DEFAULT;
     const uint64_t row_elems = (uint64_t)model->tensors * CAIRN_BENCH_COLUMNS;
     model->rows = params / row_elems + (params % row_elems != 0);
@@ -265,7 +325,7 @@ int cairn_bench_reshard(struct ctl *ctl)
     struct cairn_bench_result result = {
         .bench = "reshard",
         .unit = "GB/s",
-        .reference_name = "memcpy of as many bytes of state",
+        .reference_name = "memcpy of as many bytes by all cores, to memory written before",
     };
     bench.ctl = local.ctl = ctl;
     bench.result = &result;

@@ -62,7 +62,12 @@ static int judge(struct bench_mover *m, const Cairn__ReshardTold *told)
     }
     m->move.moved_bytes = (double)job->moved_bytes;
     m->move.least_bytes = (double)job->least_bytes;
-    m->move.slices = job->slices;
+    m->move.slices = job->slice;
+    m->move.state_bytes = (double)job->state_bytes;
+    m->move.state_s = (double)job->state_us * 1e-6;
+    m->move.prepare_s = (double)job->prepare_us * 1e-6;
+    m->move.cut_s = (double)job->cut_us * 1e-6;
+    m->move.waited_s = (double)job->move_us * 1e-6;
     return 0;
 }
 
@@ -73,6 +78,20 @@ static int step(struct bench_mover *m, uint32_t op)
     const int goes_on = judge(m, (const Cairn__ReshardTold *)reply);
     cairn_message_free(reply);
     return goes_on;
+}
+
+/* False, and said: it failed. */
+static bool await_rest(struct bench_mover *m)
+{
+    for (bool rests = false; !rests;) {
+        ProtobufCMessage *reply = ask(m, CAIRN_RESHARD_STATUS);
+        if (reply == NULL) return false;
+        const Cairn__ReshardTold *told = (const Cairn__ReshardTold *)reply;
+        rests = told->n_jobs == 1 && told->jobs[0]->rests;
+        cairn_message_free(reply);
+        if (!rests) poll(NULL, 0, LOOK_EVERY_MS);
+    }
+    return true;
 }
 
 static double memory_of(const struct bench_mover *m, const uint64_t *before, const uint64_t *after)
@@ -91,9 +110,10 @@ static void *run(void *context)
 {
     struct bench_mover *m = context;
     uint64_t before[1 + CTL_SHARDS_MAX] = { 0 }, after[1 + CTL_SHARDS_MAX] = { 0 };
+    int goes_on = m->rests && !await_rest(m) ? -1 : 1;
     look(m->local, before);
     const double begin = cairn_bench_now();
-    int goes_on = step(m, CAIRN_RESHARD_APPLY);
+    if (goes_on > 0) goes_on = step(m, CAIRN_RESHARD_APPLY);
     while (goes_on > 0) {
         look(m->local, m->peaks);
         poll(NULL, 0, LOOK_EVERY_MS);

@@ -12,6 +12,8 @@
 struct bench_move {
     double seconds; /* from the request until the coordinator says that it is done */
     double moved_bytes, least_bytes, slices;
+    double state_bytes, state_s;       /* that came to shards, and in how long, slice by slice */
+    double prepare_s, cut_s, waited_s; /* of all slices: until all were ready, in force, whole */
     double memory; /* the most of any shard / (what it owned before or after, and a slice) */
 };
 
@@ -21,6 +23,7 @@ struct bench_mover {
     const char *job;
     uint32_t first, last; /* "shard-FIRST" to "shard-LAST" */
     bool adds;            /* they join, else they are drained */
+    bool rests;           /* it begins when nobody trains the job, as the coordinator sees it */
     /* the thread's */
     struct ctl ctl;
     pthread_t thread;

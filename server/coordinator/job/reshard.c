@@ -71,6 +71,8 @@ void cairn_cluster_reshard_slice_ended(struct cairn_cluster_job *job, cairn_stat
     struct cairn_cluster_reshard *r = &job->reshard;
     if (status == CAIRN_OK) {
         r->told.moved_bytes += r->slice_bytes;
+        r->told.state_bytes += r->came_bytes;
+        r->told.state_us += r->came_us;
     } else if (status == CAIRN_ERR_UNREACHABLE && r->joiner_count == 0 &&
                job->shard_count == job->layout->shard_count) {
         cairn_sentence_set(&r->told.text, "%s", text); // again, when all are there

@@ -50,6 +50,9 @@ struct cairn_cluster_reshard_told {
     uint32_t shards_before, shards_after;
     uint64_t begun_ms, ended_ms;  /* cairn_cluster_now_ms */
     uint32_t median_us, worst_us; /* steps before it, and the longest while it moved */
+    /* of settled slices: what came to shards, and in how long to the slowest of each slice */
+    uint64_t state_bytes, state_us;
+    uint64_t stage_us[CAIRN_MOVE_LOST + 1]; /* that the slices were in each stage of the machine */
 };
 
 /* Of a job. */
@@ -69,6 +72,9 @@ struct cairn_cluster_reshard {
     struct cairn_move *move;    /* owned; NULL: no core */
     struct cairn_layout *prior; /* owned: the layout before the slice; NULL: not known */
     uint64_t slice_bytes;       /* of the slice under way */
+    uint64_t came_bytes;        /* to shards that are whole in it, and .. */
+    uint64_t came_us;           /* .. in how long to the slowest */
+    uint64_t stage_since_us;    /* when the machine's stage began */
     uint32_t slice_serial;      /* its number in this process: that of its layout may come again */
     uint32_t lost;              /* the shard that the way back leaves out */
     bool lost_empty; /* it has nothing in the layout in force, and all others are whole */

@@ -257,6 +257,12 @@ static void view_run(const struct cairn_cluster_job *job, struct view *view)
                                                 : told->ended_ms) -
                           told->begun_ms;
     if (told->median_us > 0) out->worst_step = (double)told->worst_us / told->median_us;
+    out->state_bytes = told->state_bytes;
+    out->state_us = told->state_us;
+    out->prepare_us = told->stage_us[CAIRN_MOVE_PREPARING];
+    out->cut_us = told->stage_us[CAIRN_MOVE_CUTTING];
+    out->move_us = told->stage_us[CAIRN_MOVE_MOVING];
+    out->rests = cairn_cluster_pace_rests(job);
 }
 
 static bool view_plan(const struct cairn_cluster_job *job,

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <sodium.h>
 #include <stdlib.h>
+#include <uv.h>
 
 #include "proto/plan/moves.h"
 #include "proto/plan/plan_job.h"
@@ -313,14 +314,24 @@ static void do_action(struct cairn_cluster_job *job, const struct cairn_move_act
     }
 }
 
+static void count_stage(struct cairn_cluster_reshard *r, enum cairn_move_stage was)
+{
+    const uint64_t now_us = uv_hrtime() / 1000;
+    if (cairn_move_stage_of(r->move) == was) return;
+    r->told.stage_us[was] += now_us - r->stage_since_us;
+    r->stage_since_us = now_us;
+}
+
 static void happened(struct cairn_cluster_job *job, struct cairn_move_event *event,
                      const char *text)
 {
+    const enum cairn_move_stage was = cairn_move_stage_of(job->reshard.move);
     struct cairn_move_action list[CAIRN_MOVE_ACTIONS_MAX];
     struct cairn_move_actions actions = { list, 0, CAIRN_MOVE_ACTIONS_MAX };
     event->pending = job->core != NULL && job->layouts.next != NULL &&
                      cairn_round_layout_pending(job->core) == job->layouts.next->version;
     cairn_move_on_event(job->reshard.move, event, &actions);
+    count_stage(&job->reshard, was);
     for (size_t i = 0; i < actions.count; i++) do_action(job, &list[i], text);
 }
 
@@ -348,6 +359,7 @@ void cairn_cluster_slice_begin(struct cairn_cluster_job *job, struct cairn_layou
     l->next_packed = packed;
     l->next_gone = gone;
     job->reshard.slice_bytes = bytes;
+    job->reshard.came_bytes = job->reshard.came_us = 0;
     job->reshard.slice_serial++;
     if (!back) job->reshard.told.slice++;
     struct cairn_move_event event = { .kind = CAIRN_MOVE_BEGIN,
@@ -428,6 +440,8 @@ void cairn_cluster_slice_moved(struct cairn_cluster_job *job, uint32_t shard,
         const double rate = (double)message->bytes / (double)message->us;
         // Faster ones count slowly: what the next slice may be goes by the slowest of late.
         r->rate = r->rate <= 0 || rate < r->rate ? rate : 0.75 * r->rate + 0.25 * rate;
+        r->came_bytes += message->bytes;
+        if (message->us > r->came_us) r->came_us = message->us;
     }
     happened(job, &event, "");
     cairn_cluster_reshard_advance(job);
