@@ -24,6 +24,7 @@ enum cairn_option_type {
     CAIRN_OPTION_INT,       /* int64_t */
     CAIRN_OPTION_BYTES,     /* int64_t, bytes: B KiB MiB GiB TiB */
     CAIRN_OPTION_DURATION,  /* int64_t, ms: ms s min h */
+    CAIRN_OPTION_FACTOR,    /* int64_t, thousandths: 1.1, no unit */
 };
 
 /* One row of a table. */
@@ -33,7 +34,7 @@ struct cairn_option {
     enum cairn_option_type type;
     size_t offset;            /* of the value, in the daemon's struct of values */
     const char *default_text; /* as in the file; NULL: must be given; "" is an empty string */
-    int64_t min;              /* of numbers, in bytes or ms where it has such a unit */
+    int64_t min;              /* of numbers, in bytes, ms or thousandths where it has those */
     int64_t max;
     const char *doc; /* for the printed sample: full sentences, one line each */
 };

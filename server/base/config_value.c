@@ -31,11 +31,15 @@ static bool is_string(enum cairn_option_type type)
     return type <= CAIRN_OPTION_ADDRESSES; // the strings come first
 }
 
-// The largest unit that divides it: 65536 -> "64KiB".
-static void print_number(int64_t number, const struct unit *units, char *text_out,
+// The largest unit that divides it: 65536 -> "64KiB"; a factor as it is written: 1100 -> "1.1".
+static void print_number(int64_t number, enum cairn_option_type type, char *text_out,
                          size_t text_bytes)
 {
-    const struct unit *unit = units;
+    const struct unit *unit = units_of(type);
+    if (type == CAIRN_OPTION_FACTOR) {
+        snprintf(text_out, text_bytes, "%g", (double)number / 1000);
+        return;
+    }
     while (unit[1].name != NULL && (number == 0 || number % unit->factor != 0)) unit++;
     snprintf(text_out, text_bytes, "%" PRId64 "%s", number / unit->factor, unit->name);
 }
@@ -45,7 +49,6 @@ void cairn_config_value_describe(const struct cairn_option *option, char *text_o
 {
     char least[32];
     char most[32];
-    const struct unit *units = units_of(option->type);
     switch (option->type) {
     case CAIRN_OPTION_STRING: snprintf(text_out, text_bytes, "a text"); return;
     case CAIRN_OPTION_PATH: snprintf(text_out, text_bytes, "a path"); return;
@@ -56,10 +59,11 @@ void cairn_config_value_describe(const struct cairn_option *option, char *text_o
     case CAIRN_OPTION_BOOL: snprintf(text_out, text_bytes, "yes or no"); return;
     case CAIRN_OPTION_INT:
     case CAIRN_OPTION_BYTES:
-    case CAIRN_OPTION_DURATION: break;
+    case CAIRN_OPTION_DURATION:
+    case CAIRN_OPTION_FACTOR: break;
     }
-    print_number(option->min, units, least, sizeof least);
-    print_number(option->max, units, most, sizeof most);
+    print_number(option->min, option->type, least, sizeof least);
+    print_number(option->max, option->type, most, sizeof most);
     snprintf(text_out, text_bytes, "%s to %s", least, most);
 }
 
@@ -101,11 +105,33 @@ static const char *parse_number(const char *text, enum cairn_option_type type, i
     return NULL;
 }
 
+// Digits, perhaps a point and one to three more. NULL if well, else what is wrong.
+static const char *parse_factor(const char *text, int64_t *thousandths_out)
+{
+    int64_t number = 0;
+    const char *p = text;
+    int places = -1; // behind the point; -1: there is none
+    if (*p < '0' || *p > '9') return "it is not a factor such as 1.1";
+    for (; (*p >= '0' && *p <= '9') || (*p == '.' && places < 0); p++) {
+        if (*p == '.' || places >= 0) places++;
+        if (*p == '.') continue;
+        if (places > 3) return "a factor has three places behind the point at most";
+        if (number > (INT64_MAX / 1000 - 9) / 10) return "the number is too large";
+        number = number * 10 + (*p - '0');
+    }
+    if (*p != '\0' || places == 0) return "it is not a factor such as 1.1";
+    for (int i = places < 0 ? 0 : places; i < 3; i++) number *= 10;
+    *thousandths_out = number;
+    return NULL;
+}
+
 static cairn_status store_number(const struct cairn_option *option, const char *text,
                                  int64_t *place, struct cairn_sentence *why)
 {
     int64_t number = 0;
-    const char *what = parse_number(text, option->type, &number);
+    const char *what = option->type == CAIRN_OPTION_FACTOR
+                           ? parse_factor(text, &number)
+                           : parse_number(text, option->type, &number);
     if (what != NULL) return refuse(option, text, what, why);
     if (number < option->min || number > option->max)
         return refuse(option, text, "it is out of range", why);

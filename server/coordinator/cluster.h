@@ -58,7 +58,7 @@ struct cairn_cluster_options {
     int64_t workers_max; /* of a job */
     int64_t lease_ttl_max_ms, lease_versions_max;
     char *reshard;           /* "manual", "on_join" */
-    int64_t rebalance_above; /* per cent */
+    int64_t rebalance_above; /* thousandths of a share */
     char *log_level;
 };
 /* The table of it, for server/base/config.h. */

@@ -30,8 +30,8 @@ static const struct cairn_option table[] = {
     { "reshard", "policy", CAIRN_OPTION_STRING, AT(reshard), "manual", 0, 0,
       "manual: by an operator's word alone; on_join: a shard that comes gets its share of the "
       "jobs." },
-    { "reshard", "rebalance_above", CAIRN_OPTION_INT, AT(rebalance_above), "110", 100, 100000,
-      "on_join moves nothing while no shard has more than so many per cent of its share." },
+    { "reshard", "rebalance_above", CAIRN_OPTION_FACTOR, AT(rebalance_above), "1.1", 1000, 100000,
+      "on_join moves nothing while no shard has more than so many times its share." },
     { "log", "level", CAIRN_OPTION_STRING, AT(log_level), "", 0, 0,
       "error, warn, info or debug. Empty: as --log-level says." },
 };

@@ -14,6 +14,7 @@ struct values {
     int64_t count;
     int64_t memory_bytes;
     int64_t wait_ms;
+    int64_t above;
     struct cairn_listener_options network;
 };
 
@@ -29,6 +30,8 @@ static const struct cairn_option options[] = {
       1 << 20, INT64_C(1) << 40, "How much." },
     { "limits", "wait", CAIRN_OPTION_DURATION, offsetof(struct values, wait_ms), "250ms", 1,
       86400000, "How long." },
+    { "limits", "above", CAIRN_OPTION_FACTOR, offsetof(struct values, above), "1.1", 1000, 100000,
+      "How many times." },
     CAIRN_LISTENER_CONFIG(struct values, network),
 };
 #define OPTION_COUNT (sizeof options / sizeof options[0])
@@ -90,6 +93,24 @@ TEST(values_come_from_defaults_then_file_then_command_line)
     ck_assert_int_eq(cairn_config_finish(&config, &why), CAIRN_OK);
 }
 
+TEST(a_factor_is_read_to_the_thousandth)
+{
+    static const struct {
+        const char *assignment;
+        int64_t value;
+    } rows[] = { { "limits.above=1", 1000 },
+                 { "limits.above=1.1", 1100 },
+                 { "limits.above=1.005", 1005 },
+                 { "limits.above=100.000", 100000 } };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        cairn_config_release(&config);
+        memset(&values, 0, sizeof values);
+        cairn_config_init(&config, options, OPTION_COUNT, &values);
+        ck_assert_int_eq(cairn_config_set(&config, rows[i].assignment, &why), CAIRN_OK);
+        ck_assert_int_eq(values.above, rows[i].value);
+    }
+}
+
 struct refusal {
     const char *text;
     const char *says; /* "LINE: ..." after the file's name */
@@ -118,6 +139,17 @@ static const struct refusal refusals[] = {
     { "[limits]\nwait = 5\n",
       "a duration has a unit, ms s min or h (250ms); allowed is 1ms to 24h" },
     { "[limits]\nwait = 1.5s\n", "a duration has a unit" },
+    { "[limits]\nabove = 0.999\n",
+      ":2: above = \"0.999\" in [limits]: it is out of range; allowed is 1 to 100" },
+    { "[limits]\nabove = 110\n", "it is out of range; allowed is 1 to 100" },
+    { "[limits]\nabove = 1.1234\n", "a factor has three places behind the point at most" },
+    { "[limits]\nabove = 1.\n", "it is not a factor such as 1.1" },
+    { "[limits]\nabove = .5\n", "it is not a factor such as 1.1" },
+    { "[limits]\nabove = 1.1.1\n", "it is not a factor such as 1.1" },
+    { "[limits]\nabove = 110%\n", "it is not a factor such as 1.1" },
+    { "[limits]\nabove = nan\n", "it is not a factor such as 1.1" },
+    { "[limits]\nabove = -2\n", "it is not a factor such as 1.1" },
+    { "[limits]\nabove = 9999999999999999999999\n", "the number is too large" },
     { "[shard]\nloud = maybe\n", "allowed is yes or no" },
     { "[shard]\ndata =\n", "it is empty" },
     { "[network]\nlisten = 127.0.0.1\n", "is not an address: there is no port" },
@@ -196,6 +228,7 @@ TEST(the_printed_sample_is_read_back)
     ck_assert_msg(read_text(sample) == CAIRN_OK, "%s\n%s", why.text, sample);
     ck_assert_int_eq(values.count, 4);
     ck_assert_int_eq(values.wait_ms, 250);
+    ck_assert_int_eq(values.above, 1100);
     ck_assert_str_eq(values.network.listen, "");
     ck_assert_int_eq(values.network.connections_max, 4096);
     for (size_t i = 0; i < OPTION_COUNT; i++) ck_assert_int_gt(config.given[i], 0);

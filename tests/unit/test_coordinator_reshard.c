@@ -686,7 +686,7 @@ TEST(a_shard_that_comes_gets_its_share_if_that_is_the_policy)
 {
     static char on_join[] = "on_join";
     fake.options.reshard = on_join;
-    fake.options.rebalance_above = 110;
+    fake.options.rebalance_above = 1100;
     fake_shard_up(&fake, 3);
     fake_until(&fake, toy()->reshard.running);
     train_until_ended();

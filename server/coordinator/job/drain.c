@@ -244,7 +244,7 @@ static bool is_uneven(const struct cairn_cluster_job *job,
     struct cairn_cluster_reshard_target target;
     struct cairn_sentence why;
     if (cairn_cluster_reshard_plan(job, wish, &target, &why) != CAIRN_OK) return false;
-    const double above = (double)job->cluster->options->rebalance_above / 100;
+    const double above = (double)job->cluster->options->rebalance_above / 1000;
     const bool uneven = target.report->heaviest_before > above && target.report->moved_bytes > 0;
     cairn_cluster_reshard_target_release(&target);
     return uneven;
