@@ -107,10 +107,10 @@ CAIRN_MUST_CHECK cairn_status cairn_home_memory_open_room(const char *label, uin
                                                           uint64_t room_bytes, bool is_exportable,
                                                           struct cairn_home_memory *memory_out,
                                                           struct cairn_sentence *why);
-/* Other bytes, at most room_bytes, of what was opened with room. What is in its segments stays, but for the
- * last one of before or of now if it is exportable: what others have mapped cannot change its size, so that
- * one is made anew, all 0. Nothing works on it meanwhile. CAIRN_ERR_NO_MEMORY: it has the bytes of before;
- * the segments that were to be made anew are all 0. Any thread. */
+/* Other bytes, at most room_bytes, of what was opened with room. What is in its segments stays; the last one,
+ * if it is exportable, keeps the pages of what it had before, since what others have mapped cannot change its
+ * size. Nothing works on it meanwhile. CAIRN_ERR_NO_MEMORY: it has the bytes of before; segments that were to
+ * go are all 0. Any thread. */
 CAIRN_MUST_CHECK cairn_status cairn_home_memory_resize(struct cairn_home_memory *memory,
                                                        const char *label, uint64_t bytes,
                                                        struct cairn_sentence *why);

@@ -173,14 +173,21 @@ static uint64_t count_shown(const struct published *copy, enum cairn_published_s
     return count;
 }
 
+/* What of it has bytes of the copy: a segment may be longer. */
+static size_t bytes_of_segment(const struct published *copy, uint64_t segment)
+{
+    const uint64_t left = copy->bytes - segment * CAIRN_SEGMENT_BYTES;
+    return (size_t)(left < CAIRN_SEGMENT_BYTES ? left : CAIRN_SEGMENT_BYTES);
+}
+
 /* Maps a segment once more, where it belongs. */
 static bool put_in_place(const struct published *copy, const struct shown *shown, uint8_t *base)
 {
-    const uint64_t at = shown->segment * CAIRN_SEGMENT_BYTES, left = copy->bytes - at;
     size_t bytes;
+    const size_t wanted = bytes_of_segment(copy, shown->segment);
     const void *memory = cairn_fabric_mapping_memory(shown->mapping, &bytes);
-    return bytes == (left < CAIRN_SEGMENT_BYTES ? left : CAIRN_SEGMENT_BYTES) &&
-           cairn_pages_double(base + at, memory, bytes);
+    return bytes >= wanted &&
+           cairn_pages_double(base + shown->segment * CAIRN_SEGMENT_BYTES, memory, wanted);
 }
 
 /* Maps all of it, if all is there; a copy that is not what its head says is gone. */
@@ -211,12 +218,11 @@ static bool is_on_card(struct published *copy)
         return false;
     for (const struct shown *shown = copy->shown; shown != NULL; shown = shown->next) {
         if (shown->side != CAIRN_PUBLISHED_DEVICE) continue;
-        const uint64_t at = shown->segment * CAIRN_SEGMENT_BYTES, left = copy->bytes - at;
+        const uint64_t at = shown->segment * CAIRN_SEGMENT_BYTES;
         size_t bytes;
         const uint8_t *memory = cairn_fabric_mapping_memory(shown->mapping, &bytes);
         if (base == NULL) base = memory - at;
-        if (memory != base + at ||
-            bytes < (left < CAIRN_SEGMENT_BYTES ? left : CAIRN_SEGMENT_BYTES))
+        if (memory != base + at || bytes < bytes_of_segment(copy, shown->segment))
             copy->gone = true;
     }
     if (!copy->gone) copy->on_card = base;

@@ -14,12 +14,6 @@ struct cairn_home_segment {
     int fd; /* owned; -1: not made yet, or given back */
 };
 
-static uint64_t bytes_of(const struct cairn_home_memory *memory, uint64_t segment)
-{
-    const uint64_t left = memory->bytes - segment * CAIRN_SEGMENT_BYTES;
-    return left < CAIRN_SEGMENT_BYTES ? left : CAIRN_SEGMENT_BYTES;
-}
-
 /* In whole pages. */
 static size_t pages_of(uint64_t bytes)
 {
@@ -29,6 +23,15 @@ static size_t pages_of(uint64_t bytes)
 static uint64_t room_of(const struct cairn_home_memory *memory)
 {
     return memory->room_bytes != 0 ? memory->room_bytes : memory->bytes;
+}
+
+/* What others have mapped cannot change its size: such a segment has the size that the room allows from the
+ * first, and no pages but those that are touched. */
+static uint64_t bytes_of(const struct cairn_home_memory *memory, uint64_t segment)
+{
+    const uint64_t all = memory->is_exportable ? room_of(memory) : memory->bytes;
+    const uint64_t left = all - segment * CAIRN_SEGMENT_BYTES;
+    return left < CAIRN_SEGMENT_BYTES ? left : CAIRN_SEGMENT_BYTES;
 }
 
 static uint8_t *address_of(const struct cairn_home_memory *memory, uint64_t segment)
@@ -122,12 +125,12 @@ cairn_status cairn_host_memory_resize(struct cairn_home_memory *memory, const ch
     if (more == NULL) return fails(&now, label, why);
     now.segments = memory->segments = more;
     for (uint64_t i = was; i < is; i++) more[i].fd = -1;
-    for (uint64_t i = first; i < was; i++)
-        if (memory->is_exportable || i >= is) cairn_host_memory_give(memory, i);
+    for (uint64_t i = is; i < was; i++) cairn_host_memory_give(memory, i);
     bool made = true;
     for (uint64_t i = first; made && i < is; i++)
-        made = more[i].fd < 0 ? make(&now, label, i)
-                              : map_from(&now, i, pages_of(bytes_of(memory, i)));
+        made = more[i].fd < 0
+                   ? make(&now, label, i)
+                   : memory->is_exportable || map_from(&now, i, pages_of(bytes_of(memory, i)));
     if (made) {
         *memory = now;
         return CAIRN_OK;

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "proto/wire/tiles.h"
 #include "server/shard/job/switch.h"
@@ -304,6 +306,46 @@ TEST(training_goes_on_in_other_views_and_each_version_is_read_by_its_own)
         model_close(&one);
         model_close(&last);
     }
+}
+
+/* Which file the first segment of the copies is, one number for all. */
+static uint64_t files_of_copies(void)
+{
+    uint64_t files = 0;
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
+        const struct cairn_published *copy = &job->versions.copies[i];
+        struct cairn_sentence why;
+        struct stat is;
+        uint64_t bytes;
+        int fd;
+        if (copy->wire.base == NULL) continue;
+        ck_assert_int_eq(cairn_home_memory_export(&copy->wire.memory, 0, &fd, &bytes, &why),
+                         CAIRN_OK);
+        ck_assert_int_eq(fstat(fd, &is), 0);
+        close(fd);
+        files = files * 1000003 + is.st_ino;
+    }
+    return files;
+}
+
+TEST(published_copies_keep_their_pages_until_a_smaller_view_has_stayed_for_a_while)
+{
+    cairn_shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
+    train(4);
+    const uint64_t files = files_of_copies();
+    cairn_shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
+    train(2);
+    cairn_shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
+    train(2);
+    cairn_shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
+    train(12);
+    check_wire(&now, at);
+    ck_assert_uint_eq(files_of_copies(), files);
+    train(12);
+    check_wire(&now, at);
+    ck_assert_uint_ne(files_of_copies(), files);
+    for (uint32_t i = 0; i < 2; i++)
+        ck_assert_uint_eq(job->versions.copies[i].most_bytes, job->view->wire_bytes);
 }
 
 TEST(what_it_takes_of_the_budget_is_as_before_when_it_is_back)

@@ -8,6 +8,8 @@
 #include "proto/geometry/published.h"
 #include "server/shard/shard.h"
 
+#define SETTLED_WRITES 8 /* in one view: then the layout is taken to stay */
+
 static const struct cairn_published NO_COPY = { .head = { .base = NULL } };
 
 bool cairn_copy_is_there(const struct cairn_published *copy)
@@ -108,18 +110,32 @@ static cairn_status open_head(const struct cairn_shard_job *job, struct cairn_pu
     return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the head of a version");
 }
 
+/* Its last segment keeps the pages of the largest view that it had (gpu/home.h), so that no step of a move
+ * pays for new ones. They go, with the copy's others, when no view has followed for a while: of a copy that
+ * is large they are little. */
+static bool is_too_large(const struct cairn_published *copy)
+{
+    const uint64_t bytes = copy->wire.bytes, last = bytes % CAIRN_SEGMENT_BYTES;
+    const uint64_t room = last > 0 ? CAIRN_SEGMENT_BYTES - last : 0,
+                   beyond = copy->most_bytes - bytes;
+    return copy->settled >= SETTLED_WRITES && (beyond < room ? beyond : room) > bytes / 16;
+}
+
 /* The bytes that the job's view wants; what there are stay, where that is possible. */
 static cairn_status size_wire(const struct cairn_shard_job *job, struct cairn_published *copy,
                               struct cairn_sentence *why)
 {
     const struct label label = label_of(job, copy, "wire");
     const uint64_t bytes = job->view->wire_bytes;
-    if (copy->wire.base == NULL)
-        return cairn_arena_open_shared_room(label.text, bytes, job->versions.room_bytes,
-                                            &copy->wire, why);
-    if (bytes > 0) return cairn_arena_resize(&copy->wire, label.text, bytes, why);
-    cairn_release(job->shard, &copy->wire);
-    return CAIRN_OK;
+    if (bytes == 0 || is_too_large(copy)) cairn_release(job->shard, &copy->wire);
+    copy->settled = 0;
+    if (copy->wire.base != NULL) {
+        if (bytes > copy->most_bytes) copy->most_bytes = bytes;
+        return cairn_arena_resize(&copy->wire, label.text, bytes, why);
+    }
+    copy->most_bytes = bytes;
+    return cairn_arena_open_shared_room(label.text, bytes, job->versions.room_bytes, &copy->wire,
+                                        why);
 }
 
 /* If all of the job lies on the device: processes that use the card read it there. */
@@ -209,7 +225,7 @@ void cairn_copy_close(const struct cairn_shard_job *job, struct cairn_published 
 cairn_status cairn_copy_follow(struct cairn_shard_job *job, struct cairn_published *copy,
                                struct cairn_sentence *why)
 {
-    if (copy->view == job->view) return CAIRN_OK;
+    if (copy->view == job->view && (copy->settled++, !is_too_large(copy))) return CAIRN_OK;
     uint64_t *checksums = calloc((size_t)job->view->table.map.chunk_count + 1, sizeof *checksums);
     if (checksums == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the checksums of a version");

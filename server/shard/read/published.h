@@ -45,8 +45,10 @@ struct cairn_published {
     struct cairn_shard_view
         *view; /* counted: by which it was written, or is to be; NULL with checksums */
     struct cairn_version version;
-    bool readable; /* false before it is first written, and while it is being written */
-    bool stale;    /* its frozen tensors are not those of the newest */
+    uint64_t most_bytes; /* that `wire` had, of the views that it followed */
+    uint32_t settled;    /* how often it was written in its view */
+    bool readable;       /* false before it is first written, and while it is being written */
+    bool stale;          /* its frozen tensors are not those of the newest */
     /* to workers, right out of it: until they end it is neither written nor closed */
     uint32_t sends;
 };
