@@ -332,7 +332,7 @@ static cairn_status fill_seats(struct cairn_cluster_job *job, const struct cairn
 {
     struct cairn_cluster_reshard *reshard = &job->reshard;
     reshard->running = row->weights != NULL;
-    reshard->pause = row->pause;
+    cairn_cluster_reshard_pace_begin(&reshard->pace, row->pause, 0);
     reshard->told.state = reshard->running ? CAIRN_RESHARD_MOVING : CAIRN_RESHARD_NONE;
     reshard->joiners = calloc((size_t)row->shard_count + 1, sizeof *reshard->joiners);
     if (reshard->joiners == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");

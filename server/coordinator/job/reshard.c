@@ -220,13 +220,6 @@ static bool may_step(const struct cairn_cluster_job *job)
     return stage >= CAIRN_ROUND_STEADY && stage != CAIRN_ROUND_FAILED;
 }
 
-/* With training going on a slice a step at most, so that no step carries two. */
-static bool is_paced(const struct cairn_cluster_job *job)
-{
-    return cairn_cluster_pace_rests(job) ||
-           cairn_version_compare(cairn_cluster_job_version(job), job->layouts.at) > 0;
-}
-
 /* The run found in the store, or one whose job's tensors changed, plans from where the layout is. */
 static cairn_status plan_anew(struct cairn_cluster_job *job, struct cairn_sentence *why)
 {
@@ -253,6 +246,7 @@ static void slice(struct cairn_cluster_job *job)
 {
     struct cairn_layout *next;
     uint64_t bytes;
+    cairn_cluster_reshard_pace_slice(&job->reshard.pace);
     const cairn_status status = cairn_cluster_reshard_slice(job, &next, &bytes);
     if (status != CAIRN_OK) {
         cairn_cluster_reshard_end(job, CAIRN_RESHARD_FAILED, cairn_status_text((int)status));
@@ -274,18 +268,19 @@ static void slice(struct cairn_cluster_job *job)
     cairn_cluster_slice_begin(job, next, gone, bytes, false);
 }
 
-static void note_step(struct cairn_cluster_job *job)
+void cairn_cluster_reshard_note_step(struct cairn_cluster_job *job)
 {
-    struct cairn_cluster_reshard_told *told = &job->reshard.told;
-    if (job->reshard.running && told->slice > 0 && job->pace.last_us > told->worst_us)
-        told->worst_us = job->pace.last_us;
+    struct cairn_cluster_reshard *r = &job->reshard;
+    if (!r->running) return;
+    cairn_cluster_reshard_pace_step(&r->pace, job->pace.last_us);
+    if (r->told.slice > 0 && job->pace.last_us > r->told.worst_us)
+        r->told.worst_us = job->pace.last_us;
 }
 
 void cairn_cluster_reshard_advance(struct cairn_cluster_job *job)
 {
     struct cairn_cluster_reshard *r = &job->reshard;
     struct cairn_sentence why;
-    note_step(job);
     if (!may_step(job)) return;
     if (r->canceled) {
         if (job->shard_count > job->layout->shard_count) cairn_cluster_reshard_unjoin(job);
@@ -294,7 +289,7 @@ void cairn_cluster_reshard_advance(struct cairn_cluster_job *job)
         cairn_cluster_reshard_join(job);
     } else if (r->target == NULL && plan_anew(job, &why) != CAIRN_OK) {
         cairn_cluster_reshard_end(job, CAIRN_RESHARD_FAILED, why.text);
-    } else if (is_paced(job)) {
+    } else if (cairn_cluster_reshard_is_paced(job)) {
         slice(job);
     }
 }
@@ -323,7 +318,7 @@ static bool take_wish(struct cairn_cluster_job *job, const struct cairn_cluster_
     CAIRN_EACH_SHARD (job, i) job->shards[i].weight = wish->shards[i].weight;
     r->running = true;
     r->canceled = false;
-    r->pause = wish->pause;
+    cairn_cluster_reshard_pace_begin(&r->pace, wish->pause, cairn_cluster_pace_median(&job->pace));
     return true;
 }
 

@@ -1,7 +1,8 @@
 /* A job is spread over other shards, or otherwise, while it goes on: a re-sharding, in slices.
  *
  *   run      reshard.c        which step is next: shards join, slices follow each other, the end
- *   plan     reshard_plan.c   over which shards, where to, how large a slice is; and what is told of it
+ *   plan     reshard_plan.c   over which shards, where to; and what is told of it
+ *   pace     reshard_pace.c   how large a slice is while steps are made, and when one may begin
  *   join     reshard_join.c   shards that have no part yet get one that owns nothing
  *   slice    reshard_slice.c  the machine of one slice (server/core/move.h), and the words to shards
  *   asked    reshard_admin.c  by operators; drain.c: by shards that leave, and by policy
@@ -55,11 +56,19 @@ struct cairn_cluster_reshard_told {
     uint64_t stage_us[CAIRN_MOVE_LOST + 1]; /* that the slices were in each stage of the machine */
 };
 
+/* What slices may cost the steps that they come between, and what they did. */
+struct cairn_cluster_reshard_pace {
+    double pause;        /* a step may become longer by this part */
+    uint32_t usual_us;   /* a step without slices; 0: not known */
+    uint32_t longest_us; /* the longest step since the last slice began; 0: none was */
+    uint64_t most_bytes; /* that a slice brings a shard */
+};
+
 /* Of a job. */
 struct cairn_cluster_reshard {
     bool running;  /* in the store, too */
     bool canceled; /* no further slice begins */
-    double pause;
+    struct cairn_cluster_reshard_pace pace;
     struct cairn_cluster_joiner
         *joiners; /* owned: [joiner_count], of the indices behind shard_count */
     uint32_t joiner_count;
@@ -96,6 +105,8 @@ cairn_status cairn_cluster_reshard_cancel(struct cairn_cluster_job *job,
 /* The run has ended so. What it had begun to prepare is forgotten. */
 void cairn_cluster_reshard_end(struct cairn_cluster_job *job,
                                enum cairn_cluster_reshard_state state, const char *text);
+/* A step was made. */
+void cairn_cluster_reshard_note_step(struct cairn_cluster_job *job);
 /* An event of the core is over, or a tick. */
 void cairn_cluster_reshard_advance(struct cairn_cluster_job *job);
 /* With the core of the job: opened (CAIRN_ERR_NO_MEMORY), closed. `unsettled`: the job is of the store. */
@@ -135,6 +146,20 @@ void cairn_cluster_reshard_wish_all(const struct cairn_cluster_job *job,
 cairn_status cairn_cluster_reshard_slice(const struct cairn_cluster_job *job,
                                          struct cairn_layout **next_out,
                                          uint64_t *bytes_out) CAIRN_MUST_CHECK;
+
+/* ---- the pace ---- */
+
+/* A run begins, with that pause (0: the default), after steps of that median (0: not known). */
+void cairn_cluster_reshard_pace_begin(struct cairn_cluster_reshard_pace *pace, double pause,
+                                      uint32_t median_us);
+/* A step was made. */
+void cairn_cluster_reshard_pace_step(struct cairn_cluster_reshard_pace *pace, uint32_t us);
+/* A slice is to begin: what the steps took since the last one says how large it may be. */
+void cairn_cluster_reshard_pace_slice(struct cairn_cluster_reshard_pace *pace);
+/* The most that a slice brings a shard now: as much as it can take, if nobody trains. */
+uint64_t cairn_cluster_reshard_slice_most(const struct cairn_cluster_job *job);
+/* A slice may begin: nobody trains, or a step was made in the layout in force. */
+bool cairn_cluster_reshard_is_paced(const struct cairn_cluster_job *job);
 
 /* ---- shards that join ---- */
 

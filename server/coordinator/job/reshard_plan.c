@@ -1,4 +1,4 @@
-/* What a re-sharding comes to: the target, whether it can be, how large a slice is. See reshard.h. */
+/* What a re-sharding comes to: the target, and whether it can be. See reshard.h. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -11,11 +11,8 @@
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/member/standing.h"
 
-#define SLICE_BYTES_MAX   ((uint64_t)64 << 20)
-#define SLICE_PART_MAX    0.02 /* of what the shard owns, where that is more */
-#define SLICE_BYTES_MIN   ((uint64_t)1 << 20)
-#define SLICE_BYTES_FIRST ((uint64_t)8 << 20) /* while it is not known how fast they go */
-#define PAUSE_DEFAULT     0.1
+#define SLICE_BYTES_MAX ((uint64_t)64 << 20)
+#define SLICE_PART_MAX  0.02 /* of what the shard owns, where that is more */
 
 void cairn_cluster_reshard_wish_release(struct cairn_cluster_reshard_wish *wish)
 {
@@ -28,7 +25,7 @@ cairn_status cairn_cluster_reshard_wish_of(const struct cairn_cluster_job *job,
                                            struct cairn_cluster_reshard_wish *wish_out)
 {
     const struct cairn_cluster_reshard *r = &job->reshard;
-    *wish_out = (struct cairn_cluster_reshard_wish) { .pause = r->pause };
+    *wish_out = (struct cairn_cluster_reshard_wish) { .pause = r->pace.pause };
     wish_out->shards = calloc((size_t)job->shard_count + r->joiner_count + 1,
                               sizeof *wish_out->shards);
     if (wish_out->shards == NULL) return CAIRN_ERR_NO_MEMORY;
@@ -191,23 +188,12 @@ static uint64_t *limits_of(const struct cairn_cluster_job *job, uint32_t shard_c
     return limits;
 }
 
-/* So many that a step which waits for them becomes longer by no more than the pause. */
-static uint64_t slice_most(const struct cairn_cluster_job *job)
-{
-    const struct cairn_cluster_reshard *r = &job->reshard;
-    const uint32_t median_us = cairn_cluster_pace_median(&job->pace);
-    const double pause = r->pause > 0 ? r->pause : PAUSE_DEFAULT;
-    if (cairn_cluster_pace_rests(job)) return UINT64_MAX;
-    if (r->rate <= 0 || median_us == 0) return SLICE_BYTES_FIRST;
-    const double bytes = r->rate * pause * median_us;
-    return bytes > (double)SLICE_BYTES_MIN ? (uint64_t)bytes : SLICE_BYTES_MIN;
-}
-
 static cairn_status count_slices(const struct cairn_cluster_job *job,
                                  struct cairn_layout_tensor *tensors,
                                  struct cairn_cluster_reshard_target *target)
 {
-    uint64_t *limits = limits_of(job, target->layout->shard_count, slice_most(job));
+    uint64_t *limits = limits_of(job, target->layout->shard_count,
+                                 cairn_cluster_reshard_slice_most(job));
     struct cairn_slice_left left = { 0 };
     if (limits == NULL) return CAIRN_ERR_NO_MEMORY;
     const struct cairn_slice_request request = { .tensors = tensors,
@@ -279,7 +265,8 @@ cairn_status cairn_cluster_reshard_slice(const struct cairn_cluster_job *job,
                                          struct cairn_layout **next_out, uint64_t *bytes_out)
 {
     struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
-    uint64_t *limits = limits_of(job, job->reshard.target->shard_count, slice_most(job));
+    uint64_t *limits = limits_of(job, job->reshard.target->shard_count,
+                                 cairn_cluster_reshard_slice_most(job));
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     *next_out = NULL;
     *bytes_out = 0;

@@ -12,21 +12,22 @@ static uint64_t now_us(void)
     return uv_hrtime() / 1000;
 }
 
-void cairn_cluster_pace_advance(struct cairn_cluster_job *job)
+bool cairn_cluster_pace_advance(struct cairn_cluster_job *job)
 {
     struct cairn_cluster_pace *pace = &job->pace;
     const struct cairn_version now = cairn_cluster_job_version(job);
-    if (cairn_version_compare(now, pace->seen) == 0) return;
+    if (cairn_version_compare(now, pace->seen) == 0) return false;
     const bool is_step = pace->seen_us != 0 && now.generation == pace->seen.generation &&
                          now.step == pace->seen.step + 1;
     const uint64_t at_us = now_us(), us = at_us - pace->seen_us;
     pace->seen = now;
     pace->seen_us = at_us;
-    if (!is_step) return;
+    if (!is_step) return false;
     pace->last_us = us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
     pace->us[pace->next] = pace->last_us;
     pace->next = (pace->next + 1) % CAIRN_PACE_STEPS;
     if (pace->count < CAIRN_PACE_STEPS) pace->count++;
+    return true;
 }
 
 static int compare(const void *left, const void *right)

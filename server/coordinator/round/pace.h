@@ -16,8 +16,8 @@ struct cairn_cluster_pace {
     uint32_t last_us; /* the last step; 0: none was seen */
 };
 
-/* An event of the core is over. */
-void cairn_cluster_pace_advance(struct cairn_cluster_job *job);
+/* An event of the core is over. True: with it a step is, which took last_us. */
+bool cairn_cluster_pace_advance(struct cairn_cluster_job *job);
 /* The median of the last steps, in microseconds; 0: not known. */
 uint32_t cairn_cluster_pace_median(const struct cairn_cluster_pace *pace);
 /* Nobody trains: no worker is there, or no step came for a second and for longer than three usual ones. */

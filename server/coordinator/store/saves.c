@@ -221,7 +221,7 @@ static void fill_layout(const struct cairn_cluster_job *job, struct cairn_cluste
     save->row.layout_bytes = layout->size;
     save->row.layout_at_generation = at.generation;
     save->row.layout_at_step = at.step;
-    save->row.pause = job->reshard.pause;
+    save->row.pause = job->reshard.pace.pause;
     if (before == NULL) return;
     save->before = cairn_packed_hold(before);
     save->row.layout_before = before->bytes;

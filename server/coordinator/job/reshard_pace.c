@@ -1,0 +1,54 @@
+/* How large slices are while steps are made, and when one may begin. See reshard.h.
+ *
+ * A slice costs the step in which it is prepared and the step in which it moves: pages, copies and sums that
+ * the backward's cores make, and what of them no backward hides. How much, depends on the machine and on what
+ * trainers do, so it is measured: a slice doubles while the steps around the last one were within half of the
+ * pause, and halves when one of them was longer than the pause allows. */
+#include "server/coordinator/base/job.h"
+
+#define SLICE_BYTES_MIN   ((uint64_t)1 << 20)
+#define SLICE_BYTES_FIRST ((uint64_t)8 << 20)
+#define SLICE_BYTES_MOST  ((uint64_t)1 << 40) /* what a shard can take is less: reshard_plan.c */
+#define PAUSE_DEFAULT     0.1
+
+void cairn_cluster_reshard_pace_begin(struct cairn_cluster_reshard_pace *pace, double pause,
+                                      uint32_t median_us)
+{
+    *pace = (struct cairn_cluster_reshard_pace) { .pause = pause > 0 ? pause : PAUSE_DEFAULT,
+                                                  .usual_us = median_us,
+                                                  .most_bytes = SLICE_BYTES_FIRST };
+}
+
+void cairn_cluster_reshard_pace_step(struct cairn_cluster_reshard_pace *pace, uint32_t us)
+{
+    if (us > pace->longest_us) pace->longest_us = us;
+}
+
+void cairn_cluster_reshard_pace_slice(struct cairn_cluster_reshard_pace *pace)
+{
+    const double longest = pace->longest_us, usual = pace->usual_us;
+    pace->longest_us = 0;
+    if (longest <= 0) return;
+    if (usual <= 0) {
+        pace->usual_us = (uint32_t)longest;
+    } else if (longest <= usual * (1 + pace->pause / 2)) {
+        if (pace->most_bytes < SLICE_BYTES_MOST) pace->most_bytes *= 2;
+    } else if (longest > usual * (1 + pace->pause)) {
+        // The least slice is not what makes steps longer: they have become so by themselves.
+        if (pace->most_bytes <= SLICE_BYTES_MIN) pace->usual_us = (uint32_t)longest;
+        if (pace->most_bytes > SLICE_BYTES_MIN) pace->most_bytes /= 2;
+    }
+}
+
+uint64_t cairn_cluster_reshard_slice_most(const struct cairn_cluster_job *job)
+{
+    const uint64_t most = job->reshard.pace.most_bytes;
+    if (cairn_cluster_pace_rests(job)) return UINT64_MAX;
+    return most > 0 ? most : SLICE_BYTES_FIRST; // 0: a plan before the first run
+}
+
+bool cairn_cluster_reshard_is_paced(const struct cairn_cluster_job *job)
+{
+    return cairn_cluster_pace_rests(job) ||
+           cairn_version_compare(cairn_cluster_job_version(job), job->layouts.at) > 0;
+}
