@@ -8,6 +8,7 @@
 #include "server/coordinator/member/seats.h"
 #include "server/coordinator/seating.h"
 #include "tests/support/fake_move.h"
+#include "tests/support/fake_shard.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 
@@ -304,16 +305,32 @@ TEST(a_shard_that_has_no_room_ends_it_and_the_job_goes_on)
 
 /* ---- deaths ---- */
 
-TEST(a_joiner_that_goes_before_it_is_in_force_changes_nothing)
+static void check_that_a_joiner_goes(int silent)
 {
-    fake.shards[1].move.holds_prepare = true;
+    fake.shards[silent].move.holds_prepare = true;
     apply_shards(3);
-    fake_until(&fake, fake.shards[1].move.next != NULL);
+    fake_until(&fake, fake.shards[silent].move.next != NULL);
     fake_shard_away(&fake, 2);
     fake_until(&fake, ended());
     expect_state("failed");
     ck_assert_uint_eq(toy()->layout->version, 1);
     train();
+    fake_shard_clear(&fake.shards[2]);
+    fake_shard_up(&fake, 2);
+    fake.shards[silent].move.holds_prepare = false;
+    apply_shards(3);
+    train_until_ended();
+    ck_assert(owns(0) && owns(1) && owns(2));
+}
+
+TEST(a_joiner_that_goes_before_it_is_in_force_changes_nothing)
+{
+    check_that_a_joiner_goes(1);
+}
+
+TEST(a_joiner_that_goes_before_it_has_answered_changes_nothing)
+{
+    check_that_a_joiner_goes(2);
 }
 
 TEST(a_fresh_taker_that_dies_is_left_out_again)

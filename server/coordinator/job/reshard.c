@@ -40,6 +40,7 @@ void cairn_cluster_reshard_end(struct cairn_cluster_job *job,
                                enum cairn_cluster_reshard_state state, const char *text)
 {
     struct cairn_cluster_reshard *r = &job->reshard;
+    const bool was_busy = r->busy;
     if (!r->running) return;
     cairn_log_info("job %s: its re-sharding %s: %s", job->spec.name,
                    state == CAIRN_RESHARD_DONE       ? "is done"
@@ -51,7 +52,9 @@ void cairn_cluster_reshard_end(struct cairn_cluster_job *job,
                              : state == CAIRN_RESHARD_CANCELED ? "canceled: "
                                                                : "failed: ",
                              text);
+    r->busy = true;
     cairn_cluster_reshard_unjoin(job);
+    r->busy = was_busy;
     free(r->joiners);
     cairn_layout_close(r->target);
     r->joiners = NULL;
@@ -206,7 +209,7 @@ static void finish(struct cairn_cluster_job *job)
 static bool may_step(const struct cairn_cluster_job *job)
 {
     const struct cairn_cluster_reshard *r = &job->reshard;
-    if (!r->running || r->asking != NULL || r->move == NULL || job->rounds.in_event ||
+    if (!r->running || r->busy || r->asking != NULL || r->move == NULL || job->rounds.in_event ||
         job->core == NULL || job->cluster->closing || job->state != CAIRN_CLUSTER_JOB_RUNNING ||
         !job->rounds.heard || cairn_move_stage_of(r->move) != CAIRN_MOVE_REST)
         return false;

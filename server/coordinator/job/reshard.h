@@ -76,6 +76,7 @@ struct cairn_cluster_reshard {
     const char *asking;          /* static: what shards or the store are asked for; NULL: nothing */
     uint32_t serial;             /* of what is asked: an answer of another one is stale */
     bool publishing;             /* no round opens */
+    bool busy;           /* an event of it is at work: no step begins in the middle of that */
     uint64_t seats_seen; /* cluster->seats_taken when it was last asked whether to spread the job */
 
     struct cairn_move *move;    /* owned; NULL: no core */

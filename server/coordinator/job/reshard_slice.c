@@ -328,11 +328,14 @@ static void happened(struct cairn_cluster_job *job, struct cairn_move_event *eve
     const enum cairn_move_stage was = cairn_move_stage_of(job->reshard.move);
     struct cairn_move_action list[CAIRN_MOVE_ACTIONS_MAX];
     struct cairn_move_actions actions = { list, 0, CAIRN_MOVE_ACTIONS_MAX };
+    const bool was_busy = job->reshard.busy;
     event->pending = job->core != NULL && job->layouts.next != NULL &&
                      cairn_round_layout_pending(job->core) == job->layouts.next->version;
     cairn_move_on_event(job->reshard.move, event, &actions);
     count_stage(&job->reshard, was);
+    job->reshard.busy = true;
     for (size_t i = 0; i < actions.count; i++) do_action(job, &list[i], text);
+    job->reshard.busy = was_busy;
 }
 
 /* What went to a hole would be lost. */
