@@ -656,15 +656,23 @@ TEST(a_shard_that_is_added_is_among_those_that_are_counted)
     cairn_message_free(&told->base);
 }
 
-TEST(no_step_is_expected_to_wait_for_longer_than_the_whole_of_it_takes)
+TEST(what_is_expected_goes_by_steps_where_steps_are_made_and_else_by_the_rate)
 {
-    apply_shards(3);
-    train_until_ended(); // now the rate is known
     Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
-    message.shards = 2;
+    message.pause = 0.5;
+    train();
+    train();
+    const double step_s = cairn_cluster_pace_median(&toy()->pace) * 1e-6;
     Cairn__ReshardTold *told = expect_told(ask(&message));
-    ck_assert(told->jobs[0]->expected_s > 0 && told->jobs[0]->expected_pause_s > 0);
-    ck_assert(told->jobs[0]->expected_pause_s <= told->jobs[0]->expected_s);
+    ck_assert_double_eq_tol(told->jobs[0]->expected_pause_s, 0.5 * step_s, 1e-9);
+    ck_assert_double_eq_tol(told->jobs[0]->expected_s, 2 * told->jobs[0]->slices * step_s, 1e-9);
+    cairn_message_free(&told->base);
+    toy()->pace.seen_us = 0; // long ago
+    toy()->reshard.rate = 2;
+    told = expect_told(ask(&message));
+    ck_assert(told->jobs[0]->expected_pause_s <= 0);
+    ck_assert_double_eq_tol(told->jobs[0]->expected_s, (double)told->jobs[0]->all_bytes / 2e6,
+                            1e-9);
     cairn_message_free(&told->base);
 }
 

@@ -123,7 +123,6 @@ struct cairn_cluster_reshard_target {
     struct cairn_layout *layout;         /* owned */
     struct cairn_reshard_report *report; /* owned */
     uint32_t slices;
-    uint64_t largest_bytes; /* of a slice, about */
 };
 /* NOT_READY, JOB_LOST, UNSUPPORTED, INVALID, NO_MEMORY (a shard has too little of it: with the numbers). */
 cairn_status cairn_cluster_reshard_plan(const struct cairn_cluster_job *job,
@@ -159,6 +158,11 @@ void cairn_cluster_reshard_pace_step(struct cairn_cluster_reshard_pace *pace, ui
 void cairn_cluster_reshard_pace_slice(struct cairn_cluster_reshard_pace *pace);
 /* The most that a slice brings a shard now: as much as it can take, if nobody trains. */
 uint64_t cairn_cluster_reshard_slice_most(const struct cairn_cluster_job *job);
+/* Seconds that a run to the target takes, and that a step of it is longer at most; 0: not known. While steps
+ * are made a slice takes two of them; slices that grow make it shorter. */
+double cairn_cluster_reshard_expected_s(const struct cairn_cluster_job *job,
+                                        const struct cairn_cluster_reshard_target *target);
+double cairn_cluster_reshard_expected_pause_s(const struct cairn_cluster_job *job, double pause);
 /* A slice may begin: nobody trains, or a step was made in the layout in force. */
 bool cairn_cluster_reshard_is_paced(const struct cairn_cluster_job *job);
 

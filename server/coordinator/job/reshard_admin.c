@@ -270,7 +270,6 @@ static bool view_plan(const struct cairn_cluster_job *job,
                       const struct cairn_cluster_reshard_target *target, struct view *view)
 {
     const struct cairn_reshard_report *report = target->report;
-    const struct cairn_cluster_reshard *r = &job->reshard;
     Cairn__ReshardJob *out = &view->told;
     view_run(job, view);
     view->pairs = calloc(report->pair_count + 1, sizeof *view->pairs);
@@ -296,10 +295,8 @@ static bool view_plan(const struct cairn_cluster_job *job,
     out->shards_before = job->seat_count;
     out->shards_after = owners_of(wish);
     out->worst_step = 0;
-    if (r->rate > 0) {
-        out->expected_s = (double)report->moved_bytes / r->rate / 1e6;
-        out->expected_pause_s = (double)target->largest_bytes / r->rate / 1e6;
-    }
+    out->expected_s = cairn_cluster_reshard_expected_s(job, target);
+    out->expected_pause_s = cairn_cluster_reshard_expected_pause_s(job, wish->pause);
     return true;
 }
 

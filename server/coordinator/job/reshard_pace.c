@@ -4,17 +4,24 @@
  * the backward's cores make, and what of them no backward hides. How much, depends on the machine and on what
  * trainers do, so it is measured: a slice doubles while the steps around the last one were within half of the
  * pause, and halves when one of them was longer than the pause allows. */
+#include "proto/plan/reshard.h"
 #include "server/coordinator/base/job.h"
 
 #define SLICE_BYTES_MIN   ((uint64_t)1 << 20)
 #define SLICE_BYTES_FIRST ((uint64_t)8 << 20)
 #define SLICE_BYTES_MOST  ((uint64_t)1 << 40) /* what a shard can take is less: reshard_plan.c */
 #define PAUSE_DEFAULT     0.1
+#define STEPS_A_SLICE     2 /* one in which it is prepared, one in which it moves */
+
+static double pause_of(double asked)
+{
+    return asked > 0 ? asked : PAUSE_DEFAULT;
+}
 
 void cairn_cluster_reshard_pace_begin(struct cairn_cluster_reshard_pace *pace, double pause,
                                       uint32_t median_us)
 {
-    *pace = (struct cairn_cluster_reshard_pace) { .pause = pause > 0 ? pause : PAUSE_DEFAULT,
+    *pace = (struct cairn_cluster_reshard_pace) { .pause = pause_of(pause),
                                                   .usual_us = median_us,
                                                   .most_bytes = SLICE_BYTES_FIRST };
 }
@@ -45,6 +52,20 @@ uint64_t cairn_cluster_reshard_slice_most(const struct cairn_cluster_job *job)
     const uint64_t most = job->reshard.pace.most_bytes;
     if (cairn_cluster_pace_rests(job)) return UINT64_MAX;
     return most > 0 ? most : SLICE_BYTES_FIRST; // 0: a plan before the first run
+}
+
+double cairn_cluster_reshard_expected_s(const struct cairn_cluster_job *job,
+                                        const struct cairn_cluster_reshard_target *target)
+{
+    const double rate = job->reshard.rate, median_us = cairn_cluster_pace_median(&job->pace);
+    if (!cairn_cluster_pace_rests(job)) return target->slices * STEPS_A_SLICE * median_us * 1e-6;
+    return rate > 0 ? (double)target->report->moved_bytes / rate * 1e-6 : 0;
+}
+
+double cairn_cluster_reshard_expected_pause_s(const struct cairn_cluster_job *job, double pause)
+{
+    if (cairn_cluster_pace_rests(job)) return 0; // nobody makes steps
+    return pause_of(pause) * cairn_cluster_pace_median(&job->pace) * 1e-6;
 }
 
 bool cairn_cluster_reshard_is_paced(const struct cairn_cluster_job *job)

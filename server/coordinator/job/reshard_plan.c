@@ -203,10 +203,6 @@ static cairn_status count_slices(const struct cairn_cluster_job *job,
                                                  .limit_bytes = limits,
                                                  .chunk_leaves = job->spec.chunk_leaves };
     const cairn_status status = cairn_plan_slices_left(&request, &left);
-    for (uint32_t i = 0; i < target->layout->shard_count; i++)
-        if (limits[i] > target->largest_bytes) target->largest_bytes = limits[i];
-    if (target->largest_bytes > target->report->moved_bytes)
-        target->largest_bytes = target->report->moved_bytes;
     free(limits);
     target->slices = left.slices;
     return status;
@@ -227,7 +223,7 @@ cairn_status cairn_cluster_reshard_plan(const struct cairn_cluster_job *job,
                                         struct cairn_sentence *why)
 {
     struct asked asked;
-    struct cairn_cluster_reshard_target target = { NULL, NULL, 0, 0 };
+    struct cairn_cluster_reshard_target target = { NULL, NULL, 0 };
     cairn_status status = judge(job, wish, why);
     if (status != CAIRN_OK) return status;
     struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
