@@ -89,7 +89,9 @@ static void unseat(struct cairn_cluster_seat *seat)
     struct cairn_cluster_session *session = seat->session;
     session->seat = NULL;
     seat->session = NULL;
+    uv_update_time(session->cluster->loop); // it may have been a while since that looked
     seat->since_ms = uv_now(session->cluster->loop);
+    seat->gone_ms = cairn_cluster_now_ms(session->cluster);
     seat->probe = CAIRN_SEAT_UNASKED;
     cairn__shard_stats__init(&seat->stats);
     seat->has_stats = false;

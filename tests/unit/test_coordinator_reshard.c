@@ -348,6 +348,23 @@ TEST(a_fresh_taker_that_dies_is_left_out_again)
     ck_assert_uint_eq(toy()->seat_count, 2);
 }
 
+TEST(a_fresh_taker_that_was_given_up_is_left_out_though_it_comes_back)
+{
+    fake.shards[2].move.holds_moved = true;
+    apply_shards(3);
+    fake_until(&fake, toy()->layout->version == 2);
+    fake_shard_away(&fake, 0); // without it there is no way back
+    fake_shard_away(&fake, 2);
+    fake_until(&fake, cairn_move_stage_of(toy()->reshard.move) == CAIRN_MOVE_LOST);
+    fake.shards[2].move.holds_moved = false;
+    fake_shard_up(&fake, 2);
+    fake_shard_up(&fake, 0);
+    train_until_ended();
+    ck_assert_int_eq(toy()->state, CAIRN_CLUSTER_JOB_RUNNING);
+    ck_assert(owns(0) && owns(1) && !owns(2) && !fake.shards[2].has_job);
+    train();
+}
+
 /* It has its part and nothing in it, as after a cancel; then it is lost. */
 TEST(a_shard_that_owns_nothing_and_dies_loses_nothing)
 {

@@ -29,6 +29,7 @@ struct cairn_cluster_seat {
     struct cairn_log_limit claims;
     bool ended;        /* its last connection was closed at its end: most likely with its process */
     uint64_t since_ms; /* of the loop's clock: when it came or went */
+    uint64_t gone_ms;  /* cairn_cluster_now_ms: when it went; while we are stopped nobody is away */
     uint8_t *fabric_address; /* owned, [fabric_address_bytes]; the last one it had */
     size_t fabric_address_bytes;
     Cairn__ShardStats stats; /* of its last Heartbeat, if has_stats */

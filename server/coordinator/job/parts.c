@@ -120,7 +120,8 @@ static bool give_up_fresh(struct cairn_cluster_job *job)
     CAIRN_EACH_SHARD (job, i) {
         const struct cairn_cluster_seat *seat = job->shards[i].seat;
         if (job->shards[i].up || seat->session != NULL) continue;
-        if (uv_now(job->cluster->loop) - seat->since_ms < patience_ms(job->cluster, seat)) continue;
+        if (cairn_cluster_now_ms(job->cluster) - seat->gone_ms < patience_ms(job->cluster, seat))
+            continue;
         if (cairn_cluster_slice_shard_lost(job, i)) return true;
     }
     return false;
@@ -182,6 +183,7 @@ static void shard_up(struct cairn_cluster_job *job, uint32_t shard, const struct
     if (cairn_cluster_job_dead(job)) return;
     const Cairn__HeldJob *part = part_of(job, held);
     if (part == NULL && cairn_cluster_slice_shard_lost(job, shard)) return;
+    if (cairn_cluster_slice_left_out(job, shard)) return; // the way back drops what it has
     if (part == NULL) {
         miss_part(job, shard);
     } else {

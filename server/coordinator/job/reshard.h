@@ -87,6 +87,7 @@ struct cairn_cluster_reshard {
     uint64_t stage_since_us;    /* when the machine's stage began */
     uint32_t slice_serial;      /* its number in this process: that of its layout may come again */
     uint32_t lost;              /* the shard that the way back leaves out */
+    bool back;                  /* the slice under way leaves it out */
     bool lost_empty; /* it has nothing in the layout in force, and all others are whole */
     double rate;     /* bytes a microsecond of the slowest of the last slice; 0: not known */
     struct cairn_cluster_reshard_told told;
@@ -189,6 +190,8 @@ void cairn_cluster_slice_moved(struct cairn_cluster_job *job, uint32_t shard,
  * nothing before the slice, which is taken back. */
 void cairn_cluster_slice_shard_down(struct cairn_cluster_job *job, uint32_t shard);
 bool cairn_cluster_slice_shard_lost(struct cairn_cluster_job *job, uint32_t shard);
+/* It was lost so, and has not been left out yet: nothing that it has counts any more. */
+bool cairn_cluster_slice_left_out(const struct cairn_cluster_job *job, uint32_t shard);
 /* The shard is back, and has that layout prepared: if nothing comes of it, it is to forget it. */
 void cairn_cluster_slice_prepared(const struct cairn_cluster_job *job, uint32_t shard,
                                   uint64_t layout);

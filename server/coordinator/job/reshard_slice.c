@@ -364,6 +364,7 @@ void cairn_cluster_slice_begin(struct cairn_cluster_job *job, struct cairn_layou
     job->reshard.slice_bytes = bytes;
     job->reshard.came_bytes = job->reshard.came_us = 0;
     job->reshard.slice_serial++;
+    job->reshard.back = back;
     if (!back) job->reshard.told.slice++;
     struct cairn_move_event event = { .kind = CAIRN_MOVE_BEGIN,
                                       .layout = next->version,
@@ -483,4 +484,12 @@ bool cairn_cluster_slice_shard_lost(struct cairn_cluster_job *job, uint32_t shar
     cairn_sentence_set(&text, "shard %s was lost", job->shards[shard].seat->name);
     happened(job, &event, text.text);
     return true;
+}
+
+bool cairn_cluster_slice_left_out(const struct cairn_cluster_job *job, uint32_t shard)
+{
+    const struct cairn_cluster_reshard *r = &job->reshard;
+    if (r->move == NULL || r->lost != shard) return false;
+    const enum cairn_move_stage stage = cairn_move_stage_of(r->move);
+    return stage == CAIRN_MOVE_LOST || (stage != CAIRN_MOVE_REST && r->back);
 }
