@@ -55,13 +55,14 @@ bool cairn_pages_double(void *to, const void *from, size_t bytes)
 
 bool cairn_pages_back(void *base, size_t bytes)
 {
-    const uintptr_t end = ((uintptr_t)base + bytes) / LARGE * LARGE;
-    bool backed = true;
+    const uintptr_t first = large_up((uintptr_t)base),
+                    end = ((uintptr_t)base + bytes) / LARGE * LARGE;
+    if (first >= end) return true;
     // A part of a file that has nothing at all is not collapsed: one page makes it something.
-    for (uintptr_t at = large_up((uintptr_t)base); at < end && backed; at += LARGE)
-        backed = madvise((void *)at, SMALL, MADV_POPULATE_WRITE) == 0 &&
-                 madvise((void *)at, LARGE, MADV_COLLAPSE) == 0;
-    return backed;
+    for (uintptr_t at = first; at < end; at += LARGE)
+        if (madvise((void *)at, SMALL, MADV_POPULATE_WRITE) != 0) return false;
+    // In one call: each waits for every core of the machine. It ends where there are no more large pages.
+    return madvise((void *)first, end - first, MADV_COLLAPSE) == 0;
 }
 
 /* Before Linux 5.14. Where there is no memory this is a SIGBUS, as it was. */

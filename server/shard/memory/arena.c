@@ -104,25 +104,13 @@ cairn_status cairn_arena_open_shared(struct cairn_home *home, const char *label,
     return CAIRN_OK;
 }
 
-/* A kernel that has no large page looks for some each time (it compacts, and reclaims of a control group's
- * limit): one that said no is not asked again for this part. */
 cairn_status cairn_arena_take(const struct cairn_arena *arena, uint64_t from, uint64_t bytes)
 {
-    const size_t large = CAIRN_PAGES_LARGE_BYTES;
-    uint8_t *const map = arena->base - arena->begin;
-    bool backed = arena->memory.base != NULL; // anonymous: large ones come as it is touched
+    uint8_t *const at = arena->base + from;
     assert(from <= arena->bytes && bytes <= arena->bytes - from);
-    from += arena->begin;
-    const uint64_t end = from + bytes;
-    while (from < end) {
-        const uint64_t cut = (from / large + 1) * large;
-        const uint64_t here = (cut < end ? cut : end) - from;
-        if (backed && here == large)
-            backed = cairn_pages_back(map + from, large) || errno == EAGAIN;
-        if (!cairn_pages_touch(map + from, (size_t)here)) return CAIRN_ERR_NO_MEMORY;
-        from += here;
-    }
-    return CAIRN_OK;
+    // Anonymous: large ones come as it is touched. Else small ones are made where there is no large one.
+    if (arena->memory.base != NULL) (void)cairn_pages_back(at, (size_t)bytes);
+    return cairn_pages_touch(at, (size_t)bytes) ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
 void cairn_arena_pins_for(struct cairn_arena *arena, struct cairn_home *home)
