@@ -20,6 +20,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "proto/base/checksum.h"
+
 enum { EVENTS_PER_PROGRESS = 32, ACCEPTS_PER_TURN = 16, BACKLOG = 4096 };
 
 uint64_t mapped_now_ms(void)
@@ -280,8 +282,9 @@ static void size_arenas(struct mapped_fabric *fabric)
     fabric->arena_pages = (uint32_t)((bytes + granule - 1) / granule * 64);
 }
 
-static void close_descriptors(struct mapped_fabric *fabric)
+static void close_own(struct mapped_fabric *fabric)
 {
+    cairn_checksum_free(fabric->sum);
     if (fabric->listener.fd >= 0) close(fabric->listener.fd);
     if (fabric->timer.fd >= 0) close(fabric->timer.fd);
     if (fabric->common.event_fd >= 0) close(fabric->common.event_fd);
@@ -311,6 +314,11 @@ static cairn_status mapped_start(struct cairn_fabric *common,
     frame_random(fabric->key, sizeof fabric->key);
     cairn_status status = open_socket(fabric, options, &address, why);
     if (status != CAIRN_OK) goto err_close;
+    fabric->sum = cairn_checksum_new();
+    if (fabric->sum == NULL) {
+        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "fabric mapped: no memory");
+        goto err_close;
+    }
     common->event_fd = epoll_create1(EPOLL_CLOEXEC);
     fabric->timer.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     if (common->event_fd < 0 || fabric->timer.fd < 0) {
@@ -321,7 +329,7 @@ static cairn_status mapped_start(struct cairn_fabric *common,
     mapped_link_watch(fabric, &fabric->listener, EPOLLIN);
     return fabric_set_address(common, &address, sizeof address);
 err_close:
-    close_descriptors(fabric);
+    close_own(fabric);
     return status;
 }
 
@@ -337,7 +345,7 @@ static void mapped_stop(struct cairn_fabric *common)
         free(frame);
     }
     mapped_memory_close(fabric);
-    close_descriptors(fabric);
+    close_own(fabric);
 }
 
 const struct fabric_backend fabric_mapped = {

@@ -175,7 +175,8 @@ struct mapped_fabric {
     uint32_t arena_pages; /* of each */
     uint32_t staged_pages;
 
-    union frame frame; /* what was read last */
+    struct cairn_checksum *sum; /* owned: of what is being received far */
+    union frame frame;          /* what was read last */
 };
 
 static inline struct mapped_fabric *mapped_of(struct cairn_fabric *fabric)
