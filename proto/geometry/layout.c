@@ -331,6 +331,11 @@ bool cairn_layout_owns(const struct cairn_layout *layout, uint32_t shard)
            layout->shard_extents[shard + 1] > layout->shard_extents[shard];
 }
 
+bool cairn_layout_same(const struct cairn_layout *a, const struct cairn_layout *b)
+{
+    return a->shard_count == b->shard_count && memcmp(a->hash, b->hash, sizeof a->hash) == 0;
+}
+
 uint64_t cairn_layout_number(const struct cairn_layout *layout)
 {
     return get64(layout->hash);

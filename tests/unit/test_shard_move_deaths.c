@@ -199,6 +199,30 @@ TEST_EACH(the_way_back_ends_a_round_that_is_open, 0, 2)
     stage_close();
 }
 
+/* Who was lost had nothing: the round may have been applied on others. */
+TEST(a_layout_that_moves_nothing_leaves_a_prepared_round_as_it_is)
+{
+    if (!stage_open("mem")) return;
+    stage_round();
+    stage_move(stage_half);
+    stage_push();
+    for (uint32_t i = 0; i < stage.count; i++) scene_hear(&stage.shard[i], CAIRN_MSG_REDUCED);
+    model_update(&stage.model, stage.round, stage.step, stage.last.scalars);
+    model_say_apply(&stage.shard[0], stage.round, stage.step, CAIRN_MSG_DECIDE, stage.last.scalars);
+    scene_hear(&stage.shard[0], CAIRN_MSG_PUBLISHED);
+    stage.last.round = stage.round;
+    stage.step++;
+    stage_prepare(stage_half);
+    stage_force(stage_half);
+    stage_resolve();
+    stage_hear_moved();
+    stage_check();
+    stage_settle();
+    stage_round();
+    stage_check();
+    stage_close();
+}
+
 TEST(a_job_that_is_dropped_in_the_middle_gives_all_back)
 {
     if (!stage_begin_taking()) return;

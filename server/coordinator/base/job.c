@@ -143,12 +143,6 @@ bool cairn_cluster_job_moves(const struct cairn_cluster_job *job)
            (r->move != NULL && cairn_move_stage_of(r->move) != CAIRN_MOVE_REST);
 }
 
-/* The same owners under another number: a version of the one is read by the other. */
-static bool same_owners(const struct cairn_layout *a, const struct cairn_layout *b)
-{
-    return a->shard_count == b->shard_count && memcmp(a->hash, b->hash, sizeof a->hash) == 0;
-}
-
 struct cairn_packed *cairn_cluster_job_before_next(const struct cairn_cluster_job *job,
                                                    struct cairn_version now, uint32_t *shards_out)
 {
@@ -156,7 +150,7 @@ struct cairn_packed *cairn_cluster_job_before_next(const struct cairn_cluster_jo
     *shards_out = l->before_shards;
     if (l->before != NULL && cairn_version_compare(now, l->at) <= 0) return l->before;
     *shards_out = job->layout->shard_count;
-    return same_owners(job->layout, l->next) ? NULL : job->planned.layout;
+    return cairn_layout_same(job->layout, l->next) ? NULL : job->planned.layout;
 }
 
 /* ---- where its shards are ---- */

@@ -1,7 +1,7 @@
 /* A view: a layout as this shard works by it. A job has the one in force, which changes between rounds
  * (job/switch.h); a published copy has the one that it was written in, so that a version is read by the
  * layout that it was published in. Nothing of a view changes once it is whole: any thread reads it. The loop
- * thread counts who refers to it. */
+ * thread counts who refers to it, and alone reads the number of its layout, which may become another one. */
 #ifndef CAIRN_SHARD_COLLECT_VIEW_H
 #define CAIRN_SHARD_COLLECT_VIEW_H
 

@@ -115,6 +115,24 @@ static void force(struct cairn_shard_job *job)
     cairn_move_go_on(job->shard, job->number); // what was to be prepared meanwhile
 }
 
+/* What is prepared is what is in force, under another number. */
+static bool is_renamed(const struct cairn_shard_job *job)
+{
+    const struct cairn_move_part *next = job->move.next;
+    return next->take == NULL && cairn_layout_same(job->view->layout, next->view->layout);
+}
+
+/* Nothing moves, and what is open, prepared or being applied goes on. */
+static void rename_layout(struct cairn_shard_job *job)
+{
+    job->view->layout->version = version_of(job->move.next);
+    job->move.has_moved = true;
+    cairn_relay_leave(job);
+    cairn_move_forget(job);
+    cairn_log_info("job %s: layout %llu is in force, and all stays where it is", job->spec.name,
+                   (unsigned long long)job->view->layout->version);
+}
+
 /* What the Fence may not say, in words; true: it may. */
 static bool judge(const struct cairn_shard_job *job, uint64_t layout, struct cairn_sentence *why)
 {
@@ -129,6 +147,7 @@ static bool judge(const struct cairn_shard_job *job, uint64_t layout, struct cai
                            next == NULL ? "none" : "another one");
         return false;
     }
+    if (is_renamed(job)) return true;
     if (phase == CAIRN_STEP_IDLE || phase == CAIRN_STEP_JOINING || phase == CAIRN_STEP_DRAINING)
         return true;
     // What follows a layout that is not settled takes it back, and waits for no round.
@@ -161,6 +180,10 @@ bool cairn_move_on_fence(struct cairn_shard_job *job, uint64_t epoch, uint64_t l
     }
     cairn_log_debug("job %s: a Fence brings layout %llu", job->spec.name,
                     (unsigned long long)layout);
+    if (is_renamed(job)) {
+        rename_layout(job);
+        return false;
+    }
     job->move.fence.epoch = epoch;
     cairn_write_close(job); // of a round that is void
     cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_GIVE_UP });
