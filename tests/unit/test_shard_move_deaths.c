@@ -160,6 +160,30 @@ TEST(when_one_that_joined_dies_before_it_is_whole_the_givers_have_all_that_they_
     stage_close();
 }
 
+/* Two that joined die in one slice: what comes after the way back moves nothing. */
+TEST(the_way_back_is_taken_again_without_another_shard)
+{
+    if (!stage_open("mem")) return;
+    stage_round();
+    stage_move(stage_half);
+    stage_round();
+    stage_join(stage_half);
+    stage_prepare(stage_out);
+    stage_force(stage_out);
+    scene_close(&stage.shard[--stage.count]);
+    stage_prepare(stage_half);
+    stage_force(stage_half);
+    stage_prepare(stage_half);
+    stage_force(stage_half);
+    stage_resolve();
+    stage_hear_moved();
+    stage_check();
+    stage_settle();
+    stage_round();
+    stage_check();
+    stage_close();
+}
+
 static void open_round(struct scene *scene)
 {
     scene_round_open(scene, stage.round, stage.step, STAGE_WORKERS);

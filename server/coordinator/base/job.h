@@ -54,6 +54,7 @@ struct cairn_cluster_job_shard {
     struct cairn_cluster_part_tiles tiles;
     struct cairn_cluster_part_results results;
     double weight; /* of the re-sharding under way; 0: all goes off it */
+    bool lost;     /* in the slice under way: the way back leaves it out */
 };
 
 /* Numbers that are durable before they are used, so that no restart or restore takes one again. */

@@ -114,14 +114,16 @@ static void miss_part(struct cairn_cluster_job *job, uint32_t shard)
     cairn_cluster_cut_part_missed(job, shard);
 }
 
-/* A shard that had nothing before the slice, and stays away: the slice is taken back. True: one is. */
+/* A shard that had nothing before the slice, and stays away or came without its part while the layout was on
+ * its way to the store: the slice is taken back. True: one is. */
 static bool give_up_fresh(struct cairn_cluster_job *job)
 {
     CAIRN_EACH_SHARD (job, i) {
         const struct cairn_cluster_seat *seat = job->shards[i].seat;
-        if (job->shards[i].up || seat->session != NULL) continue;
-        if (cairn_cluster_now_ms(job->cluster) - seat->gone_ms < patience_ms(job->cluster, seat))
-            continue;
+        if (job->shards[i].up || job->shards[i].lost) continue;
+        const uint64_t away_ms = cairn_cluster_now_ms(job->cluster) - seat->gone_ms;
+        const bool is_gone = seat->session == NULL && away_ms >= patience_ms(job->cluster, seat);
+        if (!is_gone && job->shards[i].missed_ms == 0) continue;
         if (cairn_cluster_slice_shard_lost(job, i)) return true;
     }
     return false;

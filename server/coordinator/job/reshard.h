@@ -17,6 +17,7 @@
 
 struct cairn_layout;
 struct cairn_reshard_report;
+struct cairn_cluster_saved;
 
 /* A shard of the job as it is to be, by what it gets in proportion; 0: all goes off it. */
 struct cairn_cluster_joiner {
@@ -77,6 +78,7 @@ struct cairn_cluster_reshard {
     uint32_t serial;             /* of what is asked: an answer of another one is stale */
     bool publishing;             /* no round opens */
     bool busy;           /* an event of it is at work: no step begins in the middle of that */
+    bool rests;          /* what was asked for was refused, and is asked for with the next tick */
     uint64_t seats_seen; /* cluster->seats_taken when it was last asked whether to spread the job */
 
     struct cairn_move *move;    /* owned; NULL: no core */
@@ -86,9 +88,8 @@ struct cairn_cluster_reshard {
     uint64_t came_us;           /* .. in how long to the slowest */
     uint64_t stage_since_us;    /* when the machine's stage began */
     uint32_t slice_serial;      /* its number in this process: that of its layout may come again */
-    uint32_t lost;              /* the shard that the way back leaves out */
-    bool back;                  /* the slice under way leaves it out */
-    bool lost_empty; /* it has nothing in the layout in force, and all others are whole */
+    bool back;                  /* that slice takes the one before it back */
+    bool lost_empty; /* who was lost has nothing in the layout in force, and all others are whole */
     double rate;     /* bytes a microsecond of the slowest of the last slice; 0: not known */
     struct cairn_cluster_reshard_told told;
 };
@@ -109,8 +110,9 @@ void cairn_cluster_reshard_end(struct cairn_cluster_job *job,
                                enum cairn_cluster_reshard_state state, const char *text);
 /* A step was made. */
 void cairn_cluster_reshard_note_step(struct cairn_cluster_job *job);
-/* An event of the core is over, or a tick. */
+/* An event of the core is over. */
 void cairn_cluster_reshard_advance(struct cairn_cluster_job *job);
+void cairn_cluster_reshard_tick(struct cairn_cluster_job *job);
 /* With the core of the job: opened (CAIRN_ERR_NO_MEMORY), closed. `unsettled`: the job is of the store. */
 cairn_status cairn_cluster_reshard_open(struct cairn_cluster_job *job,
                                         bool unsettled) CAIRN_MUST_CHECK;
@@ -203,6 +205,11 @@ void cairn_cluster_reshard_slice_ended(struct cairn_cluster_job *job, cairn_stat
 
 void cairn_cluster_reshard_ask(struct cairn_cluster_session *session, uint32_t request,
                                const Cairn__ReshardAsk *message);
+/* The beginning of a run is in the store, or is not: who asked for it hears so. */
+void cairn_cluster_reshard_stored(const struct cairn_cluster_saved *saved);
+void cairn_cluster_reshard_forget(struct cairn_cluster *cluster,
+                                  const struct cairn_cluster_session *session);
+void cairn_cluster_reshard_asked_close(struct cairn_cluster *cluster);
 /* "slice 3 of 12, 1234 of 5678 bytes"; empty: no run is under way. */
 void cairn_cluster_reshard_show(const struct cairn_cluster_job *job, struct cairn_sentence *out);
 

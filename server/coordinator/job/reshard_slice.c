@@ -224,14 +224,6 @@ static void cut_over(struct cairn_cluster_job *job, uint64_t layout, bool back)
 
 /* ---- the machine ---- */
 
-/* Nothing is meant for it any more: what was planned is planned anew, when it is left out. */
-static void plan_without(struct cairn_cluster_job *job, uint32_t lost)
-{
-    job->shards[lost].weight = 0;
-    cairn_layout_close(job->reshard.target);
-    job->reshard.target = NULL;
-}
-
 static void settle_without(struct cairn_cluster_job *job)
 {
     const struct cairn_move_action all = { .layout = job->layout->version,
@@ -239,48 +231,81 @@ static void settle_without(struct cairn_cluster_job *job)
     settle(job, &all);
 }
 
-/* All but that shard have what they own in the layout in force. */
+/* All but that shard have what they own in the layout in force, or own nothing. */
 static bool others_whole(const struct cairn_cluster_job *job, uint32_t shard)
 {
     if (!cairn_cluster_layouts_behind(job)) return true; // a version was decided, or nothing moved
-    CAIRN_EACH_SHARD (job, i)
-        if (i != shard && cairn_cluster_job_in_force(job, i) &&
-            !cairn_move_has_moved(job->reshard.move, i))
-            return false;
+    CAIRN_EACH_SHARD (job, i) {
+        const bool lacks = job->shards[i].lost ? cairn_layout_owns(job->layout, i)
+                                               : !cairn_move_has_moved(job->reshard.move, i);
+        if (i != shard && cairn_cluster_job_in_force(job, i) && lacks) return false;
+    }
     return true;
 }
 
-/* The layout that a lost shard's slice began with, without that shard; where it had nothing in the one in
- * force either, and nobody lacks anything, that one. */
-static void go_back(struct cairn_cluster_job *job, uint32_t lost)
+/* What went to a hole would be lost. */
+static bool is_owned_by_holes(const struct cairn_layout *layout, const uint8_t *gone)
 {
+    for (size_t i = 0; i < layout->extent_count; i++)
+        if (cairn_is_hole(gone, layout->shard_count, layout->extents[i].shard)) return true;
+    return false;
+}
+
+/* Those that were lost are holes. Nothing is meant for them any more: what was planned is planned anew. */
+static uint8_t *leave_out(struct cairn_cluster_job *job)
+{
+    uint8_t *gone = cairn_cluster_holes(job, job->layout->shard_count);
+    for (uint32_t i = 0; gone != NULL && i < job->layout->shard_count; i++) {
+        if (!job->shards[i].lost) continue;
+        gone[i / 8] = (uint8_t)(gone[i / 8] | 1u << i % 8);
+        job->shards[i].weight = 0;
+    }
+    cairn_layout_close(job->reshard.target);
+    job->reshard.target = NULL;
+    return gone;
+}
+
+/* The layout that the slice began with; the one in force where that is the same, or who was lost has nothing
+ * in it and nobody lacks anything. NULL: there is none that the others have, or no memory. */
+static struct cairn_layout *layout_back(const struct cairn_cluster_job *job)
+{
+    struct cairn_layout *next = NULL;
     struct cairn_layout_tensor *tensors = cairn_plan_tensors(&job->spec);
-    const bool empty = !cairn_layout_owns(job->layout, lost) && others_whole(job, lost);
     const struct cairn_slice_request request = { .tensors = tensors,
                                                  .tensor_count = (uint32_t)job->spec.tensor_count,
                                                  .current = job->layout,
                                                  .target = job->reshard.prior,
                                                  .chunk_leaves = job->spec.chunk_leaves };
-    struct cairn_layout *next = NULL;
-    uint8_t *gone = cairn_cluster_holes(job, job->layout->shard_count);
-    if (gone != NULL && empty)
+    const bool moves = !job->reshard.lost_empty;
+    cairn_status status = CAIRN_OK;
+    if (moves && (tensors == NULL || job->reshard.prior == NULL)) status = CAIRN_ERR_NOT_FOUND;
+    if (moves && status == CAIRN_OK) status = cairn_plan_slice(&request, &next, NULL);
+    if (status == CAIRN_OK && next == NULL)
         (void)!cairn_plan_job_widen(&job->spec, job->layout, job->layout->shard_count, &next);
-    else if (tensors != NULL && gone != NULL && job->reshard.prior != NULL)
-        (void)!cairn_plan_slice(&request, &next, NULL);
-    if (next != NULL) {
-        job->reshard.lost_empty = empty;
-        gone[lost / 8] = (uint8_t)(gone[lost / 8] | 1u << lost % 8);
+    free(tensors);
+    return next;
+}
+
+/* Leaves out who was lost, of which `lost` is the last. */
+static void go_back(struct cairn_cluster_job *job, uint32_t lost)
+{
+    struct cairn_cluster_reshard *r = &job->reshard;
+    uint8_t *gone = leave_out(job);
+    r->lost_empty = others_whole(job, lost) && !cairn_layout_owns(job->layout, lost);
+    struct cairn_layout *next = gone == NULL ? NULL : layout_back(job);
+    if (next != NULL && !is_owned_by_holes(next, gone)) {
         cairn_log_warn("job %s: shard %s was lost before it had its share: the layout goes back",
                        job->spec.name, job->shards[lost].seat->name);
-        plan_without(job, lost);
-        if (empty) settle_without(job); // it had nothing to say, and the others have said it
+        if (r->lost_empty)
+            settle_without(job); // it had nothing to say, and the others have said it
         cairn_cluster_slice_begin(job, next, gone, 0, true);
-    } else {
-        free(gone);
-        cairn_cluster_job_lose(job, true, "%s was lost while its share of the job came to it",
-                               job->shards[lost].seat->name);
+        return;
     }
-    free(tensors);
+    free(gone);
+    cairn_layout_close(next);
+    CAIRN_EACH_SHARD (job, i) job->shards[i].lost = false; // it may be back with what it has
+    cairn_cluster_job_lose(job, true, "%s was lost while its share of the job came to it",
+                           job->shards[lost].seat->name);
 }
 
 static void ended(struct cairn_cluster_job *job, const struct cairn_move_action *action,
@@ -288,8 +313,7 @@ static void ended(struct cairn_cluster_job *job, const struct cairn_move_action 
 {
     struct cairn_cluster_reshard *r = &job->reshard;
     if (action->status == CAIRN_ERR_JOB_LOST) {
-        r->lost = action->shard;
-        go_back(job, r->lost);
+        go_back(job, action->shard);
         return;
     }
     if (action->status == CAIRN_OK) {
@@ -338,14 +362,6 @@ static void happened(struct cairn_cluster_job *job, struct cairn_move_event *eve
     job->reshard.busy = was_busy;
 }
 
-/* What went to a hole would be lost. */
-static bool is_owned_by_holes(const struct cairn_layout *layout, const uint8_t *gone)
-{
-    for (size_t i = 0; i < layout->extent_count; i++)
-        if (cairn_is_hole(gone, layout->shard_count, layout->extents[i].shard)) return true;
-    return false;
-}
-
 void cairn_cluster_slice_begin(struct cairn_cluster_job *job, struct cairn_layout *next,
                                uint8_t *gone, uint64_t bytes, bool back)
 {
@@ -377,10 +393,15 @@ void cairn_cluster_slice_begin(struct cairn_cluster_job *job, struct cairn_layou
 void cairn_cluster_slice_tick(struct cairn_cluster_job *job)
 {
     const struct cairn_cluster_reshard *r = &job->reshard;
+    uint32_t lost = job->shard_count;
     if (r->move == NULL || cairn_move_stage_of(r->move) != CAIRN_MOVE_LOST) return;
-    CAIRN_EACH_SHARD (job, i)
-        if (i != r->lost && !job->shards[i].up && cairn_cluster_job_in_force(job, i)) return;
-    go_back(job, r->lost);
+    CAIRN_EACH_SHARD (job, i) {
+        if (job->shards[i].lost)
+            lost = i;
+        else if (!job->shards[i].up && cairn_cluster_job_in_force(job, i))
+            return;
+    }
+    if (lost < job->shard_count) go_back(job, lost);
 }
 
 void cairn_cluster_slice_cancel(struct cairn_cluster_job *job)
@@ -391,7 +412,7 @@ void cairn_cluster_slice_cancel(struct cairn_cluster_job *job)
 
 /* ---- it is in force ---- */
 
-/* Keeps the layout that was in force, for the way back. */
+/* Keeps the layout that was in force, for the way back. What went back is where it was before the slice. */
 static struct cairn_layout *copy_layout(const struct cairn_cluster_job *job)
 {
     struct cairn_layout *copy = NULL;
@@ -420,8 +441,10 @@ void cairn_cluster_slice_in_force(struct cairn_cluster_job *job)
                                       .layout = cairn_round_layout(job->core) };
     assert(job->layouts.next != NULL && job->layouts.next->version == event.layout);
     cairn_cluster_groups_forget_told(job);
-    cairn_layout_close(job->reshard.prior);
-    job->reshard.prior = copy_layout(job);
+    if (!job->reshard.back) {
+        cairn_layout_close(job->reshard.prior);
+        job->reshard.prior = copy_layout(job);
+    }
     drop_parts(job);
     cairn_cluster_layouts_take_next(job, cairn_round_version(job->core));
     cairn_cluster_members_layout_changed(job);
@@ -460,7 +483,7 @@ static bool is_fresh(const struct cairn_cluster_job *job, uint32_t shard)
     if (!job->reshard.running && job->layout->version == 1) return false;
     const bool was_fresh = prior != NULL && !cairn_layout_owns(prior, shard);
     if (cairn_layout_owns(job->layout, shard))
-        return was_fresh && cairn_move_stage_of(job->reshard.move) == CAIRN_MOVE_MOVING;
+        return was_fresh && cairn_move_stage_of(job->reshard.move) != CAIRN_MOVE_REST;
     // What it gave may be its alone still, and the newest version is.
     return !cairn_cluster_layouts_serves(job, shard) && (was_fresh || others_whole(job, shard));
 }
@@ -481,6 +504,7 @@ bool cairn_cluster_slice_shard_lost(struct cairn_cluster_job *job, uint32_t shar
     struct cairn_move_event event = { .kind = CAIRN_MOVE_SHARD_LOST, .shard = shard };
     struct cairn_sentence text;
     if (!is_fresh(job, shard)) return false;
+    job->shards[shard].lost = true;
     cairn_sentence_set(&text, "shard %s was lost", job->shards[shard].seat->name);
     happened(job, &event, text.text);
     return true;
@@ -489,7 +513,6 @@ bool cairn_cluster_slice_shard_lost(struct cairn_cluster_job *job, uint32_t shar
 bool cairn_cluster_slice_left_out(const struct cairn_cluster_job *job, uint32_t shard)
 {
     const struct cairn_cluster_reshard *r = &job->reshard;
-    if (r->move == NULL || r->lost != shard) return false;
-    const enum cairn_move_stage stage = cairn_move_stage_of(r->move);
-    return stage == CAIRN_MOVE_LOST || (stage != CAIRN_MOVE_REST && r->back);
+    return job->shards[shard].lost && r->move != NULL &&
+           cairn_move_stage_of(r->move) != CAIRN_MOVE_REST;
 }

@@ -20,7 +20,11 @@ cairn_status cairn_cluster_layouts_load(struct cairn_cluster_job *job,
     if (status != CAIRN_OK) return status;
     job->layouts.before = cairn_packed_copy(row->layout_before, row->layout_before_bytes);
     job->layouts.before_shards = before->shard_count;
-    cairn_layout_close(before);
+    // It may be older than the layout that the slice under way began with: then there is no way back to that.
+    if (before->version + 1 == job->layout->version)
+        job->reshard.prior = before;
+    else
+        cairn_layout_close(before);
     return job->layouts.before != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 

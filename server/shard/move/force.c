@@ -97,6 +97,7 @@ static void force(struct cairn_shard_job *job)
         cairn_shard_job_fault(job, why.text);
         return;
     }
+    part->is_back = move->now != NULL;
     cairn_move_part_drop(job, move->now); // of a way that was given up
     cairn_shard_view_unref(move->before);
     move->next = NULL;

@@ -24,6 +24,7 @@ struct cairn_move_part {
     struct cairn_take *take;       /* owned: what comes; NULL: nothing does */
     uint64_t *movers;              /* owned: [mover_count] members that ask us */
     size_t mover_count;
+    bool is_back;               /* in force, it took back one that was not settled */
     bool is_ready;              /* the pages for what comes are made */
     bool is_unwanted;           /* it is forgotten as soon as it is ready */
     struct cairn_request asked; /* the PartPrepare; answered when it is ready */

@@ -25,7 +25,7 @@ void cairn_move_part_drop(struct cairn_shard_job *job, struct cairn_move_part *p
 
 const struct cairn_shard_view *cairn_move_kept(const struct cairn_shard_job *job)
 {
-    return job->move.now != NULL ? job->move.before : NULL;
+    return job->move.now != NULL && !job->move.now->is_back ? job->move.before : NULL;
 }
 
 /* ---- bytes ---- */

@@ -55,14 +55,18 @@ static bool same_owners(const struct cairn_layout *layout, const struct cairn_la
     return true;
 }
 
-/* While what came or went is not settled, the one way is back: to the owners of before. */
+/* While what came or went is not settled, the one way is back: to the owners of before; and from there on
+ * nowhere else. */
 static cairn_status judge_table(const struct cairn_shard_job *job, uint64_t wanted,
                                 const struct cairn_layout *layout, struct cairn_sentence *why)
 {
     if (layout->version != wanted)
         return cairn_fail(why, CAIRN_ERR_MALFORMED, "the pages are of layout %llu",
                           (unsigned long long)layout->version);
-    if (job->move.now == NULL || same_owners(layout, job->move.before->layout)) return CAIRN_OK;
+    const struct cairn_shard_view *kept = cairn_move_kept(job);
+    if (job->move.now == NULL ||
+        same_owners(layout, kept != NULL ? kept->layout : job->view->layout))
+        return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_NOT_READY,
                       "layout %llu of job %s is not settled: another one does not begin before",
                       (unsigned long long)job->view->layout->version, job->spec.name);
@@ -253,9 +257,9 @@ static cairn_status fill(struct cairn_shard_job *job, struct cairn_move_part *pa
         cairn_layout_close(layout);
         return status;
     }
+    const struct cairn_shard_view *kept = cairn_move_kept(job);
     status = cairn_shard_view_next(job, layout, message->shard_index,
-                                   job->move.now != NULL ? job->move.before : job->view,
-                                   &part->view, why);
+                                   kept != NULL ? kept : job->view, &part->view, why);
     if (status == CAIRN_OK) status = open_take(job, part, message, why);
     if (status == CAIRN_OK) status = let_all_in(job, part, message, why);
     return status == CAIRN_OK ? cairn_reserve_begin(&request, why) : status;
