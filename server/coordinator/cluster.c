@@ -76,7 +76,7 @@ static void on_tick(uv_timer_t *timer)
         cairn_cluster_leases_tick(job);
         cairn_cluster_job_parts_tick(job);
         cairn_cluster_park_advance(job);
-        cairn_cluster_reshard_advance(job);
+        cairn_cluster_reshard_tick(job);
         cairn_cluster_cut_tick(job);
         cairn_cluster_recovery_tick(job);
         cairn_cluster_straggler_tick(job);
@@ -91,6 +91,7 @@ static void free_cluster(struct cairn_cluster *cluster)
     cairn_cluster_restores_close(cluster);
     cairn_cluster_resumes_close(cluster);
     cairn_cluster_drops_close(cluster);
+    cairn_cluster_reshard_asked_close(cluster);
     while (cluster->jobs != NULL) {
         struct cairn_cluster_job *job = cluster->jobs;
         cluster->jobs = job->next;

@@ -40,6 +40,7 @@ struct cairn_cluster_restore;
 struct cairn_cluster_work;
 struct cairn_cluster_resume;
 struct cairn_cluster_drop;
+struct cairn_cluster_reshard_asked;
 struct cairn_cluster_removal;
 struct cairn_cluster_adoption;
 struct cairn_cluster_backup;
@@ -86,13 +87,14 @@ struct cairn_cluster {
     struct cairn_cluster_session *sessions;
     struct cairn_cluster_job *jobs;
     /* owned: what is under way; NULL: nothing is */
-    struct cairn_cluster_restore *restores;  /* restore/restore.h */
-    struct cairn_cluster_resume *resumes;    /* restore/resume.h */
-    struct cairn_cluster_adoption *adoption; /* restore/adopt.h */
-    struct cairn_cluster_backup *backup;     /* store/backup.h */
-    struct cairn_cluster_drop *drops;        /* job/drop.h */
-    struct cairn_cluster_removal *removals;  /* snapshot/find.h */
-    struct cairn_cluster_work *works;        /* base/works.h */
+    struct cairn_cluster_restore *restores;    /* restore/restore.h */
+    struct cairn_cluster_resume *resumes;      /* restore/resume.h */
+    struct cairn_cluster_adoption *adoption;   /* restore/adopt.h */
+    struct cairn_cluster_backup *backup;       /* store/backup.h */
+    struct cairn_cluster_drop *drops;          /* job/drop.h */
+    struct cairn_cluster_reshard_asked *asked; /* job/reshard_admin.c */
+    struct cairn_cluster_removal *removals;    /* snapshot/find.h */
+    struct cairn_cluster_work *works;          /* base/works.h */
     /* each is its module's own */
     struct cairn_cluster_saves saves;
     struct cairn_cluster_events events;

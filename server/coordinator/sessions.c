@@ -200,6 +200,7 @@ static void forget_waits(struct cairn_cluster_session *session)
     cairn_cluster_backup_forget(session->cluster, session);
     cairn_cluster_drops_forget(session->cluster, session);
     cairn_cluster_drains_forget(session->cluster, session);
+    cairn_cluster_reshard_forget(session->cluster, session);
     cairn_cluster_park_forget(session->cluster, session);
     cairn_cluster_amenders_forget(session->cluster, session);
     cairn_cluster_works_forget(session->cluster, session);

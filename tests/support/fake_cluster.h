@@ -53,7 +53,8 @@ struct fake_move {
     /* the script */
     bool holds_prepare; /* do not answer PartPrepare */
     bool holds_moved;   /* do not say PartMoved */
-    const char *refuse; /* answer PartPrepare with NO_MEMORY and this */
+    const char *refuse; /* answer PartPrepare with refuse_status, or NO_MEMORY, and this */
+    cairn_status refuse_status;
     /* what it has */
     struct cairn_layout *next; /* owned: prepared */
     struct cairn_paged next_pages;

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "server/base/pool.h"
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/member/seats.h"
 #include "server/coordinator/seating.h"
@@ -54,6 +55,37 @@ static void expect_state(const char *state)
     Cairn__ReshardTold *told = expect_told(ask(&message));
     ck_assert_str_eq(told->jobs[0]->state, state);
     cairn_message_free(&told->base);
+}
+
+/* ---- a disk that stands still ---- */
+
+static uv_sem_t disk;
+
+static void on_disk(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)task;
+    (void)item;
+    (void)thread;
+    uv_sem_wait(&disk);
+}
+
+static void on_disk_done(struct cairn_task *task)
+{
+    (void)task;
+}
+
+/* Nothing is stored from here on until the disk is released. */
+static void hold_disk(void)
+{
+    static struct cairn_task task;
+    task = (struct cairn_task) { .run = on_disk, .done = on_disk_done, .item_count = 1 };
+    ck_assert_int_eq(uv_sem_init(&disk, 0), 0);
+    cairn_pool_submit(toy()->cluster->saves.pool, &task);
+}
+
+static void release_disk(void)
+{
+    uv_sem_post(&disk);
 }
 
 /* ---- what comes of it ---- */
@@ -292,6 +324,38 @@ TEST(what_is_only_prepared_is_taken_back_by_a_cancel)
     train();
 }
 
+TEST(a_shard_that_is_busy_is_asked_again_with_the_next_tick)
+{
+    fake.shards[1].move.refuse = "a round is at work";
+    fake.shards[1].move.refuse_status = CAIRN_ERR_BUSY;
+    apply_shards(3);
+    fake_until(&fake, toy()->reshard.rests);
+    ck_assert_ptr_nonnull(strstr(toy()->reshard.told.text.text, "a round is at work"));
+    fake.shards[1].move.refuse = NULL;
+    train_until_ended();
+    expect_state("done");
+}
+
+TEST(who_asks_for_it_is_told_when_it_is_in_the_store)
+{
+    Cairn__ReshardAsk apply = question(CAIRN_RESHARD_APPLY);
+    const Cairn__ReshardAsk status = question(CAIRN_RESHARD_STATUS);
+    for (int all = 0; all < 2; all++) {
+        apply.shards = all ? 2 : 3;
+        apply.all = all;
+        hold_disk();
+        const uint32_t request = ask(&apply);
+        fake_until(&fake, toy()->reshard.running);
+        Cairn__ReshardTold *told = expect_told(ask(&status)); // the first that comes
+        ck_assert_str_eq(told->jobs[0]->state, "moving");
+        ck_assert_uint_eq(told->jobs[0]->shards_after, apply.shards);
+        cairn_message_free(&told->base);
+        release_disk();
+        cairn_message_free(&expect_told(request)->base);
+        train_until_ended();
+    }
+}
+
 TEST(a_shard_that_has_no_room_ends_it_and_the_job_goes_on)
 {
     fake.shards[2].move.refuse = "it needs 5 bytes and has 4";
@@ -468,6 +532,95 @@ TEST(a_fresh_taker_that_dies_while_the_layout_is_being_stored_is_left_out_again)
     fake_until(&fake, fake.shards[0].move.settled == 3 && fake.shards[1].move.settled == 3);
     ck_assert_uint_eq(toy()->seat_count, 2);
     train();
+}
+
+/* It is asked for what it holds only once, and then the layout that has it is not in force yet. */
+TEST(a_fresh_taker_that_is_back_while_the_layout_is_being_stored_is_left_out_again)
+{
+    fake.shards[0].move.holds_prepare = true;
+    apply_shards(3);
+    for (int i = 0; i < 3; i++) fake_until(&fake, fake.shards[i].move.next != NULL);
+    hold_disk();
+    fake_move_prepared(&fake.shards[0]);
+    fake_until(&fake, toy()->layouts.storing);
+    fake.shards[0].move.holds_prepare = false;
+    fake_shard_forget(&fake, 2);
+    fake_shard_up(&fake, 2);
+    release_disk();
+    fake_until(&fake, toy()->layout->version == 3);
+    fake_until(&fake, fake.shards[0].move.settled == 3 && fake.shards[1].move.settled == 3);
+    ck_assert_uint_eq(toy()->seat_count, 2);
+    train();
+}
+
+TEST(a_fresh_taker_that_dies_with_the_coordinator_is_left_out_again)
+{
+    fake.shards[2].move.holds_moved = true;
+    apply_shards(3);
+    fake_until(&fake, fake.shards[0].move.is_told && fake.shards[1].move.is_told);
+    fake_shard_forget(&fake, 2);
+    restart_coordinator();
+    tick_fast();
+    ck_assert_uint_eq(toy()->layout->version, 2);
+    fake_shards_up(&fake, 2);
+    come_again("w0");
+    fake_shard_up(&fake, 2);
+    fake_until(&fake, fake.shards[0].move.settled == 3 && fake.shards[1].move.settled == 3);
+    ck_assert(owns(0) && owns(1) && !owns(2));
+    ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
+    train();
+}
+
+TEST(two_fresh_takers_that_die_in_one_slice_are_left_out_again)
+{
+    fake_shard_up(&fake, 3);
+    fake.shards[2].move.holds_moved = fake.shards[3].move.holds_moved = true;
+    apply_shards(4);
+    fake_until(&fake, toy()->layout->version == 2 && fake.shards[0].move.is_told);
+    fake_shard_forget(&fake, 2);
+    fake_shard_forget(&fake, 3);
+    fake_until(&fake, toy()->seat_count == 2);
+    fake_until(&fake, fake.shards[0].move.settled == toy()->layout->version);
+    ck_assert(owns(0) && owns(1));
+    train();
+}
+
+/* The second one after the way back from the first is in force. */
+TEST(a_second_fresh_taker_that_dies_on_the_way_back_is_left_out_too)
+{
+    fake_shard_up(&fake, 3);
+    for (int i = 0; i < 4; i++) fake.shards[i].move.holds_moved = true;
+    apply_shards(4);
+    fake_until(&fake, toy()->layout->version == 2);
+    fake_shard_forget(&fake, 2);
+    fake_until(&fake, toy()->layout->version == 3 && fake.shards[0].layout->version == 3);
+    fake_shard_forget(&fake, 3);
+    fake_until(&fake, toy()->seat_count == 2 && fake.shards[0].layout->version == 4);
+    fake_until(&fake, fake.shards[1].layout->version == 4);
+    for (int i = 0; i < 2; i++) {
+        fake.shards[i].move.holds_moved = false;
+        fake_move_release(&fake.shards[i]);
+    }
+    fake_until(&fake, fake.shards[0].move.settled == 4);
+    train();
+}
+
+/* What it gave is back, and it is the only one that has it. */
+TEST(a_giver_that_dies_on_the_way_back_is_not_left_out)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
+    char *drained[] = { s1 }, *added[] = { s2 };
+    message.drain = drained;
+    message.add = added;
+    message.n_drain = message.n_add = 1;
+    for (int i = 0; i < 3; i++) fake.shards[i].move.holds_moved = true;
+    cairn_message_free(&expect_told(ask(&message))->base);
+    fake_until(&fake, !owns(1) && fake.shards[0].layout->version == toy()->layout->version);
+    fake_shard_forget(&fake, 2);
+    fake_until(&fake, owns(1) && fake.shards[0].layout->version == toy()->layout->version);
+    fake_shard_forget(&fake, 1);
+    fake_shard_up(&fake, 1);
+    fake_until(&fake, toy()->state == CAIRN_CLUSTER_JOB_LOST);
 }
 
 /* It owns nothing, and others do not have what it gave. */

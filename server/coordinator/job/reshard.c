@@ -60,10 +60,11 @@ void cairn_cluster_reshard_end(struct cairn_cluster_job *job,
     r->joiners = NULL;
     r->joiner_count = 0;
     r->target = NULL;
-    r->running = r->canceled = r->publishing = false;
+    r->running = r->canceled = r->publishing = r->rests = false;
     r->asking = NULL;
     r->told.state = state;
     r->told.ended_ms = cairn_cluster_now_ms(job->cluster);
+    r->told.shards_after = job->seat_count;
     cairn_sentence_set(&r->told.text, "%s", text);
     forget_weights(job);
 }
@@ -76,6 +77,9 @@ void cairn_cluster_reshard_slice_ended(struct cairn_cluster_job *job, cairn_stat
         r->told.moved_bytes += r->slice_bytes;
         r->told.state_bytes += r->came_bytes;
         r->told.state_us += r->came_us;
+    } else if (status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY) {
+        cairn_sentence_set(&r->told.text, "%s", text);
+        r->rests = true; // what passes by itself is waited for
     } else if (status == CAIRN_ERR_UNREACHABLE && r->joiner_count == 0 &&
                job->shard_count == job->layout->shard_count) {
         cairn_sentence_set(&r->told.text, "%s", text); // again, when all are there
@@ -120,9 +124,10 @@ static void on_republished(struct cairn_cluster_job *job, const void *about, cai
         cairn_cluster_members_layout_changed(job);
     } else {
         cairn_sentence_set(&r->told.text, "publishing it in the new layout: %.300s", text);
+        r->rests = true;
     }
-    cairn_cluster_tiles_advance(job);                           // opens the gate
-    if (status == CAIRN_OK) cairn_cluster_reshard_advance(job); // else with the next tick
+    cairn_cluster_tiles_advance(job); // opens the gate
+    cairn_cluster_reshard_advance(job);
 }
 
 /* At rest nothing publishes the newest version in the layout in force but this. */
@@ -209,9 +214,10 @@ static void finish(struct cairn_cluster_job *job)
 static bool may_step(const struct cairn_cluster_job *job)
 {
     const struct cairn_cluster_reshard *r = &job->reshard;
-    if (!r->running || r->busy || r->asking != NULL || r->move == NULL || job->rounds.in_event ||
-        job->core == NULL || job->cluster->closing || job->state != CAIRN_CLUSTER_JOB_RUNNING ||
-        !job->rounds.heard || cairn_move_stage_of(r->move) != CAIRN_MOVE_REST)
+    if (!r->running || r->busy || r->rests || r->asking != NULL || r->move == NULL ||
+        job->rounds.in_event || job->core == NULL || job->cluster->closing ||
+        job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->rounds.heard ||
+        cairn_move_stage_of(r->move) != CAIRN_MOVE_REST)
         return false;
     if (job->snapshots.cut != NULL || cairn_round_pin_pending(job->core) ||
         job->extension.body != NULL || job->amends.amending != NULL || job->park.shut ||
@@ -297,11 +303,18 @@ void cairn_cluster_reshard_advance(struct cairn_cluster_job *job)
     }
 }
 
+void cairn_cluster_reshard_tick(struct cairn_cluster_job *job)
+{
+    job->reshard.rests = false;
+    cairn_cluster_reshard_advance(job);
+}
+
 /* ---- the beginning ---- */
 
 static void on_begun(const struct cairn_cluster_saved *saved)
 {
     struct cairn_cluster_job *job = cairn_cluster_job_by_id(saved->cluster, saved->job);
+    cairn_cluster_reshard_stored(saved);
     if (job == NULL || !job->reshard.running || job->reshard.serial != saved->number) return;
     job->reshard.asking = NULL;
     if (saved->status == CAIRN_OK)

@@ -8,10 +8,12 @@
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/base/session.h"
+#include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/job/drain.h"
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/member/seats.h"
+#include "server/coordinator/store/saves.h"
 
 /* ---- what is wished ---- */
 
@@ -194,6 +196,7 @@ struct view {
     struct cairn_sentence text;
     Cairn__ReshardPair *pairs; /* owned */
     Cairn__ReshardPair **list; /* owned */
+    uint32_t serial; /* of the run that begins with it, once that is in the store; 0: none */
 };
 
 static const char *state_name(enum cairn_cluster_reshard_state state)
@@ -232,6 +235,16 @@ static void say_waiting(const struct cairn_cluster_job *job, struct cairn_senten
             cairn_sentence_set(out, "it waits for shard %s", job->shards[i].seat->name);
 }
 
+/* That are to have the job, as far as is known now: others may have been lost since it began. */
+static uint32_t count_staying(const struct cairn_cluster_job *job)
+{
+    const struct cairn_cluster_reshard *r = &job->reshard;
+    uint32_t count = 0;
+    CAIRN_EACH_SHARD (job, i) count += job->shards[i].weight > 0;
+    for (uint32_t i = 0; i < r->joiner_count; i++) count += r->joiners[i].weight > 0;
+    return count;
+}
+
 static void view_run(const struct cairn_cluster_job *job, struct view *view)
 {
     const struct cairn_cluster_reshard_told *told = &job->reshard.told;
@@ -251,7 +264,7 @@ static void view_run(const struct cairn_cluster_job *job, struct view *view)
     out->slices = told->slices > told->slice ? told->slices : told->slice;
     out->slice = told->slice;
     out->shards_before = told->shards_before;
-    out->shards_after = told->shards_after;
+    out->shards_after = job->reshard.running ? count_staying(job) : told->shards_after;
     if (told->begun_ms != 0)
         out->elapsed_ms = (job->reshard.running ? cairn_cluster_now_ms(job->cluster)
                                                 : told->ended_ms) -
@@ -345,6 +358,7 @@ static cairn_status apply(struct cairn_cluster_job *job, const Cairn__ReshardAsk
     status = cairn_cluster_reshard_begin(job, &wish, why);
     cairn_cluster_reshard_wish_release(&wish);
     if (status == CAIRN_OK) view_run(job, view);
+    if (status == CAIRN_OK) view->serial = job->reshard.serial;
     return status;
 }
 
@@ -373,7 +387,111 @@ static cairn_status answer_job(struct cairn_cluster_job *job, const Cairn__Resha
     return status;
 }
 
+/* ---- what waits for the store ---- */
+
+/* Runs have begun, and who asked for them hears of it when the store has them: a coordinator that ends before
+ * that forgets them. Writes end in their order, so the last one has them all. */
+struct cairn_cluster_reshard_asked {
+    struct cairn_cluster_reshard_asked *next; /* of the cluster's list */
+    struct cairn_cluster_waiter *waiter;
+    uint32_t first, last;   /* the runs, by their serials */
+    ProtobufCMessage *told; /* owned */
+    cairn_status status;    /* of the store */
+    struct cairn_sentence why;
+};
+
+static void asked_free(struct cairn_cluster_reshard_asked *asked)
+{
+    cairn_cluster_waiters_release(&asked->waiter);
+    if (asked->told != NULL) cairn_message_free(asked->told);
+    free(asked);
+}
+
+void cairn_cluster_reshard_stored(const struct cairn_cluster_saved *saved)
+{
+    struct cairn_cluster_reshard_asked **at = &saved->cluster->asked, *asked;
+    while ((asked = *at) != NULL && (saved->number < asked->first || saved->number > asked->last))
+        at = &asked->next;
+    if (asked == NULL) return; // a run by policy, or of a drain
+    if (saved->status != CAIRN_OK) {
+        asked->status = saved->status;
+        cairn_sentence_set(&asked->why, "%s", saved->why);
+    }
+    if (saved->number != asked->last) return;
+    *at = asked->next;
+    if (asked->status == CAIRN_OK)
+        cairn_cluster_waiters_answer(&asked->waiter, CAIRN_MSG_RESHARD_TOLD, asked->told);
+    else
+        cairn_cluster_waiters_fail(&asked->waiter, asked->status, asked->why.text);
+    asked_free(asked);
+}
+
+void cairn_cluster_reshard_forget(struct cairn_cluster *cluster,
+                                  const struct cairn_cluster_session *session)
+{
+    for (struct cairn_cluster_reshard_asked *a = cluster->asked; a != NULL; a = a->next)
+        cairn_cluster_waiters_forget(&a->waiter, session);
+}
+
+void cairn_cluster_reshard_asked_close(struct cairn_cluster *cluster)
+{
+    while (cluster->asked != NULL) {
+        struct cairn_cluster_reshard_asked *asked = cluster->asked;
+        cluster->asked = asked->next;
+        asked_free(asked);
+    }
+}
+
+static ProtobufCMessage *copy_told(const Cairn__ReshardTold *told)
+{
+    const size_t size = protobuf_c_message_get_packed_size(&told->base);
+    uint8_t *packed = malloc(size + 1);
+    if (packed == NULL) return NULL;
+    protobuf_c_message_pack(&told->base, packed);
+    ProtobufCMessage *copy = cairn_message_unpack(told->base.descriptor, packed, size);
+    free(packed);
+    return copy;
+}
+
+static bool tell_later(struct cairn_cluster_session *session, uint32_t request,
+                       const Cairn__ReshardTold *told, uint32_t first, uint32_t last)
+{
+    struct cairn_cluster_reshard_asked *asked = calloc(1, sizeof *asked);
+    if (asked == NULL) return false;
+    asked->first = first;
+    asked->last = last;
+    asked->told = copy_told(told);
+    if (asked->told == NULL || !cairn_cluster_waiters_add(&asked->waiter, session, request)) {
+        asked_free(asked);
+        return false;
+    }
+    asked->next = session->cluster->asked;
+    session->cluster->asked = asked;
+    return true;
+}
+
 /* ---- asked ---- */
+
+/* At once, or when the runs that begin with it are in the store. */
+static void answer(struct cairn_cluster_session *session, uint32_t request,
+                   Cairn__ReshardJob **list, const struct view *views, size_t count)
+{
+    Cairn__ReshardTold told = CAIRN__RESHARD_TOLD__INIT;
+    uint32_t first = 0, last = 0;
+    told.jobs = list;
+    told.n_jobs = count;
+    for (size_t i = 0; i < count; i++) {
+        if (views[i].serial == 0) continue;
+        first = first == 0 ? views[i].serial : first;
+        last = views[i].serial;
+    }
+    if (last == 0)
+        cairn_cluster_session_send(session, CAIRN_MSG_RESHARD_TOLD, request, &told.base);
+    else if (!tell_later(session, request, &told, first, last))
+        cairn_cluster_session_error(session, request, CAIRN_ERR_BUSY,
+                                    "it begins, and too many requests wait on this connection to "
+                                    "say when it is in the store: `cairn reshard status`");
+}
 
 /* Of all jobs: what cannot be for one is told with it. */
 static void answer_all(struct cairn_cluster_session *session, uint32_t request,
@@ -381,13 +499,13 @@ static void answer_all(struct cairn_cluster_session *session, uint32_t request,
 {
     struct view *views = calloc(CAIRN_JOBS_MAX, sizeof *views);
     Cairn__ReshardJob **list = calloc(CAIRN_JOBS_MAX, sizeof *list);
-    Cairn__ReshardTold told = CAIRN__RESHARD_TOLD__INIT;
     struct cairn_cluster_job *next;
+    size_t count = 0;
     if (views == NULL || list == NULL) {
         cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");
     } else {
         for (struct cairn_cluster_job *j = session->cluster->jobs; j != NULL; j = next) {
-            struct view *view = &views[told.n_jobs];
+            struct view *view = &views[count];
             struct cairn_sentence why;
             next = j->next;
             if (answer_job(j, ask, view, &why) != CAIRN_OK) {
@@ -395,11 +513,10 @@ static void answer_all(struct cairn_cluster_session *session, uint32_t request,
                 view->text = why;
                 if (!j->reshard.running) view->told.state = (char *)(uintptr_t) "failed";
             }
-            list[told.n_jobs++] = &view->told;
+            list[count++] = &view->told;
         }
-        told.jobs = list;
-        cairn_cluster_session_send(session, CAIRN_MSG_RESHARD_TOLD, request, &told.base);
-        for (size_t i = 0; i < told.n_jobs; i++) view_release(&views[i]);
+        answer(session, request, list, views, count);
+        for (size_t i = 0; i < count; i++) view_release(&views[i]);
     }
     free(views);
     free(list);
@@ -423,10 +540,7 @@ void cairn_cluster_reshard_ask(struct cairn_cluster_session *session, uint32_t r
             : answer_job(job, ask, &view, &why);
     if (status == CAIRN_OK) {
         Cairn__ReshardJob *one = &view.told;
-        Cairn__ReshardTold told = CAIRN__RESHARD_TOLD__INIT;
-        told.jobs = &one;
-        told.n_jobs = 1;
-        cairn_cluster_session_send(session, CAIRN_MSG_RESHARD_TOLD, request, &told.base);
+        answer(session, request, &one, &view, 1);
     } else {
         cairn_cluster_session_error(session, request, status, why.text);
     }
