@@ -206,6 +206,7 @@ cairn_status cairn_cluster_open(const struct cairn_cluster_options *options, uv_
     cluster->clock.started_ms = cluster->clock.last_tick_ms = uv_now(loop);
     status = open_folders(cluster, why);
     if (status == CAIRN_OK) status = cairn_cluster_jobs_load(cluster, why);
+    if (status == CAIRN_OK) status = cairn_cluster_drains_load(cluster, why);
     if (status == CAIRN_OK) status = cairn_cluster_saves_open(cluster, why);
     if (status == CAIRN_OK) {
         status = cairn_listener_open(loop, &options->network, CAIRN_MSG_HELLO, CAIRN_MSG_MAX,

@@ -295,7 +295,8 @@ bool cairn_cluster_seat_take(struct cairn_cluster_session *session, const Cairn_
     seat->since_ms = session->since_ms;
     seat->session = session;
     seat->memory_bytes = hello->memory_bytes;
-    seat->leaving = seat->drain.is_over = false;
+    if (seat->drain.is_over || seat->drain.stored == 0) seat->leaving = false; // else of the store
+    seat->drain.is_over = false;
     cluster->seats_taken++;
     seat->claimed_ms = 0;
     session->seat = seat;

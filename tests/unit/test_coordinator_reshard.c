@@ -285,6 +285,9 @@ TEST(a_cancel_ends_the_drain_that_began_it)
     for (int k = 0; k < 50; k++) fake_pump(&fake);
     ck_assert(ended() && fake.shards[0].has_job && !fake.shards[0].move.is_ended);
     expect_state("canceled");
+    fake_until(&fake, fake.cluster->saves.list == NULL);
+    restart_coordinator();
+    ck_assert(!cairn_cluster_seat_find(fake.cluster, s0)->leaving);
 }
 
 TEST(an_answer_of_a_slice_that_was_taken_back_is_none_to_the_next_of_that_number)
@@ -483,6 +486,37 @@ TEST(a_coordinator_that_starts_again_goes_on_with_the_run)
         train_until_ended();
         ck_assert_uint_eq(toy()->seat_count, 2);
     }
+}
+
+/* Said yes to when the store has it. */
+TEST(a_coordinator_that_starts_again_goes_on_with_a_drain)
+{
+    Cairn__MemberDrain drain = CAIRN__MEMBER_DRAIN__INIT;
+    const Cairn__ReshardAsk status = question(CAIRN_RESHARD_STATUS);
+    drain.name = s0;
+    fake.shards[1].move.holds_moved = true;
+    hold_disk();
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_MEMBER_DRAIN, &drain.base);
+    cairn_message_free(&expect_told(ask(&status))->base); // the first that comes
+    release_disk();
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, request));
+    fake_until(&fake, toy()->layout->version == 2);
+    restart_coordinator();
+    tick_fast();
+    fake.shards[1].move.holds_moved = false;
+    fake_shards_up(&fake, 3);
+    come_again("w0");
+    ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
+    for (int i = 0; i < 50 && !fake.shards[0].move.is_ended; i++) {
+        train();
+        for (int k = 0; k < 20; k++) fake_pump(&fake);
+    }
+    fake_until(&fake, fake.shards[0].move.is_ended);
+    fake_shard_away(&fake, 0);
+    train();
+    fake_until(&fake, fake.cluster->saves.list == NULL);
+    restart_coordinator(); // it does not leave any more
+    ck_assert_ptr_null(cairn_cluster_seat_find(fake.cluster, s0));
 }
 
 /* The layout is in the store, and nobody was fenced with it: all have it prepared only. */

@@ -232,6 +232,31 @@ TEST(a_database_of_a_newer_version_is_refused)
     ck_assert_ptr_nonnull(strstr(why.text, "schema version 99"));
 }
 
+static cairn_status see_name(void *context, const char *shard, struct cairn_sentence *why)
+{
+    char *seen = context;
+    const size_t length = strlen(seen);
+    (void)why;
+    snprintf(seen + length, 8 - length, "%s", shard);
+    return CAIRN_OK;
+}
+
+TEST(shards_that_leave_are_known_until_they_do_not)
+{
+    struct cairn_store *store = open_store();
+    struct cairn_sentence why;
+    char seen[8] = "";
+    ck_assert_int_eq(cairn_store_set_leaving(store, "s0", true, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_store_set_leaving(store, "s1", true, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_store_set_leaving(store, "s1", true, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_store_set_leaving(store, "s0", false, &why), CAIRN_OK);
+    cairn_store_close(store);
+    store = open_store();
+    ck_assert_int_eq(cairn_store_each_leaving(store, see_name, seen, &why), CAIRN_OK);
+    ck_assert_str_eq(seen, "s1");
+    cairn_store_close(store);
+}
+
 /* As the versions without an identity wrote it, after seven starts. */
 static void write_version_1(void)
 {

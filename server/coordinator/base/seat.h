@@ -49,7 +49,10 @@ struct cairn_cluster_seat {
     bool leaving;          /* its jobs go to others, and it gets no part of any */
     struct {
         struct cairn_cluster_waiter *waiters; /* owned: who asked for it */
-        uint32_t request;                     /* the shard's own; 0: none */
+        struct cairn_cluster_waiter *begun;   /* owned: who is told when the store has it */
+        uint32_t
+            stored; /* by an operator's word, and in the store or on its way: its number; 0: not */
+        uint32_t request; /* the shard's own; 0: none */
         uint64_t ends_ms; /* cairn_cluster_now_ms: it is given up then; 0: never */
         bool is_over;     /* it holds nothing, and was told to end */
     } drain;

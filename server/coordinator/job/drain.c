@@ -5,6 +5,7 @@
 
 #include "proto/plan/reshard.h"
 #include "server/base/log.h"
+#include "server/coordinator/base/calls.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/base/session.h"
@@ -12,6 +13,62 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/member/seats.h"
 #include "server/coordinator/store/events.h"
+#include "server/coordinator/store/saves.h"
+#include "server/coordinator/store/store.h"
+
+static void fail(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
+                 cairn_status status, const char *text);
+
+/* ---- the store ---- */
+
+static void on_stored(const struct cairn_cluster_saved *saved)
+{
+    const Cairn__Done done = CAIRN__DONE__INIT;
+    struct cairn_cluster_seat *seat = saved->cluster->seats;
+    if (saved->number == 0) {
+        if (saved->status != CAIRN_OK)
+            cairn_log_error("the end of a drain is not in the store: %s", saved->why);
+        return;
+    }
+    while (seat != NULL && seat->drain.stored != saved->number) seat = seat->next;
+    if (seat == NULL) return; // it has ended
+    if (saved->status == CAIRN_OK)
+        cairn_cluster_waiters_answer(&seat->drain.begun, CAIRN_MSG_DONE, &done.base);
+    else
+        fail(saved->cluster, seat, saved->status, saved->why);
+}
+
+static cairn_status store(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
+                          struct cairn_sentence *why)
+{
+    seat->drain.stored = cairn_cluster_request_new(cluster);
+    return cairn_cluster_save_leaving(cluster, seat->name, seat->drain.stored, on_stored, why);
+}
+
+static void unstore(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+{
+    struct cairn_sentence why;
+    if (seat->drain.stored == 0) return;
+    seat->drain.stored = 0;
+    if (cairn_cluster_save_leaving(cluster, seat->name, 0, on_stored, &why) != CAIRN_OK)
+        cairn_log_error("the end of a drain is not in the store: %s", why.text);
+}
+
+static cairn_status load(void *context, const char *shard, struct cairn_sentence *why)
+{
+    struct cairn_cluster *cluster = context;
+    struct cairn_cluster_seat *seat = cairn_cluster_seat_get(cluster, shard);
+    if (seat == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a shard");
+    seat->leaving = true;
+    seat->drain.stored = cairn_cluster_request_new(cluster);
+    cairn_log_info("shard %s is to be drained still", shard);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_cluster_drains_load(struct cairn_cluster *cluster, struct cairn_sentence *why)
+{
+    return cairn_store_each_leaving(cluster->store, load, cluster, why);
+}
 
 /* ---- the end of a drain ---- */
 
@@ -42,6 +99,8 @@ static void fail(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
     cairn_sentence_set(&event, "given up: %s", text);
     cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAINED, NULL, seat->name, event.text);
     seat->leaving = false;
+    unstore(cluster, seat);
+    cairn_cluster_waiters_fail(&seat->drain.begun, status, why.text);
     cairn_cluster_waiters_fail(&seat->drain.waiters, status, why.text);
     if (seat->drain.request != 0)
         cairn_cluster_session_error(seat->session, seat->drain.request, status, why.text);
@@ -84,7 +143,13 @@ bool cairn_cluster_drains_cancel(struct cairn_cluster_job *job)
 
 void cairn_cluster_drain_gone(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
 {
-    if (!seat->leaving || seat->drain.is_over) return;
+    if (!seat->leaving || cluster->closing) return;
+    if (seat->drain.is_over) {
+        const Cairn__Done done = CAIRN__DONE__INIT;
+        unstore(cluster, seat);
+        cairn_cluster_waiters_answer(&seat->drain.begun, CAIRN_MSG_DONE, &done.base);
+        return;
+    }
     seat->drain.request = 0; // of the connection that is gone
     fail(cluster, seat, CAIRN_ERR_NOT_READY, "it went away");
 }
@@ -92,8 +157,10 @@ void cairn_cluster_drain_gone(struct cairn_cluster *cluster, struct cairn_cluste
 void cairn_cluster_drains_forget(struct cairn_cluster *cluster,
                                  const struct cairn_cluster_session *session)
 {
-    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
+    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next) {
         cairn_cluster_waiters_forget(&s->drain.waiters, session);
+        cairn_cluster_waiters_forget(&s->drain.begun, session);
+    }
 }
 
 /* ---- one job goes off a shard ---- */
@@ -188,8 +255,9 @@ void cairn_cluster_member_drain(struct cairn_cluster_session *session, uint32_t 
                                   "there is no shard \"%.128s\"; `cairn cluster status` lists them",
                                   message->name)
                      : judge(cluster, seat, &why);
-    if (status == CAIRN_OK && message->wait &&
-        !cairn_cluster_waiters_add(&seat->drain.waiters, session, request))
+    if (status == CAIRN_OK &&
+        !cairn_cluster_waiters_add(message->wait ? &seat->drain.waiters : &seat->drain.begun,
+                                   session, request))
         status = cairn_fail(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     if (status != CAIRN_OK) {
         cairn_cluster_session_error(session, request, status, why.text);
@@ -199,8 +267,11 @@ void cairn_cluster_member_drain(struct cairn_cluster_session *session, uint32_t 
     cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name,
                                    "by an operator's word");
     seat->leaving = true;
-    if (!message->wait) cairn_cluster_session_done(session, request);
-    advance(seat, cluster);
+    status = store(cluster, seat, &why);
+    if (status != CAIRN_OK)
+        fail(cluster, seat, status, why.text);
+    else
+        advance(seat, cluster);
 }
 
 /* The cluster is being stopped: nothing is moved for that. */
@@ -267,10 +338,22 @@ static void spread(struct cairn_cluster_job *job)
     cairn_cluster_reshard_wish_release(&wish);
 }
 
+/* It holds nothing, and has not come since the coordinator started: it had ended. */
+static bool has_ended(const struct cairn_cluster *cluster, const struct cairn_cluster_seat *seat)
+{
+    return seat->session == NULL && !holds_any(cluster, seat) &&
+           uv_now(cluster->loop) - seat->since_ms >= (uint64_t)cluster->options->lease_timeout_ms;
+}
+
 void cairn_cluster_drains_tick(struct cairn_cluster *cluster)
 {
-    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
-        if (s->leaving && !s->drain.is_over && s->session != NULL) advance(s, cluster);
+    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next) {
+        if (!s->leaving || s->drain.is_over) continue;
+        if (s->session != NULL)
+            advance(s, cluster);
+        else if (has_ended(cluster, s))
+            fail(cluster, s, CAIRN_ERR_NOT_READY, "it is gone");
+    }
     const char *policy = cluster->options->reshard;
     if (policy == NULL || strcmp(policy, "on_join") != 0) return;
     for (struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) spread(j);

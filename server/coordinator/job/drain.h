@@ -5,12 +5,16 @@
 
 #include "server/coordinator/base/names.h"
 
-/* By an operator's word: Done when it is so, or (not `wait`) when it has begun. */
+/* By an operator's word: Done when it is so, or (not `wait`) when the store has that it is to be. Another
+ * coordinator goes on with it. */
 void cairn_cluster_member_drain(struct cairn_cluster_session *session, uint32_t request,
                                 const Cairn__MemberDrain *message);
 /* By the shard's own word. */
 void cairn_cluster_drain_me(struct cairn_cluster_session *session, uint32_t request,
                             const Cairn__DrainMe *message);
+/* Those that the store knows. CAIRN_ERR_NO_MEMORY, or an error of the store. */
+cairn_status cairn_cluster_drains_load(struct cairn_cluster *cluster,
+                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The next steps of all that leave, and of jobs that shards came for. */
 void cairn_cluster_drains_tick(struct cairn_cluster *cluster);
 void cairn_cluster_drains_forget(struct cairn_cluster *cluster,

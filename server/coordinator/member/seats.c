@@ -49,6 +49,7 @@ void cairn_cluster_seat_free(struct cairn_cluster_seat *seat)
 {
     cairn_cluster_seat_forget_parts(seat);
     cairn_cluster_waiters_release(&seat->drain.waiters);
+    cairn_cluster_waiters_release(&seat->drain.begun);
     free(seat->fabric_address);
     free(seat->bytes);
     free(seat->memory);

@@ -67,6 +67,11 @@ static cairn_status write_storage(struct cairn_store *store, const struct cairn_
 {
     return cairn_store_set_storage(store, save->saved.number, why);
 }
+static cairn_status write_leaving(struct cairn_store *store, const struct cairn_cluster_save *save,
+                                  struct cairn_sentence *why)
+{
+    return cairn_store_set_leaving(store, save->row.name, save->saved.number != 0, why);
+}
 static cairn_status write_events(struct cairn_store *store, const struct cairn_cluster_save *save,
                                  struct cairn_sentence *why)
 {
@@ -278,6 +283,21 @@ cairn_status cairn_cluster_save_storage(struct cairn_cluster *cluster, cairn_clu
     struct cairn_cluster_save *save = save_new(cluster, 0, cluster->storage.token, then);
     if (save == NULL) return fail_memory(why);
     save->write = write_storage;
+    return save_start(save);
+}
+
+cairn_status cairn_cluster_save_leaving(struct cairn_cluster *cluster, const char *shard,
+                                        uint64_t number, cairn_cluster_saved_fn then,
+                                        struct cairn_sentence *why)
+{
+    struct cairn_cluster_save *save = save_new(cluster, 0, number, then);
+    if (save == NULL) return fail_memory(why);
+    save->row.name = strdup(shard);
+    if (save->row.name == NULL) {
+        free_save(save);
+        return fail_memory(why);
+    }
+    save->write = write_leaving;
     return save_start(save);
 }
 

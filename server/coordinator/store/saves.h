@@ -54,6 +54,10 @@ cairn_status cairn_cluster_save_dropped(const struct cairn_cluster_job *job,
 /* cluster->storage.token. */
 cairn_status cairn_cluster_save_storage(struct cairn_cluster *cluster, cairn_cluster_saved_fn then,
                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* The shard leaves by an operator's word; `number` 0: it does not any more. */
+cairn_status cairn_cluster_save_leaving(struct cairn_cluster *cluster, const char *shard,
+                                        uint64_t number, cairn_cluster_saved_fn then,
+                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* saved->number is the one behind the last of them. */
 cairn_status cairn_cluster_save_events(struct cairn_cluster *cluster,
                                        const struct cairn_stored_event *events, size_t count,

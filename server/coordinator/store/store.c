@@ -12,7 +12,7 @@
 #include "server/coordinator/store/private.h"
 
 #define APPLICATION_ID 0x4341524e /* "CARN": marks the file as ours */
-#define SCHEMA_VERSION 5
+#define SCHEMA_VERSION 6
 
 /* Version 1, and what makes each version of the one before. */
 static const char schema[] =
@@ -37,7 +37,9 @@ static const char schema_5[] =
     "ADD COLUMN layout_at_step INTEGER NOT NULL DEFAULT 0;ALTER TABLE jobs ADD COLUMN "
     "layout_before BLOB;ALTER TABLE jobs ADD COLUMN pause REAL NOT NULL DEFAULT 0;ALTER TABLE "
     "job_shards ADD COLUMN weight REAL;PRAGMA user_version = 5;";
-_Static_assert(APPLICATION_ID == 1128354382 && SCHEMA_VERSION == 5, "as in the schema");
+static const char schema_6[] =
+    "CREATE TABLE leaving (shard TEXT PRIMARY KEY);PRAGMA user_version = 6;";
+_Static_assert(APPLICATION_ID == 1128354382 && SCHEMA_VERSION == 6, "as in the schema");
 
 cairn_status cairn_store_fail(const struct cairn_store *store, const char *doing,
                               struct cairn_sentence *why)
@@ -203,6 +205,7 @@ static cairn_status set_up(struct cairn_store *store, struct cairn_sentence *why
     if (status == CAIRN_OK && version < 3) status = cairn_store_run(store, schema_3, why);
     if (status == CAIRN_OK && version < 4) status = cairn_store_run(store, schema_4, why);
     if (status == CAIRN_OK && version < 5) status = cairn_store_run(store, schema_5, why);
+    if (status == CAIRN_OK && version < 6) status = cairn_store_run(store, schema_6, why);
     if (status == CAIRN_OK)
         status = cairn_store_run(store, "UPDATE meta SET incarnation = incarnation + 1", why);
     if (status == CAIRN_OK) // made once

@@ -3,8 +3,8 @@
  * Durable are: the identity of the store, the incarnation of the coordinator, the jobs with their spec,
  * layout, shards and generation, and per job an epoch and a reserved block of round numbers; and the
  * numbers of the last jobs that were dropped, since a shard that was away then has its part still; and the
- * token of the folder that snapshots were written to (storage.h); and the last events. Nothing
- * is written per round: the shards' answers are the rest of the memory (server/core/round.h). A job is
+ * token of the folder that snapshots were written to (storage.h); and the shards that an operator sends away;
+ * and the last events. Nothing is written per round: the shards' answers are the rest of the memory (server/core/round.h). A job is
  * written once every shard of it holds its part, so a job in the store is one that did exist.
  *
  * One file, FOLDER/coordinator.db, WAL, synchronous=FULL: a call that returned CAIRN_OK survives the
@@ -96,6 +96,17 @@ cairn_status cairn_store_set_initialized(struct cairn_store *store, uint64_t id,
 cairn_status cairn_store_reserve_generation(struct cairn_store *store, uint64_t id,
                                             uint64_t generation,
                                             struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* ---- shards that leave by an operator's word (job/drain.h) ---- */
+
+/* The shard is one of them from now on, or none. */
+cairn_status cairn_store_set_leaving(struct cairn_store *store, const char *shard, bool leaves,
+                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Gives each name to `take`; stops at the first that it refuses and returns that status. */
+typedef cairn_status (*cairn_stored_leaving_fn)(void *context, const char *shard,
+                                                struct cairn_sentence *why);
+cairn_status cairn_store_each_leaving(struct cairn_store *store, cairn_stored_leaving_fn take,
+                                      void *context, struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* ---- events (events.h) ---- */
 
