@@ -412,15 +412,6 @@ void cairn_cluster_slice_cancel(struct cairn_cluster_job *job)
 
 /* ---- it is in force ---- */
 
-/* Keeps the layout that was in force, for the way back. What went back is where it was before the slice. */
-static struct cairn_layout *copy_layout(const struct cairn_cluster_job *job)
-{
-    struct cairn_layout *copy = NULL;
-    (void)!cairn_plan_job_decode(&job->spec, job->planned.layout->bytes, job->planned.layout->size,
-                                 &copy);
-    return copy;
-}
-
 /* Who leaves the job keeps nothing of it. */
 static void drop_parts(struct cairn_cluster_job *job)
 {
@@ -441,12 +432,14 @@ void cairn_cluster_slice_in_force(struct cairn_cluster_job *job)
                                       .layout = cairn_round_layout(job->core) };
     assert(job->layouts.next != NULL && job->layouts.next->version == event.layout);
     cairn_cluster_groups_forget_told(job);
-    if (!job->reshard.back) {
-        cairn_layout_close(job->reshard.prior);
-        job->reshard.prior = copy_layout(job);
-    }
     drop_parts(job);
-    cairn_cluster_layouts_take_next(job, cairn_round_version(job->core));
+    struct cairn_layout *was = cairn_cluster_layouts_take_next(job, cairn_round_version(job->core));
+    if (job->reshard.back && !job->reshard.lost_empty) {
+        cairn_layout_close(was); // `prior` is where the slice began, and all is there again
+    } else {
+        cairn_layout_close(job->reshard.prior);
+        job->reshard.prior = was;
+    }
     cairn_cluster_members_layout_changed(job);
     cairn_log_info("job %s: layout %" PRIu64 " is in force from epoch %" PRIu64, job->spec.name,
                    event.layout, job->epoch);

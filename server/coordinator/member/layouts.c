@@ -78,7 +78,8 @@ static void make_holes(struct cairn_cluster_job *job)
     }
 }
 
-void cairn_cluster_layouts_take_next(struct cairn_cluster_job *job, struct cairn_version now)
+struct cairn_layout *cairn_cluster_layouts_take_next(struct cairn_cluster_job *job,
+                                                     struct cairn_version now)
 {
     struct cairn_cluster_layouts *l = &job->layouts;
     uint32_t before_shards;
@@ -92,7 +93,7 @@ void cairn_cluster_layouts_take_next(struct cairn_cluster_job *job, struct cairn
         if (i >= job->layout->shard_count) job->shards[i].joined_at = now;
     }
     make_holes(job);
-    cairn_layout_close(job->layout);
+    struct cairn_layout *was = job->layout;
     cairn_packed_release(job->planned.layout);
     job->layout = l->next;
     job->planned.layout = l->next_packed;
@@ -101,6 +102,7 @@ void cairn_cluster_layouts_take_next(struct cairn_cluster_job *job, struct cairn
     l->next = NULL;
     l->next_packed = NULL;
     cairn_cluster_layouts_drop_next(job);
+    return was;
 }
 
 void cairn_cluster_layouts_published(struct cairn_cluster_job *job)

@@ -32,8 +32,10 @@ void cairn_cluster_layouts_release(struct cairn_cluster_job *job);
 /* Nothing comes next any more. */
 void cairn_cluster_layouts_drop_next(struct cairn_cluster_job *job);
 /* The next layout is the one in force, as of that version; shards that left it are holes now, without a word
- * to them. Members are not told. */
-void cairn_cluster_layouts_take_next(struct cairn_cluster_job *job, struct cairn_version now);
+ * to them. Members are not told. Nothing is allocated: it is durable. Gives the layout that was in force, the
+ * caller's. */
+struct cairn_layout *cairn_cluster_layouts_take_next(struct cairn_cluster_job *job,
+                                                     struct cairn_version now);
 /* The newest version is published in the layout in force. */
 void cairn_cluster_layouts_published(struct cairn_cluster_job *job);
 /* The newest version is published in an older layout: that is what a member begins with. */

@@ -40,6 +40,7 @@ struct cairn_cluster_seat *cairn_cluster_seat_get(struct cairn_cluster *cluster,
     cairn__shard_stats__init(&seat->stats);
     TAILQ_INIT(&seat->calls);
     seat->since_ms = uv_now(cluster->loop);
+    seat->gone_ms = cairn_cluster_now_ms(cluster);
     seat->next = *at;
     *at = seat;
     return seat;

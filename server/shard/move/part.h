@@ -9,7 +9,8 @@
 /* Forgets it: who asks us by it leaves, what it asks for is not awaited, what it took of the budget for
  * itself is back. NULL is fine. */
 void cairn_move_part_drop(struct cairn_shard_job *job, struct cairn_move_part *part);
-/* The view of before whose state is here still: what goes back to it has not to come. NULL: settled, or it was the way back. */
+/* The view of before whose state is here still: what goes back to it has not to come. NULL: settled, or the
+ * one in force went back to it. */
 const struct cairn_shard_view *cairn_move_kept(const struct cairn_shard_job *job);
 /* Of all planes, what `view` has and `beside` has not. */
 uint64_t cairn_move_bytes_beyond(const struct cairn_shard_view *view,
