@@ -173,7 +173,7 @@ static const struct {
     { { "since", 1, 0, OPT_SINCE },
       CTL_TAKES_SINCE,
       "--since TIME",
-      "only what happened since then: 2h ago (ms, s, m, h, d), or 2026-11-24T14:00:00Z" },
+      "only what happened since then: 2h (ms, s, m, h, d) before now, or 2026-11-24T14:00:00Z" },
     { { "on-worker-loss", 1, 0, OPT_ON_WORKER_LOSS },
       CTL_TAKES_TERMS,
       "--on-worker-loss redo|wait|fail",

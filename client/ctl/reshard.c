@@ -62,17 +62,39 @@ static int ask(struct ctl *ctl, const Cairn__ReshardAsk *message, ProtobufCMessa
     return called == CAIRN_OK ? -1 : cairn_status_exit((int)called);
 }
 
-static void print_jobs(const struct ctl *ctl, const Cairn__ReshardTold *told)
+static bool is_refused(const Cairn__ReshardJob *job)
 {
+    return strcmp(job->state, "refused") == 0;
+}
+
+static void print_plans(const struct ctl *ctl, const Cairn__ReshardTold *told)
+{
+    size_t printed = 0;
     for (size_t i = 0; i < told->n_jobs; i++) {
-        if (i > 0) printf("\n");
+        if (is_refused(told->jobs[i])) continue;
+        if (printed++ > 0) printf("\n");
         cairn_ctl_reshard_print(ctl, told->jobs[i]);
     }
 }
 
-/* Asks, and shows the answer: as JSON, or by `print`. */
+/* The exit status, of the job that did worst: what failed is said by its text. */
+static int say_ends(const Cairn__ReshardTold *told)
+{
+    int worst = 0;
+    for (size_t i = 0; i < told->n_jobs; i++) {
+        const Cairn__ReshardJob *job = told->jobs[i];
+        if (strcmp(job->state, "canceled") == 0)
+            worst = cairn_ctl_fail(CAIRN_ERR_CANCELED, "job %s: %s", job->name, job->text);
+        else if (strcmp(job->state, "failed") == 0 || is_refused(job))
+            worst = cairn_ctl_fail(CAIRN_ERR_REFUSED, "job %s: %s", job->name, job->text);
+    }
+    return worst;
+}
+
+/* Asks, and shows the answer, as JSON or by `print`, and what is wrong with it, by `judge`. */
 static int tell(struct ctl *ctl, uint32_t op,
-                void (*print)(const struct ctl *ctl, const Cairn__ReshardTold *told))
+                void (*print)(const struct ctl *ctl, const Cairn__ReshardTold *told),
+                int (*judge)(const Cairn__ReshardTold *told))
 {
     struct question q;
     ProtobufCMessage *reply;
@@ -84,47 +106,59 @@ static int tell(struct ctl *ctl, uint32_t op,
         cairn_ctl_print_json(cairn_ctl_reshard_json(told));
     else
         print(ctl, told);
+    done = judge == NULL ? 0 : judge(told);
     cairn_message_free(reply);
-    return 0;
+    return done;
 }
 
 static void print_canceled(const struct ctl *ctl, const Cairn__ReshardTold *told)
 {
-    for (size_t i = 0; i < told->n_jobs && !ctl->quiet; i++)
+    for (size_t i = 0; i < told->n_jobs && !ctl->quiet; i++) {
+        if (is_refused(told->jobs[i])) continue;
         cairn_ctl_line("canceled", "job %s, which ends after slice %u of %u; %s have moved",
                        told->jobs[i]->name, told->jobs[i]->slice, told->jobs[i]->slices,
                        cairn_ctl_bytes(told->jobs[i]->moved_bytes));
+    }
+}
+
+/* Of all jobs those end that are under way. */
+static int judge_canceled(const Cairn__ReshardTold *told)
+{
+    size_t refused = 0;
+    while (refused < told->n_jobs && is_refused(told->jobs[refused])) refused++;
+    if (refused < told->n_jobs) return 0;
+    return cairn_ctl_fail(CAIRN_ERR_NOT_FOUND,
+                          "no re-sharding is under way: there is nothing to cancel");
 }
 
 int cairn_ctl_reshard_plan(struct ctl *ctl)
 {
-    return tell(ctl, CAIRN_RESHARD_PLAN, print_jobs);
+    return tell(ctl, CAIRN_RESHARD_PLAN, print_plans, say_ends);
 }
 
 int cairn_ctl_reshard_status(struct ctl *ctl)
 {
-    return tell(ctl, CAIRN_RESHARD_STATUS, cairn_ctl_reshard_list);
+    return tell(ctl, CAIRN_RESHARD_STATUS, cairn_ctl_reshard_list, NULL);
 }
 
 int cairn_ctl_reshard_cancel(struct ctl *ctl)
 {
-    return tell(ctl, CAIRN_RESHARD_CANCEL, print_canceled);
+    return tell(ctl, CAIRN_RESHARD_CANCEL, print_canceled, judge_canceled);
 }
 
 /* ---- apply ---- */
 
-/* The exit status, of the job that did worst: what failed is said by its text. */
-static int say_ends(const Cairn__ReshardTold *told)
+/* A job for which it could not begin is shown as that, and not as what it was before. */
+static void keep_refused(Cairn__ReshardTold *begun, Cairn__ReshardTold *ended)
 {
-    int worst = 0;
-    for (size_t i = 0; i < told->n_jobs; i++) {
-        const Cairn__ReshardJob *job = told->jobs[i];
-        if (strcmp(job->state, "canceled") == 0)
-            worst = cairn_ctl_fail(CAIRN_ERR_CANCELED, "job %s: %s", job->name, job->text);
-        else if (strcmp(job->state, "failed") == 0)
-            worst = cairn_ctl_fail(CAIRN_ERR_REFUSED, "job %s: %s", job->name, job->text);
-    }
-    return worst;
+    for (size_t b = 0; b < begun->n_jobs; b++)
+        for (size_t e = 0; e < ended->n_jobs; e++) {
+            Cairn__ReshardJob *refused = begun->jobs[b];
+            if (!is_refused(refused) || strcmp(refused->name, ended->jobs[e]->name) != 0) continue;
+            begun->jobs[b] = ended->jobs[e];
+            ended->jobs[e] = refused;
+            break;
+        }
 }
 
 /* Of one job the plan is shown first, and what is applied is that plan or nothing. -1: go on. */
@@ -138,7 +172,7 @@ static int show_plan(struct ctl *ctl, struct question *q)
     const Cairn__ReshardTold *told = (const Cairn__ReshardTold *)reply;
     if (told->n_jobs == 1) q->ask.layout_hash = told->jobs[0]->layout_hash;
     if (!ctl->json && !ctl->quiet) {
-        print_jobs(ctl, told);
+        print_plans(ctl, told);
         printf("\n");
         fflush(stdout);
     }
@@ -150,27 +184,29 @@ static int show_plan(struct ctl *ctl, struct question *q)
 int cairn_ctl_reshard_apply(struct ctl *ctl)
 {
     struct question q;
-    ProtobufCMessage *reply;
+    ProtobufCMessage *begun, *ended;
     int done = fill(ctl, &q, CAIRN_RESHARD_APPLY);
     if (done < 0) done = show_plan(ctl, &q);
-    if (done < 0) done = ask(ctl, &q.ask, &reply);
+    if (done < 0) done = ask(ctl, &q.ask, &begun);
     if (done >= 0) return done;
-    cairn_message_free(reply);
     const char *which = q.ask.all ? "--all" : q.ask.job;
     cairn_ctl_on_interrupt(
         "\ncairn: it goes on: `cairn reshard status%s%s` says how far it is, `cairn reshard "
         "cancel %s` ends it after the slice that moves\n",
         q.ask.all ? "" : " ", q.ask.all ? "" : which, which);
     q.ask.op = CAIRN_RESHARD_STATUS;
-    done = cairn_ctl_reshard_wait(ctl, &q.ask, &reply);
-    if (done >= 0) return done;
-    const Cairn__ReshardTold *told = (const Cairn__ReshardTold *)reply;
-    if (ctl->json)
-        cairn_ctl_print_json(cairn_ctl_reshard_json(told));
-    else if (!ctl->quiet)
-        cairn_ctl_reshard_list(ctl, told);
-    done = say_ends(told);
-    cairn_message_free(reply);
+    done = cairn_ctl_reshard_wait(ctl, &q.ask, &ended);
+    if (done < 0) {
+        Cairn__ReshardTold *told = (Cairn__ReshardTold *)ended;
+        keep_refused((Cairn__ReshardTold *)begun, told);
+        if (ctl->json)
+            cairn_ctl_print_json(cairn_ctl_reshard_json(told));
+        else if (!ctl->quiet)
+            cairn_ctl_reshard_list(ctl, told);
+        done = say_ends(told);
+        cairn_message_free(ended);
+    }
+    cairn_message_free(begun);
     return done;
 }
 

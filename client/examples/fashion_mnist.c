@@ -495,6 +495,12 @@ static cairn_status train(struct trainer *t)
         if (report("round", status) != CAIRN_OK) return status;
         images += BATCH * (round.global_batch > 0 ? round.global_batch : round.world);
         if (result.step % 50 != 0) continue;
+        if (round.micro_batches == 0) { // of global_batch none was left for it
+            printf("step %llu: rank %u is surplus, and idles\n", (unsigned long long)result.step,
+                   o->rank);
+            fflush(stdout);
+            continue;
+        }
         printf("step %llu loss %.4f norm %.3f images/s %.0f\n", (unsigned long long)result.step,
                loss, result.grad_norm, (double)images / (now_s() - began_s));
         fflush(stdout);

@@ -810,6 +810,36 @@ TEST(what_cannot_be_is_refused_with_a_sentence)
     cairn_message_free(&status->base);
 }
 
+static void expect_all(const Cairn__ReshardAsk *message, const char *state, const char *word)
+{
+    Cairn__ReshardTold *told = expect_told(ask(message));
+    ck_assert_str_eq(told->jobs[0]->state, state);
+    ck_assert_ptr_nonnull(strstr(told->jobs[0]->text, word));
+    cairn_message_free(&told->base);
+}
+
+TEST(of_all_jobs_one_that_it_cannot_be_for_is_told_as_refused)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_CANCEL);
+    char unknown[] = "nobody", *names[] = { unknown }, *free_shard[] = { s2 };
+    message.job = unknown;
+    message.all = true;
+    expect_all(&message, "refused", "nothing to cancel");
+    message.op = CAIRN_RESHARD_PLAN;
+    message.add = names;
+    message.n_add = 1;
+    expect_all(&message, "refused", "no shard \"nobody\"");
+    message.n_add = 0;
+    message.drain = free_shard;
+    message.n_drain = 1;
+    expect_all(&message, "planned", "");
+    fake.shards[2].move.holds_moved = true;
+    apply_shards(3);
+    message.op = CAIRN_RESHARD_APPLY;
+    message.n_drain = 0;
+    expect_all(&message, "refused", "under way");
+}
+
 TEST(a_plan_says_what_would_move_and_changes_nothing)
 {
     Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);

@@ -290,6 +290,42 @@ TEST(a_move_that_fails_or_is_canceled_ends_the_command_with_its_words)
     }
 }
 
+TEST(of_all_jobs_what_was_refused_is_said_and_is_the_exit_status)
+{
+    static const struct {
+        struct answer answers[2];
+        const char *words[4];
+        int status;
+        const char *says, *lacks;
+    } table[] = {
+        { { { .state = "refused", .text = "shard s9 is not here" },
+            { .state = "done", .text = "" } },
+          { "reshard", "apply", "--all" },
+          12,
+          "job gpt: shard s9 is not here [CAIRN-E0062]",
+          "done" },
+        { { { .state = "refused", .text = "shard s9 is not here" } },
+          { "reshard", "plan", "--all" },
+          12,
+          "job gpt: shard s9 is not here [CAIRN-E0062]",
+          "heaviest" },
+        { { { .state = "refused", .text = "none of job gpt" } },
+          { "reshard", "cancel", "--all" },
+          4,
+          "no re-sharding is under way: there is nothing to cancel [CAIRN-E0006]",
+          "canceled" },
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        struct coordinator c;
+        char text[TEXT_BYTES];
+        begin(&c, table[i].answers, 2);
+        ck_assert_int_eq(run(&c, text, table[i].words), table[i].status);
+        says(text, table[i].says);
+        ck_assert_msg(strstr(text, table[i].lacks) == NULL, "%s", text);
+        end(&c);
+    }
+}
+
 TEST(an_interrupt_leaves_it_running_and_says_how_to_look)
 {
     static const struct answer answers[] = {

@@ -103,8 +103,10 @@ static cairn_status take_names(const struct cairn_cluster_job *job, const Cairn_
             return cairn_fail(why, CAIRN_ERR_INVALID,
                               "shard %s is to be added and drained: one of them", seat->name);
         struct cairn_cluster_joiner *there = find(wish, seat);
+        if (there == NULL && ask->all) continue;
         if (there == NULL)
-            return cairn_fail(why, CAIRN_ERR_INVALID, "job %s has no part on shard %s",
+            return cairn_fail(why, CAIRN_ERR_INVALID,
+                              "job %s has no part on shard %s: there is nothing to drain",
                               job->spec.name, seat->name);
         there->weight = 0;
     }
@@ -313,6 +315,18 @@ static bool view_plan(const struct cairn_cluster_job *job,
     return true;
 }
 
+/* What is asked for cannot be: how the run is that the job may have is another question. */
+static void view_refused(const struct cairn_cluster_job *job, const struct cairn_sentence *why,
+                         struct view *view)
+{
+    cairn__reshard_job__init(&view->told);
+    view->text = *why;
+    view->told.name = job->spec.name;
+    view->told.state = (char *)(uintptr_t) "refused";
+    view->told.text = view->text.text;
+    view->told.layout_hash = cairn_layout_number(job->layout);
+}
+
 static void view_release(struct view *view)
 {
     free(view->pairs);
@@ -508,11 +522,7 @@ static void answer_all(struct cairn_cluster_session *session, uint32_t request,
             struct view *view = &views[count];
             struct cairn_sentence why;
             next = j->next;
-            if (answer_job(j, ask, view, &why) != CAIRN_OK) {
-                view_run(j, view);
-                view->text = why;
-                if (!j->reshard.running) view->told.state = (char *)(uintptr_t) "failed";
-            }
+            if (answer_job(j, ask, view, &why) != CAIRN_OK) view_refused(j, &why, view);
             list[count++] = &view->told;
         }
         answer(session, request, list, views, count);
