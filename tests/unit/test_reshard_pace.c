@@ -66,4 +66,19 @@ TEST(after_a_restart_the_first_steps_say_what_is_usual)
     ck_assert_uint_eq(pace.most_bytes, 8 * MIB);
 }
 
+/* The first step after a restart has the time in it that workers took to be back. */
+TEST(one_step_that_took_very_long_does_not_say_what_is_usual)
+{
+    cairn_cluster_reshard_pace_begin(&pace, 0, 0);
+    slice_after(5000000, 100000);
+    slice_after(101000, 99000);
+    ck_assert_uint_eq(pace.usual_us, 101000);
+    slice_after(130000, 100000);
+    ck_assert_uint_eq(pace.most_bytes, 4 * MIB);
+    for (int i = 0; i < 2; i++) slice_after(130000, 100000);
+    slice_after(5000000, 100000); // at the least slice
+    slice_after(100000, 100000);
+    ck_assert_uint_eq(pace.usual_us, 100000);
+}
+
 SUITE(10, begin);

@@ -3,7 +3,8 @@
  * A slice costs the step in which it is prepared and the step in which it moves: pages, copies and sums that
  * the backward's cores make, and what of them no backward hides. How much, depends on the machine and on what
  * trainers do, so it is measured: a slice doubles while the steps around the last one were within half of the
- * pause, and halves when one of them was longer than the pause allows. */
+ * pause, and halves when one of them was longer than the pause allows. What is usual goes by the same steps:
+ * all of them were clearly shorter, or the least slice came between them. */
 #include "proto/plan/reshard.h"
 #include "server/coordinator/base/job.h"
 
@@ -36,7 +37,7 @@ void cairn_cluster_reshard_pace_slice(struct cairn_cluster_reshard_pace *pace)
     const double longest = pace->longest_us, usual = pace->usual_us;
     pace->longest_us = 0;
     if (longest <= 0) return;
-    if (usual <= 0) {
+    if (usual <= 0 || longest * (1 + pace->pause) < usual) {
         pace->usual_us = (uint32_t)longest;
     } else if (longest <= usual * (1 + pace->pause / 2)) {
         if (pace->most_bytes < SLICE_BYTES_MOST) pace->most_bytes *= 2;
