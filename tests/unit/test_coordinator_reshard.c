@@ -359,6 +359,31 @@ TEST(who_asks_for_it_is_told_when_it_is_in_the_store)
     }
 }
 
+static void expect_text(const char *text)
+{
+    const Cairn__ReshardAsk message = question(CAIRN_RESHARD_STATUS);
+    Cairn__ReshardTold *told = expect_told(ask(&message));
+    ck_assert_str_eq(told->jobs[0]->text, text);
+    cairn_message_free(&told->base);
+}
+
+TEST(it_is_told_for_which_shard_a_slice_waits)
+{
+    fake.shards[1].move.holds_prepare = fake.shards[2].move.holds_moved = true;
+    apply_shards(3);
+    fake_until(&fake, fake.shards[1].move.next != NULL && fake.shards[2].move.next != NULL);
+    for (int k = 0; k < 50; k++) fake_pump(&fake);
+    expect_text("it waits for shard s1 to make room for what comes");
+    fake.shards[1].move.holds_prepare = false;
+    fake_move_prepared(&fake.shards[1]);
+    fake_until(&fake, toy()->layout->version == 2);
+    for (int k = 0; k < 50; k++) fake_pump(&fake);
+    expect_text("it waits for shard s2 to have all that it owns");
+    fake.shards[2].move.holds_moved = false;
+    fake_move_release(&fake.shards[2]);
+    train_until_ended();
+}
+
 TEST(a_shard_that_has_no_room_ends_it_and_the_job_goes_on)
 {
     fake.shards[2].move.refuse = "it needs 5 bytes and has 4";
@@ -477,6 +502,7 @@ TEST(a_coordinator_that_starts_again_goes_on_with_the_run)
         ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
         train_until_ended();
         ck_assert_msg(owners() == 3, "at %d: %s", point, toy()->reshard.told.text.text);
+        ck_assert_uint_lt(toy()->reshard.told.stage_us[CAIRN_MOVE_MOVING], UINT64_C(100000000));
         // Back to two, for the next point.
         Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
         char *const drained[] = { s2 };

@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <uv.h>
 
 #include "proto/plan/plan_job.h"
 #include "proto/plan/reshard.h"
@@ -425,6 +426,7 @@ cairn_status cairn_cluster_reshard_open(struct cairn_cluster_job *job, bool unse
                                               .unsettled = unsettled };
     void *memory = gone == NULL ? NULL : malloc(cairn_move_bytes(&config));
     if (memory != NULL) job->reshard.move = cairn_move_init(memory, &config);
+    job->reshard.stage_since_us = uv_hrtime() / 1000;
     free(gone);
     return memory != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }

@@ -217,6 +217,17 @@ void cairn_cluster_reshard_show(const struct cairn_cluster_job *job, struct cair
                        job->reshard.canceled ? "; it ends after this slice" : "");
 }
 
+/* Of the slice that is under way. */
+static void say_slice_waiting(const struct cairn_cluster_reshard *r, uint32_t shard,
+                              const char *name, struct cairn_sentence *out)
+{
+    if (r->move == NULL || !cairn_move_waits_for(r->move, shard)) return;
+    cairn_sentence_set(out, "it waits for shard %s%s", name,
+                       cairn_move_stage_of(r->move) == CAIRN_MOVE_PREPARING
+                           ? " to make room for what comes"
+                           : " to have all that it owns");
+}
+
 static void say_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out)
 {
     const struct cairn_cluster_reshard *r = &job->reshard;
@@ -232,9 +243,11 @@ static void say_waiting(const struct cairn_cluster_job *job, struct cairn_senten
         if (!cairn_cluster_seat_obeys(r->joiners[i].seat))
             cairn_sentence_set(out, "it waits for shard %s, which is not here",
                                r->joiners[i].seat->name);
-    CAIRN_EACH_SHARD (job, i)
-        if (!job->shards[i].up)
-            cairn_sentence_set(out, "it waits for shard %s", job->shards[i].seat->name);
+    CAIRN_EACH_SHARD (job, i) {
+        const char *name = job->shards[i].seat->name;
+        say_slice_waiting(r, i, name, out);
+        if (!job->shards[i].up) cairn_sentence_set(out, "it waits for shard %s", name);
+    }
 }
 
 /* That are to have the job, as far as is known now: others may have been lost since it began. */
