@@ -308,8 +308,8 @@ TEST(training_goes_on_in_other_views_and_each_version_is_read_by_its_own)
     }
 }
 
-/* Which file the first segment of the copies is, one number for all. */
-static uint64_t files_of_copies(void)
+/* Which file that segment of the copies is, one number for all. */
+static uint64_t files_of_copies(uint64_t segment)
 {
     uint64_t files = 0;
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
@@ -319,7 +319,7 @@ static uint64_t files_of_copies(void)
         uint64_t bytes;
         int fd;
         if (copy->wire.base == NULL) continue;
-        ck_assert_int_eq(cairn_home_memory_export(&copy->wire.memory, 0, &fd, &bytes, &why),
+        ck_assert_int_eq(cairn_home_memory_export(&copy->wire.memory, segment, &fd, &bytes, &why),
                          CAIRN_OK);
         ck_assert_int_eq(fstat(fd, &is), 0);
         close(fd);
@@ -332,7 +332,7 @@ TEST(published_copies_keep_their_pages_until_a_smaller_view_has_stayed_for_a_whi
 {
     cairn_shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
     train(4);
-    const uint64_t files = files_of_copies();
+    const uint64_t files = files_of_copies(0);
     cairn_shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
     train(2);
     cairn_shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
@@ -340,12 +340,34 @@ TEST(published_copies_keep_their_pages_until_a_smaller_view_has_stayed_for_a_whi
     cairn_shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
     train(12);
     check_wire(&now, at);
-    ck_assert_uint_eq(files_of_copies(), files);
+    ck_assert_uint_eq(files_of_copies(0), files);
     train(12);
     check_wire(&now, at);
-    ck_assert_uint_ne(files_of_copies(), files);
+    ck_assert_uint_ne(files_of_copies(0), files);
     for (uint32_t i = 0; i < 2; i++)
         ck_assert_uint_eq(job->versions.copies[i].most_bytes, job->view->wire_bytes);
+}
+
+/* The copies have so many bytes behind theirs, which nobody touches. */
+static void switch_and_add(const struct cut *cuts, size_t count, uint64_t bytes)
+{
+    cairn_shard_view_unref(switch_to(cuts, count));
+    job->view->wire_bytes += bytes;
+    train(2);
+}
+
+TEST(of_a_large_copy_the_last_segment_alone_is_made_anew)
+{
+    job->versions.room_bytes = 2 * CAIRN_SEGMENT_BYTES;
+    switch_and_add(NOTHING, COUNT(NOTHING), 0); // copies made after that have that room
+    switch_and_add(WHOLLY, COUNT(WHOLLY), CAIRN_SEGMENT_BYTES * 3 / 2);
+    const uint64_t first = files_of_copies(0), last = files_of_copies(1);
+    switch_and_add(PARTLY, COUNT(PARTLY), CAIRN_SEGMENT_BYTES);
+    ck_assert(files_of_copies(0) == first && files_of_copies(1) == last);
+    train(20);
+    check_wire(&now, at);
+    ck_assert_uint_eq(files_of_copies(0), first);
+    ck_assert_uint_ne(files_of_copies(1), last);
 }
 
 TEST(what_it_takes_of_the_budget_is_as_before_when_it_is_back)

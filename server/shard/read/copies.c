@@ -111,8 +111,8 @@ static cairn_status open_head(const struct cairn_shard_job *job, struct cairn_pu
 }
 
 /* Its last segment keeps the pages of the largest view that it had (gpu/home.h), so that no step of a move
- * pays for new ones. They go, with the copy's others, when no view has followed for a while: of a copy that
- * is large they are little. */
+ * pays for new ones. That segment is made anew when no view has followed for a while: of a copy that is large
+ * they are little. */
 static bool is_too_large(const struct cairn_published *copy)
 {
     const uint64_t bytes = copy->wire.bytes, last = bytes % CAIRN_SEGMENT_BYTES;
@@ -121,13 +121,25 @@ static bool is_too_large(const struct cairn_published *copy)
     return copy->settled >= SETTLED_WRITES && (beyond < room ? beyond : room) > bytes / 16;
 }
 
+/* Those before it stay. */
+static void give_last_segment(const struct cairn_shard_job *job, struct cairn_published *copy,
+                              const char *label)
+{
+    const uint64_t full = copy->wire.bytes / CAIRN_SEGMENT_BYTES * CAIRN_SEGMENT_BYTES;
+    struct cairn_sentence why;
+    if (full == 0 || cairn_arena_resize(&copy->wire, label, full, &why) != CAIRN_OK)
+        cairn_release(job->shard, &copy->wire);
+    copy->most_bytes = copy->wire.bytes;
+}
+
 /* The bytes that the job's view wants; what there are stay, where that is possible. */
 static cairn_status size_wire(const struct cairn_shard_job *job, struct cairn_published *copy,
                               struct cairn_sentence *why)
 {
     const struct label label = label_of(job, copy, "wire");
     const uint64_t bytes = job->view->wire_bytes;
-    if (bytes == 0 || is_too_large(copy)) cairn_release(job->shard, &copy->wire);
+    if (is_too_large(copy)) give_last_segment(job, copy, label.text);
+    if (bytes == 0) cairn_release(job->shard, &copy->wire);
     copy->settled = 0;
     if (copy->wire.base != NULL) {
         if (bytes > copy->most_bytes) copy->most_bytes = bytes;
