@@ -337,6 +337,7 @@ TEST(a_shard_that_is_busy_is_asked_again_with_the_next_tick)
     fake.shards[1].move.refuse = NULL;
     train_until_ended();
     expect_state("done");
+    ck_assert_uint_eq(toy()->reshard.told.slice, toy()->reshard.told.slices);
 }
 
 TEST(who_asks_for_it_is_told_when_it_is_in_the_store)
@@ -479,6 +480,35 @@ TEST(a_shard_that_owns_nothing_and_dies_loses_nothing)
     if (toy()->seat_count == 3) fake_shard_forget(&fake, 2);
     fake_until(&fake, toy()->seat_count == 2);
     train();
+}
+
+/* What ends a run does so once: the shard that owns nothing stays, as nobody sends it away. */
+TEST(a_cancel_that_takes_a_joiner_back_ends_the_run_and_does_no_more)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
+    const Cairn__ReshardAsk cancel = question(CAIRN_RESHARD_CANCEL);
+    char *drained[] = { s1 }, *added[] = { s2 };
+    message.drain = drained;
+    message.n_drain = 1;
+    fake.shards[0].move.holds_moved = true;
+    cairn_message_free(&expect_told(ask(&message))->base);
+    fake_until(&fake, !owns(1));
+    cairn_message_free(&expect_told(ask(&cancel))->base);
+    fake.shards[0].move.holds_moved = false;
+    fake_move_release(&fake.shards[0]);
+    train_until_ended();
+    ck_assert_uint_eq(toy()->seat_count, 2);
+    fake.shards[0].move.holds_prepare = true;
+    message = question(CAIRN_RESHARD_APPLY);
+    message.add = added;
+    message.n_add = 1;
+    cairn_message_free(&expect_told(ask(&message))->base);
+    fake_until(&fake, fake.shards[0].move.next != NULL);
+    fake.shards[0].move.holds_prepare = false;
+    cairn_message_free(&expect_told(ask(&cancel))->base);
+    fake_until(&fake, ended());
+    for (int i = 0; i < 3; i++) train();
+    ck_assert_uint_eq(toy()->seat_count, 2);
 }
 
 TEST(a_coordinator_that_starts_again_goes_on_with_the_run)

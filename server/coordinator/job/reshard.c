@@ -41,7 +41,6 @@ void cairn_cluster_reshard_end(struct cairn_cluster_job *job,
                                enum cairn_cluster_reshard_state state, const char *text)
 {
     struct cairn_cluster_reshard *r = &job->reshard;
-    const bool was_busy = r->busy;
     if (!r->running) return;
     cairn_log_info("job %s: its re-sharding %s: %s", job->spec.name,
                    state == CAIRN_RESHARD_DONE       ? "is done"
@@ -53,9 +52,7 @@ void cairn_cluster_reshard_end(struct cairn_cluster_job *job,
                              : state == CAIRN_RESHARD_CANCELED ? "canceled: "
                                                                : "failed: ",
                              text);
-    r->busy = true;
     cairn_cluster_reshard_unjoin(job);
-    r->busy = was_busy;
     free(r->joiners);
     cairn_layout_close(r->target);
     r->joiners = NULL;
@@ -74,6 +71,8 @@ void cairn_cluster_reshard_slice_ended(struct cairn_cluster_job *job, cairn_stat
                                        const char *text)
 {
     struct cairn_cluster_reshard *r = &job->reshard;
+    // It was none, and may be asked for again.
+    if (status != CAIRN_OK && !r->back && r->told.slice > 0) r->told.slice--;
     if (status == CAIRN_OK) {
         r->told.moved_bytes += r->slice_bytes;
         r->told.state_bytes += r->came_bytes;

@@ -107,6 +107,8 @@ void cairn_cluster_reshard_join(struct cairn_cluster_job *job)
 
 void cairn_cluster_reshard_unjoin(struct cairn_cluster_job *job)
 {
+    const bool was_busy = job->reshard.busy;
+    job->reshard.busy = true;
     while (job->shard_count > job->layout->shard_count && !job->layouts.storing) {
         const uint32_t shard = job->shard_count - 1;
         const struct cairn_round_event down = { .kind = CAIRN_ROUND_SHARD_DOWN, .shard = shard };
@@ -120,4 +122,5 @@ void cairn_cluster_reshard_unjoin(struct cairn_cluster_job *job)
     }
     cairn_cluster_tiles_advance(job);
     cairn_cluster_members_attach(job);
+    job->reshard.busy = was_busy;
 }
