@@ -81,4 +81,16 @@ TEST(one_step_that_took_very_long_does_not_say_what_is_usual)
     ck_assert_uint_eq(pace.usual_us, 100000);
 }
 
+TEST(slices_that_shards_can_take_no_more_of_are_made_smaller_at_once)
+{
+    for (int i = 0; i < 20; i++) {
+        slice_after(100000, 100000);
+        cairn_cluster_reshard_pace_cut(&pace, 64 * MIB);
+    }
+    slice_after(150000, 100000);
+    ck_assert_uint_eq(pace.most_bytes, 32 * MIB);
+    cairn_cluster_reshard_pace_cut(&pace, 1 * MIB); // the rest of a run
+    ck_assert_uint_eq(pace.most_bytes, 32 * MIB);
+}
+
 SUITE(10, begin);

@@ -274,6 +274,7 @@ static void slice(struct cairn_cluster_job *job)
         cairn_layout_close(next);
         return; // with the next tick
     }
+    cairn_cluster_reshard_pace_cut(&job->reshard.pace, bytes);
     cairn_cluster_slice_begin(job, next, gone, bytes, false);
 }
 

@@ -159,6 +159,8 @@ void cairn_cluster_reshard_pace_begin(struct cairn_cluster_reshard_pace *pace, d
 void cairn_cluster_reshard_pace_step(struct cairn_cluster_reshard_pace *pace, uint32_t us);
 /* A slice is to begin: what the steps took since the last one says how large it may be. */
 void cairn_cluster_reshard_pace_slice(struct cairn_cluster_reshard_pace *pace);
+/* It brings so much to all shards together. */
+void cairn_cluster_reshard_pace_cut(struct cairn_cluster_reshard_pace *pace, uint64_t bytes);
 /* The most that a slice brings a shard now: as much as it can take, if nobody trains. */
 uint64_t cairn_cluster_reshard_slice_most(const struct cairn_cluster_job *job);
 /* Seconds that a run to the target takes, and that a step of it is longer at most; 0: not known. While steps

@@ -48,6 +48,12 @@ void cairn_cluster_reshard_pace_slice(struct cairn_cluster_reshard_pace *pace)
     }
 }
 
+/* A limit beyond what shards can take is none: many halves of it would change nothing. */
+void cairn_cluster_reshard_pace_cut(struct cairn_cluster_reshard_pace *pace, uint64_t bytes)
+{
+    if (bytes >= SLICE_BYTES_FIRST && pace->most_bytes > bytes) pace->most_bytes = bytes;
+}
+
 uint64_t cairn_cluster_reshard_slice_most(const struct cairn_cluster_job *job)
 {
     const uint64_t most = job->reshard.pace.most_bytes;
