@@ -192,8 +192,10 @@ static void on_close(struct cairn_stream *stream, cairn_status status, const cha
     session->welcome = false;
     session->serial++; // what was asked on the lost session is answered to nobody
     cairn_arriving_drop_all(shard);
-    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
+    for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {
+        job->move.fence.epoch = 0; // what the next Hello says is in force stays so
         cairn_pin_session_ended(job);
+    }
     uv_timer_start(&session->timer, on_timer, session->backoff_ms, 0);
     session->backoff_ms = session->backoff_ms * 2 < BACKOFF_MAX_MS ? session->backoff_ms * 2
                                                                    : BACKOFF_MAX_MS;

@@ -29,7 +29,8 @@ void shard_connect(struct sim *sim, uint32_t shard)
     link->id++;
     link->up = true;
     link->arrives[0] = link->arrives[1] = sim->now;
-    const struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = &sim->shards[shard];
+    s->next = NULL; // what it says now has to stay true: who hears it says again what is in force
     struct message hello = { .kind = M_SHARD_HELLO };
     if (s->core != NULL && s->layout->before != NULL) { // and whether it is whole in it
         hello.layout = s->layout->id;

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/shard/move/part.h"
 #include "server/shard/move/takes.h"
 #include "tests/support/move_stage.h"
 #include "tests/support/suite.h"
@@ -98,6 +99,39 @@ TEST(a_fence_of_another_coordinator_that_does_not_bring_what_is_prepared_ends_it
         ck_assert_uint_eq(stage.shard[i].shard->memory.budget.used_bytes, used[i]);
     }
     stage_move(stage_half);
+    stage_round();
+    stage_check();
+    stage_close();
+}
+
+/* What a Hello says of the layout in force stays true until the next Fence. */
+TEST(a_fence_that_waits_ends_with_its_coordinator)
+{
+    if (!stage_open("mem")) return;
+    stage_round();
+    stage_prepare(stage_half);
+    for (uint32_t i = 0; i < stage.count; i++) {
+        struct cairn_shard_job *job = stage_job(i);
+        Cairn__Fence fence = CAIRN__FENCE__INIT;
+        fence.job = SCENE_JOB;
+        fence.epoch = stage.epoch + 1;
+        fence.layout = 2;
+        job->park.is_under_way = true; // it is not at rest
+        scene_say(&stage.shard[i], CAIRN_MSG_FENCE, 0, &fence.base);
+        while (job->move.fence.epoch == 0) scene_settle(&stage.shard[i]);
+    }
+    come_back();
+    for (uint32_t i = 0; i < stage.count; i++) {
+        stage_job(i)->park.is_under_way = false;
+        cairn_move_wake(stage.shard[i].shard);
+        scene_settle(&stage.shard[i]);
+        ck_assert_uint_eq(held_of(i)->layout_version, 1);
+        ck_assert_uint_eq(held_of(i)->next_layout_version, 2);
+    }
+    stage_force(stage_half);
+    stage_resolve();
+    stage_hear_moved();
+    stage_settle();
     stage_round();
     stage_check();
     stage_close();
