@@ -202,7 +202,7 @@ enum cairn_round_action_kind {
                           * write → PERSISTED. A later one replaces it */
     /* to every shard of the layout in force */
     CAIRN_ROUND_FENCE,     /* epoch, layout: the one in force from now on, this very one perhaps */
-    CAIRN_ROUND_RESOLVE,   /* epoch, decision */
+    CAIRN_ROUND_RESOLVE,   /* epoch, decision, round: none of a higher number has begun */
     CAIRN_ROUND_OPEN_SEND, /* epoch, round, version, members by rank */
     CAIRN_ROUND_DECIDE,    /* epoch, decision */
     CAIRN_ROUND_PIN_SEND,  /* snapshot, version: what all shards have now */

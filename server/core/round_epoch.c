@@ -150,5 +150,6 @@ void cairn_round_resolve(struct cairn_round *core, struct cairn_round_actions *a
     core->stage = CAIRN_ROUND_RESOLVING;
     struct cairn_round_action *action = cairn_round_act(actions, CAIRN_ROUND_RESOLVE);
     action->epoch = core->epoch;
+    action->round = core->round_next - 1;
     action->decision = &core->last;
 }

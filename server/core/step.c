@@ -345,14 +345,16 @@ static void on_fence(struct cairn_step *step, const struct cairn_step_event *eve
 }
 
 /* Whatever was decided is as good as done here: nothing is here that it would change. */
-static void join_job(struct cairn_step *step, const struct cairn_decision *decision,
+static void join_job(struct cairn_step *step, const struct cairn_step_event *event,
                      struct cairn_step_actions *actions)
 {
+    const struct cairn_decision *decision = event->decision;
     if (decision->payload_bytes > step->config.payload_bytes_max) {
         fault(actions, "a decision's payload is longer than is configured");
         return;
     }
     remember(step, decision);
+    step->round_seen = event->round;
     step->phase = CAIRN_STEP_IDLE;
     if (!MUTANT(67)) step->version = decision->version_after;
     report_published(step, actions);
@@ -370,7 +372,7 @@ static void on_resolve(struct cairn_step *step, const struct cairn_step_event *e
     step->fenced = false;
     if (step->config.forwards) return;
     if (step->phase == CAIRN_STEP_JOINING) {
-        join_job(step, decision, actions);
+        join_job(step, event, actions);
         return;
     }
     if (decides_ours(step, decision)) {

@@ -87,11 +87,11 @@ struct cairn_step_sums {
 enum cairn_step_event_kind {
     /* from the coordinator, in order; an older epoch than the last FENCE's is ignored, and a FENCE of it or
      * of the last one is answered by what was seen: it is of a coordinator whose store is an older copy */
-    CAIRN_STEP_READY,   /* version: the initial state is complete; only before the first OPEN */
-    CAIRN_STEP_FENCE,   /* epoch → ANSWER */
-    CAIRN_STEP_RESOLVE, /* epoch, decision: the last outcome anyone knows */
+    CAIRN_STEP_READY, /* version: the initial state is complete; only before the first OPEN */
+    CAIRN_STEP_FENCE, /* epoch → ANSWER */
+    CAIRN_STEP_RESOLVE, /* epoch, decision: the last outcome anyone knows; round: the highest so far */
     CAIRN_STEP_OPEN,    /* epoch, round, version, members sorted by rank, holds → GRANT to each */
-    CAIRN_STEP_DECIDE,  /* epoch, decision of this round: APPLY, SKIP or WRITE */
+    CAIRN_STEP_DECIDE, /* epoch, decision of this round: APPLY, SKIP or WRITE */
     /* from workers, over the fabric; the connection has proved who `member` is */
     CAIRN_STEP_CHUNK, /* member, epoch, round, micro, chunk, request, tag: its header is here */
     CAIRN_STEP_MICRO_END, /* member, epoch, round, micro, sent, absent: chunks; their sum is chunk_count.

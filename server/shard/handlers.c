@@ -63,7 +63,7 @@ static bool read_decision(const Cairn__Decision *message, size_t payload_max,
 }
 
 static void on_decision(struct cairn_shard_job *job, enum cairn_step_event_kind kind,
-                        uint64_t epoch, const Cairn__Decision *message)
+                        uint64_t epoch, uint64_t round, const Cairn__Decision *message)
 {
     struct cairn_decision decision;
     if (!read_decision(message, cairn_shard_payload_max(job), &decision)) {
@@ -73,7 +73,7 @@ static void on_decision(struct cairn_shard_job *job, enum cairn_step_event_kind 
     cairn_own_step(job, &(struct cairn_step_event) {
                             .kind = kind,
                             .epoch = epoch,
-                            .round = decision.round,
+                            .round = round,
                             .version = decision.version_after,
                             .decision = &decision,
                         });
@@ -209,10 +209,10 @@ static void on_job_message(struct cairn_shard *shard, uint16_t type, uint32_t re
         break;
     case CAIRN_MSG_ROUND_OPEN: on_round_open(job, (const Cairn__RoundOpen *)message); break;
     case CAIRN_MSG_DECIDE:
-        on_decision(job, CAIRN_STEP_DECIDE, decide->epoch, decide->decision);
+        on_decision(job, CAIRN_STEP_DECIDE, decide->epoch, 0, decide->decision);
         break;
     case CAIRN_MSG_RESOLVE:
-        on_decision(job, CAIRN_STEP_RESOLVE, resolve->epoch, resolve->decision);
+        on_decision(job, CAIRN_STEP_RESOLVE, resolve->epoch, resolve->round, resolve->decision);
         cairn_relay_on_resolve(job, resolve->epoch);
         cairn_move_on_resolve(job, resolve->epoch);
         break;

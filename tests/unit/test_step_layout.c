@@ -50,6 +50,17 @@ TEST(a_shard_that_joins_takes_whatever_outcome_it_hears_first)
     ck_assert_int_eq(cairn_step_phase_of(step), CAIRN_STEP_COLLECTING);
 }
 
+TEST(a_shard_that_joins_has_seen_the_rounds_that_were_void_before_it_came)
+{
+    const struct cairn_decision last = decision(CAIRN_DECISION_APPLY, 99, 12);
+    join_job();
+    fence(5);
+    GIVE(.kind = CAIRN_STEP_RESOLVE, .epoch = 5, .round = 120, .decision = &last);
+    ck_assert_uint_eq(cairn_step_round_seen(step), 120);
+    open_at(5, 120, 12);
+    expect_fault();
+}
+
 TEST(a_shard_that_joins_takes_part_in_no_round_before_it_heard_of_an_outcome)
 {
     join_job();

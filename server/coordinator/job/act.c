@@ -34,6 +34,7 @@ static void send_resolve(struct cairn_cluster_job *job, const struct cairn_round
     cairn_cluster_decision_to_message(action->decision, &decision);
     resolve.job = job->id;
     resolve.epoch = action->epoch;
+    resolve.round = action->round;
     resolve.decision = &decision;
     cairn_cluster_job_send_all(job, CAIRN_MSG_RESOLVE, &resolve.base);
 }
