@@ -756,6 +756,8 @@ bool truth_write(const struct sim *sim, uint64_t round, uint32_t chunk, float *p
 bool oracle_halted(const struct sim *sim);
 /* A shard goes over to the layout. */
 void oracle_recut(struct sim *sim, uint32_t shard, const struct sim_layout *layout);
+/* A coordinator whose store was another one goes on: a layout that none of its shards goes by never was. */
+void oracle_slipped(struct sim *sim);
 /* A shard that joins has what was decided last. */
 void oracle_joins(struct sim *sim, uint32_t shard, const struct cairn_decision *last);
 void oracle_opened(struct sim *sim, const struct cairn_round_action *open);

@@ -380,6 +380,7 @@ static void do_action(struct sim *sim, const struct cairn_round_action *action)
         if (action->epoch <= store_epoch_used(sim))
             sim_fail(sim, "epoch %llu was used before", (unsigned long long)action->epoch);
         sim->oracle.last_epoch = action->epoch;
+        if (sim->slipped) oracle_slipped(sim);
         reshard_in_force(sim, action->layout);
         sim->seen[SEEN_epochs]++;
         if (cairn_round_open_round(sim->coordinator.core) == 0) sim->seen[SEEN_epochs_idle]++;

@@ -474,6 +474,22 @@ void oracle_recut(struct sim *sim, uint32_t shard, const struct sim_layout *layo
     sim->seen[SEEN_recut]++;
 }
 
+static bool somebody_goes_by(const struct sim *sim, const struct sim_layout *layout)
+{
+    for (uint32_t s = 0; s < sim->shard_count; s++)
+        if (layout_has(sim->coordinator.layout, s) && sim->shards[s].alive &&
+            sim->shards[s].layout == layout)
+            return true;
+    return false;
+}
+
+void oracle_slipped(struct sim *sim)
+{
+    struct oracle *o = &sim->oracle;
+    while (o->layout->before != NULL && !somebody_goes_by(sim, o->layout))
+        o->layout = o->layout->before;
+}
+
 void oracle_joins(struct sim *sim, uint32_t shard, const struct cairn_decision *last)
 {
     const struct oracle *o = &sim->oracle;

@@ -79,7 +79,8 @@ void store_heard(struct sim *sim, uint32_t shard, const struct message *message)
 {
     struct cairn_marks *marks = &sim->shards[shard].marks;
     if (message->epoch > marks->epoch) marks->epoch = message->epoch;
-    if (message->kind == M_OPEN && message->round > marks->round) marks->round = message->round;
+    const bool tells = message->kind == M_OPEN || message->kind == M_RESOLVE;
+    if (tells && message->round > marks->round) marks->round = message->round;
 }
 
 uint64_t store_epoch_used(const struct sim *sim)
@@ -87,17 +88,30 @@ uint64_t store_epoch_used(const struct sim *sim)
     uint64_t epoch = 0;
     if (!sim->slipped) return sim->oracle.last_epoch;
     for (uint32_t s = 0; s < sim->shard_count; s++)
-        if (sim->shards[s].marks.epoch > epoch) epoch = sim->shards[s].marks.epoch;
+        if (layout_has(sim->coordinator.layout, s) && sim->shards[s].alive &&
+            sim->shards[s].marks.epoch > epoch)
+            epoch = sim->shards[s].marks.epoch;
     return epoch;
 }
 
-/* What the shards hold says which layout is in force. */
+/* All that live and own something in it go by it, or will when they are fenced with it. */
+static bool is_known(const struct sim *sim, const struct sim_layout *layout)
+{
+    for (uint32_t s = 0; s < sim->shard_count; s++) {
+        const struct sim_shard *shard = &sim->shards[s];
+        if (!shard->alive || !layout_has(layout, s)) continue;
+        if (shard->layout != layout && shard->prepared != layout) return false;
+    }
+    return true;
+}
+
+/* What the shards hold says which layout is in force: one that came to none but a shard that joins never was. */
 static struct sim_layout *newest_layout(struct sim *sim)
 {
     const struct sim_layout *newest = &sim->layouts[0];
     for (uint32_t s = 0; s < sim->shard_count; s++) {
         const struct sim_layout *layout = sim->shards[s].layout;
-        if (!sim->shards[s].alive || layout == NULL) continue;
+        if (!sim->shards[s].alive || layout == NULL || !is_known(sim, layout)) continue;
         if (layout->number > newest->number) newest = layout;
     }
     return &sim->layouts[newest->id];
