@@ -105,7 +105,7 @@ static bool is_known(const struct sim *sim, const struct sim_layout *layout)
     return true;
 }
 
-/* What the shards hold says which layout is in force: one that came to none but a shard that joins never was. */
+/* What the shards hold says which layout is in force: one that came to a shard alone that joins never was. */
 static struct sim_layout *newest_layout(struct sim *sim)
 {
     const struct sim_layout *newest = &sim->layouts[0];

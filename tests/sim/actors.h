@@ -1,0 +1,226 @@
+/* The processes of a simulated cluster: the coordinator and its store, shards, each with its relay, and
+ * workers; and the layouts that they go by. */
+#ifndef CAIRN_SIM_ACTORS_H
+#define CAIRN_SIM_ACTORS_H
+
+#include "proto/link/push.h"
+#include "proto/spec/batch.h"
+#include "server/core/buffer_pool.h"
+#include "server/core/move.h"
+#include "server/core/seat.h"
+#include "server/core/standing.h"
+#include "tests/sim/messages.h"
+
+/* ---- layouts ---- */
+struct sim_layout {  /* who owns which chunk */
+    uint32_t id;     /* its place in sim->layouts */
+    uint64_t number; /* as the daemons know it: of one that was taken back it is used again */
+    uint32_t shards; /* that it has, a bit each */
+    uint32_t shard_count;
+    uint32_t owner[CHUNKS_MAX], local[CHUNKS_MAX]; /* local: its number on that shard */
+    uint32_t count[SHARDS_MAX], chunk[SHARDS_MAX][CHUNKS_MAX];
+    const struct sim_layout *before;
+    bool back, empty; /* as in the event of the round core */
+    /* durable with it: what the shards had when it came into force; what is newer than `after` it serves, and
+     * `published` the others */
+    struct cairn_version at, after;
+    const struct sim_layout *published;
+};
+
+/* What an operator wants, who asks again. */
+struct sim_plan {
+    bool active, canceled;
+    uint32_t joins, leaves; /* a shard; NOBODY: none */
+    uint32_t target[CHUNKS_MAX];
+};
+
+/* ---- the coordinator ---- */
+enum sitter { NO_SITTER = 0, THE_SHARD, THE_TWIN };
+struct seat {
+    enum sitter sitter;
+    uint64_t conn; /* of the sitter */
+    enum cairn_seat_probe probe;
+    uint64_t probe_number;
+};
+
+/* A second process under a shard's name: it holds nothing. */
+struct twin {
+    bool alive;
+    struct link control;
+};
+
+struct store { /* what is durable */
+    uint64_t identity, incarnation, epoch, reserved;
+    struct sim_layout *layout;
+};
+
+struct coordinator {
+    bool alive;
+    struct cairn_round *core;
+    uint64_t incarnation; /* one more with every process, whatever its store says */
+    struct store store, backup;
+    bool is_adopting; /* the operator knows that it should */
+    bool persisting;
+    uint64_t persist_epoch, persist_reserved;
+    struct sim_layout *persist_layout;
+    struct cairn_move *move;
+    struct sim_layout *layout; /* in force */
+    struct sim_layout *next;   /* of the slice; NULL: none */
+    bool publishing;           /* the newest version, in the layout in force */
+    uint32_t published_anew;   /* shards that did, a bit each */
+    bool pin_waits;            /* for the slice to be settled */
+    uint64_t decided_round;    /* by this incarnation, the last */
+    uint64_t pins, probes;
+    bool started;     /* a round of steps has opened since workers came */
+    uint64_t came_ms; /* the first of them, by the core's clock */
+    uint64_t tick_ms;
+    uint32_t awaited; /* so many workers, since one was lost; 0: none */
+    uint64_t awaited_until_ms;
+    bool loss_halts;
+    struct seat seats[SHARDS_MAX];
+    struct {
+        uint64_t number; /* 0: it never was one */
+        uint64_t members[PROCS_MAX];
+        const struct sim_layout *layout;
+        uint32_t member_count; /* in the round at hand; 0: not in this one */
+    } relays[SHARDS_MAX];
+};
+
+/* ---- a shard ---- */
+struct peer { /* of a shard: what it knows of a worker process, or a relay */
+    uint64_t member, conn;
+    bool up;
+    uint64_t endpoint; /* of the shard to the worker: the number */
+    bool dead;         /* that endpoint is; nobody noticed yet */
+};
+
+struct landing { /* a contribution that is being read */
+    uint64_t member, conn, endpoint, round;
+    uint32_t micro, chunk; /* of the model */
+};
+
+struct sim_copy { /* of a version, published */
+    struct cairn_version version;
+    const struct sim_layout *layout;
+    uint32_t chunks; /* a bit each */
+    float param[CHUNKS_MAX][ELEMS_MAX];
+};
+
+struct sim_shard {
+    bool alive;                                 /* the process */
+    struct cairn_step *core;                    /* NULL: it has no part yet */
+    uint32_t core_place;                        /* of the memory that it is in */
+    const struct sim_layout *layout, *prepared; /* as it works by; NULL: none */
+    const struct sim_layout *next; /* a fence brought it, and something is in flight; NULL: none */
+    struct message held;           /* its answer, until then */
+    uint64_t prepared_by;          /* the coordinator, by its process */
+    uint64_t take_conn;
+    bool taking;         /* it has asked for what lacks */
+    uint32_t has, lacks; /* state of chunks, a bit each */
+    struct cairn_version state_at[CHUNKS_MAX];
+    bool publish_asked, joining;
+    struct sim_copy copies[2];
+    uint32_t newest_copy;
+    struct link control;                /* to the coordinator */
+    bool known_up;                      /* by the coordinator */
+    struct cairn_coordinator_id obeyed; /* the newest */
+    struct cairn_marks marks;           /* the highest it has seen */
+    struct peer peers[PLACES_MAX];
+    uint64_t endpoints; /* made so far */
+    float slots[PROCS_MAX * WINDOW_MAX][ELEMS_MAX];
+    struct landing landing[PROCS_MAX * WINDOW_MAX];
+    struct cairn_step_action folds[CHUNKS_MAX]; /* under way, by chunk */
+    float acc[CHUNKS_MAX][ELEMS_MAX];
+    struct cairn_sums chunk_sums[CHUNKS_MAX]; /* of folds that were likely the last .. */
+    bool summed[CHUNKS_MAX];                  /* .. and were it so far */
+    /* by chunk of the model; what is folded, by its own number */
+    float param[CHUNKS_MAX][ELEMS_MAX], m[CHUNKS_MAX][ELEMS_MAX], v[CHUNKS_MAX][ELEMS_MAX];
+    uint32_t executed; /* ledger entries */
+    struct cairn_decision updating;
+    uint8_t updating_payload[PAYLOAD_MAX];
+    bool drain_counted;
+};
+
+/* ---- a shard as the relay of its host; as server/shard/relay/relay.h ---- */
+struct relay_sum { /* what is in a buffer */
+    uint32_t micro;
+    uint8_t sent; /* enum sent */
+    bool folding;
+    float elems[ELEMS_MAX];
+};
+
+struct relay_owner { /* of a relay: a shard that it passes on to */
+    struct cairn_step *core;
+    struct link link;
+    struct landing landing[PROCS_MAX * WINDOW_MAX];
+    struct cairn_step_action folds[CHUNKS_MAX];
+    struct cairn_buffer_claim claims[CHUNKS_MAX]; /* of the folds under way */
+    struct cairn_buffer_owner buffers;
+    uint32_t sums[CHUNKS_MAX];
+    uint32_t forwards, micros; /* passed on in this micro-batch; micro-batches ended */
+    struct cairn_push *push;   /* NULL: no round */
+    struct {
+        uint64_t round, endpoint;
+        uint32_t window;
+    } grant;
+    float slots[PROCS_MAX * WINDOW_MAX][ELEMS_MAX];
+};
+
+struct sim_relay {
+    struct sim *sim;       /* borrowed */
+    uint64_t number;       /* as a member of the owners; 0: never was one */
+    uint64_t round, epoch; /* that it relays; round 0: none */
+    uint32_t owner_bits;
+    struct relay_owner owners[SHARDS_MAX];
+    struct cairn_buffer_pool pool;
+    struct cairn_buffer buffers[CHUNKS_MAX];
+    struct relay_sum sums[CHUNKS_MAX]; /* by buffer */
+    uint64_t room_at;                  /* the host has none until then */
+    bool ticking;
+    uint32_t core_place;             /* of the memory that its cores are in */
+    const struct sim_layout *layout; /* of its cores */
+};
+
+/* ---- a worker ---- */
+enum sent { NOT_SENT = 0, SENT, SENT_BEFORE /* on a connection that is lost */ };
+enum trainer { T_IDLE, T_COMPUTING, T_PUSHING, T_WAITING, T_GIVING_UP };
+
+struct process {
+    bool alive, stalled;
+    uint64_t pause_ends, paused_ms; /* as it says; as the coordinator knows. 0: it does not pause */
+    bool mute;                      /* what it sends to shards is lost, and nobody notices */
+    uint64_t life;                  /* member number: process index + 16 * count */
+    uint32_t rank;
+    bool zombie; /* another process has its rank */
+    struct link control;
+    struct link fabric[SHARDS_MAX];
+    struct {
+        uint64_t round, endpoint;
+        uint32_t window, via; /* the shard that granted: the owner, or a relay */
+        bool relayed;
+    } grant[SHARDS_MAX]; /* by owner */
+    enum trainer state;
+    uint64_t epoch, round;
+    struct cairn_batch batch; /* of the round; without a total where each worker has its own */
+    bool surplus;             /* the batch has nothing for it */
+    bool wishes;              /* to write, in the next round */
+    bool writes;              /* the round is a write */
+    bool computed;
+    const struct sim_layout *layout, *round_layout,
+        *push_layout;                  /* that it knows; of the round; of what it
+                                                                   * pushes */
+    struct cairn_version layout_after; /* what is newer than this, the layout serves */
+    struct cairn_push *push;
+    bool pushing; /* the machine was made and is not known to be idle */
+    uint64_t push_epoch, push_round;
+    uint32_t push_via[SHARDS_MAX]; /* by owner; NOBODY: not granted yet */
+    bool push_relayed[SHARDS_MAX];
+    uint32_t next_micro, next_chunk; /* to push */
+    bool committed;                  /* to the machine */
+    uint32_t calls_left;             /* of the library, until it gives the round up */
+    bool on_loan[MICROS_MAX][CHUNKS_MAX];
+    uint8_t sent[MICROS_MAX][CHUNKS_MAX]; /* enum sent */
+    float buffer[MICROS_MAX][CHUNKS_MAX][ELEMS_MAX];
+};
+
+#endif

@@ -1,0 +1,176 @@
+/* How large a simulated cluster may be; what its processes say to each other, and the events that bring that
+ * or end some work. */
+#ifndef CAIRN_SIM_MESSAGES_H
+#define CAIRN_SIM_MESSAGES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "server/core/round.h"
+#include "server/core/step.h"
+
+#define SHARDS_MAX  5
+#define RANKS_MAX   4
+#define PROCS_MAX   8 /* worker processes at a time: one a rank, and zombies */
+#define CHUNKS_MAX  32
+#define ELEMS_MAX   128 /* of a chunk */
+#define MICROS_MAX  3
+#define WINDOW_MAX  4
+#define GROUPS      2
+#define FAULTS      15
+#define LEDGER_MAX  1024
+#define STATE_MAX   40 /* of a trainer, bytes */
+#define PAYLOAD_MAX 256
+#define NOBODY      UINT32_MAX
+#define HOSTS_MAX   3
+#define LAYOUTS_MAX 64
+#define PLACES_MAX  (PROCS_MAX + SHARDS_MAX) /* who pushes: processes, and the relay of each shard */
+#define LACKS_MAX   (PROCS_MAX * (SHARDS_MAX + 1))
+#define HOLDS_MAX   (PROCS_MAX * CHUNKS_MAX / 8)
+
+enum message_kind {
+    /* coordinator to shards, and their answers */
+    M_FENCE,
+    M_RESOLVE,
+    M_OPEN,
+    M_DECIDE,
+    M_PIN,
+    M_SHARD_HELLO,
+    M_ANSWER,
+    M_REDUCED,
+    M_PUBLISHED,
+    /* workers and coordinator */
+    M_ATTACH,
+    M_BEGIN,
+    M_WRITE,
+    M_COMMIT,
+    M_ABANDON,
+    M_PAUSE,
+    M_OPENED,
+    M_RESULT,
+    M_FENCED,
+    M_REFUSED,
+    /* workers and shards */
+    M_HELLO,
+    M_CHUNK,
+    M_MICRO_END,
+    M_SHARD_COMMIT,
+    M_GRANT,
+    M_ACK,
+    M_REFUSE,
+    M_MICRO_ACK,
+    /* the step's deadline */
+    M_ASK_LACKS,
+    M_LACKS,
+    /* of a seat */
+    M_PROBE,
+    M_ALIVE,
+    M_COME_AGAIN,
+    M_END,
+    /* of a change of layout; M_LAYOUT to workers */
+    M_JOIN,
+    M_PREPARE,
+    M_PREPARED,
+    M_UNPREPARE,
+    M_MOVED,
+    M_SETTLED,
+    M_PUBLISH,
+    M_PUBLISHED_ANEW,
+    M_LEAVE,
+    M_LAYOUT,
+};
+
+struct message {
+    enum message_kind kind;
+    cairn_status status;
+    uint64_t epoch, round, member, request, weight, snapshot;
+    uint64_t endpoint; /* HELLO and GRANT of a shard: the number of what it goes by */
+    uint32_t micro, chunk, sent, absent, window, rank, world;
+    uint32_t layout; /* its place; in FENCE its number */
+    enum cairn_step_phase phase;
+    struct cairn_version version;
+    double loss_scale;
+    struct cairn_step_sums sums;
+    struct cairn_decision decision; /* its payload points nowhere: it is below */
+    uint8_t payload[PAYLOAD_MAX];
+    uint64_t members[PROCS_MAX];
+    uint32_t member_count;
+    uint8_t state[STATE_MAX]; /* COMMIT */
+    size_t state_bytes;
+    double driven[GROUPS]; /* COMMIT */
+    bool unknown;          /* RESULT: too old */
+    bool refused;          /* ANSWER */
+    bool write;            /* OPENED */
+    /* between those that push and shards: whose chunks, and whether a relay is between */
+    uint32_t owner;
+    bool relayed;
+    /* OPEN: this shard is a relay in the round; 0: it is not */
+    uint64_t relay;
+    uint64_t relay_members[PROCS_MAX];
+    uint32_t relay_member_count;
+    uint32_t relay_owners; /* a bit each */
+    struct cairn_round_lack lacks[LACKS_MAX];
+    uint32_t lack_count;
+};
+
+enum event_kind {
+    /* deliveries: a = to, b = from, conn = the connection it was sent on */
+    E_COORDINATOR_FROM_SHARD,
+    E_COORDINATOR_FROM_WORKER,
+    E_SHARD_FROM_COORDINATOR,
+    E_WORKER_FROM_COORDINATOR,
+    E_SHARD_FROM_WORKER,
+    E_WORKER_FROM_SHARD,
+    /* work that ends: a = shard, b = slot or chunk */
+    E_LANDED,
+    E_FOLDED,
+    E_SUMMED,
+    E_UPDATED,
+    E_RELAY_LANDED, /* b = OWNED(owner, slot) */
+    E_RELAY_FOLDED, /* b = OWNED(owner, chunk) */
+    E_RELAY_TICK,   /* folds wait */
+    E_PERSISTED,
+    E_TICK,
+    E_COMPUTED,          /* a = process; conn = its life */
+    E_LEASE,             /* conn = member */
+    E_SHARD_DOWN,        /* the coordinator notices: a = shard, conn */
+    E_PEER_DOWN,         /* a shard notices: a = shard, b = process, conn */
+    E_ENDPOINT_DOWN,     /* it notices that its own way there is lost; conn = the endpoint */
+    E_CONTROL_RECONNECT, /* a shard, or b a process */
+    E_FABRIC_RECONNECT,  /* a = shard, b = process, conn = its life */
+    E_COORDINATOR_START,
+    E_PROCESS_START,
+    E_FAULT,
+    E_HEAL,
+    /* a second process of a shard's name: a = shard, or b in what it says */
+    E_TWIN_CONNECTS,
+    E_TWIN_FROM_COORDINATOR,
+    E_COORDINATOR_FROM_TWIN,
+    E_PROBE_ENDS, /* conn = its number */
+    E_ADOPT,      /* conn = the incarnation */
+    E_AMEND,      /* the same; a: workers_min is lowered */
+    E_ASK_AGAIN,  /* a = process; conn = its life */
+    E_TAKEN,      /* a = shard, b = chunk; conn = of the connection that it is taken over */
+    E_TAKE_AGAIN, /* a = shard: it is connected again to who gives; conn = the new one */
+};
+
+#define OWNED(owner, what) ((owner) << 8 | (what))
+
+struct event {
+    uint64_t time, order; /* order: of scheduling; breaks ties */
+    enum event_kind kind;
+    uint32_t a, b;
+    uint64_t conn;
+    struct message *message; /* NULL, or owned by the pool */
+};
+
+/* A connection: what was sent on another `id` than the present one is lost. */
+struct link {
+    uint64_t id;
+    bool up;
+    uint64_t drains_until; /* what the coordinator sent before the loss arrives until then */
+    uint64_t arrives[2];   /* of the last message each way: control is in order */
+};
+
+#endif
