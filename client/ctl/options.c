@@ -447,6 +447,34 @@ static int parse_offload(struct ctl *ctl, const char *text)
     return cairn_ctl_fail(CAIRN_ERR_INVALID, "--offload %s: 0 to 1 is allowed", text);
 }
 
+/* Those of `cairn bench`, and of `cairn plan`. */
+static int take_bench(struct ctl *ctl, int option)
+{
+    switch (option) {
+    case OPT_FROM: return parse_number("from", optarg, CTL_SHARDS_MAX, &ctl->bench.from);
+    case OPT_TO: return parse_number("to", optarg, CTL_SHARDS_MAX, &ctl->bench.to);
+    case OPT_THREADS: return parse_number("threads", optarg, 1024, &ctl->bench.threads);
+    case OPT_TENSORS:
+        return parse_number("tensors", optarg, CAIRN_LAYOUT_TENSORS_MAX, &ctl->bench.tensors);
+    case OPT_PARAMS: return parse_count("params", optarg, (uint64_t)1 << 56, &ctl->bench.params);
+    case OPT_SECONDS: return parse_seconds("seconds", optarg, &ctl->bench.seconds);
+    case OPT_WIRE: return parse_wire(ctl, optarg);
+    case OPT_BACKEND: return parse_backend(ctl, optarg);
+    case OPT_DEVICE: return parse_device(ctl, optarg);
+    case OPT_STAGE: return parse_stage(ctl, optarg);
+    case OPT_OFFLOAD: return parse_offload(ctl, optarg);
+    case OPT_MEMORY: return parse_memory(ctl, optarg);
+    case OPT_GLOBAL_BATCH:
+        return parse_number("global-batch", optarg, CAIRN_SPEC_MICRO_MAX, &ctl->bench.global_batch);
+    case OPT_TIMELINE: ctl->bench.timeline = optarg; return -1;
+    case OPT_READ: ctl->bench.read = optarg; return -1;
+    case OPT_BACKWARD: return parse_milliseconds("backward", optarg, &ctl->bench.backward_ms);
+    case OPT_CHUNK: return parse_count("chunk", optarg, 4 << 20, &ctl->bench.chunk);
+    case OPT_ONLY: ctl->bench.only = optarg; return -1;
+    default: abort(); // getopt gives what is in the table
+    }
+}
+
 static int take(struct ctl *ctl, int option)
 {
     switch (option) {
@@ -492,31 +520,12 @@ static int take(struct ctl *ctl, int option)
     case OPT_WORKER_LOSS_WAIT:
         return parse_number("worker-loss-wait", optarg, CAIRN_SPEC_LOSS_WAIT_MAX_S,
                             &ctl->worker_loss_wait_s);
-    case OPT_FROM: return parse_number("from", optarg, CTL_SHARDS_MAX, &ctl->bench.from);
-    case OPT_TO: return parse_number("to", optarg, CTL_SHARDS_MAX, &ctl->bench.to);
-    case OPT_THREADS: return parse_number("threads", optarg, 1024, &ctl->bench.threads);
-    case OPT_TENSORS:
-        return parse_number("tensors", optarg, CAIRN_LAYOUT_TENSORS_MAX, &ctl->bench.tensors);
-    case OPT_PARAMS: return parse_count("params", optarg, (uint64_t)1 << 56, &ctl->bench.params);
-    case OPT_SECONDS: return parse_seconds("seconds", optarg, &ctl->bench.seconds);
-    case OPT_WIRE: return parse_wire(ctl, optarg);
-    case OPT_BACKEND: return parse_backend(ctl, optarg);
-    case OPT_DEVICE: return parse_device(ctl, optarg);
-    case OPT_STAGE: return parse_stage(ctl, optarg);
-    case OPT_OFFLOAD: return parse_offload(ctl, optarg);
-    case OPT_MEMORY: return parse_memory(ctl, optarg);
-    case OPT_GLOBAL_BATCH:
-        return parse_number("global-batch", optarg, CAIRN_SPEC_MICRO_MAX, &ctl->bench.global_batch);
-    case OPT_TIMELINE: ctl->bench.timeline = optarg; return -1;
-    case OPT_READ: ctl->bench.read = optarg; return -1;
-    case OPT_BACKWARD: return parse_milliseconds("backward", optarg, &ctl->bench.backward_ms);
-    case OPT_CHUNK: return parse_count("chunk", optarg, 4 << 20, &ctl->bench.chunk);
-    case OPT_ONLY: ctl->bench.only = optarg; return -1;
     case OPT_ENDPOINT_FILE: ctl->endpoint_file = optarg; return -1;
     case OPT_KEEP: ctl->keep = optarg; return -1;
     case OPT_IMPORT: ctl->import = optarg; return -1;
     case OPT_HELP: ctl->help = true; return -1;
-    default: printf("cairn %s\n", CAIRN_VERSION); return 0;
+    case OPT_VERSION: printf("cairn %s\n", CAIRN_VERSION); return 0;
+    default: return take_bench(ctl, option);
     }
 }
 

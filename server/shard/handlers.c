@@ -277,16 +277,22 @@ static void on_error(struct cairn_shard *shard, const Cairn__Error *error)
     cairn_log_warn("the coordinator says: %s (%s)", error->text, cairn_status_name(error->status));
 }
 
-void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *frame)
+/* NULL: it is malformed, and the session ends. */
+static ProtobufCMessage *unpack(struct cairn_shard *shard, const struct cairn_frame *frame)
 {
     const ProtobufCMessageDescriptor *type = cairn_message_type(frame->type);
     ProtobufCMessage *message = NULL;
     if (type != NULL) message = cairn_message_unpack(type, frame->payload, frame->payload_bytes);
-    if (message == NULL) {
+    if (message == NULL)
         cairn_session_refuse(shard, CAIRN_ERR_MALFORMED, "malformed %s of %zu bytes",
                              cairn_message_name(frame->type), frame->payload_bytes);
-        return;
-    }
+    return message;
+}
+
+void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *frame)
+{
+    ProtobufCMessage *message = unpack(shard, frame);
+    if (message == NULL) return;
     if (cairn_drain_on_message(shard, frame, message) ||
         cairn_held_on_message(shard, frame, message)) {
         cairn_message_free(message);
