@@ -14,6 +14,7 @@ quickstart|400|Fashion-MNIST with kills, a snapshot, three shards and five: the 
 snapshots|400|1, 2 and 4 shards on the card; a snapshot of the card restored on the host, and back
 gpt|590|examples/gpt.py with torch on the card: the same bits with state there and on the host, in each stage
 offload|400|a part of the state on the host, 0, 0.5 and 1 of it: the same bits
+moves|500|state that comes to the card and goes off it while it trains, there, on the host and on both: the same bits
 park|300|device memory of a job to the host and back: the card's memory as before, the same bits
 data|400|device memory of workers, pushed, fetched and mapped on the card: the same bits, nothing passes the host
 tenants|400|an illegal access by a trainer, and by a shard: the other goes on; under MPS what happens is noted
@@ -28,9 +29,10 @@ tests_of_kernels=(test_home test_home_large)
 tests_of_bits=(test_bits test_bits_faults test_bits_state)
 tests_of_faults=(test_restart test_resume test_shard_loss test_tiles_matrix test_tiles_calls test_tiles_faults
     test_write test_amend test_nonfinite test_lease test_drop test_mapped)
+tests_of_moves=(test_shard_move test_reshard_reads)
 tests_of_data=(test_device_push test_device_read)
 test_programs=("${tests_of_kernels[@]}" "${tests_of_bits[@]}" "${tests_of_faults[@]}" "${tests_of_data[@]}"
-    test_bits_offload test_bits_park libillegal.so)
+    "${tests_of_moves[@]}" test_elastic test_bits_offload test_bits_park libillegal.so)
 
 note() { echo "note: $*"; }
 on_wait() { :; }
@@ -122,6 +124,9 @@ tests_on_card() {
 part_bits() { tests_on_card "${tests_of_bits[@]}"; }
 part_faults() { tests_on_card "${tests_of_faults[@]}"; }
 part_offload() { tests_on_card test_bits_offload; }
+part_moves() {
+    tests_on_card "${tests_of_moves[@]}" && CAIRN_TEST_BACKENDS=hcc CAIRN_TEST_DAEMONS=$bin run_tests test_elastic
+}
 part_park() { tests_on_card test_bits_park; }
 part_data() { tests_on_card "${tests_of_data[@]}"; }
 

@@ -206,7 +206,7 @@ static void start_shard(struct cluster *cluster, int shard)
     add(&args, "--set", coordinator);
     add(&args, "--set", "compute.threads=1");
     add(&args, "--set", "memory.limit=256MiB");
-    snprintf(backend, sizeof backend, "compute.backend=%s", cairn_test_backend());
+    snprintf(backend, sizeof backend, "compute.backend=%s", cairn_test_backend_of((unsigned)shard));
     add(&args, "--set", backend);
     snprintf(lock, sizeof lock, "memory.lock=%s", cluster->folder); // other tests have theirs
     add(&args, "--set", lock);

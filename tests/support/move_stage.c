@@ -78,17 +78,22 @@ static void open_whole(void)
     model_open(&stage.model, &stage.whole);
 }
 
-static bool open_shards(const char *kind)
+static void choose_backend(uint32_t shard)
 {
-    if (strcmp(cairn_test_backend(), "host") != 0) return false;
+    ck_assert_int_eq(setenv("CAIRN_TEST_BACKEND", cairn_test_backend_of(shard), 1), 0);
+}
+
+static void open_shards(const char *kind)
+{
     memset(&stage, 0, sizeof stage);
     stage.count = 1;
+    choose_backend(0);
     scene_open(&stage.shard[0], kind, 2, 0);
+    choose_backend(1);
     scene_open_beside(&stage.shard[1], &stage.shard[0], 1);
     stage.count = 2;
     stage.layout = stage.epoch = 1;
     stage.requests = 100;
-    return true;
 }
 
 static void serve_all(void)
@@ -99,17 +104,16 @@ static void serve_all(void)
     }
 }
 
-bool stage_open(const char *kind)
+void stage_open(const char *kind)
 {
-    if (!open_shards(kind)) return false;
+    open_shards(kind);
     serve_all();
     open_whole();
-    return true;
 }
 
-bool stage_open_more(const struct stage_run *table)
+void stage_open_more(const struct stage_run *table)
 {
-    if (!open_shards("mem")) return false;
+    open_shards("mem");
     for (uint32_t i = 0; i < stage.count; i++) {
         struct cairn_job_spec_data *spec = &stage.shard[i].spec;
         const struct cairn_tensor_spec buffer = { .name = (char *)(uintptr_t) "x_buffer",
@@ -131,7 +135,6 @@ bool stage_open_more(const struct stage_run *table)
         scene_relayout(&stage.shard[i], stage_make(table, 1, stage.count));
     }
     serve_all();
-    return true;
 }
 
 void stage_close(void)
@@ -307,9 +310,9 @@ void stage_move(const struct stage_run *table)
     stage_settle();
 }
 
-bool stage_begin_taking(void)
+void stage_begin_taking(void)
 {
-    if (!stage_open("mem")) return false;
+    stage_open("mem");
     stage_round();
     stage_prepare(stage_half);
     stage_force(stage_half);
@@ -322,7 +325,6 @@ bool stage_begin_taking(void)
     }
     for (int i = 0; i < 3; i++) scene_settle(&stage.shard[1]);
     ck_assert_ptr_nonnull(stage_job(1)->move.now->take);
-    return true;
 }
 
 static void send_create(struct scene *scene, uint32_t request)
@@ -357,6 +359,7 @@ static void send_create(struct scene *scene, uint32_t request)
 void stage_join(const struct stage_run *table)
 {
     struct scene *scene = &stage.shard[stage.count];
+    choose_backend(stage.count);
     scene_open_beside(scene, &stage.shard[0], stage.count);
     stage.count++;
     scene->beside = turn_all;
@@ -414,6 +417,27 @@ static uint64_t model_elem(uint32_t tensor, uint64_t first_leaf)
     return all->local_elem + cairn_leaf_first_elem(geometry, first_leaf);
 }
 
+bool stage_is_on_host(uint32_t shard)
+{
+    return cairn_compute_is_host(stage_job(shard)->compute);
+}
+
+const void *stage_extent(const struct cairn_shard_job *job, enum cairn_plane plane, size_t number)
+{
+    static uint8_t *copy;
+    const struct cairn_local_extent *extent = &job->view->table.map.extents[number];
+    const size_t bytes = (size_t)cairn_form_bytes(&job->view->forms[number], plane,
+                                                  extent->elem_count);
+    struct cairn_works *works = cairn_compute_loop(job->compute);
+    struct cairn_sentence why;
+    copy = realloc(copy, bytes + 1);
+    ck_assert_ptr_nonnull(copy);
+    cairn_works_copy(works, copy, cairn_planes_at(&job->planes, plane, number, extent->local_elem),
+                     bytes);
+    ck_assert_int_eq(cairn_works_run(works, &why), CAIRN_OK);
+    return copy;
+}
+
 static void check_extent(const struct cairn_shard_job *job, size_t number)
 {
     static const enum cairn_plane planes[] = { CAIRN_PLANE_PARAM, CAIRN_PLANE_EXP_AVG,
@@ -422,7 +446,7 @@ static void check_extent(const struct cairn_shard_job *job, size_t number)
     const uint64_t at = model_elem(extent->tensor, extent->first_leaf);
     for (size_t p = 0; p < sizeof planes / sizeof *planes; p++) {
         if (!model_keeps(extent->tensor, (int)planes[p])) continue;
-        const float *have = cairn_planes_at(&job->planes, planes[p], number, extent->local_elem);
+        const float *have = stage_extent(job, planes[p], number);
         const float *wanted = model_plane(&stage.model, (int)planes[p]) + at;
         for (uint64_t i = 0; i < extent->elem_count; i++)
             ck_assert_msg(have[i] == wanted[i], "shard %u, tensor %u, %s [%llu]: %g, not %g",

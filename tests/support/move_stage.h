@@ -36,11 +36,11 @@ extern struct stage stage;
  * was, in the pieces of HALF. OUT: shard 2 has what shard 1 had in HALF. */
 extern const struct stage_run stage_before[], stage_half[], stage_back[], stage_out[];
 
-/* Opens two shards ("mem" or "ucx") with the job at version 1.0. False: state is not in host memory alone,
- * for which the layout of a job does not change; nothing is open. */
-bool stage_open(const char *kind);
+/* Opens two shards ("mem" or "ucx") with the job at version 1.0. Where they keep their state says
+ * tests/support/test_backend.h. */
+void stage_open(const char *kind);
 /* The same with more tensors, in that layout; there is no model of them, and no round. */
-bool stage_open_more(const struct stage_run *table);
+void stage_open_more(const struct stage_run *table);
 void stage_close(void);
 
 /* ---- the coordinator ---- */
@@ -63,8 +63,8 @@ void stage_hear_moved(void);
 void stage_settle(void);
 /* From stage_prepare to stage_settle. */
 void stage_move(const struct stage_run *table);
-/* Until shard 0 is SERVING again, shard 1 lacks what comes to it with HALF. False: as stage_open. */
-bool stage_begin_taking(void);
+/* Until shard 0 is SERVING again, shard 1 lacks what comes to it with HALF. */
+void stage_begin_taking(void);
 /* A third shard joins the layout in force, whose table that is: it has nothing of it. */
 void stage_join(const struct stage_run *table);
 
@@ -79,6 +79,9 @@ void stage_skip(void);
 
 /* ---- what there is ---- */
 struct cairn_shard_job *stage_job(uint32_t shard);
+bool stage_is_on_host(uint32_t shard);
+/* What a plane has of an extent, copied out of its home; until the next call. */
+const void *stage_extent(const struct cairn_shard_job *job, enum cairn_plane plane, size_t number);
 /* All state that the shards own by their views is the model's, in each plane. */
 void stage_check(void);
 /* Fetches all chunks of the version by that layout, and compares them with the wire of `then`. */

@@ -4,11 +4,21 @@
 #define CAIRN_TESTS_SUPPORT_TEST_BACKEND_H
 
 #include <stdlib.h>
+#include <string.h>
 
 static inline const char *cairn_test_backend(void)
 {
     const char *backend = getenv("CAIRN_TEST_BACKEND");
     return backend != NULL ? backend : "host";
+}
+
+/* The same of one of several shards: CAIRN_TEST_BACKENDS has a letter of each, c (cuda) or h (host), and
+ * begins again behind the last one. Without it all of them are alike. */
+static inline const char *cairn_test_backend_of(unsigned shard)
+{
+    const char *letters = getenv("CAIRN_TEST_BACKENDS");
+    if (letters == NULL) return cairn_test_backend();
+    return letters[shard % strlen(letters)] == 'c' ? "cuda" : "host";
 }
 
 /* Of that, what a scene's job has in host memory: CAIRN_TEST_OFFLOAD (offload_fraction); 0 without it. */

@@ -2,10 +2,12 @@
  * are told. What they move is nothing; who is asked what, and when, is all that counts here. */
 #include <check.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "server/base/pool.h"
 #include "server/coordinator/base/seat.h"
+#include "server/coordinator/base/session.h"
 #include "server/coordinator/member/seats.h"
 #include "server/coordinator/seating.h"
 #include "tests/support/fake_move.h"
@@ -909,6 +911,35 @@ TEST(a_plan_says_what_would_move_and_changes_nothing)
     ck_assert(one->heaviest_after < one->heaviest_before);
     cairn_message_free(&told->base);
     expect_state("none");
+}
+
+static Cairn__Home *give_device(char *name, uint64_t bytes)
+{
+    struct cairn_cluster_seat *seat = cairn_cluster_seat_find(toy()->cluster, name);
+    Cairn__Home *home = calloc(1, sizeof *home);
+    cairn__home__init(home);
+    home->backend = strdup("cuda");
+    home->total_bytes = bytes;
+    seat->memory_bytes = 64; // the host's
+    return seat->session->home = home;
+}
+
+TEST(of_a_shard_with_a_device_its_memory_counts_and_what_lies_partly_there_stays)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
+    char *drained[] = { s0, s1 }, *added[] = { s2 };
+    Cairn__Home *home = give_device(s2, (uint64_t)1 << 30);
+    message.add = added;
+    message.drain = drained;
+    message.n_add = 1;
+    message.n_drain = 2;
+    cairn_message_free(&expect_told(ask(&message))->base);
+    home->taken_bytes = home->total_bytes - 64;
+    expect_refused(&message, CAIRN_ERR_NO_MEMORY, "have room for");
+    (void)give_device(s0, (uint64_t)1 << 30);
+    toy()->spec.offload_fraction = 0.5;
+    expect_refused(&message, CAIRN_ERR_UNSUPPORTED, "partly on devices");
+    toy()->spec.offload_fraction = 0;
 }
 
 /* Of the job, and of a slice, which is no more than that here. */

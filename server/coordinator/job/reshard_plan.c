@@ -62,12 +62,13 @@ static cairn_status judge(const struct cairn_cluster_job *job,
     if (job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->initialized || job->core == NULL)
         return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s: ask again when it runs",
                           job->spec.name, cairn_cluster_job_state_name(job));
-    if (cairn_cluster_job_has_device(job))
+    if (cairn_cluster_job_has_device(job) && job->spec.offload_fraction > 0)
         return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
-                          "job %s has state on devices, which cannot move while it goes on: save "
-                          "it and restore it over the shards that it is to have (`cairn snapshot "
-                          "create %s`, `cairn snapshot restore %s latest`)",
-                          job->spec.name, job->spec.name, job->spec.name);
+                          "job %s has offload_fraction %g: what lies partly on devices cannot move "
+                          "while it goes on: save it and restore it over the shards that it is to "
+                          "have (`cairn snapshot create %s`, `cairn snapshot restore %s latest`)",
+                          job->spec.name, job->spec.offload_fraction, job->spec.name,
+                          job->spec.name);
     if (wish->count > job->shard_room)
         return cairn_fail(why, CAIRN_ERR_REFUSED,
                           "%d shards have joined job %s since the coordinator started, which are "
@@ -106,6 +107,20 @@ static uint64_t beside_state_max(const struct cairn_cluster_job *job)
     return most;
 }
 
+/* What of its device the shard may use for state of the job, with a slice free; 0: it keeps none there. */
+static uint64_t device_capacity_of(const struct cairn_cluster_job *job,
+                                   const struct cairn_cluster_seat *seat, uint64_t slice_bytes)
+{
+    const struct cairn_cluster_session *session = seat != NULL ? seat->session : NULL;
+    if (session == NULL || session->home == NULL || session->home->total_bytes == 0 ||
+        job->spec.offload_fraction > 0)
+        return 0;
+    uint64_t taken = session->home->taken_bytes + slice_bytes;
+    for (size_t i = 0; i < seat->memory_count; i++)
+        if (!is_of(&seat->memory[i], job)) taken += seat->memory[i].device;
+    return taken < session->home->total_bytes ? session->home->total_bytes - taken : 1;
+}
+
 /* What of its memory the shard may use for state of the job, with a slice free; 0: not known. One that has
  * just come has not said yet what is taken: then all of it. */
 static uint64_t capacity_of(const struct cairn_cluster_job *job,
@@ -113,6 +128,8 @@ static uint64_t capacity_of(const struct cairn_cluster_job *job,
 {
     uint64_t taken = slice_bytes;
     bool has_part = false;
+    const uint64_t device = device_capacity_of(job, seat, slice_bytes);
+    if (device > 0) return device;
     if (seat == NULL || seat->memory_bytes == 0) return 0;
     for (size_t i = 0; i < seat->memory_count; i++) {
         const Cairn__MemoryTold *told = &seat->memory[i];

@@ -17,6 +17,7 @@ void cairn_shard_view_unref(struct cairn_shard_view *view)
     assert(view->refs > 0);
     if (--view->refs > 0) return;
     free(view->forms);
+    cairn_shard_view_places_close(view);
     cairn_chunk_table_close(&view->table);
     cairn_layout_close(view->layout);
     free(view);

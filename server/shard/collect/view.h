@@ -8,14 +8,16 @@
 #include "server/shard/collect/chunk_table.h"
 
 struct cairn_form;
+struct cairn_place;
 
 struct cairn_shard_view {
     uint32_t refs;
     struct cairn_layout *layout; /* owned */
     struct cairn_chunk_table
         table; /* owned: of the layout; its map may be there before its numbers are */
-    struct cairn_form *forms; /* owned: [table.map.extent_count] */
-    uint64_t wire_bytes;      /* of a published copy */
+    struct cairn_form *forms;   /* owned: [table.map.extent_count] */
+    struct cairn_place *places; /* owned: the same, of state on a device (memory/area.h); or NULL */
+    uint64_t wire_bytes;        /* of a published copy */
     uint64_t published_bytes,
         table_bytes; /* of the memory of a job by it, as of struct cairn_memory */
 };
@@ -41,6 +43,32 @@ void cairn_shard_view_beyond(const struct cairn_shard_view *in,
                              const struct cairn_shard_view *beside,
                              void (*each)(void *context, const struct cairn_shard_view_run *run),
                              void *context);
+
+/* ---- view_places.c: on a device (memory/area.h); loop thread, but the last one ---- */
+
+struct cairn_home;
+struct cairn_planes;
+struct cairn_shard;
+
+/* Gives the view its places: of what `before` (NULL: nothing was) has, too, those of before; for all else an
+ * area is to follow, of *bytes_out. CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status cairn_shard_view_places_open(struct cairn_shard_view *view,
+                                                           const struct cairn_shard_view *before,
+                                                           uint64_t host_from, uint64_t *bytes_out);
+/* Safe to call again, and of a view that has none. */
+void cairn_shard_view_places_close(struct cairn_shard_view *view);
+/* The area that follows, at 0. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO. */
+CAIRN_MUST_CHECK cairn_status cairn_shard_view_area_add(struct cairn_shard_view *view,
+                                                        struct cairn_planes *planes,
+                                                        struct cairn_home *device, uint64_t bytes,
+                                                        struct cairn_sentence *why);
+/* Gives back all in which nothing is of one of these views (NULL: none). Nothing works on it. */
+void cairn_shard_views_keep(const struct cairn_shard_view *const *views, size_t view_count,
+                            struct cairn_planes *planes, struct cairn_shard *shard);
+/* Where a local element of an extent of the view stands, in its home. NULL: the extent does not keep the
+ * plane. The view is that of the planes, the one of before, or the one to come; any thread. */
+void *cairn_shard_view_at(const struct cairn_shard_view *view, const struct cairn_planes *planes,
+                          int plane, size_t extent, uint64_t local_elem);
 
 /* ---- view_memory.c; loop thread ---- */
 

@@ -55,6 +55,7 @@ cairn_status cairn_shard_view_reserve(const struct cairn_shard_job *job,
                                       struct cairn_reserve *reserve)
 {
     struct runs runs;
+    if (job->planes.host_from > 0) return CAIRN_OK; // an area has them already
     cairn_status status = list_runs(view, job->view, &runs);
     if (status != CAIRN_OK) return status;
     for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) {

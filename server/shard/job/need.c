@@ -68,9 +68,10 @@ static void add_extent(const struct cairn_shard_map *map, size_t number, struct 
 
 static void make_room(const struct cairn_job_spec_data *spec, struct cairn_need *need)
 {
+    if (need->host_from != 0 && need->host_from != CAIRN_PLANES_ALL) return; // it stays as it is
     for (size_t t = 0; t < spec->tensor_count; t++) {
         const uint64_t elems = cairn_geometry_of(&spec->tensors[t].shape).elems;
-        need->room_elems += 2 * elems;
+        if (need->host_from == 0) need->room_elems += 2 * elems;
         need->room_wire_bytes += 2 * elems * cairn_dtype_bytes((int)spec->tensors[t].wire);
     }
     need->room_wire_bytes += CAIRN_SEGMENT_BYTES; // extents of whole tensors stand at 64 bytes
@@ -134,11 +135,11 @@ cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
         return cairn_fail(why, CAIRN_ERR_INVALID, "%u members with a window of %u chunks",
                           member_max, spec->window);
     }
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++)
-        need.memory.device += ALIGN_UP(device_bytes[p], CAIRN_PLANE_UNIT_BYTES);
-    if (has_device && need.host_from == map->elem_count)
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) need.memory.device += device_bytes[p];
+    need.memory.device = ALIGN_UP(need.memory.device, CAIRN_PLANE_UNIT_BYTES);
+    if (need.host_from == CAIRN_PLANES_ALL)
         need.memory.device += 2 * ALIGN_UP(need.wire_bytes, CAIRN_PLANE_UNIT_BYTES);
-    if (!has_device) make_room(spec, &need);
+    make_room(spec, &need);
     size(&need, map, largest_chunk(spec, map->chunk_leaves));
     *need_out = need;
     return CAIRN_OK;

@@ -31,7 +31,8 @@ struct cairn_need {
     uint64_t wire_bytes; /* of a published copy */
     uint64_t host_from;  /* local elements from there on lie in host memory: memory/plane.h */
     /* Addresses for what may come with other layouts: local elements, and bytes of a published copy. With
-     * gaps between what stays, twice all of the job. 0: the job does not change its layout here */
+     * gaps between what stays, twice all of the job. 0: of what is on a device, and of a job that lies in
+     * both homes, which does not change its layout here */
     uint64_t room_elems, room_wire_bytes;
     uint32_t slot_count, put_max;
     size_t slot_bytes, put_bytes, reply_bytes;

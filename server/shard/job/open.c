@@ -11,6 +11,7 @@
 #include "server/shard/job/open.h"
 #include "server/shard/job/own.h"
 #include "server/shard/job/switch.h"
+#include "server/shard/memory/area.h"
 #include "server/shard/read/fetch.h"
 #include "server/shard/relay/relay.h"
 #include "server/shard/shard.h"
@@ -18,6 +19,16 @@
 #include "server/shard/state/write.h"
 
 /* ---- what it is ---- */
+
+uint32_t cairn_shard_job_folds_wanted(const struct cairn_shard_job *job,
+                                      const struct cairn_shard_map *map, uint64_t host_from)
+{
+    uint32_t wanted = 0;
+    if (host_from > 0) wanted += cairn_compute_items_wanted(&job->shard->device);
+    if (host_from < map->elem_count || wanted == 0)
+        wanted += cairn_compute_items_wanted(&job->shard->host);
+    return wanted;
+}
 
 cairn_status cairn_shard_job_layout(const struct cairn_shard_job *job,
                                     const struct cairn_paged *bytes,
@@ -47,16 +58,6 @@ static cairn_status decode(struct cairn_shard_job *job, const Cairn__JobCreate *
                                  &job->view, need, why);
 }
 
-/* As many as keep all homes at work that it has chunks in. */
-static uint32_t folds_wanted(const struct cairn_shard_job *job, const struct cairn_need *need)
-{
-    uint32_t wanted = 0;
-    if (need->host_from > 0) wanted += cairn_compute_items_wanted(&job->shard->device);
-    if (need->host_from < job->view->table.map.elem_count || wanted == 0)
-        wanted += cairn_compute_items_wanted(&job->shard->host);
-    return wanted;
-}
-
 static void say_offload(const struct cairn_shard_job *job, const struct cairn_need *need)
 {
     if (job->spec.offload_fraction <= 0) return;
@@ -75,7 +76,8 @@ static void set_sizes(struct cairn_shard_job *job, struct cairn_need *need)
 {
     if (need->host_from > 0) job->compute = &job->shard->device;
     say_offload(job, need);
-    need->step.folds_wanted = folds_wanted(job, need);
+    need->step.folds_wanted = cairn_shard_job_folds_wanted(job, &job->view->table.map,
+                                                           need->host_from);
     job->landing.slot_bytes = need->slot_bytes;
     job->puts.max = need->put_max;
     job->puts.bytes = need->put_bytes;
@@ -200,12 +202,14 @@ static cairn_status take_budget(struct cairn_shard_job *job, const struct cairn_
 static cairn_status open_arenas(struct cairn_shard_job *job, const struct cairn_need *need,
                                 struct cairn_sentence *why)
 {
-    struct cairn_compute *device = &job->shard->device;
     cairn_status status = CAIRN_OK;
-    if (need->memory.device > 0) status = cairn_compute_begin(device, why);
+    if (need->host_from > 0) status = cairn_compute_begin(&job->shard->device, why);
     if (status == CAIRN_OK)
         status = cairn_planes_open(&job->planes, &job->view->table.map, job->view->forms,
-                                   device->home, need->host_from, need->room_elems, why);
+                                   need->host_from, need->room_elems, why);
+    if (status == CAIRN_OK && need->host_from > 0)
+        status = cairn_shard_view_place(job, job->view, NULL, why);
+    job->planes.places = job->view->places;
     job->versions.room_bytes = need->room_wire_bytes;
     if (status == CAIRN_OK) status = cairn_published_open(job, why);
     if (status != CAIRN_OK) return status;
@@ -216,11 +220,15 @@ static cairn_status open_arenas(struct cairn_shard_job *job, const struct cairn_
                                     &job->landing.arena, why);
 }
 
+uint64_t cairn_shard_job_device_bytes(const struct cairn_shard_job *job, bool all)
+{
+    return cairn_areas_bytes(&job->planes) + cairn_published_device_bytes(job, all);
+}
+
 /* What a device copies in every round, or every chunk of once. Planes in host memory it does not touch. */
 static void pin_arenas(struct cairn_shard_job *job)
 {
-    struct cairn_arena *arenas[] = { &job->landing.arena, &job->puts.arena,
-                                     &job->versions.copies[0].wire, &job->versions.copies[1].wire };
+    struct cairn_arena *arenas[] = { &job->landing.arena, &job->puts.arena };
     for (size_t i = 0; i < sizeof arenas / sizeof *arenas; i++)
         cairn_arena_pins_for(arenas[i], job->compute->home);
 }
@@ -321,7 +329,6 @@ static void free_job(struct cairn_shard_job *job, const struct cairn_request *re
     cairn_tiles_close(job);
     cairn_collector_close(&job->collector);
     cairn_planes_release(&job->planes, job->shard);
-    cairn_park_release(job);
     cairn_release(job->shard, &job->landing.arena);
     cairn_release(job->shard, &job->puts.arena);
     cairn_published_close(job);

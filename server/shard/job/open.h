@@ -5,6 +5,7 @@
 #include "proto/wire/messages.h"
 
 struct cairn_layout;
+struct cairn_shard_map;
 struct cairn_shard;
 struct cairn_shard_job;
 
@@ -26,6 +27,12 @@ CAIRN_MUST_CHECK cairn_status cairn_shard_job_judge_device(const struct cairn_sh
                                                            uint64_t device_bytes,
                                                            uint64_t host_bytes,
                                                            struct cairn_sentence *why);
+/* What it takes of the device, with what no element uses; of published copies all that are to be there, or
+ * those that are. */
+uint64_t cairn_shard_job_device_bytes(const struct cairn_shard_job *job, bool all);
+/* Folds that keep all homes at work that a part of this map has chunks in. */
+uint32_t cairn_shard_job_folds_wanted(const struct cairn_shard_job *job,
+                                      const struct cairn_shard_map *map, uint64_t host_from);
 /* Makes it LEAVING: members are cut, and it is freed when nothing refers to it, perhaps at once. */
 void cairn_shard_job_leave(struct cairn_shard_job *job);
 /* Frees it whatever is in flight: the fabric and the pools are closed. */

@@ -3,13 +3,15 @@
 #include <string.h>
 
 #include "server/shard/job/open.h"
+#include "server/shard/memory/area.h"
 #include "server/shard/shard.h"
 
 #define PIECE_BYTES ((uint64_t)4 << 20) /* of a plane, an item */
 
-void cairn_park_release(struct cairn_shard_job *job)
+static void forget_places(struct cairn_shard_job *job)
 {
-    for (int p = 0; p < CAIRN_PLANES; p++) cairn_release(job->shard, &job->park.to[p]);
+    for (struct cairn_area *area = job->planes.areas; area != NULL; area = area->next)
+        cairn_release(job->shard, &area->to);
 }
 
 static void end(struct cairn_shard_job *job, cairn_status status, const struct cairn_sentence *why)
@@ -26,7 +28,7 @@ static void end(struct cairn_shard_job *job, cairn_status status, const struct c
 static void give_up(struct cairn_shard_job *job, cairn_status status,
                     const struct cairn_sentence *why)
 {
-    cairn_park_release(job);
+    forget_places(job);
     if (job->park.to_host) {
         cairn_shard_job_give(job, &job->memory.state, job->park.host_bytes);
         job->park.host_bytes = 0;
@@ -34,23 +36,6 @@ static void give_up(struct cairn_shard_job *job, cairn_status status,
         cairn_published_park(job);
     }
     end(job, status, why);
-}
-
-static uint64_t plane_bytes(const struct cairn_shard_job *job)
-{
-    uint64_t bytes = 0;
-    for (int p = 0; p < CAIRN_PLANES; p++) bytes += job->planes.device[p].bytes;
-    return bytes;
-}
-
-/* Of the device, with what no element uses; of published copies all, or those that are there. */
-static uint64_t device_bytes(const struct cairn_shard_job *job, bool all)
-{
-    const uint64_t unit = CAIRN_PLANE_UNIT_BYTES;
-    uint64_t bytes = cairn_published_device_bytes(job, all);
-    for (int p = 0; p < CAIRN_PLANES; p++)
-        bytes += (job->planes.device[p].bytes + unit - 1) / unit * unit;
-    return bytes;
 }
 
 /* ---- the copies ---- */
@@ -66,21 +51,28 @@ static uint32_t piece_count(uint64_t bytes)
     return (uint32_t)((bytes + PIECE_BYTES - 1) / PIECE_BYTES);
 }
 
-/* The n-th array that moves: planes, then published copies. False: there are no more. */
-static bool move_of(const struct cairn_shard_job *job, uint32_t n, struct cairn_published_move *out)
+/* The n-th array that moves: areas of planes, then published copies. False: there are no more. *area_out:
+ * NULL, of a copy. */
+static bool move_of(const struct cairn_shard_job *job, uint32_t n, struct cairn_published_move *out,
+                    const struct cairn_area **area_out)
 {
-    if (n >= CAIRN_PLANES)
-        return cairn_published_move(job, job->park.to_host, n - CAIRN_PLANES, out);
-    *out = (struct cairn_published_move) { job->park.to[n].base, job->planes.device[n].base,
-                                           job->park.to[n].bytes };
+    const struct cairn_area *area = job->planes.areas;
+    while (area != NULL && n > 0) {
+        area = area->next;
+        n--;
+    }
+    *area_out = area;
+    if (area == NULL) return cairn_published_move(job, job->park.to_host, n, out);
+    *out = (struct cairn_published_move) { area->to.base, area->arena.base, area->to.bytes };
     return true;
 }
 
 static uint32_t all_pieces(const struct cairn_shard_job *job)
 {
     struct cairn_published_move move;
+    const struct cairn_area *area;
     uint32_t pieces = 0;
-    for (uint32_t n = 0; move_of(job, n, &move); n++) pieces += piece_count(move.bytes);
+    for (uint32_t n = 0; move_of(job, n, &move, &area); n++) pieces += piece_count(move.bytes);
     return pieces;
 }
 
@@ -89,14 +81,16 @@ static bool describe(struct cairn_run *run, uint32_t item, uint32_t stage,
 {
     const struct cairn_shard_job *job = job_of(run);
     struct cairn_published_move move;
+    const struct cairn_area *area;
     (void)stage;
-    for (uint32_t n = 0; move_of(job, n, &move); n++) {
+    for (uint32_t n = 0; move_of(job, n, &move, &area); n++) {
         const uint32_t pieces = piece_count(move.bytes);
         if (item >= pieces) {
             item -= pieces;
             continue;
         }
         const uint64_t at = item * PIECE_BYTES, left = move.bytes - at;
+        if (area != NULL && cairn_area_is_gone(area, at)) return false;
         cairn_works_copy(works, (uint8_t *)move.to + at, (const uint8_t *)move.from + at,
                          (size_t)(left < PIECE_BYTES ? left : PIECE_BYTES));
         return false;
@@ -109,16 +103,17 @@ static void settle(struct cairn_shard_job *job)
 {
     struct cairn_shard *shard = job->shard;
     const uint64_t host_bytes = job->park.to_host ? 0 : job->park.host_bytes;
-    for (int p = 0; p < CAIRN_PLANES; p++) {
-        cairn_release(shard, &job->planes.device[p]);
-        job->planes.device[p] = job->park.to[p];
-        job->park.to[p] = CAIRN_ARENA_NONE;
+    for (struct cairn_area *area = job->planes.areas; area != NULL; area = area->next) {
+        cairn_release(shard, &area->arena);
+        area->arena = area->to;
+        area->to = CAIRN_ARENA_NONE;
     }
+    if (!job->park.to_host) cairn_areas_give_gone(&job->planes);
     job->planes.parked = job->park.is_parked = job->park.to_host;
     job->compute = job->park.to_host ? &shard->host : &shard->device;
     (job->park.to_host ? cairn_published_park : cairn_published_unpark)(job);
     cairn_pass_divide(job);
-    job->memory.device = job->park.to_host ? 0 : device_bytes(job, false);
+    job->memory.device = job->park.to_host ? 0 : cairn_shard_job_device_bytes(job, false);
     job->memory.state -= host_bytes;
     job->park.host_bytes -= host_bytes;
     job->park.is_under_way = false;
@@ -163,9 +158,14 @@ static void copy(struct cairn_shard_job *job)
 static cairn_status add_room(struct cairn_reserve *reserve, struct cairn_shard_job *job)
 {
     cairn_status status = CAIRN_OK;
-    for (int p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
-        if (job->park.to[p].base != NULL)
-            status = cairn_reserve_add(reserve, &job->park.to[p], 0, job->park.to[p].bytes);
+    for (const struct cairn_area *area = job->planes.areas; area != NULL; area = area->next)
+        for (uint64_t at = 0; at < area->to.bytes && status == CAIRN_OK;
+             at += CAIRN_SEGMENT_BYTES) {
+            const uint64_t left = area->to.bytes - at;
+            if (!cairn_area_is_gone(area, at))
+                status = cairn_reserve_add(reserve, &area->to, at,
+                                           left < CAIRN_SEGMENT_BYTES ? left : CAIRN_SEGMENT_BYTES);
+        }
     return status;
 }
 
@@ -183,7 +183,7 @@ static void park(struct cairn_shard_job *job)
     const struct cairn_reserve_request request = {
         .job = job, .what = "the parked state", .prepare = add_room, .done = on_room
     };
-    const uint64_t bytes = plane_bytes(job);
+    const uint64_t bytes = cairn_areas_bytes(&job->planes);
     char what[CAIRN_NAME_MAX + 32];
     struct cairn_sentence why;
     snprintf(what, sizeof what, "job %s, parked,", job->spec.name);
@@ -193,10 +193,10 @@ static void park(struct cairn_shard_job *job)
         return;
     }
     job->park.host_bytes = bytes;
-    for (int p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++) {
-        status = cairn_arena_open_scratch("parked", job->planes.device[p].bytes, &job->park.to[p],
-                                          &why);
-        cairn_arena_pins_for(&job->park.to[p], job->shard->device.home); // it copies it twice
+    for (struct cairn_area *area = job->planes.areas; area != NULL && status == CAIRN_OK;
+         area = area->next) {
+        status = cairn_arena_open_scratch("parked", area->arena.bytes, &area->to, &why);
+        cairn_arena_pins_for(&area->to, job->shard->device.home); // it copies it twice
     }
     if (status == CAIRN_OK) status = cairn_reserve_begin(&request, &why);
     if (status != CAIRN_OK) give_up(job, status, &why);
@@ -207,11 +207,12 @@ static void park(struct cairn_shard_job *job)
 static void unpark(struct cairn_shard_job *job)
 {
     struct cairn_sentence why;
-    cairn_status status = cairn_shard_job_judge_device(job, device_bytes(job, true), 0, &why);
-    for (int p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
-        if (job->planes.device[p].bytes > 0)
-            status = cairn_arena_open_home(job->shard->device.home, "unparked",
-                                           job->planes.device[p].bytes, &job->park.to[p], &why);
+    cairn_status status = cairn_shard_job_judge_device(job, cairn_shard_job_device_bytes(job, true),
+                                                       0, &why);
+    for (struct cairn_area *area = job->planes.areas; area != NULL && status == CAIRN_OK;
+         area = area->next)
+        status = cairn_arena_open_home(job->shard->device.home, "unparked", area->arena.bytes,
+                                       &area->to, &why);
     if (status == CAIRN_OK) status = cairn_published_open_device(job, &why);
     if (status == CAIRN_OK)
         copy(job);
@@ -226,7 +227,8 @@ static bool rests(const struct cairn_shard_job *job)
 {
     return cairn_step_phase_of(job->collector.step) == CAIRN_STEP_IDLE &&
            cairn_step_slots_used(job->collector.step) == 0 && !job->pass.updating &&
-           job->pass.parts_left == 0 && job->pins.copying == 0 && job->puts.write == NULL;
+           job->pass.parts_left == 0 && job->pins.copying == 0 && job->puts.write == NULL &&
+           job->move.next == NULL && job->move.now == NULL;
 }
 
 /* The coordinator that asked first went away meanwhile: this one is answered at the end. */

@@ -21,11 +21,10 @@ struct cairn_park {
     /* By the word of a coordinator; moved or not. The next one hears of it, and of a move under way, before
      * it opens a round. */
     bool is_parked;
-    bool is_under_way, to_host;          /* to_host: of the move at hand */
-    struct cairn_request asked;          /* its PartPark */
-    struct cairn_arena to[CAIRN_PLANES]; /* owned: where the planes go */
-    struct cairn_run copy;
-    uint64_t host_bytes; /* of memory.state, while it is parked */
+    bool is_under_way, to_host; /* to_host: of the move at hand */
+    struct cairn_request asked; /* its PartPark */
+    struct cairn_run copy;      /* of areas to where they go: memory/area.h */
+    uint64_t host_bytes;        /* of memory.state, while it is parked */
 };
 
 /* Answers when it is done, at once where nothing of it is on a device; of a move that is under way to there,
@@ -34,7 +33,4 @@ struct cairn_park {
  * device failed. */
 void cairn_park_on_message(struct cairn_shard_job *job, uint32_t request,
                            const Cairn__PartPark *message);
-/* With the job. */
-void cairn_park_release(struct cairn_shard_job *job);
-
 #endif

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "server/shard/job/open.h"
 #include "server/shard/relay/relay.h"
 #include "server/shard/shard.h"
 
@@ -102,11 +103,39 @@ static uint32_t member_max_of(const struct cairn_shard_job *job)
     return job->collector.slot_count / job->spec.window;
 }
 
-static cairn_status make_whole(struct cairn_shard_job *job, struct cairn_shard_view *view,
+/* Beside an area for what comes, room for what copies will take more. */
+static cairn_status judge_area(const struct cairn_shard_job *job,
+                               const struct cairn_shard_view *view, uint64_t bytes,
                                struct cairn_sentence *why)
 {
+    const uint64_t unit = CAIRN_PLANE_UNIT_BYTES;
+    const uint64_t copies = 2 * ((view->wire_bytes + unit - 1) / unit * unit),
+                   there = cairn_published_device_bytes(job, false);
+    return cairn_shard_job_judge_device(
+        job, (bytes + unit - 1) / unit * unit + (copies > there ? copies - there : 0), 0, why);
+}
+
+cairn_status cairn_shard_view_place(struct cairn_shard_job *job, struct cairn_shard_view *view,
+                                    const struct cairn_shard_view *before,
+                                    struct cairn_sentence *why)
+{
+    uint64_t bytes;
+    if (cairn_shard_view_places_open(view, before, job->planes.host_from, &bytes) != CAIRN_OK)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the places of planes");
+    cairn_status status = CAIRN_OK;
+    if (before != NULL && bytes > 0) status = judge_area(job, view, bytes, why);
+    if (status == CAIRN_OK)
+        status = cairn_shard_view_area_add(view, &job->planes, job->shard->device.home, bytes, why);
+    if (before != NULL) job->memory.device = cairn_shard_job_device_bytes(job, false);
+    return status;
+}
+
+static cairn_status make_whole(struct cairn_shard_job *job, struct cairn_shard_view *view,
+                               const struct cairn_shard_view *before, struct cairn_sentence *why)
+{
     const uint64_t end = view->table.map.local_end;
-    if (end > job->planes.room_elems)
+    const bool on_host = job->planes.host_from == 0;
+    if (on_host && end > job->planes.room_elems)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY,
                           "what job %s has on shard %s lies too far apart: %llu elements, and "
                           "there are addresses for %llu; restore a snapshot to join it",
@@ -114,7 +143,8 @@ static cairn_status make_whole(struct cairn_shard_job *job, struct cairn_shard_v
                           (unsigned long long)job->planes.room_elems);
     const cairn_status status = cairn_shard_view_number(view, &job->spec, why);
     if (status != CAIRN_OK) return status;
-    return cairn_planes_grow(&job->planes, &view->table.map, view->forms, why);
+    return on_host ? cairn_planes_grow(&job->planes, &view->table.map, view->forms, why)
+                   : cairn_shard_view_place(job, view, before, why);
 }
 
 /* By tensor: the bytes of an extent stand dense, so a part of one lies elsewhere than its local elements say
@@ -133,11 +163,11 @@ cairn_status cairn_shard_view_next(struct cairn_shard_job *job, struct cairn_lay
 {
     struct cairn_shard_view *view;
     struct cairn_need need;
-    if (job->shard->device.home != NULL) {
+    if (job->planes.host_from != 0 && job->planes.host_from != CAIRN_PLANES_ALL) {
         cairn_layout_close(layout);
         return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
-                          "state of job %s lies on a device of shard %s, where no layout changes "
-                          "while it is there: restore a snapshot onto the shards that are wanted",
+                          "state of job %s lies partly on a device of shard %s, where no layout "
+                          "changes: restore a snapshot onto the shards that are wanted",
                           job->spec.name, job->shard->name);
     }
     bool *dense = list_dense(&job->spec);
@@ -150,7 +180,7 @@ cairn_status cairn_shard_view_next(struct cairn_shard_job *job, struct cairn_lay
                                     why);
     free(dense);
     if (status != CAIRN_OK) return status;
-    status = make_whole(job, view, why);
+    status = make_whole(job, view, before, why);
     if (status == CAIRN_OK)
         *view_out = view;
     else
@@ -202,7 +232,7 @@ static cairn_status make_ready(struct cairn_shard_job *job, const struct cairn_s
         .window = job->spec.window,
         .member_max = member_max_of(job),
         .payload_bytes_max = cairn_shard_payload_max(job),
-        .folds_wanted = cairn_compute_items_wanted(&job->shard->host),
+        .folds_wanted = cairn_shard_job_folds_wanted(job, &table->map, job->planes.host_from),
     };
     ready->have = calloc((size_t)table->map.chunk_count + 1, 1);
     cairn_status status = ready->have != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
@@ -244,6 +274,7 @@ cairn_status cairn_shard_job_switch(struct cairn_shard_job *job, struct cairn_sh
     job->view = cairn_shard_view_ref(view);
     job->planes.map = &view->table.map;
     job->planes.forms = view->forms;
+    job->planes.places = view->places;
     free(job->puts.have);
     job->puts.have = ready.have;
     cairn_collector_switch(&job->collector, &ready.step, &ready.collector);

@@ -27,11 +27,19 @@ CAIRN_MUST_CHECK cairn_status cairn_shard_view_number(struct cairn_shard_view *v
                                                       const struct cairn_job_spec_data *spec,
                                                       struct cairn_sentence *why);
 
-/* A whole view of another layout, which is closed if there is none, and addresses for what comes with it.
+/* Gives the view of a job with state on a device its places there, and takes memory for what `before` (NULL:
+ * nothing was) has not. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO. */
+CAIRN_MUST_CHECK cairn_status cairn_shard_view_place(struct cairn_shard_job *job,
+                                                     struct cairn_shard_view *view,
+                                                     const struct cairn_shard_view *before,
+                                                     struct cairn_sentence *why);
+
+/* A whole view of another layout, which is closed if there is none, and addresses for what comes with it; on
+ * a device the memory, too, which cairn_shard_views_keep gives back when the view is not to come into force.
  * `before`: where what it has too lies, the view in force, or the one before that while its state is still
  * here. What is new lies where neither of these views has anything, and so does a part of a blob that does
  * not begin with it, which the caller copies (move/shift.h). CAIRN_ERR_INVALID: an extent that is only
- * partly in `before`; CAIRN_ERR_UNSUPPORTED: state on a device; CAIRN_ERR_NO_MEMORY: with `why`. */
+ * partly in `before`; CAIRN_ERR_UNSUPPORTED: state in both homes; CAIRN_ERR_NO_MEMORY: with `why`. */
 CAIRN_MUST_CHECK cairn_status cairn_shard_view_next(struct cairn_shard_job *job,
                                                     struct cairn_layout *layout, uint32_t index,
                                                     const struct cairn_shard_view *before,

@@ -54,13 +54,26 @@ cairn_status cairn_arena_open_shared_room(const char *label, uint64_t bytes, uin
     return open_room(label, bytes, room_bytes, true, arena_out, why);
 }
 
+static void unpin(const struct cairn_arena *arena, uint64_t from, uint64_t bytes)
+{
+    if (arena->pins_for != NULL) cairn_home_unpin(arena->pins_for, arena->base + from, bytes);
+}
+
 cairn_status cairn_arena_resize(struct cairn_arena *arena, const char *label, uint64_t bytes,
                                 struct cairn_sentence *why)
 {
-    assert(arena->shown == NULL && arena->pins_for == NULL && bytes > 0);
+    const uint64_t stays = bytes < arena->bytes ? bytes : arena->bytes;
+    struct cairn_sentence unpinned;
+    assert(arena->shown == NULL && bytes > 0);
+    assert(arena->pins_for == NULL || arena->begin == 0);
+    unpin(arena, stays, arena->bytes - stays);
     const cairn_status status = cairn_home_memory_resize(&arena->memory, label,
                                                          bytes + arena->begin, why);
     if (status == CAIRN_OK) arena->bytes = (size_t)bytes;
+    // The last segment soon has other bytes: it is not pinned before others follow it.
+    for (uint64_t at = stays / CAIRN_SEGMENT_BYTES * CAIRN_SEGMENT_BYTES;
+         at + CAIRN_SEGMENT_BYTES <= arena->bytes; at += CAIRN_SEGMENT_BYTES)
+        if (cairn_arena_pin(arena, at, CAIRN_SEGMENT_BYTES, &unpinned) != CAIRN_OK) break;
     return status;
 }
 
@@ -124,11 +137,6 @@ cairn_status cairn_arena_pin(const struct cairn_arena *arena, uint64_t from, uin
     if (arena->pins_for == NULL) return CAIRN_OK;
     assert(from <= arena->bytes && bytes <= arena->bytes - from);
     return cairn_home_pin(arena->pins_for, arena->base + from, bytes, why);
-}
-
-static void unpin(const struct cairn_arena *arena, uint64_t from, uint64_t bytes)
-{
-    if (arena->pins_for != NULL) cairn_home_unpin(arena->pins_for, arena->base + from, bytes);
 }
 
 void cairn_arena_give(const struct cairn_arena *arena, uint64_t from, uint64_t bytes)

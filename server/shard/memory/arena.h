@@ -45,7 +45,8 @@ CAIRN_MUST_CHECK cairn_status cairn_arena_open_shared_room(const char *label, ui
                                                            struct cairn_arena *arena_out,
                                                            struct cairn_sentence *why);
 /* Other bytes, of one that was opened with room: what it has stays, but as cairn_home_memory_resize says. Its
- * new bytes have no pages yet. It is not shared, nor pinned. CAIRN_ERR_NO_MEMORY. */
+ * new bytes have no pages yet, but for whole segments of what a device copies: these are pinned again. It is
+ * not shared. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status cairn_arena_resize(struct cairn_arena *arena, const char *label,
                                                  uint64_t bytes, struct cairn_sentence *why);
 CAIRN_MUST_CHECK cairn_status cairn_arena_open_scratch(const char *label, uint64_t bytes,

@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "server/shard/memory/area.h"
 #include "server/shard/shard.h"
 
 static const struct {
@@ -69,7 +70,8 @@ uint64_t cairn_extent_before(const struct cairn_local_extent *extent, uint64_t l
 uint64_t cairn_planes_cut(const struct cairn_shard_map *map, double host_fraction)
 {
     const uint64_t from = (uint64_t)((1 - host_fraction) * (double)map->elem_count);
-    if (host_fraction <= 0 || map->chunk_count == 0) return map->elem_count;
+    if (host_fraction <= 0) return CAIRN_PLANES_ALL;
+    if (map->chunk_count == 0) return 0;
     uint64_t low = 0, high = map->chunk_count; // the chunk is one of them
     while (high - low > 1) {
         const uint64_t middle = low + (high - low) / 2;
@@ -128,44 +130,21 @@ static cairn_status open_host(struct cairn_planes *planes, struct cairn_sentence
     return status;
 }
 
-static cairn_status open_device(struct cairn_planes *planes, struct cairn_home *device,
-                                struct cairn_sentence *why)
-{
-    const struct cairn_shard_map *map = planes->map;
-    uint64_t end_bytes[CAIRN_PLANES] = { 0 };
-    cairn_status status = CAIRN_OK;
-    planes->device_at = calloc(map->extent_count + 1, sizeof *planes->device_at);
-    if (planes->device_at == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the places of planes");
-    for (size_t i = 0; i < map->extent_count; i++)
-        for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++)
-            planes->device_at[i][p] = cairn_plane_place(
-                &planes->forms[i], p, cairn_extent_before(&map->extents[i], planes->host_from),
-                &end_bytes[p]);
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
-        if (end_bytes[p] > 0)
-            status = cairn_arena_open_home(device, kinds[p].label, end_bytes[p], &planes->device[p],
-                                           why);
-    return status;
-}
-
 static struct cairn_planes of_nothing(const struct cairn_shard_map *map,
                                       const struct cairn_form *forms, uint64_t host_from)
 {
     struct cairn_planes planes = { .map = map, .forms = forms, .host_from = host_from };
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++)
-        planes.host[p] = planes.device[p] = CAIRN_ARENA_NONE;
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) planes.host[p] = CAIRN_ARENA_NONE;
     return planes;
 }
 
 cairn_status cairn_planes_open(struct cairn_planes *planes, const struct cairn_shard_map *map,
-                               const struct cairn_form *forms, struct cairn_home *device,
-                               uint64_t host_from, uint64_t room_elems, struct cairn_sentence *why)
+                               const struct cairn_form *forms, uint64_t host_from,
+                               uint64_t room_elems, struct cairn_sentence *why)
 {
     *planes = of_nothing(map, forms, host_from);
     planes->room_elems = room_elems;
-    const cairn_status status = open_host(planes, why);
-    return status == CAIRN_OK && host_from > 0 ? open_device(planes, device, why) : status;
+    return open_host(planes, why);
 }
 
 cairn_status cairn_planes_open_copy(struct cairn_planes *planes, const struct cairn_planes *of,
@@ -182,22 +161,14 @@ cairn_status cairn_planes_open_copy(struct cairn_planes *planes, const struct ca
 
 void cairn_planes_close(struct cairn_planes *planes)
 {
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) {
-        cairn_arena_close(&planes->host[p]);
-        cairn_arena_close(&planes->device[p]);
-    }
-    free(planes->device_at);
-    planes->device_at = NULL;
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) cairn_arena_close(&planes->host[p]);
+    cairn_areas_close(planes, NULL);
 }
 
 void cairn_planes_release(struct cairn_planes *planes, struct cairn_shard *shard)
 {
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) {
-        cairn_release(shard, &planes->host[p]);
-        cairn_release(shard, &planes->device[p]);
-    }
-    free(planes->device_at);
-    planes->device_at = NULL;
+    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) cairn_release(shard, &planes->host[p]);
+    cairn_areas_close(planes, shard);
 }
 
 cairn_status cairn_planes_reserve_elems(const struct cairn_planes *planes, enum cairn_plane plane,
@@ -269,16 +240,23 @@ void *cairn_planes_host_at(const struct cairn_planes *planes, const struct cairn
            (local_elem - first) * elem_bytes(form, plane);
 }
 
-void *cairn_planes_at(const struct cairn_planes *planes, enum cairn_plane plane, size_t extent,
-                      uint64_t local_elem)
+void *cairn_planes_home_at(const struct cairn_planes *planes, const struct cairn_form *form,
+                           const struct cairn_place *place, enum cairn_plane plane, uint64_t first,
+                           uint64_t local_elem)
 {
-    const struct cairn_form *form = &planes->forms[extent];
-    const uint64_t first = planes->map->extents[extent].local_elem;
     if (local_elem >= planes->host_from)
         return cairn_planes_host_at(planes, form, plane, first, local_elem);
     if (!cairn_form_keeps(form, plane)) return NULL;
-    return planes->device[plane].base + planes->device_at[extent][plane] +
+    return place->area->arena.base + place->at[plane] +
            (local_elem - first) * elem_bytes(form, plane);
+}
+
+void *cairn_planes_at(const struct cairn_planes *planes, enum cairn_plane plane, size_t extent,
+                      uint64_t local_elem)
+{
+    const struct cairn_place *place = planes->places != NULL ? &planes->places[extent] : NULL;
+    return cairn_planes_home_at(planes, &planes->forms[extent], place, plane,
+                                planes->map->extents[extent].local_elem, local_elem);
 }
 
 uint64_t cairn_planes_dense(const struct cairn_planes *planes, size_t extent, uint64_t local_elem)

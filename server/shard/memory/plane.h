@@ -15,6 +15,8 @@
 #include "proto/geometry/tensor.h"
 #include "server/shard/memory/arena.h"
 
+struct cairn_area;
+struct cairn_place;
 struct cairn_reserve;
 struct cairn_shard;
 struct cairn_works;
@@ -44,20 +46,21 @@ uint64_t cairn_form_bytes(const struct cairn_form *form, enum cairn_plane plane,
 /* In host memory a plane stands by local element, a word of 4 bytes each: a blob's bytes stand dense where
  * its extent begins, and the rest of its words is never touched, as words of extents that do not keep it.
  * On a device what is not touched is taken, too: there the extents that keep a plane stand one behind the
- * other, each at a multiple of CAIRN_PLANE_ALIGN. A plane that no extent keeps is empty. */
+ * other, each at a multiple of CAIRN_PLANE_ALIGN (area.h). A plane that no extent keeps is empty. */
 struct cairn_planes {
     const struct cairn_shard_map *map; /* borrowed */
     const struct cairn_form *forms;    /* borrowed: [map->extent_count] */
-    uint64_t host_from;  /* at the beginning of a chunk; 0: no device; elem_count: all on it */
+    const struct cairn_place *places;  /* borrowed: the same; NULL: no device */
+    uint64_t host_from; /* at the beginning of a chunk; 0: no device; CAIRN_PLANES_ALL: all on it */
     uint64_t room_elems; /* local elements that there are addresses for in host memory, at least */
     bool parked;         /* what stands before host_from is in host memory for now: job/park.h */
-    /* owned; for plane.c and park.c alone. device: what stands before host_from, as on a device */
-    struct cairn_arena host[CAIRN_PLANES], device[CAIRN_PLANES];
-    uint64_t (*device_at)[CAIRN_PLANES]; /* [map->extent_count] bytes; NULL: no device */
+    struct cairn_arena host[CAIRN_PLANES]; /* owned; for plane.c alone */
+    struct cairn_area *areas; /* owned; for area.c and park.c alone: what stands before host_from */
 };
+#define CAIRN_PLANES_ALL UINT64_MAX
 
 #define CAIRN_PLANE_ALIGN 512u
-/* Of a device's memory a plane takes a multiple of that, which is what cards give. */
+/* Of a device's memory what is taken is a multiple of that, which is what cards give. */
 #define CAIRN_PLANE_UNIT_BYTES ((uint64_t)2 << 20)
 
 /* Where an extent's part on a device begins in a plane that has *end_bytes so far; adds it to them. */
@@ -72,13 +75,11 @@ uint64_t cairn_planes_cut(const struct cairn_shard_map *map, double host_fractio
 /* Up to which element they lie on a device now. */
 uint64_t cairn_planes_device_end(const struct cairn_planes *planes);
 
-/* Those of a job, at 0: elements from host_from on in host memory, those before it in the device, which may
- * be NULL if there are none. Those in host memory may get up to room_elems local elements later.
- * CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: to be closed all the same. */
+/* Those of a job that lie in host memory, at 0: elements from host_from on, which may get up to room_elems
+ * local elements later. CAIRN_ERR_NO_MEMORY: to be closed all the same. */
 CAIRN_MUST_CHECK cairn_status cairn_planes_open(struct cairn_planes *planes,
                                                 const struct cairn_shard_map *map,
-                                                const struct cairn_form *forms,
-                                                struct cairn_home *device, uint64_t host_from,
+                                                const struct cairn_form *forms, uint64_t host_from,
                                                 uint64_t room_elems, struct cairn_sentence *why);
 /* Room for a copy of the state of `of`, in anonymous memory of the host; the same. */
 CAIRN_MUST_CHECK cairn_status cairn_planes_open_copy(struct cairn_planes *planes,
@@ -107,7 +108,11 @@ uint64_t cairn_planes_state_bytes(const struct cairn_planes *planes);
 /* Where a local element of an extent stands, in its home. NULL: the extent does not keep the plane. */
 void *cairn_planes_at(const struct cairn_planes *planes, enum cairn_plane plane, size_t extent,
                       uint64_t local_elem);
-/* The same in host memory of an extent that begins at local element `first`, of the map or of another one. */
+/* The same of an extent that begins at local element `first`, of the map or of another one. */
+void *cairn_planes_home_at(const struct cairn_planes *planes, const struct cairn_form *form,
+                           const struct cairn_place *place, enum cairn_plane plane, uint64_t first,
+                           uint64_t local_elem);
+/* The same in host memory. */
 void *cairn_planes_host_at(const struct cairn_planes *planes, const struct cairn_form *form,
                            enum cairn_plane plane, uint64_t first, uint64_t local_elem);
 /* So many elements of the extent, from that one on, stand dense there, in cairn_form_dtype: up to the

@@ -109,7 +109,7 @@ static void force(struct cairn_shard_job *job)
                    "bytes are to come",
                    job->spec.name, (unsigned long long)version_of(part), (unsigned long long)epoch,
                    (unsigned long long)job->view->table.map.elem_count,
-                   (unsigned long long)part->room);
+                   (unsigned long long)part->comes);
     if (part->take != NULL)
         cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_LACKS_STATE });
     tell_core(job, epoch);

@@ -18,16 +18,17 @@ void cairn_move_settle(struct cairn_shard_job *job)
     struct cairn_move_part *now = move->now;
     // What is on its way from here, or still comes to a place that was given up: a tick comes back to it.
     if (move->sends > 0 || move->leaving != NULL) return;
-    const uint64_t bytes = cairn_move_bytes_beyond(move->before, job->view);
+    const uint64_t bytes = cairn_move_bytes_beyond(job, move->before, job->view);
     if (bytes > 0) cairn_shard_view_give(job, move->before);
     cairn_shard_job_give(job, &job->memory.state, bytes + now->shifted);
-    cairn_log_info("job %s: layout %llu is settled: %llu bytes of state went", job->spec.name,
+    cairn_log_info("job %s: layout %llu is settled: %llu bytes of host memory went", job->spec.name,
                    (unsigned long long)now->view->layout->version, (unsigned long long)bytes);
     cairn_shard_view_unref(move->before);
     move->before = NULL;
     move->now = NULL;
     move->is_settling = false;
     cairn_move_part_drop(job, now);
+    cairn_move_trim(job);
     cairn_move_go_on(job->shard, job->number);
 }
 

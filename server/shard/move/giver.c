@@ -33,7 +33,7 @@ static bool waits(const struct cairn_chunk_link *link)
 /* What was asked on the connection, or of the endpoint, is asked again. */
 static void ask_all_again(struct cairn_giver *giver)
 {
-    for (uint32_t i = 0; i < giver->take->slots_each; i++)
+    for (uint32_t i = 0; i < giver->take->staged.of_each; i++)
         cairn_asker_lost(&giver->asker, &giver->slots[i].request);
 }
 
@@ -90,10 +90,11 @@ static cairn_status send_fetch(struct cairn_chunk_request *request)
 void cairn_giver_feed(struct cairn_giver *giver)
 {
     // Those with staging come last: what is whole leaves them to what is cut.
-    for (uint32_t i = giver->take->slots_each; i-- > 0 && giver->next < giver->end;) {
+    for (uint32_t i = giver->take->staged.of_each; i-- > 0 && giver->next < giver->end;) {
         struct cairn_take_slot *slot = &giver->slots[i];
         const struct cairn_lot *lot = &giver->take->lots.list[giver->next];
-        if (slot->lot != NULL || (slot->staging == NULL && !cairn_lot_is_whole(lot))) continue;
+        if (slot->lot != NULL || (slot->staging == NULL && cairn_take_is_staged(giver->take, lot)))
+            continue;
         slot->lot = lot;
         giver->next++;
         slot->request.serial++;
@@ -182,7 +183,7 @@ static struct cairn_take_slot *slot_answered(struct cairn_giver *giver,
                                              const struct cairn_chunk_header *header)
 {
     const uint32_t index = (uint32_t)header->request;
-    if (index >= giver->take->slots_each) return NULL;
+    if (index >= giver->take->staged.of_each) return NULL;
     struct cairn_take_slot *slot = &giver->slots[index];
     return cairn_asker_answered(&giver->asker, &slot->request, header->request) ? slot : NULL;
 }
@@ -229,15 +230,15 @@ bool cairn_giver_tick(struct cairn_giver *giver, uint64_t now_ms)
 static cairn_status open_slots(struct cairn_giver *giver)
 {
     struct cairn_take *take = giver->take;
-    const uint32_t staged = cairn_take_staged_each(&take->lots);
-    const size_t first = (size_t)(giver - take->givers) * staged;
-    giver->slots = calloc(take->slots_each, sizeof *giver->slots);
+    const struct cairn_take_staged *staged = &take->staged;
+    const size_t first = (size_t)(giver - take->givers) * staged->each;
+    giver->slots = calloc(staged->of_each, sizeof *giver->slots);
     if (giver->slots == NULL) return CAIRN_ERR_NO_MEMORY;
-    for (uint32_t i = 0; i < take->slots_each; i++) {
+    for (uint32_t i = 0; i < staged->of_each; i++) {
         struct cairn_take_slot *slot = &giver->slots[i];
         slot->giver = giver;
         slot->request.index = i;
-        if (i < staged) slot->staging = take->staging.base + (first + i) * take->lots.cut_bytes;
+        if (i < staged->each) slot->staging = take->staging.base + (first + i) * staged->bytes;
     }
     return CAIRN_OK;
 }

@@ -38,6 +38,7 @@ static cairn_status add(struct lister *lister, const struct cairn_lot *lot)
     }
     const uint64_t bytes = cairn_form_bytes(form, lot->plane, lot->chunk_elems);
     if (!cairn_lot_is_whole(lot) && bytes > out->cut_bytes) out->cut_bytes = (size_t)bytes;
+    if (bytes > out->chunk_bytes) out->chunk_bytes = (size_t)bytes;
     out->bytes += cairn_form_bytes(form, lot->plane, lot->elem_count);
     out->list[out->count++] = *lot;
     return CAIRN_OK;

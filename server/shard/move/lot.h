@@ -20,6 +20,7 @@ struct cairn_lots {
     size_t count;
     uint64_t bytes;       /* of what comes */
     size_t cut_bytes;     /* of the largest chunk that does not come whole; 0: all do */
+    size_t chunk_bytes;   /* of the largest chunk */
     uint32_t giver_count; /* shards that give something */
 };
 

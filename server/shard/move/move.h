@@ -32,6 +32,7 @@ struct cairn_move_part {
     /* bytes that were taken of the budget: of the planes, for what comes; for what is received; and of what
      * copies and tables take more */
     uint64_t room, shifted, staging, published, tables;
+    uint64_t comes;                 /* bytes of state */
     uint64_t moved_bytes, moved_us; /* of what came */
 };
 

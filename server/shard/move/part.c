@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "server/shard/job/members.h"
+#include "server/shard/job/open.h"
 #include "server/shard/move/force.h"
 
 #define TICK_MS 20
@@ -42,12 +43,24 @@ static void add_run(void *context, const struct cairn_shard_view_run *run)
         sum->bytes += cairn_form_bytes(&sum->view->forms[run->extent], p, run->elem_count);
 }
 
-uint64_t cairn_move_bytes_beyond(const struct cairn_shard_view *view,
+uint64_t cairn_move_bytes_beyond(const struct cairn_shard_job *job,
+                                 const struct cairn_shard_view *view,
                                  const struct cairn_shard_view *beside)
 {
     struct sum sum = { .view = view };
-    cairn_shard_view_beyond(view, beside, add_run, &sum);
+    if (job->planes.host_from == 0) cairn_shard_view_beyond(view, beside, add_run, &sum);
     return sum.bytes;
+}
+
+void cairn_move_trim(struct cairn_shard_job *job)
+{
+    const struct cairn_move *move = &job->move;
+    const struct cairn_shard_view *views[] = { job->view, move->before,
+                                               move->next != NULL ? move->next->view : NULL };
+    // What still comes to a place that was given up: the next one comes back to it.
+    if (job->planes.host_from == 0 || move->leaving != NULL || job->shard->closing) return;
+    cairn_shard_views_keep(views, sizeof views / sizeof *views, &job->planes, job->shard);
+    job->memory.device = cairn_shard_job_device_bytes(job, false);
 }
 
 /* ---- time ---- */

@@ -12,9 +12,12 @@ void cairn_move_part_drop(struct cairn_shard_job *job, struct cairn_move_part *p
 /* The view of before whose state is here still: what goes back to it has not to come. NULL: settled, or the
  * one in force went back to it. */
 const struct cairn_shard_view *cairn_move_kept(const struct cairn_shard_job *job);
-/* Of all planes, what `view` has and `beside` has not. */
-uint64_t cairn_move_bytes_beyond(const struct cairn_shard_view *view,
+/* Of all planes in host memory, what `view` has and `beside` has not. */
+uint64_t cairn_move_bytes_beyond(const struct cairn_shard_job *job,
+                                 const struct cairn_shard_view *view,
                                  const struct cairn_shard_view *beside);
+/* What of a device no view has any more that is in force, prepared or not settled goes back. */
+void cairn_move_trim(struct cairn_shard_job *job);
 /* Calls cairn_move_tick until nothing waits any more. */
 void cairn_move_wake(struct cairn_shard *shard);
 

@@ -27,7 +27,7 @@ static cairn_status judge(const struct cairn_shard_job *job, const Cairn__PartPr
     const uint64_t in_force = job->view->layout->version;
     if (job->state != CAIRN_JOB_SERVING)
         return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s has no version yet", job->spec.name);
-    if (job->park.is_under_way || job->pins.list != NULL)
+    if (job->park.is_under_way || job->planes.parked || job->pins.list != NULL)
         return cairn_fail(why, CAIRN_ERR_BUSY,
                           "the state of job %s is being moved or saved here: ask again",
                           job->spec.name);
@@ -121,6 +121,7 @@ static cairn_status open_take(struct cairn_shard_job *job, struct cairn_move_par
     struct cairn_lots lots;
     if (cairn_lots_list(job->view, part->view, cairn_move_kept(job), &lots) != CAIRN_OK)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to take state");
+    part->comes = lots.bytes;
     if (lots.count == 0) return take_budget(job, part, 0, 0, why);
     if (mover == NULL) {
         cairn_lots_release(&lots);
@@ -128,9 +129,9 @@ static cairn_status open_take(struct cairn_shard_job *job, struct cairn_move_par
                           "state comes to shard %s, and it was not told as whom it may ask",
                           job->shard->name);
     }
-    const uint64_t staging = cairn_take_staging_bytes(&lots);
-    const cairn_status status = take_budget(
-        job, part, cairn_move_bytes_beyond(part->view, job->view), staging, why);
+    const cairn_status status = take_budget(job, part,
+                                            cairn_move_bytes_beyond(job, part->view, job->view),
+                                            cairn_take_staging_bytes(job, &lots), why);
     if (status != CAIRN_OK) {
         cairn_lots_release(&lots);
         return status;
@@ -198,6 +199,7 @@ static void forget(struct cairn_shard_job *job)
     if (part->room > 0) cairn_shard_view_give(job, part->view);
     give_budget(job, part);
     cairn_move_part_drop(job, part);
+    cairn_move_trim(job);
 }
 
 void cairn_move_forget(struct cairn_shard_job *job)
@@ -238,7 +240,7 @@ static void on_room(const struct cairn_reserve_request *request, cairn_status st
     }
     cairn_log_info("job %s: layout %llu is prepared: %llu bytes of state come, and %zu shards take",
                    job->spec.name, (unsigned long long)part->view->layout->version,
-                   (unsigned long long)part->room, part->mover_count);
+                   (unsigned long long)part->comes, part->mover_count);
     cairn_session_answer(shard, &part->asked, CAIRN_OK, NULL);
 }
 
@@ -282,6 +284,7 @@ static cairn_status begin(struct cairn_shard_job *job, const struct cairn_arrivi
     job->move.next = NULL;
     give_budget(job, part);
     cairn_move_part_drop(job, part);
+    cairn_move_trim(job);
     return status;
 }
 

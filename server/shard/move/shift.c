@@ -18,6 +18,7 @@ static const struct cairn_local_extent *find(const struct cairn_shard_view *view
 static bool find_shift(const struct cairn_shard_job *job, const struct cairn_shard_view *next,
                        const struct cairn_shard_view *kept, size_t *number, struct shift *out)
 {
+    if (job->planes.host_from > 0) return false; // on a device a part stays where it is
     while (*number < next->table.map.extent_count) {
         const size_t i = (*number)++;
         const struct cairn_local_extent *extent = &next->table.map.extents[i];

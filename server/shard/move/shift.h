@@ -1,6 +1,7 @@
 /* What stays on a shard, but not where it lies. The bytes of a blob stand dense from where its extent
  * begins (memory/plane.h), so a part of one that does not begin with it is copied to a place of its own as
- * the layout changes; where it lay it is given with the rest, and forgotten with it. Loop thread. */
+ * the layout changes, but for one on a device (memory/area.h); where it lay it is given with the rest, and
+ * forgotten with it. Loop thread. */
 #ifndef CAIRN_SHARD_MOVE_SHIFT_H
 #define CAIRN_SHARD_MOVE_SHIFT_H
 

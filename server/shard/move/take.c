@@ -6,26 +6,41 @@
 /* Of a giver: more than an asker has unanswered, so that it has always something to ask while what came is
  * copied. Of all together: what keeps a fast network at work. */
 enum { SLOTS_EACH_MAX = 12, SLOTS_EACH_MIN = 2, SLOTS_MAX = 48 };
-/* Of them, those for chunks that are cut: as few as there are, at the ends of runs. */
-enum { STAGED_EACH = 1 };
+/* Of them, those for chunks that are cut: as few as there are, at the ends of runs. If all are staged: what
+ * an asker has unanswered, and some that are being copied meanwhile. */
+enum { STAGED_EACH = 1, ALL_STAGED_EACH = 6 };
 
 /* ---- sizes ---- */
 
-static uint32_t slots_each(const struct cairn_lots *lots)
+static uint32_t slots_each(const struct cairn_lots *lots, uint32_t most)
 {
     const uint32_t each = SLOTS_MAX / (lots->giver_count + (lots->giver_count == 0));
-    if (each > SLOTS_EACH_MAX) return SLOTS_EACH_MAX;
+    if (each > most) return most;
     return each < SLOTS_EACH_MIN ? SLOTS_EACH_MIN : each;
 }
 
-uint32_t cairn_take_staged_each(const struct cairn_lots *lots)
+static struct cairn_take_staged staged_of(const struct cairn_shard_job *job,
+                                          const struct cairn_lots *lots)
 {
-    return lots->cut_bytes > 0 ? STAGED_EACH : 0;
+    if (cairn_planes_device_end(&job->planes) == 0)
+        return (struct cairn_take_staged) { .each = lots->cut_bytes > 0 ? STAGED_EACH : 0,
+                                            .of_each = slots_each(lots, SLOTS_EACH_MAX),
+                                            .bytes = lots->cut_bytes };
+    const uint32_t each = slots_each(lots, ALL_STAGED_EACH);
+    return (struct cairn_take_staged) {
+        .all = true, .each = each, .of_each = each, .bytes = lots->chunk_bytes
+    };
 }
 
-uint64_t cairn_take_staging_bytes(const struct cairn_lots *lots)
+uint64_t cairn_take_staging_bytes(const struct cairn_shard_job *job, const struct cairn_lots *lots)
 {
-    return (uint64_t)lots->giver_count * cairn_take_staged_each(lots) * lots->cut_bytes;
+    const struct cairn_take_staged staged = staged_of(job, lots);
+    return (uint64_t)lots->giver_count * staged.each * staged.bytes;
+}
+
+bool cairn_take_is_staged(const struct cairn_take *take, const struct cairn_lot *lot)
+{
+    return take->staged.all || !cairn_lot_is_whole(lot);
 }
 
 /* ---- open ---- */
@@ -59,8 +74,9 @@ static cairn_status open_givers(struct cairn_take *take, Cairn__ShardInfo *const
                                 size_t shard_count, struct cairn_sentence *why)
 {
     size_t at = 0;
-    const uint64_t staging = cairn_take_staging_bytes(&take->lots);
+    const uint64_t staging = cairn_take_staging_bytes(take->job, &take->lots);
     cairn_status status = cairn_arena_open_scratch("moved", staging, &take->staging, why);
+    cairn_arena_pins_for(&take->staging, take->job->compute->home);
     take->givers = calloc((size_t)take->lots.giver_count + 1, sizeof *take->givers);
     if (status == CAIRN_OK && take->givers == NULL)
         status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to take state");
@@ -88,7 +104,7 @@ cairn_status cairn_take_open(struct cairn_shard_job *job, struct cairn_shard_vie
     take->staging = CAIRN_ARENA_NONE;
     take->lots = *lots;
     *lots = (struct cairn_lots) { .list = NULL };
-    take->slots_each = slots_each(&take->lots);
+    take->staged = staged_of(job, &take->lots);
     take->left = take->lots.count;
     const cairn_status status = open_givers(take, shards, shard_count, why);
     if (status == CAIRN_OK)
@@ -240,13 +256,13 @@ void *cairn_take_place(struct cairn_take_slot *slot)
     const struct cairn_lot *lot = slot->lot;
     slot->to = cairn_planes_at(&slot->giver->take->job->planes, lot->plane, lot->extent,
                                local_elem_of(slot));
-    return cairn_lot_is_whole(lot) ? slot->to : slot->staging;
+    return cairn_take_is_staged(slot->giver->take, lot) ? slot->staging : slot->to;
 }
 
 void cairn_take_came(struct cairn_take_slot *slot)
 {
     struct cairn_take *take = slot->giver->take;
-    if (cairn_lot_is_whole(slot->lot)) {
+    if (!cairn_take_is_staged(take, slot->lot)) {
         is_here(slot);
         return;
     }

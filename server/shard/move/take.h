@@ -6,7 +6,8 @@
  *
  * To a giver the shard is a member of the job, a mover, of which the coordinator told both (PartPrepare). A
  * chunk that comes whole is received where it belongs: nobody reads there before everything is here, and one
- * that is damaged is asked for again. A chunk that is cut is received beside it, and its part copied. What a
+ * that is damaged is asked for again. A chunk that is cut is received beside it, and its part copied; so is
+ * every chunk of a job with state on a device, in fewer slots, which are pinned. What a
  * giver does not answer, or answers on a connection that is lost, it is asked again. Loop thread, but for the
  * copies. */
 #ifndef CAIRN_SHARD_MOVE_TAKE_H
@@ -30,8 +31,8 @@ CAIRN_MUST_CHECK cairn_status cairn_take_open(struct cairn_shard_job *job,
                                               Cairn__ShardInfo *const *shards, size_t shard_count,
                                               struct cairn_take **take_out,
                                               struct cairn_sentence *why);
-/* Bytes of the budget for what is received beside the planes, of a take of these lots. */
-uint64_t cairn_take_staging_bytes(const struct cairn_lots *lots);
+/* Bytes of the budget for what is received beside the planes, of a take of these lots by the job. */
+uint64_t cairn_take_staging_bytes(const struct cairn_shard_job *job, const struct cairn_lots *lots);
 /* Within `prepare` of a reserve: these. */
 CAIRN_MUST_CHECK cairn_status cairn_take_reserve(const struct cairn_take *take,
                                                  struct cairn_reserve *reserve);

@@ -15,10 +15,18 @@ struct cairn_take_slot {
     struct cairn_giver *giver;
     struct cairn_chunk_request request; /* numbered as giver->slots */
     const struct cairn_lot *lot;        /* NULL: the slot is free */
-    uint8_t *
-        staging; /* borrowed: [lots.cut_bytes] for a chunk that is cut; NULL: takes whole ones only */
-    void *to;    /* where in the planes the lot belongs */
+    uint8_t
+        *staging; /* borrowed: [take->staged.bytes]; NULL: for what is received where it belongs */
+    void *to;     /* where in the planes the lot belongs */
     uint64_t checksum, came; /* that the chunk is to have, and has */
+};
+
+/* What is received beside the planes. */
+struct cairn_take_staged {
+    bool all;         /* the planes lie on a device; else of what is cut */
+    uint32_t each;    /* slots of a giver that have staging: its first ones */
+    uint32_t of_each; /* slots that it has */
+    size_t bytes;     /* of one */
 };
 
 /* A shard from which something comes. */
@@ -30,7 +38,7 @@ struct cairn_giver {
     size_t address_bytes;
     struct cairn_chunk_link link;
     struct cairn_asker asker;
-    struct cairn_take_slot *slots; /* owned: [take->slots_each] */
+    struct cairn_take_slot *slots; /* owned: [take->staged.of_each] */
     size_t next, end;              /* of its lots, those that are not asked for yet */
 };
 
@@ -42,7 +50,8 @@ struct cairn_take {
     struct cairn_version version;
     struct cairn_lots lots;     /* owned */
     struct cairn_giver *givers; /* owned: [giver_count] by index */
-    uint32_t giver_count, slots_each;
+    uint32_t giver_count;
+    struct cairn_take_staged staged;
     struct cairn_arena staging; /* owned: of the slots that have some */
     size_t left;                /* lots that are not here */
     uint64_t begun_ns, us;      /* us: that it took, once left is 0 */
@@ -74,7 +83,7 @@ void cairn_take_idle(struct cairn_take *take);
 void *cairn_take_place(struct cairn_take_slot *slot);
 /* The slot's chunk has been received, and is as it was sent. */
 void cairn_take_came(struct cairn_take_slot *slot);
-/* Slots of a giver that have staging: its first ones. */
-uint32_t cairn_take_staged_each(const struct cairn_lots *lots);
+/* The lot is received beside the planes. */
+bool cairn_take_is_staged(const struct cairn_take *take, const struct cairn_lot *lot);
 
 #endif

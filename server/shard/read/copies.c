@@ -146,8 +146,10 @@ static cairn_status size_wire(const struct cairn_shard_job *job, struct cairn_pu
         return cairn_arena_resize(&copy->wire, label.text, bytes, why);
     }
     copy->most_bytes = bytes;
-    return cairn_arena_open_shared_room(label.text, bytes, job->versions.room_bytes, &copy->wire,
-                                        why);
+    const cairn_status status = cairn_arena_open_shared_room(
+        label.text, bytes, job->versions.room_bytes, &copy->wire, why);
+    if (status == CAIRN_OK) cairn_arena_pins_for(&copy->wire, job->compute->home);
+    return status;
 }
 
 /* If all of the job lies on the device: processes that use the card read it there. */
@@ -155,7 +157,7 @@ static bool has_device_side(const struct cairn_shard_job *job)
 {
     const struct cairn_home *home = job->shard->device.home;
     return home != NULL && cairn_home_info(home)->exports &&
-           job->planes.host_from == job->view->table.map.elem_count;
+           job->planes.host_from == CAIRN_PLANES_ALL;
 }
 
 static cairn_status open_device(struct cairn_shard_job *job, struct cairn_published *copy,
@@ -234,6 +236,24 @@ void cairn_copy_close(const struct cairn_shard_job *job, struct cairn_published 
     *copy = NO_COPY;
 }
 
+/* Its side on the device, for the job's view. Where there is no room it goes on without. */
+static cairn_status follow_device(struct cairn_shard_job *job, struct cairn_published *copy,
+                                  struct cairn_sentence *why)
+{
+    if (job->planes.parked) return CAIRN_OK;
+    job->memory.device -= cairn_copy_device_bytes(copy);
+    cairn_arena_unshare(&copy->device, false);
+    cairn_arena_close(&copy->device);
+    const uint64_t bytes = job->view->wire_bytes;
+    if (!has_device_side(job) || has_room(job, units(bytes))) {
+        const cairn_status status = open_device(job, copy, bytes, why);
+        if (status != CAIRN_OK && status != CAIRN_ERR_NO_MEMORY) return status;
+    }
+    job->memory.device += cairn_copy_device_bytes(copy);
+    copy->on_host = copy->on_host || copy->device.base == NULL;
+    return CAIRN_OK;
+}
+
 cairn_status cairn_copy_follow(struct cairn_shard_job *job, struct cairn_published *copy,
                                struct cairn_sentence *why)
 {
@@ -251,6 +271,7 @@ cairn_status cairn_copy_follow(struct cairn_shard_job *job, struct cairn_publish
     cairn_arena_unshare(&copy->wire, false);
     cairn_arena_close(&copy->head);
     cairn_status status = size_wire(job, copy, why);
+    if (status == CAIRN_OK) status = follow_device(job, copy, why);
     if (status == CAIRN_OK) status = open_head(job, copy, why);
     if (status != CAIRN_OK) return status;
     cairn_shard_view_unref(copy->view);

@@ -106,18 +106,6 @@ static bool is_to_come(const struct cairn_shard_job *job, const struct place *pl
                                 place->at.first_leaf) == NULL;
 }
 
-/* What is given lies where it lay in the view of before, in host memory. */
-static const uint8_t *state_at(const struct cairn_shard_job *job, const struct place *place,
-                               enum cairn_plane plane)
-{
-    const struct cairn_chunk_table *table = &place->view->table;
-    const uint32_t extent = table->extent_of[place->chunk];
-    if (place->view == job->view)
-        return cairn_planes_at(&job->planes, plane, extent, place->at.local_elem);
-    return cairn_planes_host_at(&job->planes, &place->view->forms[extent], plane,
-                                table->map.extents[extent].local_elem, place->at.local_elem);
-}
-
 /* Whoever takes state from us has not all of it: no update began since the layout came into force. */
 static cairn_status judge_state(const struct cairn_member *member,
                                 const struct cairn_chunk_header *header, const struct place *place,
@@ -133,7 +121,8 @@ static cairn_status judge_state(const struct cairn_member *member,
     if (cairn_version_compare(job->versions.copies[job->versions.newest].version, wanted) != 0)
         return cairn_published_missing(job, wanted);
     *source_out = (struct source) {
-        .bytes = state_at(job, place, header->plane),
+        .bytes = cairn_shard_view_at(place->view, &job->planes, header->plane, extent,
+                                     place->at.local_elem), // what is given lies where it lay
         .byte_count = (size_t)place->at.elem_count * cairn_dtype_bytes((int)dtype),
         .dtype = dtype,
         .is_given = member->is_mover && cairn_compute_is_host(job->compute),
