@@ -65,6 +65,7 @@ void cairn_bodies_serve_since(struct job *job, struct body *body, struct cairn_v
 {
     pthread_mutex_lock(&job->session->lock);
     body->since = since;
+    body->found = false;
     pthread_mutex_unlock(&job->session->lock);
 }
 

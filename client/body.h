@@ -27,6 +27,8 @@ struct body {
     struct body *older; /* of the job's list */
     uint32_t refs;      /* loop thread: of the list, of commands and of the open round */
     struct cairn_version since;
+    bool
+        found; /* when this member came back: what was published before `since` may be by it, too */
     struct cairn_layout *layout; /* owned */
     struct body_part parts[];    /* [layout->shard_count] */
 };

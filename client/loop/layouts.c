@@ -154,8 +154,11 @@ static cairn_status take_attached(struct job *job, struct cairn_layout *layout,
         return CAIRN_OK;
     }
     if (layout->version > job->bodies->layout->version &&
-        !are_renumbered(job, a->shards, a->n_shards))
-        return add_body(job, layout, now, body_out);
+        !are_renumbered(job, a->shards, a->n_shards)) {
+        const cairn_status status = add_body(job, layout, now, body_out);
+        if (status == CAIRN_OK) (*body_out)->found = true;
+        return status;
+    }
     cairn_layout_close(layout);
     cairn_sentence_set(why, "job %s was restored onto other shards; close it and open it again",
                        job->name);

@@ -98,6 +98,14 @@ void cairn_recut_all(struct job *job)
     pump_all(job);
 }
 
+/* What was published when this member was away, by a layout that nobody told it of. */
+static bool is_missed(const struct job *job, const struct body *body)
+{
+    const struct body *next = job->bodies;
+    while (next != NULL && next->older != body) next = next->older;
+    return next != NULL && next->found;
+}
+
 bool cairn_recut_refused(struct parcel *parcel, uint64_t status)
 {
     struct job *job = parcel->job;
@@ -110,6 +118,10 @@ bool cairn_recut_refused(struct parcel *parcel, uint64_t status)
         return true;
     }
     if (status != CAIRN_ERR_MALFORMED) return false;
+    if (is_missed(job, body)) {
+        cairn_parcel_end(parcel, CAIRN_ERR_VERSION_GONE);
+        return true;
+    }
     if (parcel->word_by_ms == 0) parcel->word_by_ms = now_ms + WORD_MS;
     return now_ms < parcel->word_by_ms &&
            cairn_asker_again(&job->shards.links[parcel->shard]->asker, &parcel->request,

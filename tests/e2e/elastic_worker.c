@@ -194,7 +194,8 @@ static bool train(struct worker *w)
     for (;;) {
         const cairn_status status = try_step(w);
         if (status == CAIRN_ERR_NOT_FOUND) return true;
-        const bool is_void = status == CAIRN_ERR_EPOCH_CHANGED || status == CAIRN_ERR_STALE;
+        const bool is_void = status == CAIRN_ERR_EPOCH_CHANGED || status == CAIRN_ERR_STALE ||
+                             status == CAIRN_ERR_VERSION_GONE; // it was away
         atomic_fetch_add(&w->shared->voided, is_void);
         if (status == CAIRN_ERR_ROLLED_BACK || status == CAIRN_ERR_FENCED) {
             atomic_fetch_add(&w->shared->rolled_back, status == CAIRN_ERR_ROLLED_BACK);

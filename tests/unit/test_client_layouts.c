@@ -581,11 +581,15 @@ TEST(who_knows_no_such_chunk_is_not_believed_before_the_word_of_the_coordinator)
     ck_assert_uint_gt(nodes[2].came[CAIRN_CHUNK_FETCH], 0);
 }
 
+static uint32_t vain; /* the tensor */
+
 static void fetch_in_vain(void)
 {
     cairn_op *op;
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = got[0], .dtype = CAIRN_F32 };
-    good(cairn_fetch(job, wanted, names[0], NULL, NULL, &mem, &op));
+    const struct cairn_mem mem = { .struct_size = sizeof mem,
+                                   .ptr = got[vain],
+                                   .dtype = CAIRN_F32 };
+    good(cairn_fetch(job, wanted, names[vain], NULL, NULL, &mem, &op));
     fails(cairn_wait(op, WAIT_MS), CAIRN_ERR_VERSION_GONE, "take the newest");
 }
 
@@ -656,6 +660,19 @@ TEST(a_worker_that_missed_changes_takes_the_layout_that_it_finds)
     expect_all(CAIRN_CHUNK_FETCH, 3);
     call(step);
     expect_all(CAIRN_CHUNK_PUSH, 3);
+}
+
+/* No word will come of what was published meanwhile. */
+TEST(what_was_published_while_it_was_away_is_gone)
+{
+    move_to(2);
+    make_moved(3, NODES, tensor_on(1), 4, 1, 2);
+    wanted = newest;
+    call(step);
+    change_while_away(3, 2);
+    published_by[1] = 3;
+    vain = tensor_on(1);
+    call(fetch_in_vain);
 }
 
 /* Each write makes a generation of its own, of which a member that only reads may not have heard. */
