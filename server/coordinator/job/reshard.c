@@ -219,7 +219,7 @@ static bool may_step(const struct cairn_cluster_job *job)
         job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->rounds.heard ||
         cairn_move_stage_of(r->move) != CAIRN_MOVE_REST)
         return false;
-    if (job->snapshots.cut != NULL || cairn_round_pin_pending(job->core) ||
+    if (cairn_cluster_cut_holds_layout(job) || cairn_round_pin_pending(job->core) ||
         job->extension.body != NULL || job->amends.amending != NULL || job->park.shut ||
         !cairn_cluster_job_shards_up(job))
         return false;

@@ -227,6 +227,11 @@ void cairn_cluster_cut_resume(struct cairn_cluster_job *job)
     cairn_cluster_job_event(job, &pin);
 }
 
+bool cairn_cluster_cut_holds_layout(const struct cairn_cluster_job *job)
+{
+    return job->snapshots.cut != NULL && job->snapshots.cut->is_asked;
+}
+
 cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snapshot,
                                      struct cairn_cluster_session *session, uint32_t request,
                                      bool wait, struct cairn_sentence *why)

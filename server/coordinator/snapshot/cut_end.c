@@ -213,6 +213,7 @@ static const struct cairn_cluster_seat *stuck_at(const struct cairn_cluster_cut 
 
 void cairn_cluster_cut_tick(struct cairn_cluster_job *job)
 {
+    cairn_cluster_cut_resume(job);
     struct cairn_cluster_cut *cut = job->snapshots.cut;
     if (cut == NULL || cut->stage == CAIRN_CUT_WORKING) return;
     const struct cairn_cluster_seat *seat = stuck_at(cut);

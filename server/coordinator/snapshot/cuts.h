@@ -32,8 +32,10 @@ void cairn_cluster_cut_on_part(struct cairn_cluster_job *job, uint32_t shard,
 void cairn_cluster_cut_shard_gone(struct cairn_cluster_job *job, uint32_t shard);
 /* The shard came without its part of the job: nothing will be pinned. */
 void cairn_cluster_cut_part_missed(struct cairn_cluster_job *job, uint32_t shard);
-/* The layout stands still again: a cut that waited for that is pinned. */
+/* The layout may stand still again: a cut that waited for that is pinned. Also with each tick. */
 void cairn_cluster_cut_resume(struct cairn_cluster_job *job);
+/* It stands still for a cut; one that waits for that holds nothing up, or both would wait for ever. */
+bool cairn_cluster_cut_holds_layout(const struct cairn_cluster_job *job);
 /* One that waits for a shard in vain for longer than a lease is given up. */
 void cairn_cluster_cut_tick(struct cairn_cluster_job *job);
 /* The job is lost or to be dropped: it ends as soon as its thread has ended. */
