@@ -81,8 +81,7 @@ bool cairn_drain_on_message(struct cairn_shard *shard, const struct cairn_frame 
         cairn_log_info("what this shard held is on other shards: it ends");
     } else {
         cairn_log_error(
-            "this shard ends, and what it has of %zu jobs is lost with it: it cannot be "
-            "brought to other shards: %s",
+            "this shard ends, and what it has of %zu jobs is not brought to other shards: %s",
             cairn_held_count(shard), ((const Cairn__Error *)message)->text);
     }
     end(shard);

@@ -22,6 +22,7 @@
 #include "server/coordinator/round/straggler.h"
 #include "server/coordinator/round/pace.h"
 #include "server/coordinator/round/times.h"
+#include "server/coordinator/snapshot/parting.h"
 #include "server/coordinator/snapshot/periodic.h"
 
 struct cairn_cluster_groups;
@@ -105,6 +106,7 @@ struct cairn_cluster_job {
     struct cairn_cluster_tiles tiles;
     struct cairn_cluster_leases leases;
     struct cairn_cluster_snapshots snapshots;
+    struct cairn_cluster_parting parting;
     struct cairn_cluster_init init;
     struct cairn_cluster_amends amends;
     struct cairn_cluster_extension extension;

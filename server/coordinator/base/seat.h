@@ -53,8 +53,12 @@ struct cairn_cluster_seat {
         uint32_t
             stored; /* by an operator's word, and in the store or on its way: its number; 0: not */
         uint32_t request; /* the shard's own; 0: none */
-        uint64_t ends_ms; /* cairn_cluster_now_ms: it is given up then; 0: never */
-        bool is_over;     /* it holds nothing, and was told to end */
+        /* cairn_cluster_now_ms: nothing moves any more from then on, and it is given up; 0: never */
+        uint64_t saves_ms, ends_ms;
+        bool is_over;   /* it holds nothing, and was told to end */
+        bool is_saving; /* it cannot be brought to hold nothing, and ends: snapshot/parting.h */
+        cairn_status status; /* then: why not */
+        struct cairn_sentence why;
     } drain;
     uint64_t planned_bytes; /* of job/jobs.c, while it chooses the shards of a job */
 };

@@ -98,15 +98,49 @@ static void fail(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
     cairn_log_warn("%s", why.text);
     cairn_sentence_set(&event, "given up: %s", text);
     cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAINED, NULL, seat->name, event.text);
-    seat->leaving = false;
+    seat->leaving = seat->drain.is_saving = false;
     unstore(cluster, seat);
     cairn_cluster_waiters_fail(&seat->drain.begun, status, why.text);
     cairn_cluster_waiters_fail(&seat->drain.waiters, status, why.text);
     if (seat->drain.request != 0)
         cairn_cluster_session_error(seat->session, seat->drain.request, status, why.text);
     seat->drain.request = 0;
-    seat->drain.ends_ms = 0;
+    seat->drain.saves_ms = seat->drain.ends_ms = 0;
     stop_runs(cluster->jobs, seat);
+}
+
+/* True: what came of the snapshots of all that it holds is known. */
+static bool advance_saving(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
+                           struct cairn_sentence *out)
+{
+    bool ended = true;
+    *out = seat->drain.why;
+    for (struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) {
+        if (!cairn_cluster_job_has_seat(j, seat)) continue;
+        ended &= cairn_cluster_parting_advance(j);
+        cairn_sentence_add(out, "; %.300s", j->parting.outcome.text);
+    }
+    return ended;
+}
+
+/* What it holds stays where it is. One that is being stopped ends all the same, and what is lost with it is
+ * saved first, if there is time. */
+static void give_up(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
+                    cairn_status status, const char *text)
+{
+    if (seat->drain.request == 0) {
+        fail(cluster, seat, status, text);
+        return;
+    }
+    if (seat->drain.is_saving) return;
+    cairn_log_warn("shard %s ends, and cannot be drained first: %s; its jobs are saved", seat->name,
+                   text);
+    seat->drain.is_saving = true;
+    seat->drain.status = status;
+    cairn_sentence_set(&seat->drain.why, "%s", text);
+    stop_runs(cluster->jobs, seat);
+    for (struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next)
+        if (cairn_cluster_job_has_seat(j, seat)) cairn_cluster_parting_want(j);
 }
 
 /* It holds nothing: it ends, and is forgotten with its connection. */
@@ -120,7 +154,7 @@ static void finish(struct cairn_cluster *cluster, struct cairn_cluster_seat *sea
     cairn_cluster_waiters_answer(&seat->drain.waiters, CAIRN_MSG_DONE, &done.base);
     if (seat->drain.request != 0) cairn_cluster_session_done(seat->session, seat->drain.request);
     seat->drain.request = 0;
-    seat->drain.ends_ms = 0;
+    seat->drain.saves_ms = seat->drain.ends_ms = 0;
     seat->drain.is_over = true;
     if (seat->session == NULL || seat->session->closing) return;
     end.why = (char *)(uintptr_t) "all that it held is on other shards";
@@ -195,20 +229,28 @@ static bool drain_job(struct cairn_cluster_job *job, struct cairn_cluster_seat *
     const cairn_status status = begin(job, &why);
     // What passes by itself is waited for.
     if (status != CAIRN_OK && status != CAIRN_ERR_BUSY && status != CAIRN_ERR_NOT_READY)
-        fail(job->cluster, seat, status, why.text);
+        give_up(job->cluster, seat, status, why.text);
     return true;
 }
 
 static void advance(struct cairn_cluster_seat *seat, struct cairn_cluster *cluster)
 {
     bool holds = false;
+    struct cairn_sentence said;
     const uint64_t now_ms = cairn_cluster_now_ms(cluster);
-    if (seat->drain.ends_ms != 0 && now_ms >= seat->drain.ends_ms) {
-        fail(cluster, seat, CAIRN_ERR_TIMEOUT, "its time is over, and something is there still");
+    const bool is_late = seat->drain.ends_ms != 0 && now_ms >= seat->drain.ends_ms;
+    if (!seat->drain.is_saving && seat->drain.saves_ms != 0 && now_ms >= seat->drain.saves_ms)
+        give_up(cluster, seat, CAIRN_ERR_TIMEOUT,
+                "its time is nearly over, and something is there still");
+    if (seat->drain.is_saving) {
+        if (advance_saving(cluster, seat, &said) || is_late)
+            fail(cluster, seat, seat->drain.status, said.text);
         return;
     }
-    for (struct cairn_cluster_job *j = cluster->jobs; j != NULL && seat->leaving; j = j->next)
+    for (struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) {
+        if (!seat->leaving || seat->drain.is_saving) return;
         holds |= drain_job(j, seat);
+    }
     if (!holds && seat->leaving) finish(cluster, seat);
 }
 
@@ -279,7 +321,7 @@ static void refuse_all(struct cairn_cluster *cluster)
 {
     for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
         if (s->drain.request != 0)
-            fail(cluster, s, CAIRN_ERR_REFUSED, "all shards are being stopped: nothing moves");
+            give_up(cluster, s, CAIRN_ERR_REFUSED, "all shards are being stopped: nothing moves");
 }
 
 void cairn_cluster_drain_me(struct cairn_cluster_session *session, uint32_t request,
@@ -290,19 +332,24 @@ void cairn_cluster_drain_me(struct cairn_cluster_session *session, uint32_t requ
     struct cairn_sentence why;
     if (seat == NULL) return;
     const cairn_status status = judge(cluster, seat, &why);
-    if (status != CAIRN_OK) {
+    if (status == CAIRN_ERR_NOT_READY) {
         cairn_cluster_session_error(session, request, status, why.text);
-        if (count_staying(cluster, seat) == 0) refuse_all(cluster);
         return;
     }
-    cairn_log_info("shard %s is being stopped: what it holds goes to others first", seat->name);
     cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name,
                                    "it is being stopped");
     seat->leaving = true;
     seat->drain.request = request;
-    seat->drain.ends_ms = message->seconds == 0
-                              ? 0
-                              : cairn_cluster_now_ms(cluster) + message->seconds * UINT64_C(1000);
+    const uint64_t now_ms = cairn_cluster_now_ms(cluster),
+                   given_ms = message->seconds * UINT64_C(1000);
+    seat->drain.saves_ms = given_ms == 0 ? 0 : now_ms + given_ms / 4 * 3;
+    seat->drain.ends_ms = given_ms == 0 ? 0 : now_ms + given_ms;
+    if (status != CAIRN_OK) {
+        give_up(cluster, seat, status, why.text);
+        refuse_all(cluster);
+    } else {
+        cairn_log_info("shard %s is being stopped: what it holds goes to others first", seat->name);
+    }
     advance(seat, cluster);
 }
 

@@ -9,7 +9,7 @@
  * coordinator goes on with it. */
 void cairn_cluster_member_drain(struct cairn_cluster_session *session, uint32_t request,
                                 const Cairn__MemberDrain *message);
-/* By the shard's own word. */
+/* By the shard's own word: where it cannot be, or three quarters of the time are over, its jobs are saved. */
 void cairn_cluster_drain_me(struct cairn_cluster_session *session, uint32_t request,
                             const Cairn__DrainMe *message);
 /* Those that the store knows. CAIRN_ERR_NO_MEMORY, or an error of the store. */

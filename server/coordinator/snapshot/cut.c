@@ -237,8 +237,8 @@ cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snap
                                      bool wait, struct cairn_sentence *why)
 {
     const bool inherits = job->snapshots.cut != NULL && is_abandoned(job->snapshots.cut);
-    const bool follows = job->snapshots.cut != NULL && job->snapshots.cut->is_periodic &&
-                         is_snapshot;
+    const bool follows = job->snapshots.cut != NULL &&
+                         job->snapshots.cut->cause == CAIRN_CUT_PERIODIC && is_snapshot;
     const cairn_status status = judge(job, is_snapshot, why);
     if (status != CAIRN_OK) return status;
     if (!inherits && !follows && job->snapshots.cut != NULL)
@@ -255,15 +255,15 @@ cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snap
     return CAIRN_OK;
 }
 
-cairn_status cairn_cluster_cut_begin_periodic(struct cairn_cluster_job *job,
-                                              struct cairn_sentence *why)
+cairn_status cairn_cluster_cut_begin_unasked(struct cairn_cluster_job *job,
+                                             enum cairn_cut_cause cause, struct cairn_sentence *why)
 {
     const cairn_status status = judge(job, true, why);
     if (status != CAIRN_OK) return status;
     if (job->snapshots.cut != NULL) return cairn_cluster_cut_refuse(job, why);
     struct cairn_cluster_cut *cut = new_cut(job);
     if (cut == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
-    cut->is_periodic = true;
+    cut->cause = cause;
     start(job, cut, true);
     return CAIRN_OK;
 }
@@ -310,10 +310,11 @@ static cairn_status fill_manifest(struct cairn_cluster_cut *cut)
     m->step = cut->version.step;
     m->epoch = cairn_round_epoch(job->core);
     m->created_unix_s = (uint64_t)time(NULL);
-    m->periodic = cut->is_periodic ? job->id : 0;
+    m->periodic = cut->cause == CAIRN_CUT_PERIODIC ? job->id : 0;
     m->shard_count = job->seat_count;
     m->nonfinite = cairn_cluster_halts_damage(job);
-    if (cut->is_periodic && m->nonfinite.nonfinite > 0) // it was not when the cut began
+    if (cut->cause == CAIRN_CUT_PERIODIC &&
+        m->nonfinite.nonfinite > 0) // it was not when the cut began
         return cairn_fail(&cut->why, CAIRN_ERR_NONFINITE, "the job is damaged");
     // As it is at the pinned step: an amendment may come while the shards write.
     cairn_status status = cairn_spec_copy(&job->spec, &m->spec);

@@ -14,6 +14,7 @@
 #include "proto/store/snapshot_file.h"
 #include "server/coordinator/base/names.h"
 #include "server/coordinator/base/works.h"
+#include "server/coordinator/snapshot/cuts.h"
 #include "server/coordinator/snapshot/digests.h"
 
 enum cairn_cluster_cut_stage { CAIRN_CUT_PINNING, CAIRN_CUT_PINNED, CAIRN_CUT_WORKING };
@@ -35,7 +36,7 @@ struct cairn_cluster_cut {
     struct cairn_cluster_job *job; /* borrowed: not restored while a cut runs; NULL: it was freed */
     uint64_t number;
     bool is_snapshot;
-    bool is_periodic; /* periodic.h */
+    enum cairn_cut_cause cause;
     enum cairn_cluster_cut_stage stage;
     bool is_asked; /* the core has been told to pin it */
     bool making_folder;

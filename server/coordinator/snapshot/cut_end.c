@@ -112,7 +112,8 @@ static void finish(struct cairn_cluster_cut *cut)
     struct cairn_cluster_job *job = cut->job;
     const struct cairn_cluster_cut_waiters next = cut->next;
     cut->next = (struct cairn_cluster_cut_waiters) { NULL, NULL };
-    if (cut->is_periodic) cairn_cluster_periodic_ended(cut);
+    if (cut->cause == CAIRN_CUT_PERIODIC) cairn_cluster_periodic_ended(cut);
+    if (cut->cause == CAIRN_CUT_PARTING) cairn_cluster_parting_cut_ended(cut);
     cairn_cluster_cut_free(cut);
     cairn_cluster_cut_follow(job, next);
 }

@@ -5,14 +5,21 @@
 #include "server/coordinator/base/names.h"
 #include "server/core/decision.h"
 
+enum cairn_cut_cause {
+    CAIRN_CUT_ASKED,
+    CAIRN_CUT_PERIODIC /* periodic.h */,
+    CAIRN_CUT_PARTING /* parting.h */
+};
+
 /* Begins one; `is_snapshot` false: a digest. The session is answered later. A snapshot that is asked for
  * while a periodic one is being taken begins behind it. */
 cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snapshot,
                                      struct cairn_cluster_session *session, uint32_t request,
                                      bool wait, struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* A snapshot that nobody waits for: see periodic.h. CAIRN_ERR_BUSY: one is being taken. */
-cairn_status cairn_cluster_cut_begin_periodic(struct cairn_cluster_job *job,
-                                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* A snapshot that nobody waits for. CAIRN_ERR_BUSY: one is being taken. */
+cairn_status cairn_cluster_cut_begin_unasked(struct cairn_cluster_job *job,
+                                             enum cairn_cut_cause cause,
+                                             struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* For whom the job's cut waits; empty: for nobody. True: for somebody who is not there. */
 bool cairn_cluster_cut_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out);
 /* Which is being taken, for how long, and for whom it waits; empty: none is. */

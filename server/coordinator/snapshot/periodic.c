@@ -50,7 +50,7 @@ void cairn_cluster_periodic_advance(struct cairn_cluster_job *job)
     if (every == 0 || now.step % every != 0) return;
     if (is_damaged)
         say_damaged(job);
-    else if (cairn_cluster_cut_begin_periodic(job, &why) != CAIRN_OK)
+    else if (cairn_cluster_cut_begin_unasked(job, CAIRN_CUT_PERIODIC, &why) != CAIRN_OK)
         say_failed(job, now.step, why.text);
 }
 
