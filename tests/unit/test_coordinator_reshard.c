@@ -1012,19 +1012,6 @@ TEST(what_came_is_told_with_the_time_of_the_slowest_shard_of_each_slice)
     cairn_message_free(&told->base);
 }
 
-/* Both are on their way to the coordinator together. */
-TEST(a_digest_that_is_asked_for_while_a_run_begins_comes_and_the_run_goes_on)
-{
-    Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
-    message.shards = 3;
-    const uint32_t asked = ask(&message), digest = ask_digest(&admin);
-    cairn_message_free(&expect_told(asked)->base);
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_DIGEST, digest));
-    train_until_ended();
-    ck_assert_int_eq(toy()->reshard.told.state, CAIRN_RESHARD_DONE);
-    ck_assert(owns(2));
-}
-
 TEST(the_last_shard_is_not_drained_and_nothing_moves_when_all_are_stopped)
 {
     Cairn__DrainMe drain = CAIRN__DRAIN_ME__INIT;

@@ -5,6 +5,7 @@
 
 #include "server/shard/relay/relay.h"
 #include "tests/support/move_stage.h"
+#include "tests/support/pages.h"
 #include "tests/support/suite.h"
 
 /* ---- buffers and blobs ---- */
@@ -71,6 +72,77 @@ TEST(buffers_and_blobs_move_like_all_else)
     stage_move(more_back);
     check_more();
     ck_assert_uint_eq(stage_job(0)->memory.state, state);
+    stage_close();
+}
+
+/* ---- tensors without update, and terms ---- */
+
+static uint64_t check_frozen(void)
+{
+    const uint64_t moved = check_tensor(stage_job(1), T_FROZEN);
+    ck_assert_uint_eq(check_tensor(stage_job(0), T_FROZEN) + moved, 20 * 500);
+    return moved;
+}
+
+TEST(a_tensor_that_has_no_update_moves_like_all_else)
+{
+    if (!stage_open("mem")) return;
+    stage_round();
+    ck_assert_uint_eq(check_frozen(), 0);
+    stage_move(stage_half);
+    ck_assert_uint_gt(check_frozen(), 0);
+    stage_round(); // its new owner publishes it
+    stage_check_version(stage.step, stage_half, &stage.model);
+    stage_move(stage_back);
+    stage_round();
+    ck_assert_uint_eq(check_frozen(), 0);
+    stage_check_version(stage.step, stage_back, &stage.model);
+    stage_close();
+}
+
+static void send_page(void *context, const Cairn__Page *page)
+{
+    scene_say(context, CAIRN_MSG_PAGE, 77, &page->base);
+}
+
+/* To each shard the spec that it has, as of that revision. */
+static void amend(uint64_t revision)
+{
+    for (uint32_t i = 0; i < stage.count; i++) {
+        struct scene *scene = &stage.shard[i];
+        Cairn__JobTerms terms = CAIRN__JOB_TERMS__INIT;
+        uint8_t *spec;
+        size_t spec_bytes;
+        scene->spec.revision = revision;
+        ck_assert_int_eq(cairn_spec_pack(&scene->spec, &spec, &spec_bytes), CAIRN_OK);
+        terms.job = SCENE_JOB;
+        terms.generation = 1;
+        terms.revision = revision;
+        terms.spec_bytes = spec_bytes;
+        scene_say(scene, CAIRN_MSG_JOB_TERMS, 77, &terms.base);
+        pages_each(CAIRN_PAGE_SPEC, spec, spec_bytes, send_page, scene);
+        free(spec);
+        ck_assert_uint_eq(scene_hear(scene, CAIRN_MSG_DONE).request, 77);
+        ck_assert_uint_eq(stage_job(i)->terms.revision, revision);
+    }
+}
+
+TEST(terms_are_amended_at_any_point_of_a_slice)
+{
+    if (!stage_open("mem")) return;
+    stage_round();
+    stage_prepare(stage_half);
+    amend(2);
+    stage_round();
+    stage_force(stage_half);
+    amend(3);
+    stage_resolve();
+    amend(4);
+    stage_hear_moved();
+    stage_settle();
+    stage_round();
+    stage_check();
+    for (uint32_t i = 0; i < stage.count; i++) ck_assert_uint_eq(stage_job(i)->terms.revision, 4);
     stage_close();
 }
 

@@ -1,0 +1,160 @@
+/* Beside a run, over fake shards: a job of stage 0, which one shard has whole; amendments; a digest. */
+#include <check.h>
+#include <string.h>
+
+#include "proto/spec/spec.h"
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/base/seat.h"
+#include "tests/support/fake_move.h"
+#include "tests/support/suite.h"
+#include "tests/support/trained_toy.h"
+
+static char s0[] = "s0", s1[] = "s1", toy_name[] = "toy";
+
+static uint32_t ask(char *add, char *drain, uint32_t shards)
+{
+    Cairn__ReshardAsk message = CAIRN__RESHARD_ASK__INIT;
+    char *adds[] = { add }, *drains[] = { drain };
+    message.job = toy_name;
+    message.op = CAIRN_RESHARD_APPLY;
+    message.add = adds;
+    message.n_add = add != NULL;
+    message.drain = drains;
+    message.n_drain = drain != NULL;
+    message.shards = shards;
+    return fake_request(&admin, CAIRN_MSG_RESHARD_ASK, &message.base);
+}
+
+static void expect_begun(uint32_t request)
+{
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_RESHARD_TOLD, request));
+}
+
+static void train_until_ended(void)
+{
+    for (int i = 0; i < 50 && toy()->reshard.running; i++) {
+        train();
+        for (int k = 0; k < 20; k++) fake_pump(&fake);
+    }
+    fake_until(&fake, !toy()->reshard.running);
+    ck_assert_int_eq(toy()->reshard.told.state, CAIRN_RESHARD_DONE);
+}
+
+/* The name of the one shard that has all of it. */
+static const char *owner(void)
+{
+    const struct cairn_layout *l = toy()->layout;
+    const char *name = NULL;
+    for (uint32_t i = 0; i < l->shard_count; i++) {
+        if (!cairn_layout_owns(l, i)) continue;
+        ck_assert_ptr_null(name);
+        name = toy()->shards[i].seat->name;
+    }
+    ck_assert_ptr_nonnull(name);
+    return name;
+}
+
+static void open_whole(void)
+{
+    struct cairn_job_spec_data spec = fake_spec(1);
+    spec.stage = 0;
+    open_fake();
+    fake_shards_up(&fake, 2);
+    w = worker("w0");
+    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
+    Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED,
+                                            fake_job_open(&w, &spec, 10, 0));
+    job = attached->job;
+    cairn_message_free(&attached->base);
+    cairn_spec_release(&spec);
+    fake_init(&fake, &w, job);
+    tick_fast();
+}
+
+TEST(a_job_of_stage_0_moves_whole_to_another_shard)
+{
+    const bool on_first = strcmp(owner(), "s0") == 0;
+    char *const from = on_first ? s0 : s1, *const to = on_first ? s1 : s0;
+    train();
+    expect_begun(ask(to, from, 0));
+    train_until_ended();
+    ck_assert_str_eq(owner(), to);
+    ck_assert_uint_eq(toy()->seat_count, 1);
+    train();
+    expect_begun(ask(from, to, 0));
+    train_until_ended();
+    ck_assert_str_eq(owner(), from);
+    train();
+}
+
+TEST(a_job_of_stage_0_is_refused_more_than_one_shard)
+{
+    char *const other = strcmp(owner(), "s0") == 0 ? s1 : s0;
+    const char *const why = "stage 0: one shard has all of its state, and it cannot be spread over "
+                            "2; it can move to another one";
+    train();
+    fake_expect_error(&fake, &admin, ask(NULL, NULL, 2), CAIRN_ERR_INVALID, why);
+    fake_expect_error(&fake, &admin, ask(other, NULL, 0), CAIRN_ERR_INVALID, why);
+    ck_assert(!toy()->reshard.running);
+    train();
+}
+
+TEST(a_drain_of_the_shard_that_has_a_job_of_stage_0_moves_it_whole)
+{
+    char *const from = strcmp(owner(), "s0") == 0 ? s0 : s1;
+    Cairn__MemberDrain drain = CAIRN__MEMBER_DRAIN__INIT;
+    train();
+    drain.name = from;
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE,
+                                   fake_request(&admin, CAIRN_MSG_MEMBER_DRAIN, &drain.base)));
+    train_until_ended();
+    ck_assert_str_ne(owner(), from);
+    train();
+}
+
+SUITE(60, open_whole, close_fake);
+
+/* ---- amendments, a digest ---- */
+
+static void open_three(void)
+{
+    open_ticking();
+    fake_shard_up(&fake, 2);
+}
+
+TEST(terms_that_are_amended_while_a_slice_is_prepared_or_moves_take_effect)
+{
+    fake.shards[1].move.holds_prepare = true;
+    expect_begun(ask(NULL, NULL, 3));
+    fake_until(&fake, fake.shards[1].move.next != NULL);
+    fake_expect_amended(&fake, &w, fake_amend_freeze(&w, job, 3), 1);
+    fake.shards[2].move.holds_moved = true;
+    fake.shards[1].move.holds_prepare = false;
+    fake_move_prepared(&fake.shards[1]);
+    fake_until(&fake, toy()->layout->version > 1);
+    char *thaw[] = { (char[]) { "all" } };
+    Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
+    amend.job = job;
+    amend.key = 4;
+    amend.unfreeze = thaw;
+    amend.n_unfreeze = 1;
+    fake_expect_amended(&fake, &w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &amend.base), 2);
+    fake.shards[2].move.holds_moved = false;
+    fake_move_release(&fake.shards[2]);
+    train_until_ended();
+    for (int i = 0; i < 3; i++)
+        fake_until(&fake, toy()->shards[i].revision == 2 && fake.shards[i].settled);
+    train();
+}
+
+/* Both are on their way to the coordinator together. */
+TEST(a_digest_that_is_asked_for_while_a_run_begins_comes_and_the_run_goes_on)
+{
+    const uint32_t asked = ask(NULL, NULL, 3), digest = ask_digest(&admin);
+    expect_begun(asked);
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_DIGEST, digest));
+    train_until_ended();
+    ck_assert(cairn_layout_owns(toy()->layout, 2));
+}
+
+SUITE(60, open_three, close_fake);
