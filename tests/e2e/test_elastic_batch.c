@@ -13,7 +13,7 @@
 #include "tests/support/suite.h"
 #include "tests/support/tiny_job.h"
 
-enum { ELEMS = 3000, BATCH = 5, STEPS = 10, CREW = 3, OVERFLOW_INDEX = 4 };
+enum { ELEMS = 20000, BATCH = 5, STEPS = 10, CREW = 3, OVERFLOW_INDEX = 4 };
 
 static struct cluster cluster;
 
@@ -194,6 +194,32 @@ TEST(more_workers_than_micro_batches_idle_and_make_the_same_bits)
     sem_post(&many[0].go);
     for (uint32_t i = 0; i < MANY; i++) end(&many[i]);
     check_same("few", "many");
+}
+
+/* Saved by two workers on two shards, with the overflow still to come; gone on with by three on four. */
+TEST(a_run_that_is_restored_over_other_shards_to_other_workers_has_the_same_root)
+{
+    enum { SAVED_AT = 3 };
+    static struct worker alone = { .job = "calm" }, crew[CREW];
+    char id[CLUSTER_WORD_BYTES];
+    start(&alone);
+    end(&alone);
+    for (uint32_t i = 0; i < 2; i++) {
+        crew[i] = (struct worker) { .job = "saved", .rank = i, .together = 2, .until = SAVED_AT };
+        start(&crew[i]);
+    }
+    for (uint32_t i = 0; i < 2; i++) end(&crew[i]);
+    cluster_word(&cluster, id, "snapshot", "create", "-q", "saved", NULL);
+    for (int i = 2; i < 4; i++) cluster_add_shard(&cluster, i);
+    cluster_says(&cluster, 0, "", "snapshot", "restore", "saved", id, "--yes", NULL);
+    cluster_says(&cluster, 0, "shards            4,", "job", "show", "saved", NULL);
+    for (uint32_t i = 0; i < CREW; i++) {
+        crew[i] = (struct worker) { .job = "saved", .rank = i, .together = CREW };
+        start(&crew[i]);
+    }
+    for (uint32_t i = 0; i < CREW; i++) end(&crew[i]);
+    ck_assert_uint_eq(crew[0].most, CREW);
+    check_same("calm", "saved");
 }
 
 SUITE(60, open_cluster, close_cluster);
