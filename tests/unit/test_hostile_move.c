@@ -320,7 +320,7 @@ static void hear_shard(struct scene *scene)
 
 TEST(a_shard_takes_any_message_and_its_state_stays)
 {
-    if (!stage_open("mem")) return;
+    stage_open("mem");
     random_state = SEED;
     stage_round();
     const size_t before = memory_in_use();

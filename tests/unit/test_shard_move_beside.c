@@ -86,7 +86,7 @@ static uint64_t check_frozen(void)
 
 TEST(a_tensor_that_has_no_update_moves_like_all_else)
 {
-    if (!stage_open("mem")) return;
+    stage_open("mem");
     stage_round();
     ck_assert_uint_eq(check_frozen(), 0);
     stage_move(stage_half);
@@ -129,7 +129,7 @@ static void amend(uint64_t revision)
 
 TEST(terms_are_amended_at_any_point_of_a_slice)
 {
-    if (!stage_open("mem")) return;
+    stage_open("mem");
     stage_round();
     stage_prepare(stage_half);
     amend(2);
