@@ -1039,4 +1039,23 @@ TEST(a_shard_that_comes_gets_its_share_if_that_is_the_policy)
     ck_assert(owns(2) && owns(3));
 }
 
+TEST(what_the_policy_could_not_do_at_first_is_done_when_it_can_be)
+{
+    static char on_join[] = "on_join";
+    fake_until(&fake, toy()->rounds.heard);
+    struct cairn_cluster_seat *seat = cairn_cluster_seat_find(toy()->cluster, s2);
+    const uint64_t bytes = seat->memory_bytes;
+    seat->memory_bytes = 64;
+    CAIRN_EACH_SHARD (toy(), i) toy()->shards[i].seat->memory_bytes = 64;
+    fake.options.rebalance_above = 1100;
+    fake.options.reshard = on_join;
+    fake_until(&fake, toy()->reshard.seats_refused == toy()->cluster->seats_taken);
+    ck_assert(!toy()->reshard.running);
+    seat->memory_bytes = bytes;
+    CAIRN_EACH_SHARD (toy(), i) toy()->shards[i].seat->memory_bytes = bytes;
+    fake_until(&fake, toy()->reshard.running);
+    train_until_ended();
+    ck_assert(owns(2));
+}
+
 SUITE(60, open_three, close_fake);

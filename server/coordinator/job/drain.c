@@ -355,34 +355,40 @@ void cairn_cluster_drain_me(struct cairn_cluster_session *session, uint32_t requ
 
 /* ---- shards that came ---- */
 
-/* With all that are here, how much heavier than its share would the heaviest be if nothing moved? */
-static bool is_uneven(const struct cairn_cluster_job *job,
-                      const struct cairn_cluster_reshard_wish *wish)
+/* Over all that are here, if the heaviest would be too much heavier than its share where nothing moves. */
+static cairn_status spread_if_uneven(struct cairn_cluster_job *job,
+                                     const struct cairn_cluster_reshard_wish *wish,
+                                     struct cairn_sentence *why)
 {
     struct cairn_cluster_reshard_target target;
-    struct cairn_sentence why;
-    if (cairn_cluster_reshard_plan(job, wish, &target, &why) != CAIRN_OK) return false;
+    const cairn_status status = cairn_cluster_reshard_plan(job, wish, &target, why);
+    if (status != CAIRN_OK) return status;
     const double above = (double)job->cluster->options->rebalance_above / 1000;
     const bool uneven = target.report->heaviest_before > above && target.report->moved_bytes > 0;
     cairn_cluster_reshard_target_release(&target);
-    return uneven;
+    return uneven ? cairn_cluster_reshard_begin(job, wish, why) : CAIRN_OK;
 }
 
+/* Once for the shards that came; what was refused, with each tick, and said once. */
 static void spread(struct cairn_cluster_job *job)
 {
+    struct cairn_cluster_reshard *r = &job->reshard;
+    const uint64_t seats = job->cluster->seats_taken;
     struct cairn_cluster_reshard_wish wish;
     struct cairn_sentence why;
-    if (job->state != CAIRN_CLUSTER_JOB_RUNNING || job->reshard.running ||
-        !cairn_cluster_job_shards_up(job) || !job->rounds.heard ||
-        job->reshard.seats_seen == job->cluster->seats_taken)
+    if (job->state != CAIRN_CLUSTER_JOB_RUNNING || r->running ||
+        !cairn_cluster_job_shards_up(job) || !job->rounds.heard || r->seats_seen == seats ||
+        cairn_cluster_reshard_wish_present(job, &wish) != CAIRN_OK)
         return;
-    job->reshard.seats_seen = job->cluster->seats_taken;
-    if (cairn_cluster_reshard_wish_present(job, &wish) != CAIRN_OK) return;
     cairn_cluster_reshard_wish_all(job, &wish);
-    if (is_uneven(job, &wish) && cairn_cluster_reshard_begin(job, &wish, &why) != CAIRN_OK)
+    const cairn_status status = spread_if_uneven(job, &wish, &why);
+    cairn_cluster_reshard_wish_release(&wish);
+    if (status == CAIRN_OK)
+        r->seats_seen = seats;
+    else if (r->seats_refused != seats)
         cairn_log_warn("job %s is not spread over the shards that came: %s", job->spec.name,
                        why.text);
-    cairn_cluster_reshard_wish_release(&wish);
+    if (status != CAIRN_OK) r->seats_refused = seats;
 }
 
 /* It holds nothing, and has not come since the coordinator started: it had ended. */

@@ -77,9 +77,10 @@ struct cairn_cluster_reshard {
     const char *asking;          /* static: what shards or the store are asked for; NULL: nothing */
     uint32_t serial;             /* of what is asked: an answer of another one is stale */
     bool publishing;             /* no round opens */
-    bool busy;           /* an event of it is at work: no step begins in the middle of that */
-    bool rests;          /* what was asked for was refused, and is asked for with the next tick */
-    uint64_t seats_seen; /* cluster->seats_taken when it was last asked whether to spread the job */
+    bool busy;  /* an event of it is at work: no step begins in the middle of that */
+    bool rests; /* what was asked for was refused, and is asked for with the next tick */
+    /* cluster->seats_taken when it was last spread over the shards there are, and when that was refused */
+    uint64_t seats_seen, seats_refused;
 
     struct cairn_move *move;    /* owned; NULL: no core */
     struct cairn_layout *prior; /* owned: the layout before the slice; NULL: not known */

@@ -56,9 +56,9 @@ void cairn_cluster_reshard_pace_cut(struct cairn_cluster_reshard_pace *pace, uin
 
 uint64_t cairn_cluster_reshard_slice_most(const struct cairn_cluster_job *job)
 {
-    const uint64_t most = job->reshard.pace.most_bytes;
+    const struct cairn_cluster_reshard *r = &job->reshard;
     if (cairn_cluster_pace_rests(job)) return UINT64_MAX;
-    return most > 0 ? most : SLICE_BYTES_FIRST; // 0: a plan before the first run
+    return r->running ? r->pace.most_bytes : SLICE_BYTES_FIRST; // as a run begins
 }
 
 double cairn_cluster_reshard_expected_s(const struct cairn_cluster_job *job,
