@@ -116,8 +116,14 @@ static bool all_held(const struct sim_relay *relay)
     return true;
 }
 
+/* Another buffer may be touched now. */
+static bool has_another(const struct sim_relay *relay)
+{
+    return relay->pool.touched < relay->pool.count && relay->sim->now >= relay->room_at;
+}
+
 /* Room always comes, so no relay is given up. And no owner that needs a buffer, of which no answer frees
- * one, waits for those that other owners hold. */
+ * one, waits for those that other owners hold: neither when they hold all nor while there may be another. */
 static void judge_room(struct sim *sim, uint32_t shard)
 {
     struct sim_relay *relay = &sim->relays[shard];
@@ -127,8 +133,14 @@ static void judge_room(struct sim *sim, uint32_t shard)
         if (cairn_buffer_pool_is_stuck(&relay->pool, &owner->buffers,
                                        cairn_step_may_receive(owner->core), sim->now / 1000))
             sim_fail(sim, "relay %u is given up for want of room to shard %u", shard, o);
-        if (owner->buffers.waiting != NULL && owner->buffers.sending == 0 && all_held(relay))
-            sim_fail(sim, "other shards hold all buffers of relay %u, and %u needs one", shard, o);
+        if (owner->buffers.waiting != NULL && owner->buffers.sending == 0) {
+            if (all_held(relay))
+                sim_fail(sim, "other shards hold all buffers of relay %u, and %u needs one", shard,
+                         o);
+            if (has_another(relay))
+                sim_fail(sim, "relay %u touches no buffer for shard %u, which may wait for ever",
+                         shard, o);
+        }
         if (!was_stuck && owner->buffers.stuck_since_ms != 0) sim->seen[SEEN_relay_stuck]++;
     }
 }
