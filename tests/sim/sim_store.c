@@ -105,16 +105,29 @@ static bool is_known(const struct sim *sim, const struct sim_layout *layout)
     return true;
 }
 
-/* What the shards hold says which layout is in force: one that came to a shard alone that joins never was. */
+/* What the shards hold says which layout is in force: one that came to a shard alone that joins never was.
+ * NULL: none that all can go by. Some have left the one before, others are not prepared for the one after it
+ * any more. */
 static struct sim_layout *newest_layout(struct sim *sim)
 {
-    const struct sim_layout *newest = &sim->layouts[0];
+    const struct sim_layout *newest = NULL;
     for (uint32_t s = 0; s < sim->shard_count; s++) {
         const struct sim_layout *layout = sim->shards[s].layout;
         if (!sim->shards[s].alive || layout == NULL || !is_known(sim, layout)) continue;
-        if (layout->number > newest->number) newest = layout;
+        if (newest == NULL || layout->number > newest->number) newest = layout;
     }
-    return &sim->layouts[newest->id];
+    return newest != NULL ? &sim->layouts[newest->id] : NULL;
+}
+
+/* The operator is told so, and has snapshots, which there are none of here. It takes a lost store and, in the
+ * same moment, a shard that is lost with a slice. */
+static void refuse(struct sim *sim)
+{
+    bool lost = false;
+    for (uint32_t s = 0; s < sim->shard_count; s++)
+        lost = lost || (layout_has(sim->oracle.layout, s) && !sim->shards[s].alive);
+    if (!lost) sim_fail(sim, "no shard is lost, and no layout is known to all");
+    sim->done = true;
 }
 
 /* The operator's word: with all shards here, a store of a new identity, above all that they have seen. */
@@ -124,6 +137,10 @@ void store_adopts(struct sim *sim)
     struct cairn_marks all = { 0 };
     uint64_t incarnation = 0;
     struct sim_layout *layout = newest_layout(sim);
+    if (layout == NULL) {
+        refuse(sim);
+        return;
+    }
     for (uint32_t s = 0; s < sim->shard_count; s++) {
         if (!layout_has(layout, s) || !sim->shards[s].alive) continue;
         if (sim->coordinator.seats[s].sitter != THE_SHARD || !sim->shards[s].control.up) {

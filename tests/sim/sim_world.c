@@ -462,9 +462,11 @@ static void say_stuck(struct sim *sim)
              stage_name(cairn_round_stage_of(sim->coordinator.core)));
 }
 
-/* Every shard has done all that was decided, and enough steps were made since the faults stopped. */
+/* Every shard has done all that was decided, and enough steps were made since the faults stopped; or nothing
+ * more can be. */
 static bool finished(const struct sim *sim)
 {
+    if (sim->done) return true;
     if (!sim->healed || sim->oracle.applied < sim->healthy_from + HEALTHY) return false;
     for (uint32_t s = 0; s < sim->shard_count; s++)
         if (layout_has(sim->oracle.layout, s) &&
