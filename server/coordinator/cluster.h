@@ -75,6 +75,8 @@ struct cairn_cluster_clock {
     uint64_t stopped_ms;               /* how long this process was stopped, in all */
 };
 
+#define CAIRN_DRAINED_MAX 64
+
 struct cairn_cluster {
     /* borrowed */
     const struct cairn_cluster_options *options;
@@ -103,6 +105,10 @@ struct cairn_cluster {
     struct cairn_cluster_openings openings;
     uint32_t next_request; /* base/calls.c */
     uint64_t seats_taken;  /* how often a shard sat down */
+    struct {               /* processes that were told to end (job/drain.c): the newest ones */
+        uint64_t incarnations[CAIRN_DRAINED_MAX];
+        size_t count; /* ever */
+    } drained;
 
     struct cairn_cluster_clock clock;
     bool closing;

@@ -295,8 +295,7 @@ bool cairn_cluster_seat_take(struct cairn_cluster_session *session, const Cairn_
     seat->since_ms = session->since_ms;
     seat->session = session;
     seat->memory_bytes = hello->memory_bytes;
-    if (seat->drain.is_over || seat->drain.stored == 0) seat->leaving = false; // else of the store
-    seat->drain.is_over = false;
+    cairn_cluster_drain_come(cluster, seat);
     cluster->seats_taken++;
     seat->claimed_ms = 0;
     session->seat = seat;

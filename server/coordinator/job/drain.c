@@ -143,14 +143,36 @@ static void give_up(struct cairn_cluster *cluster, struct cairn_cluster_seat *se
         if (cairn_cluster_job_has_seat(j, seat)) cairn_cluster_parting_want(j);
 }
 
+/* This process has been drained: if it comes again, it has not heard that it is to end. */
+static bool was_drained(const struct cairn_cluster *cluster, uint64_t incarnation)
+{
+    for (size_t i = 0; i < CAIRN_DRAINED_MAX && i < cluster->drained.count; i++)
+        if (cluster->drained.incarnations[i] == incarnation) return true;
+    return false;
+}
+
+static void note_drained(struct cairn_cluster *cluster, const struct cairn_cluster_seat *seat)
+{
+    if (was_drained(cluster, seat->incarnation)) return;
+    cairn_log_info("shard %s is drained", seat->name);
+    cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAINED, NULL, seat->name,
+                                   "it holds nothing");
+    cluster->drained.incarnations[cluster->drained.count++ % CAIRN_DRAINED_MAX] = seat->incarnation;
+}
+
+void cairn_cluster_drain_come(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+{
+    const bool of_store = seat->drain.stored != 0 && !seat->drain.is_over;
+    seat->leaving = of_store || was_drained(cluster, seat->incarnation);
+    seat->drain.is_over = false;
+}
+
 /* It holds nothing: it ends, and is forgotten with its connection. */
 static void finish(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
 {
     const Cairn__Done done = CAIRN__DONE__INIT;
     Cairn__MemberEnd end = CAIRN__MEMBER_END__INIT;
-    cairn_log_info("shard %s is drained", seat->name);
-    cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAINED, NULL, seat->name,
-                                   "it holds nothing");
+    note_drained(cluster, seat);
     cairn_cluster_waiters_answer(&seat->drain.waiters, CAIRN_MSG_DONE, &done.base);
     if (seat->drain.request != 0) cairn_cluster_session_done(seat->session, seat->drain.request);
     seat->drain.request = 0;
@@ -178,7 +200,7 @@ bool cairn_cluster_drains_cancel(struct cairn_cluster_job *job)
 void cairn_cluster_drain_gone(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
 {
     if (!seat->leaving || cluster->closing) return;
-    if (seat->drain.is_over) {
+    if (seat->drain.is_over || was_drained(cluster, seat->incarnation)) {
         const Cairn__Done done = CAIRN__DONE__INIT;
         unstore(cluster, seat);
         cairn_cluster_waiters_answer(&seat->drain.begun, CAIRN_MSG_DONE, &done.base);

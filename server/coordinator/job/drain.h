@@ -22,6 +22,8 @@ void cairn_cluster_drains_forget(struct cairn_cluster *cluster,
 /* Shards with a part of the job that leave by an operator's word do not leave any more, nor goes anything of
  * other jobs off them. True: there was one. */
 bool cairn_cluster_drains_cancel(struct cairn_cluster_job *job);
+/* The shard is here: does it leave? A process that was drained does still; another one of its name is new. */
+void cairn_cluster_drain_come(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat);
 /* The shard is gone: it does not leave any more. */
 void cairn_cluster_drain_gone(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat);
 
