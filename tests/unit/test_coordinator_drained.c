@@ -1,4 +1,4 @@
-/* A shard that has been drained is told to end until it has heard so. */
+/* A shard that has been drained is told to end until it has heard so, and nobody waits for it. */
 #include <check.h>
 #include <string.h>
 
@@ -74,6 +74,52 @@ TEST(another_process_of_its_name_is_a_new_shard)
     fake_shard_up(&fake, 0);
     for (int k = 0; k < 50; k++) fake_pump(&fake);
     ck_assert(!fake.shards[0].move.is_ended && !seat_of_s0()->leaving);
+}
+
+static void restore_by_itself(void)
+{
+    Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
+    message.job = job;
+    message.key = 1;
+    message.set_shard_loss = true;
+    message.on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST;
+    const uint32_t request = fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base);
+    fake_expect_amended(&fake, &w, request, 1);
+}
+
+TEST(a_restore_does_not_wait_for_a_drained_shard)
+{
+    drain();
+    fake_shard_away(&fake, 0);
+    cairn_message_free(&take_snapshot()->base);
+    restore_by_itself();
+    fake_shard_forget(&fake, 1);
+    fake_shard_up(&fake, 1);
+    fake_expect_error(&fake, &w, 0, CAIRN_ERR_ROLLED_BACK, "is restored by itself");
+    come_again("w0");
+    ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
+    ck_assert_uint_eq(toy()->seat_count, 1);
+    train();
+}
+
+TEST(a_shard_that_is_being_drained_is_not_waited_for)
+{
+    Cairn__MemberDrain message = CAIRN__MEMBER_DRAIN__INIT;
+    cairn_message_free(&take_snapshot()->base);
+    restore_by_itself();
+    message.name = fake.shards[0].name;
+    fake.shards[1].move.holds_prepare = true;
+    (void)fake_request(&admin, CAIRN_MSG_MEMBER_DRAIN, &message.base);
+    fake_until(&fake, fake.shards[1].move.next != NULL);
+    fake_shard_forget(&fake, 1);
+    fake.shards[1].move.holds_prepare = false;
+    fake_shard_up(&fake, 1);
+    fake_expect_error(&fake, &w, 0, CAIRN_ERR_ROLLED_BACK, "is restored by itself");
+    come_again("w0");
+    ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
+    ck_assert_uint_eq(toy()->seat_count, 1);
+    train();
+    fake_until(&fake, fake.shards[0].move.is_ended);
 }
 
 SUITE(60, open_ticking, close_fake);

@@ -278,15 +278,6 @@ static void advance(struct cairn_cluster_seat *seat, struct cairn_cluster *clust
 
 /* ---- asked ---- */
 
-static uint32_t count_staying(const struct cairn_cluster *cluster,
-                              const struct cairn_cluster_seat *but)
-{
-    uint32_t count = 0;
-    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
-        count += s != but && cairn_cluster_seat_obeys(s) && !s->leaving;
-    return count;
-}
-
 static bool holds_any(const struct cairn_cluster *cluster, const struct cairn_cluster_seat *seat)
 {
     const struct cairn_cluster_job *job = cluster->jobs;
@@ -300,7 +291,8 @@ static cairn_status judge(const struct cairn_cluster *cluster,
     if (!cairn_cluster_seat_obeys(seat))
         return cairn_fail(why, CAIRN_ERR_NOT_READY,
                           "shard %s is not here: what it holds cannot move", seat->name);
-    if (holds_any(cluster, seat) && count_staying(cluster, seat) == 0)
+    const uint32_t itself = seat->leaving ? 0 : 1;
+    if (holds_any(cluster, seat) && cairn_cluster_seats_staying(cluster, false) == itself)
         return cairn_fail(why, CAIRN_ERR_REFUSED,
                           "no shard that stays is here to take what shard %s holds: start another "
                           "one first, or save the jobs and end it",

@@ -137,12 +137,12 @@ cairn_status cairn_cluster_judge_packed(const char *job, const struct cairn_pack
         job, packed->size, CAIRN_PAGED_BYTES_MAX);
 }
 
-static uint32_t count_wanted(const struct cairn_cluster *cluster, bool all)
+static uint32_t count_wanted(struct cairn_cluster *cluster, const char *name, bool all)
 {
-    const uint32_t least = (uint32_t)cluster->options->shards;
-    uint32_t here = 0;
-    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
-        here += cairn_cluster_seat_obeys(s) && !s->leaving && s->storage.text[0] == '\0';
+    const struct cairn_cluster_job *before = cairn_cluster_job_find(cluster, name);
+    const uint32_t least = before == NULL ? (uint32_t)cluster->options->shards
+                                          : cairn_cluster_recovery_shards(before);
+    const uint32_t here = cairn_cluster_seats_staying(cluster, true);
     return all && here > least ? here : least;
 }
 
@@ -150,7 +150,8 @@ struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
                                                  const struct cairn_job_spec_data *spec, bool all,
                                                  struct cairn_sentence *why)
 {
-    const uint32_t shard_count = cairn_plan_job_shards(spec, count_wanted(cluster, all));
+    const uint32_t shard_count = cairn_plan_job_shards(spec,
+                                                       count_wanted(cluster, spec->name, all));
     struct cairn_cluster_job *job = calloc(1, sizeof *job);
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     if (job != NULL) {

@@ -7,6 +7,7 @@
 #include "proto/plan/plan_job.h"
 #include "server/base/log.h"
 #include "server/coordinator/base/job.h"
+#include "server/coordinator/base/seat.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/member/seats.h"
 #include "server/coordinator/member/waiting.h"
@@ -42,14 +43,18 @@ static void note_loss(struct cairn_cluster_job *job, const char *why)
 
 uint32_t cairn_cluster_recovery_shards(const struct cairn_cluster_job *job)
 {
-    return cairn_plan_job_shards(&job->spec, (uint32_t)job->cluster->options->shards);
+    const uint32_t wanted = (uint32_t)job->cluster->options->shards;
+    uint32_t staying = 0;
+    CAIRN_EACH_SHARD (job, i) staying += !job->shards[i].seat->leaving;
+    if (staying == 0 || staying > wanted) staying = wanted;
+    return cairn_plan_job_shards(&job->spec, staying);
 }
 
 static void advise_to_wait(const struct cairn_cluster_job *job, struct cairn_sentence *out)
 {
     const uint32_t count = cairn_cluster_recovery_shards(job);
     cairn_sentence_set(out, "its newest snapshot is restored by itself (on_shard_loss)");
-    if (cairn_cluster_seats_up(job->cluster) < count)
+    if (cairn_cluster_seats_staying(job->cluster, false) < count)
         cairn_sentence_add(out, ", once %" PRIu32 " shard%s here", count,
                            count == 1 ? " is" : "s are");
     else if (job->loss.recovery.unseen)

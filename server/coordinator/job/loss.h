@@ -38,7 +38,7 @@ void cairn_cluster_job_behind(struct cairn_cluster_job *job, const char *shard, 
 
 /* Its on_shard_loss says so. */
 bool cairn_cluster_recovery_wanted(const struct cairn_cluster_job *job);
-/* Over so many shards. */
+/* Over so many shards at least: cluster.shards, less those that it was moved off. */
 uint32_t cairn_cluster_recovery_shards(const struct cairn_cluster_job *job);
 /* The job is LOST, and will be restored by itself: nobody need give it up yet. */
 bool cairn_cluster_recovery_pending(const struct cairn_cluster_job *job);

@@ -16,6 +16,15 @@ uint32_t cairn_cluster_seats_up(const struct cairn_cluster *cluster)
     return count;
 }
 
+uint32_t cairn_cluster_seats_staying(const struct cairn_cluster *cluster, bool storing)
+{
+    uint32_t count = 0;
+    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
+        count += cairn_cluster_seat_obeys(s) && !s->leaving &&
+                 (!storing || s->storage.text[0] == '\0');
+    return count;
+}
+
 struct cairn_cluster_seat *cairn_cluster_seat_find(const struct cairn_cluster *cluster,
                                                    const char *name)
 {

@@ -7,6 +7,8 @@
 #define CAIRN_SEATS_MAX 4096 /* shards that are known by name */
 
 uint32_t cairn_cluster_seats_up(const struct cairn_cluster *cluster);
+/* That may get a part of a job; storing: of these, that have nothing to say against their storage. */
+uint32_t cairn_cluster_seats_staying(const struct cairn_cluster *cluster, bool storing);
 /* NULL: there is none of that name. */
 struct cairn_cluster_seat *cairn_cluster_seat_find(const struct cairn_cluster *cluster,
                                                    const char *name);

@@ -87,22 +87,12 @@ static void on_restored(const struct cairn_cluster_restore *restore, cairn_statu
     cairn_log_warn("job %s is %s", job->spec.name, job->loss.why.text);
 }
 
-/* As many as it needs have nothing to say against their storage. */
-static bool is_seen(const struct cairn_cluster_job *job)
-{
-    uint32_t count = 0;
-    for (const struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next)
-        count += cairn_cluster_seat_obeys(s) && s->storage.text[0] == '\0';
-    return count >= cairn_cluster_recovery_shards(job);
-}
-
 static void begin_restore(struct cairn_cluster_job *job)
 {
     struct cairn_cluster_recovery *r = &job->loss.recovery;
     const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
     if (r->running || job->snapshots.cut != NULL || now_ms < r->retry_ms ||
-        cairn_cluster_seats_up(job->cluster) < cairn_cluster_recovery_shards(job) ||
-        (r->unseen && !is_seen(job)))
+        cairn_cluster_seats_staying(job->cluster, r->unseen) < cairn_cluster_recovery_shards(job))
         return;
     r->running = cairn_cluster_restore_latest(job->cluster, job->spec.name, job->id, &r->behind,
                                               on_restored);
