@@ -1,0 +1,257 @@
+/* What operators and policy ask about a re-sharding, and what is refused (see test_coordinator_reshard.c). */
+#include <check.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/coordinator/base/seat.h"
+#include "server/coordinator/base/session.h"
+#include "server/coordinator/member/seats.h"
+#include "server/coordinator/seating.h"
+#include "tests/support/fake_move.h"
+#include "tests/support/reshard_toy.h"
+#include "tests/support/suite.h"
+
+/* ---- refused ---- */
+
+TEST(what_cannot_be_is_refused_with_a_sentence)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
+    Cairn__ShardWeight weight = CAIRN__SHARD_WEIGHT__INIT, *weights[] = { &weight };
+    char unknown[] = "nobody", *names[] = { unknown }, *all[] = { s0, s1 }, *more[] = { s2, s1 };
+    message.shards = 9;
+    expect_refused(&message, CAIRN_ERR_INVALID, "over 9 shards: 3 are here");
+    message.shards = 0;
+    message.add = names;
+    message.n_add = 1;
+    expect_refused(&message, CAIRN_ERR_NOT_FOUND, "no shard \"nobody\"");
+    message.n_add = 0;
+    message.add = more;
+    message.n_add = 2;
+    message.shards = 1;
+    expect_refused(&message, CAIRN_ERR_INVALID, "2 shards are to be added, and 1 are to have");
+    message.shards = 0;
+    message.drain = all;
+    message.n_drain = 2;
+    expect_refused(&message, CAIRN_ERR_INVALID, "shard s1 is to be added and drained");
+    message.n_add = 0;
+    expect_refused(&message, CAIRN_ERR_INVALID, "no shard would be left");
+    message.n_drain = 0;
+    message.weights = weights;
+    message.n_weights = 1;
+    weight.name = s0;
+    expect_refused(&message, CAIRN_ERR_INVALID, "--drain");
+    weight.weight = NAN;
+    expect_refused(&message, CAIRN_ERR_INVALID, "the weight of shard s0");
+    message.n_weights = 0;
+    message.pause = -1;
+    expect_refused(&message, CAIRN_ERR_INVALID, "a pause of -1");
+    message.pause = 0;
+    message.op = 17;
+    expect_refused(&message, CAIRN_ERR_INVALID, "17");
+    message.op = CAIRN_RESHARD_APPLY;
+    message.layout_hash = 5;
+    expect_refused(&message, CAIRN_ERR_MISMATCH, "plan again");
+    message.job = unknown;
+    expect_refused(&message, CAIRN_ERR_NOT_FOUND, "no job \"nobody\"");
+    fake.shards[2].move.holds_moved = true;
+    apply_shards(3);
+    message = question(CAIRN_RESHARD_APPLY);
+    expect_refused(&message, CAIRN_ERR_BUSY, "under way");
+    expect_state("moving");
+    Cairn__JobStatus *status = show_job("toy");
+    ck_assert_ptr_nonnull(strstr(status->moving, "slice"));
+    cairn_message_free(&status->base);
+}
+
+static void expect_all(const Cairn__ReshardAsk *message, const char *state, const char *word)
+{
+    Cairn__ReshardTold *told = expect_told(ask_reshard(message));
+    ck_assert_str_eq(told->jobs[0]->state, state);
+    ck_assert_ptr_nonnull(strstr(told->jobs[0]->text, word));
+    cairn_message_free(&told->base);
+}
+
+TEST(of_all_jobs_one_that_it_cannot_be_for_is_told_as_refused)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_CANCEL);
+    char unknown[] = "nobody", *names[] = { unknown }, *free_shard[] = { s2 };
+    message.job = unknown;
+    message.all = true;
+    expect_all(&message, "refused", "nothing to cancel");
+    message.op = CAIRN_RESHARD_PLAN;
+    message.add = names;
+    message.n_add = 1;
+    expect_all(&message, "refused", "no shard \"nobody\"");
+    message.n_add = 0;
+    message.drain = free_shard;
+    message.n_drain = 1;
+    expect_all(&message, "planned", "");
+    fake.shards[2].move.holds_moved = true;
+    apply_shards(3);
+    message.op = CAIRN_RESHARD_APPLY;
+    message.n_drain = 0;
+    expect_all(&message, "refused", "under way");
+}
+
+TEST(a_plan_says_what_would_move_and_changes_nothing)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
+    Cairn__ReshardTold *told = expect_told(ask_reshard(&message));
+    const Cairn__ReshardJob *one = told->jobs[0];
+    ck_assert_str_eq(one->state, "planned");
+    ck_assert_uint_eq(one->n_pairs, 2);
+    ck_assert_str_eq(one->pairs[0]->to, "s2");
+    ck_assert_uint_eq(one->shards_after, 3);
+    ck_assert(one->all_bytes > 0 && one->all_bytes <= one->least_bytes * 105 / 100);
+    ck_assert(one->heaviest_after < one->heaviest_before);
+    cairn_message_free(&told->base);
+    expect_state("none");
+}
+
+static Cairn__Home *give_device(char *name, uint64_t bytes)
+{
+    struct cairn_cluster_seat *seat = cairn_cluster_seat_find(toy()->cluster, name);
+    Cairn__Home *home = calloc(1, sizeof *home);
+    cairn__home__init(home);
+    home->backend = strdup("cuda");
+    home->total_bytes = bytes;
+    seat->memory_bytes = 64; // the host's
+    return seat->session->home = home;
+}
+
+TEST(of_a_shard_with_a_device_its_memory_counts_and_what_lies_partly_there_stays)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
+    char *drained[] = { s0, s1 }, *added[] = { s2 };
+    Cairn__Home *home = give_device(s2, (uint64_t)1 << 30);
+    message.add = added;
+    message.drain = drained;
+    message.n_add = 1;
+    message.n_drain = 2;
+    cairn_message_free(&expect_told(ask_reshard(&message))->base);
+    home->taken_bytes = home->total_bytes - 64;
+    expect_refused(&message, CAIRN_ERR_NO_MEMORY, "have room for");
+    (void)give_device(s0, (uint64_t)1 << 30);
+    toy()->spec.offload_fraction = 0.5;
+    expect_refused(&message, CAIRN_ERR_UNSUPPORTED, "partly on devices");
+    toy()->spec.offload_fraction = 0;
+}
+
+/* Of the job, and of a slice, which is no more than that here. */
+TEST(nothing_is_planned_for_memory_that_a_shard_does_not_have)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
+    char *drained[] = { s0, s1 }, *added[] = { s2 };
+    message.add = added;
+    message.drain = drained;
+    message.n_add = 1;
+    message.n_drain = 2;
+    Cairn__ReshardTold *told = expect_told(ask_reshard(&message));
+    const uint64_t all_bytes = told->jobs[0]->all_bytes;
+    cairn_message_free(&told->base);
+    struct cairn_cluster_seat *seat = cairn_cluster_seat_find(toy()->cluster, s2);
+    seat->memory_bytes = 64; // nothing is taken of it yet
+    expect_refused(&message, CAIRN_ERR_NO_MEMORY, "have room for");
+    seat->memory_bytes = 3 * all_bytes / 2;
+    expect_refused(&message, CAIRN_ERR_NO_MEMORY, "have room for");
+    seat->memory_bytes = 4 * all_bytes;
+    cairn_message_free(&expect_told(ask_reshard(&message))->base);
+}
+
+TEST(a_shard_that_is_added_is_among_those_that_are_counted)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
+    char *added[] = { s2 };
+    message.add = added;
+    message.n_add = 1;
+    message.shards = 2;
+    Cairn__ReshardTold *told = expect_told(ask_reshard(&message));
+    ck_assert_uint_eq(told->jobs[0]->n_pairs, 1);
+    ck_assert_str_eq(told->jobs[0]->pairs[0]->from, "s1");
+    ck_assert_str_eq(told->jobs[0]->pairs[0]->to, "s2");
+    cairn_message_free(&told->base);
+}
+
+TEST(what_is_expected_goes_by_steps_where_steps_are_made_and_else_by_the_rate)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
+    message.pause = 0.5;
+    train();
+    train();
+    const double step_s = cairn_cluster_pace_median(&toy()->pace) * 1e-6;
+    Cairn__ReshardTold *told = expect_told(ask_reshard(&message));
+    ck_assert_double_eq_tol(told->jobs[0]->expected_pause_s, 0.5 * step_s, 1e-9);
+    ck_assert_double_eq_tol(told->jobs[0]->expected_s, 2 * told->jobs[0]->slices * step_s, 1e-9);
+    cairn_message_free(&told->base);
+    toy()->pace.seen_us = 0; // long ago
+    toy()->reshard.rate = 2;
+    told = expect_told(ask_reshard(&message));
+    ck_assert(told->jobs[0]->expected_pause_s <= 0);
+    ck_assert_double_eq_tol(told->jobs[0]->expected_s, (double)told->jobs[0]->all_bytes / 2e6,
+                            1e-9);
+    cairn_message_free(&told->base);
+}
+
+/* A fake shard says of each slice that 1 MiB came, in 1 ms. */
+TEST(what_came_is_told_with_the_time_of_the_slowest_shard_of_each_slice)
+{
+    const Cairn__ReshardAsk message = question(CAIRN_RESHARD_STATUS);
+    apply_shards(3);
+    train_until_ended();
+    Cairn__ReshardTold *told = expect_told(ask_reshard(&message));
+    const Cairn__ReshardJob *one = told->jobs[0];
+    ck_assert(one->slice > 0 && one->move_us > 0);
+    ck_assert_uint_eq(one->state_us, 1000 * one->slice);
+    ck_assert_uint_eq(one->state_bytes, ((uint64_t)3 << 20) * one->slice);
+    ck_assert(!one->rests);
+    cairn_message_free(&told->base);
+}
+
+TEST(the_last_shard_is_not_drained_and_nothing_moves_when_all_are_stopped)
+{
+    Cairn__DrainMe drain = CAIRN__DRAIN_ME__INIT;
+    fake_shard_away(&fake, 2);
+    fake.shards[1].move.holds_prepare = true;
+    (void)fake_request(&fake.shards[0].peer, CAIRN_MSG_DRAIN_ME, &drain.base);
+    fake_until(&fake, fake.shards[1].move.next != NULL);
+    (void)fake_request(&fake.shards[1].peer, CAIRN_MSG_DRAIN_ME, &drain.base);
+    fake_until(&fake, fake.shards[0].error != 0 && fake.shards[1].error != 0);
+    ck_assert_ptr_nonnull(strstr(fake.shards[0].error_text, "all shards are being stopped"));
+    ck_assert_ptr_nonnull(strstr(fake.shards[1].error_text, "no shard that stays"));
+    fake_until(&fake, ended());
+    fake.shards[1].move.holds_prepare = false;
+    train();
+}
+
+TEST(a_shard_that_comes_gets_its_share_if_that_is_the_policy)
+{
+    static char on_join[] = "on_join";
+    fake.options.reshard = on_join;
+    fake.options.rebalance_above = 1100;
+    fake_shard_up(&fake, 3);
+    fake_until(&fake, toy()->reshard.running);
+    train_until_ended();
+    ck_assert(owns(2) && owns(3));
+}
+
+TEST(what_the_policy_could_not_do_at_first_is_done_when_it_can_be)
+{
+    static char on_join[] = "on_join";
+    fake_until(&fake, toy()->rounds.heard);
+    struct cairn_cluster_seat *seat = cairn_cluster_seat_find(toy()->cluster, s2);
+    const uint64_t bytes = seat->memory_bytes;
+    seat->memory_bytes = 64;
+    CAIRN_EACH_SHARD (toy(), i) toy()->shards[i].seat->memory_bytes = 64;
+    fake.options.rebalance_above = 1100;
+    fake.options.reshard = on_join;
+    fake_until(&fake, toy()->reshard.seats_refused == toy()->cluster->seats_taken);
+    ck_assert(!toy()->reshard.running);
+    seat->memory_bytes = bytes;
+    CAIRN_EACH_SHARD (toy(), i) toy()->shards[i].seat->memory_bytes = bytes;
+    fake_until(&fake, toy()->reshard.running);
+    train_until_ended();
+    ck_assert(owns(2));
+}
+
+SUITE(60, open_three, close_fake);

@@ -1,0 +1,372 @@
+/* Who dies while a job moves to other shards, when, and what that costs (see test_coordinator_reshard.c). */
+#include <check.h>
+
+#include "server/coordinator/base/seat.h"
+#include "server/coordinator/base/session.h"
+#include "server/coordinator/member/seats.h"
+#include "server/coordinator/seating.h"
+#include "tests/support/fake_move.h"
+#include "tests/support/reshard_toy.h"
+#include "tests/support/suite.h"
+
+/* ---- deaths ---- */
+
+static void check_that_a_joiner_goes(int silent)
+{
+    fake.shards[silent].move.holds_prepare = true;
+    apply_shards(3);
+    fake_until(&fake, fake.shards[silent].move.next != NULL);
+    fake_shard_away(&fake, 2);
+    fake_until(&fake, ended());
+    expect_state("failed");
+    ck_assert_uint_eq(toy()->layout->version, 1);
+    train();
+    fake_shard_clear(&fake.shards[2]);
+    fake_shard_up(&fake, 2);
+    fake.shards[silent].move.holds_prepare = false;
+    apply_shards(3);
+    train_until_ended();
+    ck_assert(owns(0) && owns(1) && owns(2));
+}
+
+TEST(a_joiner_that_goes_before_it_is_in_force_changes_nothing)
+{
+    check_that_a_joiner_goes(1);
+}
+
+TEST(a_joiner_that_goes_before_it_has_answered_changes_nothing)
+{
+    check_that_a_joiner_goes(2);
+}
+
+TEST(a_fresh_taker_that_dies_is_left_out_again)
+{
+    fake.shards[2].move.holds_moved = true;
+    apply_shards(3);
+    fake_until(&fake, toy()->layout->version == 2);
+    fake_shard_forget(&fake, 2);
+    fake_until(&fake, toy()->layout->version == 3);
+    ck_assert(owns(0) && owns(1) && !owns(2));
+    fake_until(&fake, fake.shards[0].move.settled == 3);
+    train_until_ended();
+    expect_state("done");
+    ck_assert(owns(0) && owns(1) && !owns(2)); // what was planned is not what follows
+    ck_assert_uint_eq(toy()->seat_count, 2);
+}
+
+TEST(a_fresh_taker_that_was_given_up_is_left_out_though_it_comes_back)
+{
+    fake.shards[2].move.holds_moved = true;
+    apply_shards(3);
+    fake_until(&fake, toy()->layout->version == 2);
+    fake_shard_away(&fake, 0); // without it there is no way back
+    fake_shard_away(&fake, 2);
+    fake_until(&fake, cairn_move_stage_of(toy()->reshard.move) == CAIRN_MOVE_LOST);
+    fake.shards[2].move.holds_moved = false;
+    fake_shard_up(&fake, 2);
+    fake_shard_up(&fake, 0);
+    train_until_ended();
+    ck_assert_int_eq(toy()->state, CAIRN_CLUSTER_JOB_RUNNING);
+    ck_assert(owns(0) && owns(1) && !owns(2) && !fake.shards[2].has_job);
+    train();
+}
+
+/* It has its part and nothing in it, as after a cancel; then it is lost. */
+TEST(a_shard_that_owns_nothing_and_dies_loses_nothing)
+{
+    apply_shards(3);
+    train_until_ended();
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
+    char *const drained[] = { s2 };
+    message.drain = (char **)(uintptr_t)drained;
+    message.n_drain = 1;
+    cairn_message_free(&expect_told(ask_reshard(&message))->base);
+    for (int i = 0; i < 50 && owns(2); i++) {
+        train();
+        for (int k = 0; k < 5; k++) fake_pump(&fake);
+    }
+    const Cairn__ReshardAsk cancel = question(CAIRN_RESHARD_CANCEL);
+    const uint32_t request = ask_reshard(&cancel);
+    for (int i = 0; i < 50; i++) fake_pump(&fake);
+    (void)request;
+    train(); // nobody fetches from it any more
+    if (toy()->seat_count == 3) fake_shard_forget(&fake, 2);
+    fake_until(&fake, toy()->seat_count == 2);
+    train();
+}
+
+/* What ends a run does so once: the shard that owns nothing stays, as nobody sends it away. */
+TEST(a_cancel_that_takes_a_joiner_back_ends_the_run_and_does_no_more)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
+    const Cairn__ReshardAsk cancel = question(CAIRN_RESHARD_CANCEL);
+    char *drained[] = { s1 }, *added[] = { s2 };
+    message.drain = drained;
+    message.n_drain = 1;
+    fake.shards[0].move.holds_moved = true;
+    cairn_message_free(&expect_told(ask_reshard(&message))->base);
+    fake_until(&fake, !owns(1));
+    cairn_message_free(&expect_told(ask_reshard(&cancel))->base);
+    fake.shards[0].move.holds_moved = false;
+    fake_move_release(&fake.shards[0]);
+    train_until_ended();
+    ck_assert_uint_eq(toy()->seat_count, 2);
+    fake.shards[0].move.holds_prepare = true;
+    message = question(CAIRN_RESHARD_APPLY);
+    message.add = added;
+    message.n_add = 1;
+    cairn_message_free(&expect_told(ask_reshard(&message))->base);
+    fake_until(&fake, fake.shards[0].move.next != NULL);
+    fake.shards[0].move.holds_prepare = false;
+    cairn_message_free(&expect_told(ask_reshard(&cancel))->base);
+    fake_until(&fake, ended());
+    for (int i = 0; i < 3; i++) train();
+    ck_assert_uint_eq(toy()->seat_count, 2);
+}
+
+TEST(a_coordinator_that_starts_again_goes_on_with_the_run)
+{
+    for (int point = 0; point < 4; point++) {
+        fake.shards[2].holds_create = point == 0;
+        fake.shards[1].move.holds_prepare = point == 1;
+        fake.shards[2].move.holds_moved = point >= 2;
+        const uint64_t before = toy()->layout->version;
+        apply_shards(3);
+        if (point == 0) fake_until(&fake, fake.shards[2].has_job);
+        if (point == 1) fake_until(&fake, fake.shards[1].move.next != NULL);
+        if (point >= 2) fake_until(&fake, toy()->layout->version > before);
+        if (point == 3) fake_until(&fake, fake.shards[0].move.is_told);
+        restart_coordinator();
+        tick_fast();
+        fake.shards[2].holds_create = false;
+        fake.shards[1].move.holds_prepare = fake.shards[2].move.holds_moved = false;
+        fake_shards_up(&fake, 3);
+        come_again("w0");
+        ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
+        train_until_ended();
+        ck_assert_msg(owners() == 3, "at %d: %s", point, toy()->reshard.told.text.text);
+        ck_assert_uint_lt(toy()->reshard.told.stage_us[CAIRN_MOVE_MOVING], UINT64_C(100000000));
+        // Back to two, for the next point.
+        Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
+        char *const drained[] = { s2 };
+        message.drain = (char **)(uintptr_t)drained;
+        message.n_drain = 1;
+        cairn_message_free(&expect_told(ask_reshard(&message))->base);
+        train_until_ended();
+        ck_assert_uint_eq(toy()->seat_count, 2);
+    }
+}
+
+/* Said yes to when the store has it. */
+TEST(a_coordinator_that_starts_again_goes_on_with_a_drain)
+{
+    Cairn__MemberDrain drain = CAIRN__MEMBER_DRAIN__INIT;
+    const Cairn__ReshardAsk status = question(CAIRN_RESHARD_STATUS);
+    drain.name = s0;
+    fake.shards[1].move.holds_moved = true;
+    hold_disk();
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_MEMBER_DRAIN, &drain.base);
+    cairn_message_free(&expect_told(ask_reshard(&status))->base); // the first that comes
+    release_disk();
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, request));
+    fake_until(&fake, toy()->layout->version == 2);
+    restart_coordinator();
+    tick_fast();
+    fake.shards[1].move.holds_moved = false;
+    fake_shards_up(&fake, 3);
+    come_again("w0");
+    ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
+    for (int i = 0; i < 50 && !fake.shards[0].move.is_ended; i++) {
+        train();
+        for (int k = 0; k < 20; k++) fake_pump(&fake);
+    }
+    fake_until(&fake, fake.shards[0].move.is_ended);
+    fake_shard_away(&fake, 0);
+    train();
+    fake_until(&fake, fake.cluster->saves.list == NULL);
+    restart_coordinator(); // it does not leave any more
+    ck_assert_ptr_null(cairn_cluster_seat_find(fake.cluster, s0));
+}
+
+/* The layout is in the store, and nobody was fenced with it: all have it prepared only. */
+TEST(a_coordinator_that_ends_before_its_fences_are_heard_loses_nothing)
+{
+    fake.shards[0].move.holds_prepare = true;
+    apply_shards(3);
+    for (int i = 0; i < 3; i++) fake_until(&fake, fake.shards[i].move.next != NULL);
+    fake.shards[0].move.holds_prepare = false;
+    fake_move_prepared(&fake.shards[0]);
+    for (int i = 0; i < 3; i++) fake.shards[i].dead = true;
+    fake_until(&fake, toy()->layout->version == 2);
+    restart_coordinator();
+    tick_fast();
+    for (int i = 0; i < 3; i++) ck_assert_uint_le(fake.shards[i].layout->version, 1);
+    fake_shards_up(&fake, 3);
+    come_again("w0");
+    ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
+    train_until_ended();
+    ck_assert_uint_eq(owners(), 3);
+}
+
+TEST(an_old_owner_that_is_away_for_a_while_is_waited_for)
+{
+    fake.shards[2].move.holds_moved = true;
+    apply_shards(3);
+    fake_until(&fake, toy()->layout->version == 2);
+    fake_shard_away(&fake, 0);
+    fake_shard_up(&fake, 0);
+    fake.shards[2].move.holds_moved = false;
+    train_until_ended();
+    ck_assert_int_eq(toy()->reshard.told.state, CAIRN_RESHARD_DONE);
+    train();
+}
+
+/* Without it no fence can go out, and the layout is durable. */
+TEST(a_fresh_taker_that_dies_while_the_layout_is_being_stored_is_left_out_again)
+{
+    apply_shards(3);
+    fake_until(&fake, toy()->layouts.storing);
+    cairn_cluster_seat_leave(toy()->shards[2].seat->session, CAIRN_ERR_CLOSED, "it dies");
+    fake_until(&fake, toy()->layout->version == 2);
+    ck_assert_uint_eq(fake.shards[0].layout->version, 1);
+    fake_shard_forget(&fake, 2);
+    fake_until(&fake, toy()->layout->version == 3);
+    ck_assert(owns(0) && owns(1) && !owns(2));
+    fake_until(&fake, fake.shards[0].move.settled == 3 && fake.shards[1].move.settled == 3);
+    ck_assert_uint_eq(toy()->seat_count, 2);
+    train();
+}
+
+/* It is asked for what it holds only once, and then the layout that has it is not in force yet. */
+TEST(a_fresh_taker_that_is_back_while_the_layout_is_being_stored_is_left_out_again)
+{
+    fake.shards[0].move.holds_prepare = true;
+    apply_shards(3);
+    for (int i = 0; i < 3; i++) fake_until(&fake, fake.shards[i].move.next != NULL);
+    hold_disk();
+    fake_move_prepared(&fake.shards[0]);
+    fake_until(&fake, toy()->layouts.storing);
+    fake.shards[0].move.holds_prepare = false;
+    fake_shard_forget(&fake, 2);
+    fake_shard_up(&fake, 2);
+    release_disk();
+    fake_until(&fake, toy()->layout->version == 3);
+    fake_until(&fake, fake.shards[0].move.settled == 3 && fake.shards[1].move.settled == 3);
+    ck_assert_uint_eq(toy()->seat_count, 2);
+    train();
+}
+
+TEST(a_fresh_taker_that_dies_with_the_coordinator_is_left_out_again)
+{
+    fake.shards[2].move.holds_moved = true;
+    apply_shards(3);
+    fake_until(&fake, fake.shards[0].move.is_told && fake.shards[1].move.is_told);
+    fake_shard_forget(&fake, 2);
+    restart_coordinator();
+    tick_fast();
+    ck_assert_uint_eq(toy()->layout->version, 2);
+    fake_shards_up(&fake, 2);
+    come_again("w0");
+    fake_shard_up(&fake, 2);
+    fake_until(&fake, fake.shards[0].move.settled == 3 && fake.shards[1].move.settled == 3);
+    ck_assert(owns(0) && owns(1) && !owns(2));
+    ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
+    train();
+}
+
+TEST(two_fresh_takers_that_die_in_one_slice_are_left_out_again)
+{
+    fake_shard_up(&fake, 3);
+    fake.shards[2].move.holds_moved = fake.shards[3].move.holds_moved = true;
+    apply_shards(4);
+    fake_until(&fake, toy()->layout->version == 2 && fake.shards[0].move.is_told);
+    fake_shard_forget(&fake, 2);
+    fake_shard_forget(&fake, 3);
+    fake_until(&fake, toy()->seat_count == 2);
+    fake_until(&fake, fake.shards[0].move.settled == toy()->layout->version);
+    ck_assert(owns(0) && owns(1));
+    train();
+}
+
+/* The second one after the way back from the first is in force. */
+TEST(a_second_fresh_taker_that_dies_on_the_way_back_is_left_out_too)
+{
+    fake_shard_up(&fake, 3);
+    for (int i = 0; i < 4; i++) fake.shards[i].move.holds_moved = true;
+    apply_shards(4);
+    fake_until(&fake, toy()->layout->version == 2);
+    fake_shard_forget(&fake, 2);
+    fake_until(&fake, toy()->layout->version == 3 && fake.shards[0].layout->version == 3);
+    fake_shard_forget(&fake, 3);
+    fake_until(&fake, toy()->seat_count == 2 && fake.shards[0].layout->version == 4);
+    fake_until(&fake, fake.shards[1].layout->version == 4);
+    for (int i = 0; i < 2; i++) {
+        fake.shards[i].move.holds_moved = false;
+        fake_move_release(&fake.shards[i]);
+    }
+    fake_until(&fake, fake.shards[0].move.settled == 4);
+    train();
+}
+
+/* What it gave is back, and it is the only one that has it. */
+TEST(a_giver_that_dies_on_the_way_back_is_not_left_out)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
+    char *drained[] = { s1 }, *added[] = { s2 };
+    message.drain = drained;
+    message.add = added;
+    message.n_drain = message.n_add = 1;
+    for (int i = 0; i < 3; i++) fake.shards[i].move.holds_moved = true;
+    cairn_message_free(&expect_told(ask_reshard(&message))->base);
+    fake_until(&fake, !owns(1) && fake.shards[0].layout->version == toy()->layout->version);
+    fake_shard_forget(&fake, 2);
+    fake_until(&fake, owns(1) && fake.shards[0].layout->version == toy()->layout->version);
+    fake_shard_forget(&fake, 1);
+    fake_shard_up(&fake, 1);
+    fake_until(&fake, toy()->state == CAIRN_CLUSTER_JOB_LOST);
+}
+
+/* It owns nothing, and others do not have what it gave. */
+TEST(a_giver_that_dies_before_all_are_whole_is_not_left_out)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
+    char *const drained[] = { s1 };
+    message.drain = (char **)(uintptr_t)drained;
+    message.n_drain = 1;
+    fake.shards[0].move.holds_moved = true;
+    cairn_message_free(&expect_told(ask_reshard(&message))->base);
+    fake_until(&fake, !owns(1) && fake.shards[0].layout->version == toy()->layout->version);
+    const uint64_t version = toy()->layout->version;
+    fake_shard_forget(&fake, 1);
+    fake_shard_up(&fake, 1);
+    fake_until(&fake, toy()->state == CAIRN_CLUSTER_JOB_LOST);
+    ck_assert_uint_eq(toy()->layout->version, version);
+}
+
+/* The store is lost when two shards were fenced with the layout, and the third has it prepared. */
+TEST(a_store_that_is_rebuilt_in_mid_change_has_the_layout_that_all_shards_have)
+{
+    fake.shards[0].move.holds_prepare = true;
+    apply_shards(3);
+    fake_until(&fake, fake.shards[0].move.next != NULL && fake.shards[1].move.next != NULL);
+    fake_until(&fake, fake.shards[2].move.next != NULL);
+    fake.shards[1].dead = true;
+    fake_move_prepared(&fake.shards[0]);
+    fake_until(&fake, fake.shards[0].layout->version == 2 && fake.shards[2].layout->version == 2);
+    ck_assert_uint_eq(fake.shards[1].layout->version, 1);
+    fake.shards[0].move.holds_prepare = false;
+    fake_store_lose(&fake);
+    fake_peer_close(&admin);
+    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
+    fake_shards_up(&fake, 3);
+    Cairn__ClusterAdopt adopt = CAIRN__CLUSTER_ADOPT__INIT;
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_CLUSTER_ADOPT, &adopt.base);
+    Cairn__ClusterAdopted *adopted = fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_ADOPTED, request);
+    ck_assert_uint_eq(adopted->n_jobs, 1);
+    ck_assert_str_eq(adopted->jobs[0]->refused, "");
+    cairn_message_free(&adopted->base);
+    ck_assert_uint_eq(toy()->layout->version, 2);
+    ck_assert_uint_eq(toy()->seat_count, 3);
+}
+
+SUITE(60, open_three, close_fake);
