@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "tests/support/fake_shard.h"
+
 struct fake_cluster fake;
 struct fake_peer w = { .fd = -1 }, admin = { .fd = -1 };
 uint64_t job;
@@ -96,6 +98,20 @@ void restart_coordinator(void)
     fake_coordinator_start(&fake);
     fake_peer_close(&admin);
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
+}
+
+void drain_shard(uint32_t shard)
+{
+    Cairn__MemberDrain message = CAIRN__MEMBER_DRAIN__INIT;
+    message.name = fake.shards[shard].name;
+    message.wait = true;
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_MEMBER_DRAIN, &message.base);
+    for (int i = 0; i < 50 && !fake.shards[shard].move.is_ended; i++) {
+        train();
+        for (int k = 0; k < 20; k++) fake_pump(&fake);
+    }
+    ck_assert(fake.shards[shard].move.is_ended);
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, request));
 }
 
 uint32_t ask_snapshot(struct fake_peer *peer, bool wait)

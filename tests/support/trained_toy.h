@@ -35,6 +35,8 @@ uint64_t train(void);
 struct cairn_cluster_job *toy(void);
 /* Stopped and started again; `admin` is a new connection. */
 void restart_coordinator(void);
+/* While steps go on, until it holds nothing and was told to end. */
+void drain_shard(uint32_t shard);
 uint32_t ask_snapshot(struct fake_peer *peer, bool wait);
 Cairn__SnapshotStatus *expect_snapshot(uint32_t request);
 /* Waits until it is committed. */

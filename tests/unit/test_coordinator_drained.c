@@ -15,21 +15,6 @@ static struct cairn_cluster_seat *seat_of_s0(void)
     return cairn_cluster_seat_find(fake.cluster, "s0");
 }
 
-/* Shard 0 holds nothing any more, and was told to end. */
-static void drain(void)
-{
-    Cairn__MemberDrain message = CAIRN__MEMBER_DRAIN__INIT;
-    message.name = fake.shards[0].name;
-    message.wait = true;
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_MEMBER_DRAIN, &message.base);
-    for (int i = 0; i < 50 && !fake.shards[0].move.is_ended; i++) {
-        train();
-        for (int k = 0; k < 20; k++) fake_pump(&fake);
-    }
-    ck_assert(fake.shards[0].move.is_ended);
-    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, request));
-}
-
 static uint32_t times_drained(void)
 {
     Cairn__EventsGet get = CAIRN__EVENTS_GET__INIT;
@@ -44,7 +29,7 @@ static uint32_t times_drained(void)
 
 TEST(a_drained_shard_that_comes_back_has_not_heard_that_it_is_to_end)
 {
-    drain();
+    drain_shard(0);
     for (int i = 0; i < 2; i++) {
         fake.shards[0].move.is_ended = false; // its connection broke first
         fake_shard_away(&fake, 0);
@@ -57,7 +42,7 @@ TEST(a_drained_shard_that_comes_back_has_not_heard_that_it_is_to_end)
 
 TEST(a_drained_shard_that_comes_before_it_is_missed_is_told_again)
 {
-    drain();
+    drain_shard(0);
     struct fake_peer first = fake.shards[0].peer;
     fake.shards[0].move.is_ended = false;
     fake.shards[0].peer.fd = -1;
@@ -68,7 +53,7 @@ TEST(a_drained_shard_that_comes_before_it_is_missed_is_told_again)
 
 TEST(another_process_of_its_name_is_a_new_shard)
 {
-    drain();
+    drain_shard(0);
     fake_shard_forget(&fake, 0);
     fake.shards[0].move.is_ended = false;
     fake_shard_up(&fake, 0);
@@ -89,7 +74,7 @@ static void restore_by_itself(void)
 
 TEST(a_restore_does_not_wait_for_a_drained_shard)
 {
-    drain();
+    drain_shard(0);
     fake_shard_away(&fake, 0);
     cairn_message_free(&take_snapshot()->base);
     restore_by_itself();

@@ -173,4 +173,19 @@ TEST(storage_that_is_not_mounted_at_a_shard_is_no_damage)
     cairn_spec_release(&spec);
 }
 
+TEST(a_drained_shard_is_not_waited_for)
+{
+    struct cairn_job_spec_data spec = fake_spec(1);
+    drain_shard(0);
+    fake_shard_away(&fake, 0);
+    Cairn__SnapshotStatus *saved = take_snapshot();
+    lose();
+    come_again("again");
+    Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, ask_open(&w, &spec));
+    ck_assert_uint_eq(attached->step, saved->step);
+    cairn_message_free(&attached->base);
+    cairn_message_free(&saved->base);
+    cairn_spec_release(&spec);
+}
+
 SUITE(30, set_up, close_fake);

@@ -37,7 +37,6 @@ static bool wants_restore(const struct cairn_cluster_member *member)
 static bool begin_resume(struct cairn_cluster_member *member)
 {
     struct cairn_cluster *cluster = member->session->cluster;
-    if (cairn_cluster_seats_up(cluster) < (uint64_t)cluster->options->shards) return false;
     if (cairn_cluster_resume_begin(cluster, member->job_name)) return false;
     cairn_cluster_opening_refuse(member, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     return true;
@@ -54,7 +53,10 @@ static bool advance(struct cairn_cluster_member *member)
             cairn_cluster_recovery_pending(job))
             return false;
         const bool lost = job->state == CAIRN_CLUSTER_JOB_LOST; // also if its parts may return
-        if (lost && wants_restore(member)) return begin_resume(member);
+        if (lost && wants_restore(member))
+            return cairn_cluster_seats_staying(cluster, false) >=
+                       cairn_cluster_recovery_shards(job) &&
+                   begin_resume(member);
         if (member->opening.attached_id != 0 && member->opening.attached_id != job->id)
             refuse_another(member);
         else
