@@ -51,6 +51,20 @@ TEST(a_drained_shard_that_comes_before_it_is_missed_is_told_again)
     fake_peer_close(&first);
 }
 
+TEST(a_coordinator_that_starts_again_waits_for_it_longer_than_it_waits_between_two_attempts)
+{
+    drain_shard(0);
+    fake.options.lease_timeout_ms = 1000;
+    restart_coordinator();
+    seat_of_s0()->since_ms -= 3000;
+    tick_fast();
+    for (int k = 0; k < 50; k++) fake_pump(&fake);
+    ck_assert(seat_of_s0()->leaving);
+    fake.shards[0].move.is_ended = false;
+    fake_shard_up(&fake, 0);
+    fake_until(&fake, fake.shards[0].move.is_ended);
+}
+
 TEST(another_process_of_its_name_is_a_new_shard)
 {
     drain_shard(0);

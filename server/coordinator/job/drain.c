@@ -16,6 +16,9 @@
 #include "server/coordinator/store/saves.h"
 #include "server/coordinator/store/store.h"
 
+/* Longer than a shard waits from one attempt to connect to the next. */
+#define COMES_AGAIN_MS 5000
+
 static void fail(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
                  cairn_status status, const char *text);
 
@@ -409,7 +412,8 @@ static void spread(struct cairn_cluster_job *job)
 static bool has_ended(const struct cairn_cluster *cluster, const struct cairn_cluster_seat *seat)
 {
     return seat->session == NULL && !holds_any(cluster, seat) &&
-           uv_now(cluster->loop) - seat->since_ms >= (uint64_t)cluster->options->lease_timeout_ms;
+           uv_now(cluster->loop) - seat->since_ms >=
+               (uint64_t)cluster->options->lease_timeout_ms + COMES_AGAIN_MS;
 }
 
 void cairn_cluster_drains_tick(struct cairn_cluster *cluster)
