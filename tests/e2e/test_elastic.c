@@ -19,6 +19,7 @@ enum {
     CHANGES_LONG = 1000,
     WORKERS = 3,
     STEPS_AFTER = 30,
+    STEP_MS = 50, /* at most, in the mean */
     STEPS_BETWEEN = 3,
     TURN_MS = 20
 };
@@ -185,8 +186,10 @@ static void await_step(struct storm *s, uint64_t step)
 
 static void end_workers(struct storm *s)
 {
+    const uint64_t left = atomic_load(&s->shared->until) - atomic_load(&s->shared->step);
+    const int wait_ms = CLUSTER_WAIT_MS + (int)left * STEP_MS;
     for (int i = 0; i < WORKERS; i++)
-        if (s->workers[i] != 0) ck_assert_int_eq(cluster_wait(s->workers[i], CLUSTER_WAIT_MS), 0);
+        if (s->workers[i] != 0) ck_assert_int_eq(cluster_wait(s->workers[i], wait_ms), 0);
 }
 
 static void start_run(struct storm *s, const struct elastic_model *model, int shards,

@@ -75,10 +75,10 @@ static bool is_wanted(const struct cell *c)
 
 static struct cell cell_of(int i)
 {
-    struct cell c = { .deed = i % DEEDS,
-                      .victim = i / DEEDS % VICTIMS,
+    struct cell c = { .deed = (enum deed)(i % DEEDS),
+                      .victim = (enum victim)(i / DEEDS % VICTIMS),
                       .point = &points_of[i / DEEDS / VICTIMS % POINTS],
-                      .change = i / DEEDS / VICTIMS / POINTS };
+                      .change = (enum change)(i / DEEDS / VICTIMS / POINTS) };
     snprintf(c.name, sizeof c.name, "%s.%s.%s.%s", changes[c.change], c.point->name,
              victims[c.victim], deeds[c.deed]);
     return c;
