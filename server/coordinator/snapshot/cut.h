@@ -40,7 +40,6 @@ struct cairn_cluster_cut {
     enum cairn_cluster_cut_stage stage;
     bool is_asked; /* the core has been told to pin it */
     bool making_folder;
-    char id[CAIRN_SNAPSHOT_ID_BYTES];
     struct cairn_version version;
     uint64_t begun_ms;   /* of the loop's clock */
     uint64_t stuck_ms;   /* cairn_cluster_now_ms: since when it waits in vain; 0: it does not */
@@ -49,6 +48,7 @@ struct cairn_cluster_cut {
     /* of the thread that makes the folder, until that is done */
     cairn_status folder_status;
     struct cairn_sentence folder_why;
+    char id[CAIRN_SNAPSHOT_ID_BYTES];
     uint64_t bytes;   /* of all files */
     bool has_payload; /* the manifest has one: of the first part that came */
 
