@@ -257,7 +257,10 @@ static cairn_status follow_device(struct cairn_shard_job *job, struct cairn_publ
 cairn_status cairn_copy_follow(struct cairn_shard_job *job, struct cairn_published *copy,
                                struct cairn_sentence *why)
 {
-    if (copy->view == job->view && (copy->settled++, !is_too_large(copy))) return CAIRN_OK;
+    if (copy->view == job->view) {
+        copy->settled++;
+        if (!is_too_large(copy)) return CAIRN_OK;
+    }
     uint64_t *checksums = calloc((size_t)job->view->table.map.chunk_count + 1, sizeof *checksums);
     if (checksums == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the checksums of a version");
