@@ -49,9 +49,7 @@ TEST(a_move_takes_of_the_card_what_is_counted_and_what_was_given_is_the_cards)
     ck_assert_uint_gt(stage_job(1)->memory.device, had);
     ck_assert_uint_eq(released() + counted(), all);
     stage_force(stage_half);
-    stage_resolve();
-    stage_hear_moved();
-    stage_settle();
+    stage_complete();
     ck_assert_uint_eq(released() + counted(), all);
     for (int i = 0; i < 3; i++) stage_round(); // copies follow
     ck_assert_uint_eq(released() + counted(), all);

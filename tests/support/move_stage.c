@@ -301,13 +301,18 @@ void stage_settle(void)
         while (stage_job(i)->move.now != NULL) turn_all();
 }
 
+void stage_complete(void)
+{
+    stage_resolve();
+    stage_hear_moved();
+    stage_settle();
+}
+
 void stage_move(const struct stage_run *table)
 {
     stage_prepare(table);
     stage_force(table);
-    stage_resolve();
-    stage_hear_moved();
-    stage_settle();
+    stage_complete();
 }
 
 void stage_begin_taking(void)

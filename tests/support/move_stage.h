@@ -61,6 +61,8 @@ void stage_resolve(void);
 /* Hears from each that it has all that it owns. */
 void stage_hear_moved(void);
 void stage_settle(void);
+/* From stage_resolve to stage_settle. */
+void stage_complete(void);
 /* From stage_prepare to stage_settle. */
 void stage_move(const struct stage_run *table);
 /* Until shard 0 is SERVING again, shard 1 lacks what comes to it with HALF. */

@@ -246,9 +246,7 @@ TEST(a_new_epoch_of_the_layout_in_force_leaves_what_is_prepared)
     stage_resolve();
     stage_round();
     stage_force(stage_half);
-    stage_resolve();
-    stage_hear_moved();
-    stage_settle();
+    stage_complete();
     stage_round();
     stage_check();
     leave();

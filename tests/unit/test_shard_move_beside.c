@@ -198,9 +198,7 @@ TEST(a_relay_ends_as_the_layout_changes)
     ck_assert_ptr_nonnull(cairn_relay_of(stage_job(0)));
     stage_force(stage_half);
     ck_assert_ptr_null(cairn_relay_of(stage_job(0)));
-    stage_resolve();
-    stage_hear_moved();
-    stage_settle();
+    stage_complete();
     stage_round();
     stage_check();
     stage_close();

@@ -76,9 +76,7 @@ TEST(another_coordinator_finds_what_is_prepared_and_brings_it_into_force)
         ck_assert_uint_eq(held_of(i)->layout_version, 2);
         ck_assert_uint_eq(held_of(i)->next_layout_version, 0);
     }
-    stage_resolve();
-    stage_hear_moved();
-    stage_settle();
+    stage_complete();
     stage_round();
     stage_check();
     stage_close();
@@ -129,9 +127,7 @@ TEST(a_fence_that_waits_ends_with_its_coordinator)
         ck_assert_uint_eq(held_of(i)->next_layout_version, 2);
     }
     stage_force(stage_half);
-    stage_resolve();
-    stage_hear_moved();
-    stage_settle();
+    stage_complete();
     stage_round();
     stage_check();
     stage_close();
@@ -147,9 +143,7 @@ TEST(another_coordinator_hears_again_who_is_whole_and_settles)
     stage_hear_moved();
     come_back();
     stage_fence(2);
-    stage_resolve();
-    stage_hear_moved();
-    stage_settle();
+    stage_complete();
     come_back();
     stage_fence(2); // it does not know that all is settled
     stage_resolve();
@@ -165,8 +159,33 @@ TEST(a_coordinator_that_comes_in_the_middle_does_not_stop_what_comes)
     stage_job(0)->state = CAIRN_JOB_SERVING;
     come_back();
     stage_fence(2);
+    stage_complete();
+    stage_round();
+    stage_check();
+    stage_close();
+}
+
+/* One that joined dies before it is whole, and its slice is taken back. */
+static void open_and_lose_a_joiner(void)
+{
+    stage_open("mem");
+    stage_round();
+    stage_move(stage_half);
+    stage_round();
+    stage_join(stage_half);
+    stage_prepare(stage_out);
+    stage_force(stage_out);
+    scene_close(&stage.shard[--stage.count]);
+    stage_prepare(stage_half);
+    stage_force(stage_half);
+}
+
+/* Nobody lacks anything, at once: nothing was fetched. */
+static void close_with_all_there(void)
+{
     stage_resolve();
     stage_hear_moved();
+    stage_check();
     stage_settle();
     stage_round();
     stage_check();
@@ -175,47 +194,17 @@ TEST(a_coordinator_that_comes_in_the_middle_does_not_stop_what_comes)
 
 TEST(when_one_that_joined_dies_before_it_is_whole_the_givers_have_all_that_they_gave)
 {
-    stage_open("mem");
-    stage_round();
-    stage_move(stage_half);
-    stage_round();
-    stage_join(stage_half);
-    stage_prepare(stage_out);
-    stage_force(stage_out);
-    scene_close(&stage.shard[--stage.count]);
-    stage_prepare(stage_half);
-    stage_force(stage_half);
-    stage_resolve();
-    stage_hear_moved();
-    stage_check(); // at once: nothing was fetched
-    stage_settle();
-    stage_round();
-    stage_check();
-    stage_close();
+    open_and_lose_a_joiner();
+    close_with_all_there();
 }
 
 /* Two that joined die in one slice: what comes after the way back moves nothing. */
 TEST(the_way_back_is_taken_again_without_another_shard)
 {
-    stage_open("mem");
-    stage_round();
-    stage_move(stage_half);
-    stage_round();
-    stage_join(stage_half);
-    stage_prepare(stage_out);
-    stage_force(stage_out);
-    scene_close(&stage.shard[--stage.count]);
+    open_and_lose_a_joiner();
     stage_prepare(stage_half);
     stage_force(stage_half);
-    stage_prepare(stage_half);
-    stage_force(stage_half);
-    stage_resolve();
-    stage_hear_moved();
-    stage_check();
-    stage_settle();
-    stage_round();
-    stage_check();
-    stage_close();
+    close_with_all_there();
 }
 
 static void open_round(struct scene *scene)
