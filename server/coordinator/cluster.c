@@ -82,6 +82,7 @@ static void on_tick(uv_timer_t *timer)
         cairn_cluster_straggler_tick(job);
     }
     cairn_cluster_drains_tick(cluster);
+    cairn_cluster_reshard_spread(cluster);
 }
 
 /* ---- closing ---- */

@@ -219,7 +219,7 @@ TEST(a_shard_that_is_busy_is_asked_again_with_the_next_tick)
     fake.shards[1].move.refuse = "a round is at work";
     fake.shards[1].move.refuse_status = CAIRN_ERR_BUSY;
     apply_shards(3);
-    fake_until(&fake, toy()->reshard.rests);
+    fake_until(&fake, toy()->reshard.is_refused);
     ck_assert_ptr_nonnull(strstr(toy()->reshard.told.text.text, "a round is at work"));
     fake.shards[1].move.refuse = NULL;
     train_until_ended();

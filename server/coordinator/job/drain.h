@@ -1,5 +1,4 @@
-/* Shards that leave the cluster: all that they hold goes to others first; and shards that came, to which
- * something goes, if that is the policy. */
+/* Shards that leave the cluster: all that they hold goes to others first. */
 #ifndef CAIRN_COORDINATOR_JOB_DRAIN_H
 #define CAIRN_COORDINATOR_JOB_DRAIN_H
 
@@ -15,7 +14,7 @@ void cairn_cluster_drain_me(struct cairn_cluster_session *session, uint32_t requ
 /* Those that the store knows. CAIRN_ERR_NO_MEMORY, or an error of the store. */
 cairn_status cairn_cluster_drains_load(struct cairn_cluster *cluster,
                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* The next steps of all that leave, and of jobs that shards came for. */
+/* The next steps of all that leave. */
 void cairn_cluster_drains_tick(struct cairn_cluster *cluster);
 void cairn_cluster_drains_forget(struct cairn_cluster *cluster,
                                  const struct cairn_cluster_session *session);

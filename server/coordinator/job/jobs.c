@@ -103,7 +103,7 @@ static cairn_status choose_shards(struct cairn_cluster_job *job, uint32_t shard_
         return CAIRN_ERR_NO_MEMORY;
     weigh_seats(job);
     for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next) {
-        if (!cairn_cluster_seat_obeys(s) || s->leaving || count == CAIRN_SEATS_MAX) continue;
+        if (!cairn_cluster_seat_stays(s) || count == CAIRN_SEATS_MAX) continue;
         uint32_t place = count++;
         for (; place > 0 && is_better(s, seats[place - 1]); place--)
             seats[place] = seats[place - 1];

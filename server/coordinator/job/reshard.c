@@ -58,7 +58,7 @@ void cairn_cluster_reshard_end(struct cairn_cluster_job *job,
     r->joiners = NULL;
     r->joiner_count = 0;
     r->target = NULL;
-    r->running = r->canceled = r->publishing = r->rests = false;
+    r->running = r->canceled = r->publishing = r->is_refused = false;
     r->asking = NULL;
     r->told.state = state;
     r->told.ended_ms = cairn_cluster_now_ms(job->cluster);
@@ -79,7 +79,7 @@ void cairn_cluster_reshard_slice_ended(struct cairn_cluster_job *job, cairn_stat
         r->told.state_us += r->came_us;
     } else if (status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY) {
         cairn_sentence_set(&r->told.text, "%s", text);
-        r->rests = true; // what passes by itself is waited for
+        r->is_refused = true; // what passes by itself is waited for
     } else if (status == CAIRN_ERR_UNREACHABLE && r->joiner_count == 0 &&
                job->shard_count == job->layout->shard_count) {
         cairn_sentence_set(&r->told.text, "%s", text); // again, when all are there
@@ -124,7 +124,7 @@ static void on_republished(struct cairn_cluster_job *job, const void *about, cai
         cairn_cluster_members_layout_changed(job);
     } else {
         cairn_sentence_set(&r->told.text, "publishing it in the new layout: %.300s", text);
-        r->rests = true;
+        r->is_refused = true;
     }
     cairn_cluster_tiles_advance(job); // opens the gate
     cairn_cluster_reshard_advance(job);
@@ -214,7 +214,7 @@ static void finish(struct cairn_cluster_job *job)
 static bool may_step(const struct cairn_cluster_job *job)
 {
     const struct cairn_cluster_reshard *r = &job->reshard;
-    if (!r->running || r->busy || r->rests || r->asking != NULL || r->move == NULL ||
+    if (!r->running || r->busy || r->is_refused || r->asking != NULL || r->move == NULL ||
         job->rounds.in_event || job->core == NULL || job->cluster->closing ||
         job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->rounds.heard ||
         cairn_move_stage_of(r->move) != CAIRN_MOVE_REST)
@@ -306,7 +306,7 @@ void cairn_cluster_reshard_advance(struct cairn_cluster_job *job)
 
 void cairn_cluster_reshard_tick(struct cairn_cluster_job *job)
 {
-    job->reshard.rests = false;
+    job->reshard.is_refused = false;
     cairn_cluster_reshard_advance(job);
 }
 
@@ -353,8 +353,8 @@ static void note_begin(struct cairn_cluster_job *job, const struct cairn_cluster
         .shards_before = job->seat_count,
         .begun_ms = cairn_cluster_now_ms(job->cluster),
         .median_us = cairn_cluster_pace_median(&job->pace),
+        .shards_after = cairn_cluster_reshard_wish_owners(wish),
     };
-    for (uint32_t i = 0; i < wish->count; i++) told->shards_after += wish->shards[i].weight > 0;
 }
 
 cairn_status cairn_cluster_reshard_begin(struct cairn_cluster_job *job,

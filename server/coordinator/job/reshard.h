@@ -1,11 +1,12 @@
 /* A job is spread over other shards, or otherwise, while it goes on: a re-sharding, in slices.
  *
  *   run      reshard.c        which step is next: shards join, slices follow each other, the end
+ *   wish     reshard_wish.c   what is asked for: by operators, by the run itself, or all that is here
  *   plan     reshard_plan.c   over which shards, where to; and what is told of it
  *   pace     reshard_pace.c   how large a slice is while steps are made, and when one may begin
- *   join     reshard_join.c   shards that have no part yet get one that owns nothing
+ *   join     reshard_join.c   shards that have no part yet get one that owns nothing, and by policy more
  *   slice    reshard_slice.c  the machine of one slice (server/core/move.h), and the words to shards
- *   asked    reshard_admin.c  by operators; drain.c: by shards that leave, and by policy
+ *   asked    reshard_admin.c  by operators; drain.c: by shards that leave
  *
  * A run is in the store by the weights of its shards, so that a coordinator that is started again goes on
  * with it: it plans anew from where the layout is. The layouts themselves: member/layouts.h. */
@@ -32,7 +33,6 @@ struct cairn_cluster_reshard_wish {
     uint32_t count;
     double pause; /* a step may become longer by this part; 0: the default */
 };
-void cairn_cluster_reshard_wish_release(struct cairn_cluster_reshard_wish *wish);
 
 enum cairn_cluster_reshard_state {
     CAIRN_RESHARD_NONE, /* no run was there since the coordinator started */
@@ -77,8 +77,8 @@ struct cairn_cluster_reshard {
     const char *asking;          /* static: what shards or the store are asked for; NULL: nothing */
     uint32_t serial;             /* of what is asked: an answer of another one is stale */
     bool publishing;             /* no round opens */
-    bool busy;  /* an event of it is at work: no step begins in the middle of that */
-    bool rests; /* what was asked for was refused, and is asked for with the next tick */
+    bool busy;       /* an event of it is at work: no step begins in the middle of that */
+    bool is_refused; /* what was asked for was refused, and is asked for with the next tick */
     /* cluster->seats_taken when it was last spread over the shards there are, and when that was refused */
     uint64_t seats_seen, seats_refused;
 
@@ -121,6 +121,30 @@ void cairn_cluster_reshard_close(struct cairn_cluster_job *job);
 /* The job is freed. */
 void cairn_cluster_reshard_release(struct cairn_cluster_job *job);
 
+/* ---- the wish ---- */
+
+void cairn_cluster_reshard_wish_release(struct cairn_cluster_reshard_wish *wish);
+/* Shards that are to own something. */
+uint32_t cairn_cluster_reshard_wish_owners(const struct cairn_cluster_reshard_wish *wish);
+/* The wish that the job's run goes by. CAIRN_ERR_NO_MEMORY. */
+cairn_status
+cairn_cluster_reshard_wish_of(const struct cairn_cluster_job *job,
+                              struct cairn_cluster_reshard_wish *wish_out) CAIRN_MUST_CHECK;
+/* A wish that leaves everything where it is, but off those that leave; with room for every shard there is.
+ * CAIRN_ERR_NO_MEMORY. */
+cairn_status
+cairn_cluster_reshard_wish_present(const struct cairn_cluster_job *job,
+                                   struct cairn_cluster_reshard_wish *wish_out) CAIRN_MUST_CHECK;
+/* Adds every shard that is here and stays; of stage 0 one, if it has none. */
+void cairn_cluster_reshard_wish_all(const struct cairn_cluster_job *job,
+                                    struct cairn_cluster_reshard_wish *wish);
+/* What an operator asks for. CAIRN_ERR_INVALID, CAIRN_ERR_NOT_FOUND, CAIRN_ERR_NOT_READY and
+ * CAIRN_ERR_NO_MEMORY, with what is wrong with it. */
+cairn_status cairn_cluster_reshard_wish_asked(const struct cairn_cluster_job *job,
+                                              const Cairn__ReshardAsk *ask,
+                                              struct cairn_cluster_reshard_wish *wish_out,
+                                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
 /* ---- the plan ---- */
 
 struct cairn_cluster_reshard_target {
@@ -134,18 +158,6 @@ cairn_status cairn_cluster_reshard_plan(const struct cairn_cluster_job *job,
                                         struct cairn_cluster_reshard_target *target_out,
                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
 void cairn_cluster_reshard_target_release(struct cairn_cluster_reshard_target *target);
-/* The wish that the job's run goes by. CAIRN_ERR_NO_MEMORY. */
-cairn_status
-cairn_cluster_reshard_wish_of(const struct cairn_cluster_job *job,
-                              struct cairn_cluster_reshard_wish *wish_out) CAIRN_MUST_CHECK;
-/* A wish that leaves everything where it is, but off those that leave; with room for every shard there is.
- * CAIRN_ERR_NO_MEMORY. */
-cairn_status
-cairn_cluster_reshard_wish_present(const struct cairn_cluster_job *job,
-                                   struct cairn_cluster_reshard_wish *wish_out) CAIRN_MUST_CHECK;
-/* Adds every shard that is here and stays; of stage 0 one, if it has none. */
-void cairn_cluster_reshard_wish_all(const struct cairn_cluster_job *job,
-                                    struct cairn_cluster_reshard_wish *wish);
 /* The next slice on the way to the target; *next_out NULL: it is reached. */
 cairn_status cairn_cluster_reshard_slice(const struct cairn_cluster_job *job,
                                          struct cairn_layout **next_out,
@@ -173,6 +185,9 @@ double cairn_cluster_reshard_expected_pause_s(const struct cairn_cluster_job *jo
 bool cairn_cluster_reshard_is_paced(const struct cairn_cluster_job *job);
 
 /* ---- shards that join ---- */
+
+/* By the policy on_join: jobs are spread over shards that came. With each tick. */
+void cairn_cluster_reshard_spread(struct cairn_cluster *cluster);
 
 /* Gives those that join their parts; the run is advanced then. */
 void cairn_cluster_reshard_join(struct cairn_cluster_job *job);

@@ -1,11 +1,15 @@
 /* Shards that join a job: each gets a part that owns nothing and serves at once, so that it can prepare the
- * next layout as the others do. See reshard.h. */
+ * next layout as the others do; and, if that is the policy, its share. See reshard.h. */
+#include <string.h>
+
 #include "proto/plan/plan_job.h"
+#include "proto/plan/reshard.h"
 #include "server/base/log.h"
 #include "server/coordinator/base/calls.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/base/session.h"
+#include "server/coordinator/cluster.h"
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/store/events.h"
 
@@ -123,4 +127,49 @@ void cairn_cluster_reshard_unjoin(struct cairn_cluster_job *job)
     cairn_cluster_tiles_advance(job);
     cairn_cluster_members_attach(job);
     job->reshard.busy = was_busy;
+}
+
+/* ---- by policy ---- */
+
+/* Over all that are here, if the heaviest would be too much heavier than its share where nothing moves. */
+static cairn_status spread_if_uneven(struct cairn_cluster_job *job,
+                                     const struct cairn_cluster_reshard_wish *wish,
+                                     struct cairn_sentence *why)
+{
+    struct cairn_cluster_reshard_target target;
+    const cairn_status status = cairn_cluster_reshard_plan(job, wish, &target, why);
+    if (status != CAIRN_OK) return status;
+    const double above = (double)job->cluster->options->rebalance_above / 1000;
+    const bool uneven = target.report->heaviest_before > above && target.report->moved_bytes > 0;
+    cairn_cluster_reshard_target_release(&target);
+    return uneven ? cairn_cluster_reshard_begin(job, wish, why) : CAIRN_OK;
+}
+
+/* Once for the shards that came; what was refused, with each tick, and said once. */
+static void spread(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_reshard *r = &job->reshard;
+    const uint64_t seats = job->cluster->seats_taken;
+    struct cairn_cluster_reshard_wish wish;
+    struct cairn_sentence why;
+    if (job->state != CAIRN_CLUSTER_JOB_RUNNING || r->running ||
+        !cairn_cluster_job_shards_up(job) || !job->rounds.heard || r->seats_seen == seats ||
+        cairn_cluster_reshard_wish_present(job, &wish) != CAIRN_OK)
+        return;
+    cairn_cluster_reshard_wish_all(job, &wish);
+    const cairn_status status = spread_if_uneven(job, &wish, &why);
+    cairn_cluster_reshard_wish_release(&wish);
+    if (status == CAIRN_OK)
+        r->seats_seen = seats;
+    else if (r->seats_refused != seats)
+        cairn_log_warn("job %s is not spread over the shards that came: %s", job->spec.name,
+                       why.text);
+    if (status != CAIRN_OK) r->seats_refused = seats;
+}
+
+void cairn_cluster_reshard_spread(struct cairn_cluster *cluster)
+{
+    const char *policy = cluster->options->reshard;
+    if (policy == NULL || strcmp(policy, "on_join") != 0) return;
+    for (struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) spread(j);
 }

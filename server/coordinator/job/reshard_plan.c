@@ -2,7 +2,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "proto/plan/plan_job.h"
 #include "proto/plan/reshard.h"
@@ -14,37 +13,13 @@
 #define SLICE_BYTES_MAX ((uint64_t)64 << 20)
 #define SLICE_PART_MAX  0.02 /* of what the shard owns, where that is more */
 
-void cairn_cluster_reshard_wish_release(struct cairn_cluster_reshard_wish *wish)
-{
-    free(wish->shards);
-    wish->shards = NULL;
-    wish->count = 0;
-}
-
-cairn_status cairn_cluster_reshard_wish_of(const struct cairn_cluster_job *job,
-                                           struct cairn_cluster_reshard_wish *wish_out)
-{
-    const struct cairn_cluster_reshard *r = &job->reshard;
-    *wish_out = (struct cairn_cluster_reshard_wish) { .pause = r->pace.pause };
-    wish_out->shards = calloc((size_t)job->shard_count + r->joiner_count + 1,
-                              sizeof *wish_out->shards);
-    if (wish_out->shards == NULL) return CAIRN_ERR_NO_MEMORY;
-    for (uint32_t i = 0; i < job->shard_count; i++)
-        wish_out->shards[wish_out->count++] =
-            (struct cairn_cluster_joiner) { job->shards[i].seat, job->shards[i].weight };
-    for (uint32_t i = 0; i < r->joiner_count; i++)
-        wish_out->shards[wish_out->count++] = r->joiners[i];
-    return CAIRN_OK;
-}
-
 /* ---- may it be? ---- */
 
 static cairn_status judge_stage_0(const struct cairn_cluster_job *job,
                                   const struct cairn_cluster_reshard_wish *wish,
                                   struct cairn_sentence *why)
 {
-    uint32_t owners = 0;
-    for (uint32_t i = 0; i < wish->count; i++) owners += wish->shards[i].weight > 0;
+    const uint32_t owners = cairn_cluster_reshard_wish_owners(wish);
     if (job->spec.stage != 0 || owners == 1) return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_INVALID,
                       "job %s has stage 0: one shard has all of its state, and it cannot be spread "

@@ -20,8 +20,7 @@ uint32_t cairn_cluster_seats_staying(const struct cairn_cluster *cluster, bool s
 {
     uint32_t count = 0;
     for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
-        count += cairn_cluster_seat_obeys(s) && !s->leaving &&
-                 (!storing || s->storage.text[0] == '\0');
+        count += cairn_cluster_seat_stays(s) && (!storing || s->storage.text[0] == '\0');
     return count;
 }
 

@@ -56,6 +56,11 @@ bool cairn_cluster_seat_obeys(const struct cairn_cluster_seat *seat)
     return seat->session != NULL && seat->standing == CAIRN_STANDING_GOOD;
 }
 
+bool cairn_cluster_seat_stays(const struct cairn_cluster_seat *seat)
+{
+    return cairn_cluster_seat_obeys(seat) && !seat->leaving;
+}
+
 const char *cairn_cluster_seat_standing_text(const struct cairn_cluster_seat *seat)
 {
     return seat->standing == CAIRN_STANDING_FOREIGN
