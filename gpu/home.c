@@ -90,7 +90,7 @@ cairn_status cairn_home_memory_resize(struct cairn_home_memory *memory, const ch
 
 uint64_t cairn_home_memory_segments(const struct cairn_home_memory *memory)
 {
-    return (memory->bytes + CAIRN_SEGMENT_BYTES - 1) / CAIRN_SEGMENT_BYTES;
+    return cairn_segments(memory->bytes);
 }
 
 cairn_status cairn_home_memory_export(const struct cairn_home_memory *memory, uint64_t segment,

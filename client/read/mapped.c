@@ -173,18 +173,12 @@ static uint64_t count_shown(const struct published *copy, enum cairn_published_s
     return count;
 }
 
-/* What of it has bytes of the copy: a segment may be longer. */
-static size_t bytes_of_segment(const struct published *copy, uint64_t segment)
-{
-    const uint64_t left = copy->bytes - segment * CAIRN_SEGMENT_BYTES;
-    return (size_t)(left < CAIRN_SEGMENT_BYTES ? left : CAIRN_SEGMENT_BYTES);
-}
-
 /* Maps a segment once more, where it belongs. */
 static bool put_in_place(const struct published *copy, const struct shown *shown, uint8_t *base)
 {
     size_t bytes;
-    const size_t wanted = bytes_of_segment(copy, shown->segment);
+    // Of a segment, which may be longer.
+    const size_t wanted = (size_t)cairn_segment_bytes(copy->bytes, shown->segment);
     const void *memory = cairn_fabric_mapping_memory(shown->mapping, &bytes);
     return bytes >= wanted &&
            cairn_pages_double(base + shown->segment * CAIRN_SEGMENT_BYTES, memory, wanted);
@@ -222,7 +216,7 @@ static bool is_on_card(struct published *copy)
         size_t bytes;
         const uint8_t *memory = cairn_fabric_mapping_memory(shown->mapping, &bytes);
         if (base == NULL) base = memory - at;
-        if (memory != base + at || bytes < bytes_of_segment(copy, shown->segment))
+        if (memory != base + at || bytes < cairn_segment_bytes(copy->bytes, shown->segment))
             copy->gone = true;
     }
     if (!copy->gone) copy->on_card = base;
@@ -245,8 +239,8 @@ static bool is_of(const struct published *copy, const struct part_of *part)
     uint64_t layout_hash;
     memcpy(&layout_hash, part->body->layout->hash, sizeof layout_hash);
     if (note->job != job->attachment.job || note->shard != part->shard ||
-        note->layout_hash != layout_hash ||
-        note->segment_count != cairn_published_segments(part->bytes) || copy->head == NULL)
+        note->layout_hash != layout_hash || note->segment_count != cairn_segments(part->bytes) ||
+        copy->head == NULL)
         return false;
     const struct cairn_published_head *head = copy->head;
     return head->magic == CAIRN_PUBLISHED_MAGIC && head->job == job->attachment.job &&

@@ -70,8 +70,7 @@ static bool map_pages(uint8_t *base, const struct stitch_run *run)
 static size_t maps_of(const struct stitch_run *runs, size_t count)
 {
     size_t maps = count;
-    for (size_t i = 0; i < count; i++)
-        maps += (size_t)cairn_published_segments(runs[i].end - runs[i].from);
+    for (size_t i = 0; i < count; i++) maps += (size_t)cairn_segments(runs[i].end - runs[i].from);
     return maps;
 }
 

@@ -16,17 +16,12 @@ struct cairn_home_segment {
 struct taken {
     uint64_t at, bytes;
     bool is_exportable;
-    struct cairn_home_segment *segments; /* [segment_count(bytes)], all 0 at first */
+    struct cairn_home_segment *segments; /* [cairn_segments(bytes)], all 0 at first */
 };
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit)
 {
     return (bytes + unit - 1) / unit * unit;
-}
-
-static uint64_t segment_count(uint64_t bytes)
-{
-    return (bytes + CAIRN_SEGMENT_BYTES - 1) / CAIRN_SEGMENT_BYTES;
 }
 
 /* ---- the way back: what fails is lost, with the card ---- */
@@ -84,9 +79,8 @@ static int create_segments(struct cairn_cuda *cuda, const struct taken *taken)
     int result = CAIRN_CU_OK;
     for (uint64_t done = 0; done < taken->bytes && result == CAIRN_CU_OK;
          done += segments++->bytes) {
-        const uint64_t left = taken->bytes - done;
         result = create_segment(cuda, segments, &how,
-                                left < CAIRN_SEGMENT_BYTES ? left : CAIRN_SEGMENT_BYTES,
+                                cairn_segment_bytes(taken->bytes, done / CAIRN_SEGMENT_BYTES),
                                 taken->at + done);
     }
     return result;
@@ -126,7 +120,7 @@ static cairn_status fill(struct cairn_cuda *cuda, const char *label, const struc
     const cairn_status status = is_out ? is_full(cuda, label, taken->bytes, why)
                                        : cairn_cuda_check(cuda, result, "taking memory", why);
     if (!atomic_load(&cuda->has_failed)) // else it may be filled still, and goes with the context
-        release_segments(cuda, taken->segments, segment_count(taken->bytes), taken->at);
+        release_segments(cuda, taken->segments, cairn_segments(taken->bytes), taken->at);
     return status;
 }
 
@@ -143,7 +137,7 @@ cairn_status cairn_cuda_memory_open(struct cairn_home *home, const char *label,
                            .is_exportable = memory_out->is_exportable };
     taken.at = cairn_cuda_take_addresses(cuda, cuda->planes, taken.bytes);
     if (taken.at == 0) return is_full(cuda, label, taken.bytes, why);
-    taken.segments = calloc((size_t)segment_count(taken.bytes), sizeof *taken.segments);
+    taken.segments = calloc((size_t)cairn_segments(taken.bytes), sizeof *taken.segments);
     status = taken.segments == NULL
                  ? cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a plane's segments")
                  : fill(cuda, label, &taken, why);
@@ -188,7 +182,7 @@ void cairn_cuda_memory_close(struct cairn_home_memory *memory)
     cairn_cuda_enter_anyway(cuda);
     if (!atomic_load(&cuda->has_failed)) // else it goes with the context
         release_segments(cuda, memory->segments,
-                         segment_count(round_up(memory->bytes, cuda->granularity)), at);
+                         cairn_segments(round_up(memory->bytes, cuda->granularity)), at);
     cairn_cuda_give_addresses(cuda, at);
     free(memory->segments);
 }

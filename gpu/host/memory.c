@@ -29,9 +29,7 @@ static uint64_t room_of(const struct cairn_home_memory *memory)
  * first, and no pages but those that are touched. */
 static uint64_t bytes_of(const struct cairn_home_memory *memory, uint64_t segment)
 {
-    const uint64_t all = memory->is_exportable ? room_of(memory) : memory->bytes;
-    const uint64_t left = all - segment * CAIRN_SEGMENT_BYTES;
-    return left < CAIRN_SEGMENT_BYTES ? left : CAIRN_SEGMENT_BYTES;
+    return cairn_segment_bytes(memory->is_exportable ? room_of(memory) : memory->bytes, segment);
 }
 
 static uint8_t *address_of(const struct cairn_home_memory *memory, uint64_t segment)

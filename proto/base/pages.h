@@ -13,6 +13,19 @@
 /* State and published copies lie in segments of at most so many bytes, so that a part can be given back. */
 #define CAIRN_SEGMENT_BYTES ((uint64_t)64 << 20)
 
+/* How many segments so many bytes are. */
+static inline uint64_t cairn_segments(uint64_t bytes)
+{
+    return bytes / CAIRN_SEGMENT_BYTES + (bytes % CAIRN_SEGMENT_BYTES > 0);
+}
+
+/* What of so many bytes lies in that segment, which is one of them: the last one is shorter. */
+static inline uint64_t cairn_segment_bytes(uint64_t bytes, uint64_t segment)
+{
+    const uint64_t left = bytes - segment * CAIRN_SEGMENT_BYTES;
+    return left < CAIRN_SEGMENT_BYTES ? left : CAIRN_SEGMENT_BYTES;
+}
+
 #define CAIRN_PAGES_LARGE_BYTES ((size_t)2 << 20)
 
 /* Addresses for so many bytes, at which nothing is mapped yet; at a multiple of a large page if they are as

@@ -63,11 +63,6 @@ struct cairn_published_note {
     uint32_t side; /* of enum cairn_published_side; the head's: HOST */
 };
 
-/* How many segments so many bytes are. */
-static inline uint64_t cairn_published_segments(uint64_t bytes)
-{
-    return bytes / CAIRN_SEGMENT_BYTES + (bytes % CAIRN_SEGMENT_BYTES > 0);
-}
 /* Where an extent of the map stands, in bytes, behind *end; *end becomes its end. Begin with *end = 0 and go
  * through the map's extents in order. The bytes of all segments are the last *end. */
 uint64_t cairn_published_place(const struct cairn_shard_map *map, size_t extent, size_t elem_bytes,

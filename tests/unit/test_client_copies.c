@@ -109,7 +109,7 @@ static struct cairn_published_note note_of(uint32_t shard, uint32_t copy)
                                          .side = CAIRN_PUBLISHED_HOST,
                                          .copy = copy };
     memcpy(&note.layout_hash, body->layout->hash, sizeof note.layout_hash);
-    note.segment_count = (uint32_t)cairn_published_segments(published_bytes(shard));
+    note.segment_count = (uint32_t)cairn_segments(published_bytes(shard));
     return note;
 }
 

@@ -136,9 +136,9 @@ cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
                           member_max, spec->window);
     }
     for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) need.memory.device += device_bytes[p];
-    need.memory.device = ALIGN_UP(need.memory.device, CAIRN_PLANE_UNIT_BYTES);
+    need.memory.device = cairn_plane_units(need.memory.device);
     if (need.host_from == CAIRN_PLANES_ALL)
-        need.memory.device += 2 * ALIGN_UP(need.wire_bytes, CAIRN_PLANE_UNIT_BYTES);
+        need.memory.device += 2 * cairn_plane_units(need.wire_bytes);
     make_room(spec, &need);
     size(&need, map, largest_chunk(spec, map->chunk_leaves));
     *need_out = need;

@@ -161,10 +161,10 @@ static cairn_status add_room(struct cairn_reserve *reserve, struct cairn_shard_j
     for (const struct cairn_area *area = job->planes.areas; area != NULL; area = area->next)
         for (uint64_t at = 0; at < area->to.bytes && status == CAIRN_OK;
              at += CAIRN_SEGMENT_BYTES) {
-            const uint64_t left = area->to.bytes - at;
             if (!cairn_area_is_gone(area, at))
-                status = cairn_reserve_add(reserve, &area->to, at,
-                                           left < CAIRN_SEGMENT_BYTES ? left : CAIRN_SEGMENT_BYTES);
+                status = cairn_reserve_add(
+                    reserve, &area->to, at,
+                    cairn_segment_bytes(area->to.bytes, at / CAIRN_SEGMENT_BYTES));
         }
     return status;
 }

@@ -108,11 +108,10 @@ static cairn_status judge_area(const struct cairn_shard_job *job,
                                const struct cairn_shard_view *view, uint64_t bytes,
                                struct cairn_sentence *why)
 {
-    const uint64_t unit = CAIRN_PLANE_UNIT_BYTES;
-    const uint64_t copies = 2 * ((view->wire_bytes + unit - 1) / unit * unit),
+    const uint64_t copies = 2 * cairn_plane_units(view->wire_bytes),
                    there = cairn_published_device_bytes(job, false);
     return cairn_shard_job_judge_device(
-        job, (bytes + unit - 1) / unit * unit + (copies > there ? copies - there : 0), 0, why);
+        job, cairn_plane_units(bytes) + (copies > there ? copies - there : 0), 0, why);
 }
 
 cairn_status cairn_shard_view_place(struct cairn_shard_job *job, struct cairn_shard_view *view,

@@ -4,11 +4,6 @@
 
 #include "server/shard/memory/release.h"
 
-static uint64_t segment_count(const struct cairn_area *area)
-{
-    return (area->arena.bytes + CAIRN_SEGMENT_BYTES - 1) / CAIRN_SEGMENT_BYTES;
-}
-
 void cairn_area_unref(struct cairn_area *area)
 {
     if (area == NULL || --area->refs > 0) return;
@@ -43,7 +38,8 @@ cairn_status cairn_area_add(struct cairn_planes *planes, struct cairn_home *devi
 void cairn_areas_unmark(struct cairn_planes *planes)
 {
     for (struct cairn_area *area = planes->areas; area != NULL; area = area->next)
-        for (uint64_t s = 0; s < segment_count(area); s++) area->segments[s].in_use = false;
+        for (uint64_t s = 0; s < cairn_segments(area->arena.bytes); s++)
+            area->segments[s].in_use = false;
 }
 
 void cairn_place_mark(const struct cairn_place *place, const struct cairn_form *form,
@@ -61,13 +57,13 @@ void cairn_place_mark(const struct cairn_place *place, const struct cairn_form *
 static bool in_use(const struct cairn_area *area)
 {
     uint64_t s = 0;
-    while (s < segment_count(area) && !area->segments[s].in_use) s++;
-    return s < segment_count(area);
+    while (s < cairn_segments(area->arena.bytes) && !area->segments[s].in_use) s++;
+    return s < cairn_segments(area->arena.bytes);
 }
 
 static void give_unused(struct cairn_area *area)
 {
-    for (uint64_t s = 0; s < segment_count(area); s++) {
+    for (uint64_t s = 0; s < cairn_segments(area->arena.bytes); s++) {
         struct cairn_area_segment *segment = &area->segments[s];
         if (!segment->in_use && !segment->is_gone) cairn_arena_give_segment(&area->arena, s);
         segment->is_gone = segment->is_gone || !segment->in_use;
@@ -92,20 +88,17 @@ void cairn_areas_trim(struct cairn_planes *planes, struct cairn_shard *shard)
 void cairn_areas_give_gone(struct cairn_planes *planes)
 {
     for (struct cairn_area *area = planes->areas; area != NULL; area = area->next)
-        for (uint64_t s = 0; s < segment_count(area); s++)
+        for (uint64_t s = 0; s < cairn_segments(area->arena.bytes); s++)
             if (area->segments[s].is_gone) cairn_arena_give_segment(&area->arena, s);
 }
 
 uint64_t cairn_areas_bytes(const struct cairn_planes *planes)
 {
-    const uint64_t unit = CAIRN_PLANE_UNIT_BYTES;
     uint64_t bytes = 0;
     for (const struct cairn_area *area = planes->areas; area != NULL; area = area->next)
-        for (uint64_t s = 0; s < segment_count(area); s++) {
-            const uint64_t left = area->arena.bytes - s * CAIRN_SEGMENT_BYTES;
-            const uint64_t all = left < CAIRN_SEGMENT_BYTES ? left : CAIRN_SEGMENT_BYTES;
-            if (!area->segments[s].is_gone) bytes += (all + unit - 1) / unit * unit;
-        }
+        for (uint64_t s = 0; s < cairn_segments(area->arena.bytes); s++)
+            if (!area->segments[s].is_gone)
+                bytes += cairn_plane_units(cairn_segment_bytes(area->arena.bytes, s));
     return bytes;
 }
 

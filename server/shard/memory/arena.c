@@ -237,9 +237,8 @@ void cairn_arena_unshare(struct cairn_arena *arena, bool fabric_is_closed)
 
 void cairn_arena_give_segment(struct cairn_arena *arena, uint64_t segment)
 {
-    const uint64_t from = segment * CAIRN_SEGMENT_BYTES, left = arena->bytes - from;
     if (arena->shown != NULL) unshare_segment(arena, segment, false);
-    unpin(arena, from, left < CAIRN_SEGMENT_BYTES ? left : CAIRN_SEGMENT_BYTES);
+    unpin(arena, segment * CAIRN_SEGMENT_BYTES, cairn_segment_bytes(arena->bytes, segment));
     cairn_home_memory_give(&arena->memory, segment);
 }
 

@@ -62,6 +62,10 @@ struct cairn_planes {
 #define CAIRN_PLANE_ALIGN 512u
 /* Of a device's memory what is taken is a multiple of that, which is what cards give. */
 #define CAIRN_PLANE_UNIT_BYTES ((uint64_t)2 << 20)
+static inline uint64_t cairn_plane_units(uint64_t bytes)
+{
+    return (bytes + CAIRN_PLANE_UNIT_BYTES - 1) / CAIRN_PLANE_UNIT_BYTES * CAIRN_PLANE_UNIT_BYTES;
+}
 
 /* Where an extent's part on a device begins in a plane that has *end_bytes so far; adds it to them. */
 uint64_t cairn_plane_place(const struct cairn_form *form, enum cairn_plane plane, uint64_t elems,

@@ -17,16 +17,9 @@ bool cairn_copy_is_there(const struct cairn_published *copy)
     return copy->checksums != NULL;
 }
 
-/* What so many bytes take of a device. */
-static uint64_t units(uint64_t bytes)
-{
-    const uint64_t unit = CAIRN_PLANE_UNIT_BYTES;
-    return (bytes + unit - 1) / unit * unit;
-}
-
 uint64_t cairn_copy_device_bytes(const struct cairn_published *copy)
 {
-    return units(copy->device.bytes);
+    return cairn_plane_units(copy->device.bytes);
 }
 
 /* Of the budget, for a copy more. */
@@ -52,7 +45,7 @@ static void show(const struct cairn_published *copy, struct cairn_member *member
 /* Members of this host may map it, and nobody but this process writes to it. */
 static void share_copy(struct cairn_shard_job *job, struct cairn_published *copy)
 {
-    const uint32_t count = (uint32_t)cairn_published_segments(copy->wire.bytes);
+    const uint32_t count = (uint32_t)cairn_segments(copy->wire.bytes);
     struct cairn_published_note note = { .magic = CAIRN_PUBLISHED_MAGIC,
                                          .shard = job->view->table.map.shard,
                                          .job = job->number,
@@ -190,7 +183,8 @@ static cairn_status open_side(struct cairn_shard_job *job, struct cairn_publishe
                               uint32_t count, uint64_t wire_bytes, struct cairn_sentence *why)
 {
     const bool may_lack = count > CAIRN_COPIES_ALWAYS;
-    if (may_lack && has_device_side(job) && !has_room(job, units(wire_bytes))) return CAIRN_OK;
+    if (may_lack && has_device_side(job) && !has_room(job, cairn_plane_units(wire_bytes)))
+        return CAIRN_OK;
     const cairn_status status = open_device(job, copy, wire_bytes, why);
     return may_lack && status == CAIRN_ERR_NO_MEMORY ? CAIRN_OK : status;
 }
@@ -245,7 +239,7 @@ static cairn_status follow_device(struct cairn_shard_job *job, struct cairn_publ
     cairn_arena_unshare(&copy->device, false);
     cairn_arena_close(&copy->device);
     const uint64_t bytes = job->view->wire_bytes;
-    if (!has_device_side(job) || has_room(job, units(bytes))) {
+    if (!has_device_side(job) || has_room(job, cairn_plane_units(bytes))) {
         const cairn_status status = open_device(job, copy, bytes, why);
         if (status != CAIRN_OK && status != CAIRN_ERR_NO_MEMORY) return status;
     }
@@ -319,7 +313,7 @@ uint64_t cairn_published_device_bytes(const struct cairn_shard_job *job, bool al
         if (!all)
             bytes += cairn_copy_device_bytes(copy);
         else if (cairn_copy_is_there(copy) && count <= CAIRN_COPIES_ALWAYS && has_device_side(job))
-            bytes += units(copy->wire.bytes);
+            bytes += cairn_plane_units(copy->wire.bytes);
     }
     return bytes;
 }
