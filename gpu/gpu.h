@@ -20,9 +20,9 @@
 
 #include "proto/base/exact.h"
 #include "proto/geometry/tensor.h"
+#include "proto/snapshot/digest_tree.h"
 #include "proto/spec/optimizer.h"
 #include "proto/spec/scalars.h"
-#include "proto/store/digest_tree.h"
 
 /* A landed contribution: elems elements of one chunk. */
 struct cairn_source {

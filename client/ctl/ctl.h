@@ -15,45 +15,45 @@
 #define CAIRN_CTL_SCHEMA_VERSION 1
 #define CTL_SHARDS_MAX           64  /* of cairn local */
 #define CTL_NAMES_MAX            256 /* of an option that is given again and again */
+#define CTL_OPTIONS_MAX          128
 
 /* Kinds of options: a subcommand takes some, and refuses the others. */
-enum {
-    CTL_TAKES_ENDPOINT = 1u << 0,
-    CTL_TAKES_TIMEOUT = 1u << 1,
-    CTL_TAKES_OUTPUT = 1u << 2,
-    CTL_TAKES_NO_HEADERS = 1u << 3,
-    CTL_TAKES_QUIET = 1u << 4,
-    CTL_TAKES_WAIT = 1u << 5,
-    CTL_TAKES_RESTORE = 1u << 6, /* --job, --path */
-    CTL_TAKES_LOCAL = 1u << 7,   /* --endpoint-file, --keep, --import */
-    CTL_TAKES_SHARDS = 1u << 8,
-    CTL_TAKES_SECONDS = 1u << 9, /* this and what follows: of cairn bench */
-    CTL_TAKES_PARAMS = 1u << 10,
-    CTL_TAKES_WORKERS = 1u << 11,
-    CTL_TAKES_THREADS = 1u << 12,
-    CTL_TAKES_TENSORS = 1u << 13,
-    CTL_TAKES_WIRE = 1u << 14,
-    CTL_TAKES_WAY = 1u << 15, /* --path */
-    CTL_TAKES_ONLY = 1u << 16,
-    CTL_TAKES_TIMELINE = 1u << 17, /* --timeline, --backward, --read */
-    CTL_TAKES_CHUNK = 1u << 18,
-    CTL_TAKES_FORCE = 1u << 19,
-    CTL_TAKES_YES = 1u << 20,
-    CTL_TAKES_WATCH = 1u << 21,   /* --watch */
-    CTL_TAKES_EVERY = 1u << 22,   /* --every, --once */
-    CTL_TAKES_TERMS = 1u << 23,   /* what `job amend` changes */
-    CTL_TAKES_BACKEND = 1u << 24, /* --backend, --device */
-    CTL_TAKES_PLAN = 1u << 25, /* --backend, --wire, --stage, --offload: what `job plan` changes */
-    CTL_TAKES_ALL = 1u << 26,  /* --all */
-    CTL_TAKES_MEMORY = 1u << 27,  /* --memory, --global-batch: of the bench of a step */
-    CTL_TAKES_RESHARD = 1u << 28, /* --add, --drain, --weight */
-    CTL_TAKES_PAUSE = 1u << 29,   /* --pause */
-    CTL_TAKES_SINCE = 1u << 30,   /* --since */
-    CTL_TAKES_FROM_TO = 1u << 31, /* --from, --to */
-    CTL_BENCHES = CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS,
-    CTL_ASKS = CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT,
-    CTL_LISTS = CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET | CTL_TAKES_WATCH
-};
+#define CTL_TAKES_ENDPOINT   (UINT64_C(1) << 0)
+#define CTL_TAKES_TIMEOUT    (UINT64_C(1) << 1)
+#define CTL_TAKES_OUTPUT     (UINT64_C(1) << 2)
+#define CTL_TAKES_NO_HEADERS (UINT64_C(1) << 3)
+#define CTL_TAKES_QUIET      (UINT64_C(1) << 4)
+#define CTL_TAKES_WAIT       (UINT64_C(1) << 5)
+#define CTL_TAKES_RESTORE    (UINT64_C(1) << 6) /* --job, --path */
+#define CTL_TAKES_LOCAL      (UINT64_C(1) << 7) /* --endpoint-file, --keep, --import */
+#define CTL_TAKES_SHARDS     (UINT64_C(1) << 8)
+#define CTL_TAKES_SECONDS    (UINT64_C(1) << 9) /* this and what follows: of cairn bench */
+#define CTL_TAKES_PARAMS     (UINT64_C(1) << 10)
+#define CTL_TAKES_WORKERS    (UINT64_C(1) << 11)
+#define CTL_TAKES_THREADS    (UINT64_C(1) << 12)
+#define CTL_TAKES_TENSORS    (UINT64_C(1) << 13)
+#define CTL_TAKES_WIRE       (UINT64_C(1) << 14)
+#define CTL_TAKES_WAY        (UINT64_C(1) << 15) /* --path */
+#define CTL_TAKES_ONLY       (UINT64_C(1) << 16)
+#define CTL_TAKES_TIMELINE   (UINT64_C(1) << 17) /* --timeline, --backward, --read */
+#define CTL_TAKES_CHUNK      (UINT64_C(1) << 18)
+#define CTL_TAKES_FORCE      (UINT64_C(1) << 19)
+#define CTL_TAKES_YES        (UINT64_C(1) << 20)
+#define CTL_TAKES_WATCH      (UINT64_C(1) << 21) /* --watch */
+#define CTL_TAKES_EVERY      (UINT64_C(1) << 22) /* --every, --once */
+#define CTL_TAKES_TERMS      (UINT64_C(1) << 23) /* what `job amend` changes */
+#define CTL_TAKES_BACKEND    (UINT64_C(1) << 24) /* --backend, --device */
+#define CTL_TAKES_PLAN \
+    (UINT64_C(1) << 25) /* --backend, --wire, --stage, --offload: what `job plan` changes */
+#define CTL_TAKES_ALL     (UINT64_C(1) << 26) /* --all */
+#define CTL_TAKES_MEMORY  (UINT64_C(1) << 27) /* --memory, --global-batch: of the bench of a step */
+#define CTL_TAKES_RESHARD (UINT64_C(1) << 28) /* --add, --drain, --weight */
+#define CTL_TAKES_PAUSE   (UINT64_C(1) << 29) /* --pause */
+#define CTL_TAKES_SINCE   (UINT64_C(1) << 30) /* --since */
+#define CTL_TAKES_FROM_TO (UINT64_C(1) << 31) /* --from, --to */
+#define CTL_BENCHES       (CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS)
+#define CTL_ASKS          (CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT)
+#define CTL_LISTS         (CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET | CTL_TAKES_WATCH)
 
 /* What a bench is asked to do; 0 and NULL: not given, the bench's default. */
 struct ctl_bench {
@@ -119,8 +119,8 @@ struct ctl {
     char **argv;
     /* the line as far as it is read */
     bool help;
-    uint64_t given; /* bit i: the i-th option of the table */
-    char words[64]; /* "job list": for what is said of the line */
+    bool given[CTL_OPTIONS_MAX]; /* by the table of options */
+    char words[64];              /* "job list": for what is said of the line */
     /* the connection */
     int fd;
     uint64_t deadline_ms;
@@ -144,14 +144,14 @@ cairn_status cairn_ctl_call_paged(struct ctl *ctl, uint16_t type, const Protobuf
 /* Says what went wrong on stderr, with the stable code, and returns the exit status. */
 int cairn_ctl_fail(cairn_status status, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* ---- options.c ---- */
+/* ---- options/options.c ---- */
 /* Reads options up to the next word of the line, or with `all` everywhere in it; ctl->argv then begins
  * with what is no option. -1: go on; else the exit status. */
 int cairn_ctl_options_read(struct ctl *ctl, bool all);
 /* Refuses what was given and the subcommand does not take; as above. */
-int cairn_ctl_options_judge(const struct ctl *ctl, unsigned takes);
+int cairn_ctl_options_judge(const struct ctl *ctl, uint64_t takes);
 /* Prints what is taken, a line each. */
-void cairn_ctl_options_print(FILE *out, unsigned takes);
+void cairn_ctl_options_print(FILE *out, uint64_t takes);
 /* "; see cairn job list --help" */
 int cairn_ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
@@ -163,13 +163,6 @@ bool cairn_ctl_since(const char *text, uint64_t now_ms, uint64_t *unix_ms_out);
 /* ---- confirm.c ---- */
 /* May `what` go, which is called `name`? -1: go on; else the exit status. */
 int cairn_ctl_confirm(const struct ctl *ctl, const char *what, const char *name);
-
-/* ---- options_reshard.c: their values; -1: go on, else the exit status ---- */
-int cairn_ctl_parse_name(struct ctl_names *names, const char *option, const char *text);
-/* "NAME=W", cut at its last "=": the name is borrowed. */
-int cairn_ctl_parse_weight(struct ctl_names *names, char *text);
-/* "10%" */
-int cairn_ctl_parse_pause(const char *text, double *out);
 
 /* ---- absolute.c ---- */
 /* What was given as `what`, from the root. -1: go on; else the exit status. */
@@ -195,7 +188,7 @@ const char *cairn_ctl_hex(ProtobufCBinaryData bytes);
 /* "12.3 MiB". Static memory, valid until the fourth call after it. */
 const char *cairn_ctl_bytes(uint64_t bytes);
 
-/* ---- snapshot.c ---- */
+/* ---- snapshot/snapshot.c ---- */
 #define CTL_SNAPSHOT_TIMEOUT_MS 600000                                  /* if none is given */
 json_t *cairn_ctl_snapshot_json(const Cairn__SnapshotStatus *snapshot); /* a new object */
 void cairn_ctl_snapshot_print(const Cairn__SnapshotStatus *snapshot);

@@ -3,10 +3,10 @@
 
 #include "client/ctl/ctl.h"
 #include "client/ctl/job_groups.h"
+#include "proto/snapshot/manifest_spec.h"
 #include "proto/spec/capability.h"
 #include "proto/spec/schedule.h"
 #include "proto/spec/spec.h"
-#include "proto/store/manifest_spec.h"
 
 #define DIGEST_TIMEOUT_MS 600000
 

@@ -10,15 +10,13 @@ struct subcommand {
     const char *noun, *verb; /* verb "": the noun alone */
     const char *arguments, *help;
     int min_args, max_args;
-    unsigned takes; /* CTL_TAKES_* */
+    uint64_t takes; /* CTL_TAKES_* */
     int (*run)(struct ctl *ctl);
 };
 
-enum {
-    ANY_ARGS = 1 << 20,
-    CTL_RESHARDS = CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_SHARDS | CTL_TAKES_ALL |
-                   CTL_TAKES_RESHARD
-};
+enum { ANY_ARGS = 1 << 20 };
+#define CTL_RESHARDS \
+    (CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_SHARDS | CTL_TAKES_ALL | CTL_TAKES_RESHARD)
 
 static const struct subcommand subcommands[] = {
     { "local", "", "[--shards N] [--] [COMMAND...]",
@@ -161,7 +159,7 @@ static bool matches(const struct subcommand *s, const char *noun, const char *ve
 /* Of all, of a noun's, or of one. */
 static void usage(FILE *out, const char *noun, const char *verb)
 {
-    unsigned takes = 0;
+    uint64_t takes = 0;
     fprintf(out, noun == NULL ? "usage: cairn [OPTIONS] NOUN VERB [ARGUMENTS]\n\n" : "usage:\n");
     for (size_t i = 0; i < SUBCOMMAND_COUNT; i++) {
         const struct subcommand *s = &subcommands[i];

@@ -9,9 +9,9 @@
 #include "client/ctl/ctl.h"
 #include "proto/base/text.h"
 #include "proto/safetensors/safetensors_folder.h"
+#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/manifest_spec.h"
 #include "proto/spec/optimizer.h"
-#include "proto/store/manifest.h"
-#include "proto/store/manifest_spec.h"
 
 /* The caller's. NULL: `why` says it. */
 static char *read_all(const char *path, size_t *bytes_out, struct cairn_sentence *why)

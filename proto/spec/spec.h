@@ -295,9 +295,9 @@ bool cairn_spec_joins(const struct cairn_job_spec_data *spec,
 /* Notes what the spec is now, as a former one: an amendment follows. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_spec_note_former(struct cairn_job_spec_data *spec) CAIRN_MUST_CHECK;
 
-/* The part of a content root (proto/store/digest_tree.h) that says how the learning rates go: over the names,
- * schedules and `frozen` of sorted groups, and the names of frozen tensors. False if all are constant and
- * none is frozen: nothing to say. */
+/* The part of a content root (proto/snapshot/digest_tree.h) that says how the learning rates go: over the
+ * names, schedules and `frozen` of sorted groups, and the names of frozen tensors. False if all are constant
+ * and none is frozen: nothing to say. */
 bool cairn_spec_schedules_hash(const struct cairn_job_spec_data *spec, uint8_t hash_out[32]);
 
 /* Lists how `here` (a worker's spec) differs from `there` (the servers'), a line each, without a

@@ -15,9 +15,9 @@
 
 #include "proto/base/sentence.h"
 #include "proto/base/status.h"
-#include "proto/store/manifest.h"
-#include "proto/store/snapshot_file.h"
-#include "proto/store/snapshot_index.h"
+#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot_file.h"
+#include "proto/snapshot/snapshot_index.h"
 
 /* ---- writing ---- */
 

@@ -39,7 +39,7 @@
 #include "proto/fabric/fabric.h"
 #include "proto/geometry/layout.h"
 #include "proto/loop/fabric_poll.h"
-#include "proto/store/digest_tree.h"
+#include "proto/snapshot/digest_tree.h"
 #include "proto/wire/chunk.h"
 #include "proto/wire/messages.h"
 #include "server/base/log.h"

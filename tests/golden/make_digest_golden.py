@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Prints the two hashes that tests/unit/test_digest.c expects, made from the text of
-proto/store/digest_tree.h with Python's own BLAKE2b and a recursive RFC 6962 tree.
+proto/snapshot/digest_tree.h with Python's own BLAKE2b and a recursive RFC 6962 tree.
 
 The state: one tensor "w" of shape [3, 5000] (three quanta of one row, so leaves of 4096 and 904
 elements), element i is (float)i; step 7; one group "all" of AdamW with its defaults.

@@ -8,7 +8,7 @@
 #define CAIRN_SUPPORT_FAKE_CLUSTER_H
 
 #include "proto/geometry/layout.h"
-#include "proto/store/digest_tree.h"
+#include "proto/snapshot/digest_tree.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/messages.h"
 #include "server/base/log.h"

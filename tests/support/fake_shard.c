@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/snapshot/digest_tree.h"
 #include "proto/spec/optimizer.h"
 #include "proto/spec/planes.h"
-#include "proto/store/digest_tree.h"
 #include "proto/store/snapshot_io.h"
 
 static void free_part(struct part *part);

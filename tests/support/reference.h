@@ -12,8 +12,8 @@
 #include <cairn.h>
 
 #include "gpu/gpu.h"
+#include "proto/snapshot/digest_tree.h"
 #include "proto/spec/optimizer.h"
-#include "proto/store/digest_tree.h"
 
 struct reference_tensor {
     const char *name; /* borrowed; NULL: there is none */

@@ -5,12 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot_file.h"
 #include "proto/spec/capability.h"
 #include "proto/spec/optimizer.h"
 #include "proto/spec/planes.h"
 #include "proto/spec/spec_fields.h"
-#include "proto/store/manifest.h"
-#include "proto/store/snapshot_file.h"
 #include "proto/wire/messages.h"
 #include "tests/support/suite.h"
 

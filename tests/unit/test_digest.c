@@ -8,7 +8,7 @@
 #include <sodium.h>
 
 #include "gpu/gpu.h"
-#include "proto/store/digest_tree.h"
+#include "proto/snapshot/digest_tree.h"
 #include "tests/support/hyper.h"
 #include "tests/support/suite.h"
 

@@ -5,11 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/manifest_seal.h"
+#include "proto/snapshot/snapshot_file.h"
 #include "proto/spec/optimizer.h"
 #include "proto/spec/planes.h"
-#include "proto/store/manifest.h"
-#include "proto/store/manifest_seal.h"
-#include "proto/store/snapshot_file.h"
 #include "tests/support/suite.h"
 
 #define FILE_1 "model/shard-00001-model-00001-of-00001.safetensors"

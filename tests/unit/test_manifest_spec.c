@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "client/ctl/plan_spec.h"
-#include "proto/store/manifest_spec.h"
+#include "proto/snapshot/manifest_spec.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 #include "tests/support/weights_sample.h"

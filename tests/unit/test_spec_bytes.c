@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/snapshot/manifest.h"
 #include "proto/spec/optimizer.h"
-#include "proto/store/manifest.h"
 #include "proto/wire/messages.h"
 #include "tests/support/suite.h"
 

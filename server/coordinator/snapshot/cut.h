@@ -9,9 +9,9 @@
 #ifndef CAIRN_COORDINATOR_SNAPSHOT_CUT_H
 #define CAIRN_COORDINATOR_SNAPSHOT_CUT_H
 
+#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot_file.h"
 #include "proto/spec/results.h"
-#include "proto/store/manifest.h"
-#include "proto/store/snapshot_file.h"
 #include "server/coordinator/base/names.h"
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/snapshot/cuts.h"

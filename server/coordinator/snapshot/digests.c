@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/snapshot/snapshot_file.h"
 #include "proto/spec/optimizer.h"
 #include "proto/spec/planes.h"
-#include "proto/store/snapshot_file.h"
 #include "server/core/decision.h"
 
 void cairn_cluster_digests_release(struct cairn_cluster_digests *digests)

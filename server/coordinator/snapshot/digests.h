@@ -7,8 +7,8 @@
 #include <stdint.h>
 
 #include "control.pb-c.h"
-#include "proto/store/digest_tree.h"
-#include "proto/store/manifest.h"
+#include "proto/snapshot/digest_tree.h"
+#include "proto/snapshot/manifest.h"
 
 #define CAIRN_DIGESTS_MAX ((size_t)16 << 20)
 

@@ -2,8 +2,8 @@
 #ifndef CAIRN_COORDINATOR_SNAPSHOT_FIND_H
 #define CAIRN_COORDINATOR_SNAPSHOT_FIND_H
 
-#include "proto/store/manifest.h"
-#include "proto/store/snapshot_file.h"
+#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/snapshot_file.h"
 #include "server/coordinator/base/names.h"
 
 #define CAIRN_FOUND_MAX 1000 /* more are not looked at: the oldest */

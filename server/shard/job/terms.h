@@ -2,7 +2,7 @@
 #ifndef CAIRN_SHARD_JOB_TERMS_H
 #define CAIRN_SHARD_JOB_TERMS_H
 
-#include "proto/store/digest_tree.h"
+#include "proto/snapshot/digest_tree.h"
 #include "proto/wire/messages.h"
 
 struct cairn_shard;

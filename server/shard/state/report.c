@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/store/snapshot_file.h"
+#include "proto/snapshot/snapshot_file.h"
 
 #define HASH_LEAVES ((uint64_t)1024) /* of a piece */
 #define BATCH_BYTES \

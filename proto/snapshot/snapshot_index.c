@@ -1,11 +1,11 @@
-#include "proto/store/snapshot_index.h"
+#include "proto/snapshot/snapshot_index.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/snapshot/snapshot_file.h"
 #include "proto/spec/planes.h"
-#include "proto/store/snapshot_file.h"
 
 /* A box is a run of elements if, behind the last dimension that it cuts into several, it has
  * everything, and before that one slice of each. Sets the first and the number of elements. */

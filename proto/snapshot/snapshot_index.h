@@ -14,7 +14,7 @@
 #include "proto/base/sentence.h"
 #include "proto/base/status.h"
 #include "proto/safetensors/safetensors.h"
-#include "proto/store/manifest.h"
+#include "proto/snapshot/manifest.h"
 
 /* A run of elements of one plane (f32), in one file. */
 struct cairn_snapshot_piece {

@@ -1,4 +1,4 @@
-#include "proto/store/digest_tree.h"
+#include "proto/snapshot/digest_tree.h"
 
 #include <assert.h>
 #include <sodium.h>

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/snapshot/snapshot_file.h"
 #include "proto/spec/planes.h"
-#include "proto/store/snapshot_file.h"
 
 void cairn_snapshot_id_make(uint64_t generation, uint64_t step, uint32_t attempt,
                             char id_out[CAIRN_SNAPSHOT_ID_BYTES])

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/snapshot/snapshot_file.h"
 #include "proto/spec/planes.h"
-#include "proto/store/snapshot_file.h"
 
 /* One folder being planned. Box i of a tensor goes to file band + i; a full file moves the band
  * behind the last file, so that the files of one tensor stay neighbours. */

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "client/ctl/ctl.h"
-#include "proto/store/snapshot_file.h"
+#include "proto/snapshot/snapshot_file.h"
 
 static cairn_status call(struct ctl *ctl, const Cairn__SnapshotRestore *restore,
                          Cairn__SnapshotStatus **reply_out)

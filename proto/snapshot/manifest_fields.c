@@ -1,5 +1,5 @@
 /* The scalars of a spec in JSON, both ways, by their rows. */
-#include "proto/store/manifest_spec.h"
+#include "proto/snapshot/manifest_spec.h"
 
 static json_t *value_json(const struct cairn_spec_field *field, const void *from)
 {

@@ -1,5 +1,5 @@
 /* A manifest in memory, and its way into JSON. The way back is manifest_decode.c. */
-#include "proto/store/manifest.h"
+#include "proto/snapshot/manifest.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -10,10 +10,10 @@
 #include <string.h>
 #include <time.h>
 
+#include "proto/snapshot/manifest_seal.h"
+#include "proto/snapshot/manifest_spec.h"
+#include "proto/snapshot/snapshot_file.h"
 #include "proto/spec/capability.h"
-#include "proto/store/manifest_seal.h"
-#include "proto/store/manifest_spec.h"
-#include "proto/store/snapshot_file.h"
 
 void cairn_manifest_init(struct cairn_manifest *m)
 {

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/ctl/ctl.h"
+#include "client/ctl/options/options.h"
 
 int cairn_ctl_parse_name(struct ctl_names *names, const char *option, const char *text)
 {

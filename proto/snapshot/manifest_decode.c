@@ -7,12 +7,12 @@
 #include <string.h>
 #include <time.h>
 
+#include "proto/snapshot/manifest.h"
+#include "proto/snapshot/manifest_seal.h"
+#include "proto/snapshot/manifest_spec.h"
+#include "proto/snapshot/snapshot_file.h"
 #include "proto/spec/capability.h"
 #include "proto/spec/optimizer.h"
-#include "proto/store/manifest.h"
-#include "proto/store/manifest_seal.h"
-#include "proto/store/manifest_spec.h"
-#include "proto/store/snapshot_file.h"
 
 static cairn_status corrupt(struct cairn_sentence *why, const char *where, const char *what)
 {

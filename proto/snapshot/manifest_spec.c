@@ -1,4 +1,4 @@
-#include "proto/store/manifest_spec.h"
+#include "proto/snapshot/manifest_spec.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,9 +1,9 @@
-#include "proto/store/manifest_seal.h"
+#include "proto/snapshot/manifest_seal.h"
 
 #include <sodium.h>
 #include <stdio.h>
 
-#include "proto/store/digest_tree.h"
+#include "proto/snapshot/digest_tree.h"
 
 void cairn_manifest_seal(const char *text, size_t text_bytes,
                          char seal_out[CAIRN_MANIFEST_SEAL_BYTES + 1])

@@ -1,0 +1,205 @@
+/* The options of the command line: one table, from which they are read, judged and explained. */
+#include <errno.h>
+#include <getopt.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "client/ctl/options/options.h"
+#include "proto/geometry/layout.h"
+
+#define WATCH_EVERY_S 2
+
+int cairn_ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
+{
+    struct cairn_sentence text;
+    va_list arguments;
+    va_start(arguments, fmt);
+    vsnprintf(text.text, sizeof text.text, fmt, arguments);
+    va_end(arguments);
+    return cairn_ctl_fail(CAIRN_ERR_INVALID, "%s; see cairn %s%s--help", text.text, ctl->words,
+                          ctl->words[0] != 0 ? " " : "");
+}
+
+void cairn_ctl_options_print(FILE *out, uint64_t takes)
+{
+    fprintf(out, "\noptions:\n");
+    for (size_t i = 0; i < cairn_ctl_option_count; i++)
+        if (cairn_ctl_options[i].shown != NULL &&
+            (cairn_ctl_options[i].kind == 0 || (takes & cairn_ctl_options[i].kind) != 0))
+            fprintf(out, "  %-21s %s\n", cairn_ctl_options[i].shown, cairn_ctl_options[i].help);
+}
+
+/* ---- values ---- */
+
+static int parse_timeout(struct ctl *ctl, const char *text)
+{
+    double seconds;
+    const int done = cairn_ctl_parse_seconds("timeout", text, &seconds);
+    if (done >= 0) return done;
+    ctl->timeout_ms = (int)(seconds * 1000);
+    if (ctl->timeout_ms == 0) ctl->timeout_ms = 1;
+    return -1;
+}
+
+/* The seconds may be the next word, if it is a number. */
+static int parse_watch(struct ctl *ctl)
+{
+    const char *next = optarg == NULL && optind < ctl->argc ? ctl->argv[optind] : NULL;
+    ctl->watch = true;
+    ctl->every_s = WATCH_EVERY_S;
+    if (next != NULL && next[strspn(next, "0123456789.")] == '\0' && next[0] != '\0') {
+        optarg = ctl->argv[optind++];
+    }
+    return optarg != NULL ? cairn_ctl_parse_seconds("watch", optarg, &ctl->every_s) : -1;
+}
+
+static int parse_output(struct ctl *ctl, const char *text)
+{
+    ctl->json = strcmp(text, "json") == 0;
+    if (ctl->json || strcmp(text, "table") == 0) return -1;
+    return cairn_ctl_fail(CAIRN_ERR_INVALID, "-o %s: table and json are allowed", text);
+}
+
+static int parse_since(struct ctl *ctl)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    const uint64_t now_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+    if (cairn_ctl_since(optarg, now_ms, &ctl->since_unix_ms)) return -1;
+    return cairn_ctl_usage_fail(ctl,
+                                "--since %s: give a duration (2h) or a time "
+                                "(2026-11-24T14:00:00Z)",
+                                optarg);
+}
+
+/* "4", or, of a job, "1:4". */
+static int parse_workers(struct ctl *ctl, const char *text)
+{
+    const char *colon = strchr(text, ':');
+    char first[16];
+    if (colon == NULL) {
+        const int done = cairn_ctl_parse_number("workers", text, 65535, &ctl->workers_max);
+        ctl->workers_min = ctl->bench.workers = ctl->workers_max;
+        return done;
+    }
+    snprintf(first, sizeof first, "%.*s", (int)(colon - text < 15 ? colon - text : 15), text);
+    int done = cairn_ctl_parse_number("workers", first, 65535, &ctl->workers_min);
+    if (done < 0) done = cairn_ctl_parse_number("workers", colon + 1, 65535, &ctl->workers_max);
+    if (done >= 0 || ctl->workers_min <= ctl->workers_max) return done;
+    return cairn_ctl_fail(CAIRN_ERR_INVALID,
+                          "--workers %s: at most as many as may attach are needed", text);
+}
+
+static int take(struct ctl *ctl, int option)
+{
+    switch (option) {
+    case OPT_ENDPOINT: ctl->endpoint = optarg; return -1;
+    case OPT_TIMEOUT: return parse_timeout(ctl, optarg);
+    case 'o': return parse_output(ctl, optarg);
+    case OPT_NO_HEADERS: ctl->no_headers = true; return -1;
+    case 'q': ctl->quiet = true; return -1;
+    case OPT_WAIT: ctl->wait = true; return -1;
+    case OPT_YES: ctl->yes = true; return -1;
+    case OPT_FORCE: ctl->force = true; return -1;
+    case OPT_WATCH: return parse_watch(ctl);
+    case OPT_EVERY: return cairn_ctl_parse_seconds("every", optarg, &ctl->every_s);
+    case OPT_ONCE: ctl->once = true; return -1;
+    case OPT_JOB: ctl->job = optarg; return -1;
+    case OPT_PATH: ctl->path = optarg; return -1;
+    case OPT_SHARDS:
+        return cairn_ctl_parse_number("shards", optarg, CAIRN_SHARDS_MAX, &ctl->shards);
+    case OPT_WORKERS: return parse_workers(ctl, optarg);
+    case OPT_LR: ctl->has_lr = true; return cairn_ctl_parse_real("lr", optarg, &ctl->lr);
+    case OPT_GROUP: ctl->group = optarg; return -1;
+    case OPT_CLIP_NORM:
+        ctl->has_clip_norm = true;
+        return cairn_ctl_parse_real("clip-norm", optarg, &ctl->clip_norm);
+    case OPT_SNAPSHOT_EVERY:
+        ctl->has_snapshot_every = true;
+        return cairn_ctl_parse_count_or_none("snapshot-every", optarg, CAIRN_SPEC_EVERY_MAX,
+                                             &ctl->snapshot_every);
+    case OPT_SNAPSHOT_KEEP:
+        ctl->has_snapshot_keep = true;
+        return cairn_ctl_parse_count_or_none("snapshot-keep", optarg, CAIRN_SPEC_KEEP_MAX,
+                                             &ctl->snapshot_keep);
+    case OPT_ON_SHARD_LOSS: ctl->on_shard_loss = optarg; return -1;
+    case OPT_SHARD_LOSS_WAIT:
+        return cairn_ctl_parse_number("shard-loss-wait", optarg, CAIRN_SPEC_LOSS_WAIT_MAX_S,
+                                      &ctl->shard_loss_wait_s);
+    case OPT_ALL: ctl->reshard.all = true; return -1;
+    case OPT_ADD: return cairn_ctl_parse_name(&ctl->reshard.add, "add", optarg);
+    case OPT_DRAIN: return cairn_ctl_parse_name(&ctl->reshard.drain, "drain", optarg);
+    case OPT_WEIGHT: return cairn_ctl_parse_weight(&ctl->reshard.weight, optarg);
+    case OPT_PAUSE: return cairn_ctl_parse_pause(optarg, &ctl->reshard.pause);
+    case OPT_SINCE: return parse_since(ctl);
+    case OPT_ON_WORKER_LOSS: ctl->on_worker_loss = optarg; return -1;
+    case OPT_WORKER_LOSS_WAIT:
+        return cairn_ctl_parse_number("worker-loss-wait", optarg, CAIRN_SPEC_LOSS_WAIT_MAX_S,
+                                      &ctl->worker_loss_wait_s);
+    case OPT_ENDPOINT_FILE: ctl->endpoint_file = optarg; return -1;
+    case OPT_KEEP: ctl->keep = optarg; return -1;
+    case OPT_IMPORT: ctl->import = optarg; return -1;
+    case OPT_HELP: ctl->help = true; return -1;
+    case OPT_VERSION: printf("cairn %s\n", CAIRN_VERSION); return 0;
+    default: return cairn_ctl_take_bench(ctl, option);
+    }
+}
+
+/* ---- the line ---- */
+
+/* What getopt does not know; `text` is the argument it stands in. */
+static int refuse(const struct ctl *ctl, int answer, const char *text)
+{
+    const bool is_short = optopt > 0 && optopt < 256 && optopt != 'q'; // it is --quiet=3, not -q
+    if (answer == ':') return cairn_ctl_usage_fail(ctl, "%s needs a value", text);
+    if (is_short) return cairn_ctl_usage_fail(ctl, "there is no option -%c", optopt);
+    if (optopt != 0) return cairn_ctl_usage_fail(ctl, "%s: it takes no value", text);
+    return cairn_ctl_usage_fail(ctl, "there is no option %s", text);
+}
+
+static void note(struct ctl *ctl, int option)
+{
+    for (size_t i = 0; i < cairn_ctl_option_count; i++)
+        if (cairn_ctl_options[i].option.val == option) ctl->given[i] = true;
+}
+
+int cairn_ctl_options_read(struct ctl *ctl, bool all)
+{
+    struct option known[CTL_OPTIONS_MAX + 1] = { 0 };
+    for (size_t i = 0; i < cairn_ctl_option_count; i++) known[i] = cairn_ctl_options[i].option;
+    opterr = 0;
+    optind = 0; // glibc's getopt starts over
+    // It takes argv[0] for a program's name: the word before.
+    for (int c;
+         (c = getopt_long(ctl->argc, ctl->argv, all ? ":o:q" : "+:o:q", known, NULL)) != -1;) {
+        if (c == '?' || c == ':') return refuse(ctl, c, ctl->argv[optind - 1]);
+        note(ctl, c);
+        const int done = take(ctl, c);
+        if (done >= 0) return done;
+    }
+    ctl->argc -= optind;
+    ctl->argv += optind;
+    return -1;
+}
+
+static bool is_taken(int option, uint64_t takes)
+{
+    for (size_t i = 0; i < cairn_ctl_option_count; i++)
+        if (cairn_ctl_options[i].option.val == option &&
+            (cairn_ctl_options[i].kind == 0 || (cairn_ctl_options[i].kind & takes) != 0))
+            return true;
+    return false;
+}
+
+int cairn_ctl_options_judge(const struct ctl *ctl, uint64_t takes)
+{
+    for (size_t i = 0; i < cairn_ctl_option_count; i++)
+        if (ctl->given[i] && !is_taken(cairn_ctl_options[i].option.val, takes))
+            return cairn_ctl_usage_fail(ctl, "cairn %s does not take --%s", ctl->words,
+                                        cairn_ctl_options[i].option.name);
+    if ((takes & CTL_TAKES_WORKERS) != 0 && ctl->workers_max != ctl->bench.workers)
+        return cairn_ctl_usage_fail(ctl, "--workers of cairn %s is a number", ctl->words);
+    return -1;
+}

@@ -1,0 +1,92 @@
+/* The options of the command line, for the files that read them. */
+#ifndef CAIRN_CTL_OPTIONS_H
+#define CAIRN_CTL_OPTIONS_H
+
+#include <getopt.h>
+
+#include "client/ctl/ctl.h"
+
+enum {
+    OPT_ENDPOINT = 256,
+    OPT_TIMEOUT,
+    OPT_NO_HEADERS,
+    OPT_WAIT,
+    OPT_YES,
+    OPT_FORCE,
+    OPT_JOB,
+    OPT_PATH,
+    OPT_SHARDS,
+    OPT_ENDPOINT_FILE,
+    OPT_KEEP,
+    OPT_IMPORT,
+    OPT_SECONDS,
+    OPT_PARAMS,
+    OPT_WORKERS,
+    OPT_THREADS,
+    OPT_TENSORS,
+    OPT_WIRE,
+    OPT_ONLY,
+    OPT_BACKEND,
+    OPT_DEVICE,
+    OPT_STAGE,
+    OPT_OFFLOAD,
+    OPT_MEMORY,
+    OPT_GLOBAL_BATCH,
+    OPT_TIMELINE,
+    OPT_BACKWARD,
+    OPT_READ,
+    OPT_CHUNK,
+    OPT_WATCH,
+    OPT_EVERY,
+    OPT_ONCE,
+    OPT_LR,
+    OPT_GROUP,
+    OPT_CLIP_NORM,
+    OPT_SNAPSHOT_EVERY,
+    OPT_SNAPSHOT_KEEP,
+    OPT_ON_SHARD_LOSS,
+    OPT_SHARD_LOSS_WAIT,
+    OPT_ALL,
+    OPT_ADD,
+    OPT_DRAIN,
+    OPT_WEIGHT,
+    OPT_PAUSE,
+    OPT_SINCE,
+    OPT_ON_WORKER_LOSS,
+    OPT_WORKER_LOSS_WAIT,
+    OPT_FROM,
+    OPT_TO,
+    OPT_HELP,
+    OPT_VERSION
+};
+
+/* table.c */
+struct ctl_option {
+    struct option option;
+    uint64_t kind; /* CTL_TAKES_*; 0: of every subcommand */
+    const char *shown, *help;
+};
+extern const struct ctl_option cairn_ctl_options[];
+extern const size_t cairn_ctl_option_count;
+
+/* Those of one matter: optarg is the value. -1: go on; else the exit status. */
+int cairn_ctl_take_bench(struct ctl *ctl, int option);
+
+/* ---- values.c; the same ---- */
+int cairn_ctl_parse_seconds(const char *name, const char *text, double *out);
+int cairn_ctl_parse_milliseconds(const char *name, const char *text, double *out);
+/* 1 to max, with K, M, G or T for thousands of it. */
+int cairn_ctl_parse_count(const char *name, const char *text, uint64_t max, uint64_t *out);
+int cairn_ctl_parse_number(const char *name, const char *text, uint32_t max, uint32_t *out);
+/* As cairn_ctl_parse_count, or 0. */
+int cairn_ctl_parse_count_or_none(const char *name, const char *text, uint64_t max, uint64_t *out);
+int cairn_ctl_parse_real(const char *name, const char *text, double *out);
+
+/* ---- reshard.c; the same ---- */
+int cairn_ctl_parse_name(struct ctl_names *names, const char *option, const char *text);
+/* "NAME=W", cut at its last "=": the name is borrowed. */
+int cairn_ctl_parse_weight(struct ctl_names *names, char *text);
+/* "10%" */
+int cairn_ctl_parse_pause(const char *text, double *out);
+
+#endif
