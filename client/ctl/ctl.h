@@ -51,15 +51,20 @@
 #define CTL_TAKES_PAUSE   (UINT64_C(1) << 29) /* --pause */
 #define CTL_TAKES_SINCE   (UINT64_C(1) << 30) /* --since */
 #define CTL_TAKES_FROM_TO (UINT64_C(1) << 31) /* --from, --to */
-#define CTL_BENCHES       (CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS)
-#define CTL_ASKS          (CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT)
-#define CTL_LISTS         (CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET | CTL_TAKES_WATCH)
+#define CTL_TAKES_PLACE \
+    (UINT64_C(1) << 44) /* --path: of a command that reads the snapshot itself */
+#define CTL_TAKES_PLACES (UINT64_C(1) << 45) /* the same, and twice */
+#define CTL_TAKES_EXPORT (UINT64_C(1) << 46) /* --to, --format, --dtype, --max-file, --ema */
+#define CTL_TAKES_COPY   (UINT64_C(1) << 47) /* --to */
+#define CTL_TAKES_STATS  (UINT64_C(1) << 48) /* --stats */
+#define CTL_BENCHES      (CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS)
+#define CTL_ASKS         (CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT)
+#define CTL_LISTS        (CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET | CTL_TAKES_WATCH)
 
 /* What a bench is asked to do; 0 and NULL: not given, the bench's default. */
 struct ctl_bench {
     uint64_t params, chunk;
     uint32_t workers, threads, tensors, global_batch;
-    uint32_t from, to; /* shards */
     double seconds;
     const char *wire;     /* "f32" or "bf16" */
     const char *timeline; /* the file */
@@ -77,6 +82,14 @@ struct ctl_plan {
     bool has_stage, has_offload;
     uint32_t stage;
     double offload;
+};
+
+/* What `snapshot export` makes; NULL and 0: not given. */
+struct ctl_export {
+    const char *format; /* "hf" or "dcp" */
+    const char *dtype;  /* "f32" or "bf16" */
+    uint64_t file_bytes_max;
+    bool ema, stats; /* stats: of `snapshot show` */
 };
 
 struct ctl_names {
@@ -97,9 +110,11 @@ struct ctl {
     const char *endpoint; /* "host:port" */
     int timeout_ms;
     bool json, no_headers, quiet, wait, yes, force, watch, once;
-    double every_s;         /* --watch, --every; 0: not given */
-    const char *job, *path; /* --job, --path; NULL: not given */
-    const char *group;      /* --group; the same */
+    double every_s;          /* --watch, --every; 0: not given */
+    const char *job, *path;  /* --job, --path; NULL: not given */
+    const char *path_before; /* of two --path the first; the last is path */
+    const char *from, *to;   /* --from, --to; NULL: not given. Judged by the subcommand */
+    const char *group;       /* --group; the same */
     bool has_lr, has_clip_norm;
     double lr, clip_norm;
     bool has_snapshot_every, has_snapshot_keep;
@@ -114,6 +129,7 @@ struct ctl {
     const char *endpoint_file, *keep, *import;
     struct ctl_bench bench;
     struct ctl_plan plan;
+    struct ctl_export export;
     struct ctl_reshard reshard;
     int argc; /* what follows the verb */
     char **argv;
@@ -155,6 +171,10 @@ void cairn_ctl_options_print(FILE *out, uint64_t takes);
 /* "; see cairn job list --help" */
 int cairn_ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
+
+/* ---- options/values.c ---- */
+/* 1 to max, with K, M, G or T for thousands of it. -1: go on; else the exit status. */
+int cairn_ctl_parse_number(const char *name, const char *text, uint32_t max, uint32_t *out);
 
 /* ---- since.c ---- */
 /* Reads "2h" (ms, s, m, h, d before now) or RFC 3339, "2026-11-24T14:00:00Z". */

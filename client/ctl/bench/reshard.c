@@ -329,12 +329,18 @@ int cairn_bench_reshard(struct ctl *ctl)
     };
     bench.ctl = local.ctl = ctl;
     bench.result = &result;
-    bench.from = ctl->bench.from > 0 ? ctl->bench.from : FROM_DEFAULT;
-    bench.to = ctl->bench.to > 0 ? ctl->bench.to : bench.from + 1;
+    bench.from = FROM_DEFAULT;
+    int done = -1;
+    if (ctl->from != NULL)
+        done = cairn_ctl_parse_number("from", ctl->from, CTL_SHARDS_MAX, &bench.from);
+    bench.to = bench.from + 1;
+    if (done < 0 && ctl->to != NULL)
+        done = cairn_ctl_parse_number("to", ctl->to, CTL_SHARDS_MAX, &bench.to);
+    if (done >= 0) return done;
     ctl->shards = bench.from;
     local.threads = ctl->bench.threads;
     make_model(&bench);
-    int done = judge(&bench);
+    done = judge(&bench);
     if (done >= 0) return done;
     const size_t spans_bytes = STEP_SPANS_EACH(bench.plan.model.tensors) * sizeof *bench.plan.spans;
     bench.plan.spans = mmap(NULL, spans_bytes + sizeof *bench.plan.rounds, PROT_READ | PROT_WRITE,

@@ -1,6 +1,5 @@
 /* The options of `cairn bench`, and of `cairn job plan`. */
 #include <getopt.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "client/ctl/options/options.h"
@@ -60,8 +59,6 @@ static int parse_offload(struct ctl *ctl, const char *text)
 int cairn_ctl_take_bench(struct ctl *ctl, int option)
 {
     switch (option) {
-    case OPT_FROM: return cairn_ctl_parse_number("from", optarg, CTL_SHARDS_MAX, &ctl->bench.from);
-    case OPT_TO: return cairn_ctl_parse_number("to", optarg, CTL_SHARDS_MAX, &ctl->bench.to);
     case OPT_THREADS: return cairn_ctl_parse_number("threads", optarg, 1024, &ctl->bench.threads);
     case OPT_TENSORS:
         return cairn_ctl_parse_number("tensors", optarg, CAIRN_LAYOUT_TENSORS_MAX,
@@ -84,6 +81,6 @@ int cairn_ctl_take_bench(struct ctl *ctl, int option)
         return cairn_ctl_parse_milliseconds("backward", optarg, &ctl->bench.backward_ms);
     case OPT_CHUNK: return cairn_ctl_parse_count("chunk", optarg, 4 << 20, &ctl->bench.chunk);
     case OPT_ONLY: ctl->bench.only = optarg; return -1;
-    default: abort(); // getopt gives what is in the table
+    default: return cairn_ctl_take_snapshot(ctl, option);
     }
 }

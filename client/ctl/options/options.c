@@ -107,7 +107,12 @@ static int take(struct ctl *ctl, int option)
     case OPT_EVERY: return cairn_ctl_parse_seconds("every", optarg, &ctl->every_s);
     case OPT_ONCE: ctl->once = true; return -1;
     case OPT_JOB: ctl->job = optarg; return -1;
-    case OPT_PATH: ctl->path = optarg; return -1;
+    case OPT_PATH:
+        ctl->path_before = ctl->path;
+        ctl->path = optarg;
+        return -1;
+    case OPT_FROM: ctl->from = optarg; return -1;
+    case OPT_TO: ctl->to = optarg; return -1;
     case OPT_SHARDS:
         return cairn_ctl_parse_number("shards", optarg, CAIRN_SHARDS_MAX, &ctl->shards);
     case OPT_WORKERS: return parse_workers(ctl, optarg);

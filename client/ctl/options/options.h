@@ -56,6 +56,11 @@ enum {
     OPT_WORKER_LOSS_WAIT,
     OPT_FROM,
     OPT_TO,
+    OPT_FORMAT,
+    OPT_DTYPE,
+    OPT_MAX_FILE,
+    OPT_EMA,
+    OPT_STATS,
     OPT_HELP,
     OPT_VERSION
 };
@@ -71,13 +76,13 @@ extern const size_t cairn_ctl_option_count;
 
 /* Those of one matter: optarg is the value. -1: go on; else the exit status. */
 int cairn_ctl_take_bench(struct ctl *ctl, int option);
+int cairn_ctl_take_snapshot(struct ctl *ctl, int option);
 
-/* ---- values.c; the same ---- */
+/* ---- values.c; the same; some are declared in ctl.h ---- */
 int cairn_ctl_parse_seconds(const char *name, const char *text, double *out);
 int cairn_ctl_parse_milliseconds(const char *name, const char *text, double *out);
 /* 1 to max, with K, M, G or T for thousands of it. */
 int cairn_ctl_parse_count(const char *name, const char *text, uint64_t max, uint64_t *out);
-int cairn_ctl_parse_number(const char *name, const char *text, uint32_t max, uint32_t *out);
 /* As cairn_ctl_parse_count, or 0. */
 int cairn_ctl_parse_count_or_none(const char *name, const char *text, uint64_t max, uint64_t *out);
 int cairn_ctl_parse_real(const char *name, const char *text, double *out);

@@ -2,7 +2,7 @@
 #include <limits.h>
 #include <string.h>
 
-#include "client/ctl/ctl.h"
+#include "client/ctl/snapshot/place.h"
 #include "proto/snapshot/snapshot_file.h"
 
 static cairn_status call(struct ctl *ctl, const Cairn__SnapshotRestore *restore,
@@ -91,9 +91,8 @@ static void print(const Cairn__SnapshotStatus *s)
     cairn_ctl_line("must open again", "%s", members.text);
 }
 
-/* The id of the job's newest snapshot that is not damaged. -1: go on; else the exit status, and what is
- * wrong was said. */
-static int find_latest(struct ctl *ctl, const char *job, char id_out[CAIRN_SNAPSHOT_ID_BYTES])
+int cairn_ctl_snapshot_latest(struct ctl *ctl, const char *job,
+                              char id_out[CAIRN_SNAPSHOT_ID_BYTES])
 {
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
     get.job = (char *)(uintptr_t)job;
@@ -139,7 +138,7 @@ int cairn_ctl_snapshot_restore(struct ctl *ctl)
     if (ctl->timeout_ms == 0) ctl->timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
     if (by_id && strcmp(restore.id, "latest") == 0) {
         restore.id = latest;
-        refused = find_latest(ctl, restore.job, latest);
+        refused = cairn_ctl_snapshot_latest(ctl, restore.job, latest);
         if (refused >= 0) return refused;
     }
     refused = confirm(ctl, &restore);

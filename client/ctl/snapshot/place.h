@@ -1,0 +1,23 @@
+/* Where a snapshot is that a command reads by itself: `JOB ID`, of which the coordinator is asked, or `--path
+ * FOLDER`, for which there need be none. */
+#ifndef CAIRN_CTL_SNAPSHOT_PLACE_H
+#define CAIRN_CTL_SNAPSHOT_PLACE_H
+
+#include "client/ctl/ctl.h"
+#include "proto/store/snapshot_io.h"
+
+/* All functions: -1: go on; else the exit status, and what is wrong was said. */
+
+/* The id of the job's newest snapshot that is not damaged. */
+int cairn_ctl_snapshot_latest(struct ctl *ctl, const char *job,
+                              char id_out[CAIRN_SNAPSHOT_ID_BYTES]);
+/* The folder of the job's snapshot of that id, or "latest". */
+int cairn_ctl_place_ask(struct ctl *ctl, const char *job, const char *id,
+                        char folder_out[static PATH_MAX]);
+/* What the line names: its two arguments, or --path. Anything else is a usage error. */
+int cairn_ctl_place_find(struct ctl *ctl, char folder_out[static PATH_MAX]);
+/* Opens it (headers only); the caller's to close. The sentence says so where the folder is not to be seen
+ * from this host. */
+int cairn_ctl_place_open(const char *folder, struct cairn_snapshot *snapshot_out);
+
+#endif
