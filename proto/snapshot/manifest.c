@@ -23,7 +23,10 @@ void cairn_manifest_init(struct cairn_manifest *m)
 
 void cairn_manifest_release(struct cairn_manifest *m)
 {
-    for (size_t i = 0; i < m->file_count; i++) free(m->files[i].path);
+    for (size_t i = 0; i < m->file_count; i++) {
+        free(m->files[i].path);
+        free(m->files[i].sums);
+    }
     free(m->files);
     free(m->payload);
     free(m->cluster);
@@ -57,17 +60,57 @@ static cairn_status make_room(struct cairn_manifest *m)
     return CAIRN_OK;
 }
 
-cairn_status cairn_manifest_add_file(struct cairn_manifest *m, const char *path, uint64_t bytes,
-                                     const uint8_t xxh3_128[16])
+static cairn_status begin_file(struct cairn_manifest *m, const char *path, uint64_t bytes)
 {
     if (!cairn_snapshot_path_ok(path) || bytes > INT64_MAX) return CAIRN_ERR_INVALID;
     cairn_status status = make_room(m);
     if (status != CAIRN_OK) return status;
     struct cairn_manifest_file file = { .path = strdup(path), .bytes = bytes };
     if (file.path == NULL) return CAIRN_ERR_NO_MEMORY;
-    memcpy(file.xxh3_128, xxh3_128, sizeof file.xxh3_128);
     m->files[m->file_count++] = file;
     return CAIRN_OK;
+}
+
+/* Room grows with what has come, not with the size that somebody says. */
+static cairn_status append_sums(struct cairn_manifest_file *f, const uint8_t *sums, uint64_t count)
+{
+    if (f->block_count + count > f->block_capacity) {
+        const uint64_t doubled = 2 * f->block_capacity, least = f->block_count + count;
+        const uint64_t wanted = doubled > least ? doubled : least;
+        uint8_t *grown = realloc(f->sums, (size_t)wanted * CAIRN_SNAPSHOT_SUM_BYTES);
+        if (grown == NULL) return CAIRN_ERR_NO_MEMORY;
+        f->sums = grown;
+        f->block_capacity = wanted;
+    }
+    if (count > 0)
+        memcpy(f->sums + f->block_count * CAIRN_SNAPSHOT_SUM_BYTES, sums,
+               (size_t)count * CAIRN_SNAPSHOT_SUM_BYTES);
+    f->block_count += count;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_manifest_add_blocks(struct cairn_manifest *m, const char *path, uint64_t bytes,
+                                       uint64_t first_block, const uint8_t *sums, uint64_t count)
+{
+    cairn_status status = first_block == 0 ? begin_file(m, path, bytes) : CAIRN_OK;
+    if (status != CAIRN_OK) return status;
+    struct cairn_manifest_file *f = NULL; // mostly the last: other shards' may have come between
+    for (size_t i = m->file_count; i > 0 && f == NULL; i--)
+        if (strcmp(m->files[i - 1].path, path) == 0) f = &m->files[i - 1];
+    if (f == NULL || f->bytes != bytes || f->block_count != first_block ||
+        count > cairn_snapshot_block_count(bytes) - first_block)
+        return CAIRN_ERR_INVALID;
+    return append_sums(f, sums, count);
+}
+
+cairn_status cairn_manifest_add_file(struct cairn_manifest *m, const char *path, uint64_t bytes,
+                                     const uint8_t *sums, bool is_whole)
+{
+    cairn_status status = begin_file(m, path, bytes);
+    if (status != CAIRN_OK) return status;
+    m->files[m->file_count - 1].is_whole = is_whole;
+    return append_sums(&m->files[m->file_count - 1], sums,
+                       is_whole ? 1 : cairn_snapshot_block_count(bytes));
 }
 
 static int path_order(const void *a, const void *b)
@@ -160,8 +203,9 @@ static json_t *former_json(const uint8_t (*hash)[32])
 
 static json_t *file_json(const struct cairn_manifest_file *f)
 {
-    return json_pack("{s:s, s:I, s:o}", "path", f->path, "bytes", (json_int_t)f->bytes, "xxh3_128",
-                     hex_json(f->xxh3_128, sizeof f->xxh3_128));
+    return json_pack("{s:s, s:I, s:o}", "path", f->path, "bytes", (json_int_t)f->bytes,
+                     f->is_whole ? "xxh3_128" : "blocks",
+                     hex_json(f->sums, (size_t)f->block_count * CAIRN_SNAPSHOT_SUM_BYTES));
 }
 
 /* A list of `count` elements, made one by one; NULL if one could not be. */
@@ -282,6 +326,12 @@ static cairn_status judge(const struct cairn_manifest *m, struct cairn_sentence 
         if (strcmp(m->files[i - 1].path, m->files[i].path) != 0) continue;
         return cairn_fail(why, CAIRN_ERR_INVALID, "two files of the snapshot are called %s",
                           m->files[i].path);
+    }
+    for (size_t i = 0; i < m->file_count; i++) {
+        const struct cairn_manifest_file *f = &m->files[i];
+        if (f->block_count == (f->is_whole ? 1 : cairn_snapshot_block_count(f->bytes))) continue;
+        return cairn_fail(why, CAIRN_ERR_INVALID, "%s lacks checksums of some of its blocks",
+                          f->path);
     }
     return CAIRN_OK;
 }

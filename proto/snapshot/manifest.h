@@ -2,7 +2,7 @@
  * to storage and loaded by snapshot_io.h.
  *
  * {
- *   "format": "cairn snapshot", "version": 3,
+ *   "format": "cairn snapshot", "version": 4,
  *   "cluster": text, "created": "2026-11-21T03:04:05Z",
  *   "generation": n, "step": n, "epoch": n, "shards": n,
  *   "loss_scale": x,                  in force at the step
@@ -25,7 +25,8 @@
  *   "periodic"?: 16 hex digits,       taken by snapshot_every of the job of this number
  *   "nonfinite"?: {"elems", "tensors": {name: elems, ...}}, results that are not finite (results.h)
  *   "reduce_groups"?: [[rank, ...], ...], of the step's round (rank_groups.h)
- *   "files": [{"path", "bytes", "xxh3_128": 32 hex digits, as `xxhsum -H2` prints}, ...],
+ *   "files": [{"path", "bytes", "blocks": 32 hex digits for every 4 MiB of the file: XXH3-128, as
+ *             `xxhsum -H2` prints it}, ...],
  *   "blake2b_256": 64 hex digits      of all bytes before this line (manifest_seal.h)
  * }
  *
@@ -33,8 +34,9 @@
  * sorted bytewise. Numbers are exact: doubles have 17 digits. Keys with a question mark may be missing: then
  * there is no such thing, or it is at its default. A reader takes nothing else: an unknown, missing or
  * repeated key, a number out of range, a path that is not one of snapshot_file.h and a spec that
- * cairn_spec_check refuses are errors. A change of this table is a new version; version 2,
- * without the hash, and version 1, which has no keys with a question mark either, are read as well. */
+ * cairn_spec_check refuses are errors. A change of this table is a new version. Older ones are read as well:
+ * 3, whose files have one "xxh3_128" over all of each instead of "blocks"; 2, without the hash of the
+ * manifest, too; and 1, which has no keys with a question mark either. */
 #ifndef CAIRN_STORE_MANIFEST_H
 #define CAIRN_STORE_MANIFEST_H
 
@@ -49,7 +51,7 @@
 #include "proto/spec/spec.h"
 
 #define CAIRN_MANIFEST_NAME           "manifest.json"
-#define CAIRN_MANIFEST_VERSION        3
+#define CAIRN_MANIFEST_VERSION        4
 #define CAIRN_MANIFEST_VERSION_MIN    1 /* that is read */
 #define CAIRN_MANIFEST_VERSION_SEALED 3 /* from here on it has the hash over itself */
 #define CAIRN_MANIFEST_BYTES_MAX      ((size_t)512 << 20)
@@ -57,9 +59,13 @@
 #define CAIRN_MANIFEST_PAYLOAD_MAX    ((size_t)1 << 20)
 
 struct cairn_manifest_file {
-    char *path;           /* owned by the manifest; relative to the snapshot's folder */
-    uint64_t bytes;       /* of the whole file */
-    uint8_t xxh3_128[16]; /* of the whole file; canonical (big-endian) form */
+    char *path;     /* owned by the manifest; relative to the snapshot's folder */
+    uint64_t bytes; /* of the whole file */
+    /* [block_count][CAIRN_SNAPSHOT_SUM_BYTES], owned: checksums of the blocks; `is_whole`: one, of all of
+     * it */
+    uint8_t *sums;
+    uint64_t block_count, block_capacity;
+    bool is_whole; /* of a manifest before version 4 */
 };
 
 struct cairn_manifest {
@@ -89,14 +95,19 @@ void cairn_manifest_release(struct cairn_manifest *m);
 /* Copies in. CAIRN_ERR_INVALID over the limit, CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_manifest_set_payload(struct cairn_manifest *m, const uint8_t *payload,
                                         size_t payload_bytes) CAIRN_MUST_CHECK;
-/* Appends; `path` comes from a shard and is judged. CAIRN_ERR_INVALID, CAIRN_ERR_NO_MEMORY. */
+/* Checksums of blocks [first_block, first_block + count) of a file: 0 appends a file, more go on with the one
+ * of that path, in order. All comes from a shard and is judged. CAIRN_ERR_INVALID, CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_manifest_add_blocks(struct cairn_manifest *m, const char *path, uint64_t bytes,
+                                       uint64_t first_block, const uint8_t *sums,
+                                       uint64_t count) CAIRN_MUST_CHECK;
+/* Appends a file with all of its blocks, or, is_whole, one checksum over all of it. The same. */
 cairn_status cairn_manifest_add_file(struct cairn_manifest *m, const char *path, uint64_t bytes,
-                                     const uint8_t xxh3_128[16]) CAIRN_MUST_CHECK;
+                                     const uint8_t *sums, bool is_whole) CAIRN_MUST_CHECK;
 
 /* Sorts files, groups and tensors, and writes the JSON; the spec has passed cairn_spec_check. The
  * text is malloc'd, the caller's, ended by a newline and a NUL that is not counted.
- * CAIRN_ERR_INVALID: a value that a reader would refuse (two files of one path, a text that is not
- * UTF-8, a number over 2^63 or not finite); CAIRN_ERR_NO_MEMORY. */
+ * CAIRN_ERR_INVALID: a value that a reader would refuse (two files of one path, a file without all of its
+ * checksums, a text that is not UTF-8, a number over 2^63 or not finite); CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_manifest_encode(struct cairn_manifest *m, char **text_out,
                                    size_t *text_bytes_out,
                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;

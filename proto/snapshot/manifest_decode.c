@@ -251,24 +251,34 @@ cairn_status cairn_manifest_read_spec(json_t *json, struct cairn_job_spec_data *
 
 static cairn_status read_file(json_t *json, struct cairn_manifest *m, struct cairn_sentence *why)
 {
-    const char *path, *hex;
+    const char *path, *whole = NULL, *blocks = NULL;
     json_int_t bytes;
-    uint8_t xxh3_128[16];
     json_error_t error;
-    if (json_unpack_ex(json, &error, JSON_STRICT, "{s:s, s:I, s:s}", "path", &path, "bytes", &bytes,
-                       "xxh3_128", &hex) != 0) {
+    if (json_unpack_ex(json, &error, JSON_STRICT, "{s:s, s:I, s?s, s?s}", "path", &path, "bytes",
+                       &bytes, "xxh3_128", &whole, "blocks", &blocks) != 0) {
         return corrupt(why, "a file", error.text);
     }
     if (!cairn_snapshot_path_ok(path))
         return corrupt(why, "a file", "its path is not one of Cairn's");
     if (bytes < 0) return corrupt(why, path, "its size is below 0");
-    if (!hex_bytes(hex, xxh3_128, sizeof xxh3_128)) {
-        return corrupt(why, path, "its xxh3_128 is not 32 hex digits");
+    if ((whole == NULL) == (blocks == NULL))
+        return corrupt(why, path, "it has not one of xxh3_128 and blocks");
+    const uint64_t sum_count = whole != NULL ? 1 : cairn_snapshot_block_count((uint64_t)bytes);
+    const char *hex = whole != NULL ? whole : blocks;
+    if (strlen(hex) / (2 * CAIRN_SNAPSHOT_SUM_BYTES) != sum_count)
+        return corrupt(why, path, "not 32 hex digits for each checksum that it needs");
+    uint8_t *sums = malloc((size_t)sum_count * CAIRN_SNAPSHOT_SUM_BYTES + 1);
+    if (sums == NULL) return CAIRN_ERR_NO_MEMORY;
+    if (!hex_bytes(hex, sums, (size_t)sum_count * CAIRN_SNAPSHOT_SUM_BYTES)) {
+        free(sums);
+        return corrupt(why, path, "not 32 hex digits for each checksum that it needs");
     }
     if (m->file_count > 0 && strcmp(m->files[m->file_count - 1].path, path) >= 0) {
+        free(sums);
         return corrupt(why, path, "the files are not sorted by path, or twice the same");
     }
-    cairn_status status = cairn_manifest_add_file(m, path, (uint64_t)bytes, xxh3_128);
+    cairn_status status = cairn_manifest_add_file(m, path, (uint64_t)bytes, sums, whole != NULL);
+    free(sums);
     return status == CAIRN_ERR_INVALID ? corrupt(why, path, "more than 1,000,000 files") : status;
 }
 

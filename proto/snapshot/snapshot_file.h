@@ -23,8 +23,8 @@
  * Calling sequence                                                     (io: snapshot_io.h)
  *   coordinator  cairn_snapshot_folder_make   a new folder, never one that was there        (io)
  *   each shard   cairn_snapshot_plan_make     its files, from the spec and what it owns
- *                cairn_snapshot_write_file    each: temp name, write, fsync, rename, fsync  (io)
- *   coordinator  cairn_manifest_add_file      what the shards report: path, size, XXH3-128
+ *                cairn_snapshot_writer_put    each: temp name, write, fsync, rename, fsync  (writer)
+ *   coordinator  cairn_manifest_add_blocks    what the shards report: path, size, XXH3-128 of each block
  *                cairn_manifest_commit        temp name, write, fsync, rename, fsync        (io)
  *   anyone       cairn_snapshot_list          only folders with a manifest                  (io)
  *                cairn_snapshot_open          manifest, sizes, headers, exact cover         (io)
@@ -50,6 +50,13 @@
 #define CAIRN_SNAPSHOT_PATH_BYTES   80 /* of a file's path in the snapshot, with its NUL */
 #define CAIRN_SNAPSHOT_KEY_BYTES    (CAIRN_NAME_MAX + 32)
 #define CAIRN_SNAPSHOT_HEADER_BYTES ((size_t)8 << 20) /* a file with so much header is full */
+/* What has a checksum of its own: block b of a file is its bytes [b << 22, (b + 1) << 22). */
+#define CAIRN_SNAPSHOT_BLOCK_BYTES ((size_t)4 << 20)
+#define CAIRN_SNAPSHOT_SUM_BYTES   16 /* XXH3-128, canonical (big-endian) form */
+static inline uint64_t cairn_snapshot_block_count(uint64_t file_bytes)
+{
+    return file_bytes / CAIRN_SNAPSHOT_BLOCK_BYTES + (file_bytes % CAIRN_SNAPSHOT_BLOCK_BYTES != 0);
+}
 
 /* "step-000000012000-g1"; attempt 1 has no suffix, attempt 2 ends in "-2". */
 void cairn_snapshot_id_make(uint64_t generation, uint64_t step, uint32_t attempt,

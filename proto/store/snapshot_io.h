@@ -1,5 +1,6 @@
-/* Snapshots on storage: the one part of proto/store that opens, writes, syncs and reads files. What
- * the bytes mean stands in snapshot_file.h and manifest.h, with the calling sequence.
+/* Snapshots on storage: begun, committed, listed, read, removed. What the bytes mean stands in
+ * snapshot_file.h and manifest.h, with the calling sequence; what is done to storage, and with which
+ * promises, in storage.h. A `root` is a location; the folder of a snapshot is "<root>/<job>/<id>".
  *
  * All functions block and may be called from any thread but the loop thread. A folder from storage
  * is hostile input: only names of our own form are opened, relative to the folder, never through a
@@ -18,12 +19,10 @@
 #include "proto/snapshot/manifest.h"
 #include "proto/snapshot/snapshot_file.h"
 #include "proto/snapshot/snapshot_index.h"
+#include "proto/store/storage.h"
+#include "proto/store/snapshot_writer.h"
 
-/* ---- writing ---- */
-
-/* Whatever the umask. The group's, too: whoever reads snapshots need not be who writes them. */
-#define CAIRN_SNAPSHOT_FOLDER_MODE 0750
-#define CAIRN_SNAPSHOT_FILE_MODE   0640
+/* ---- writing: the files of shards are snapshot_writer.h's ---- */
 
 /* Makes <root>/<job>/<id>/{model,optim}, durably, with an id that was not there before. `root` must
  * exist. id_out and *folder_out (malloc'd, the caller's) are set only on success. */
@@ -32,25 +31,7 @@ cairn_status cairn_snapshot_folder_make(const char *root, const char *job, uint6
                                         char **folder_out,
                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
-/* Gives the bytes of elements [first_elem, first_elem + elem_count) (row-major in the tensor) of
- * the entry's plane, as little-endian f32, in *bytes_out: borrowed until the next call. At most
- * CAIRN_SNAPSHOT_PIECE_ELEMS are asked for at once. Another status than CAIRN_OK ends the file. */
-#define CAIRN_SNAPSHOT_PIECE_ELEMS ((uint64_t)1 << 20)
-typedef cairn_status (*cairn_snapshot_source_fn)(void *context,
-                                                 const struct cairn_safetensors_entry *entry,
-                                                 uint64_t first_elem, uint64_t elem_count,
-                                                 const void **bytes_out,
-                                                 struct cairn_sentence *why);
-
-/* Writes one planned file into the snapshot's folder: NAME.tmp, fsync, rename, fsync of the folder.
- * On failure neither NAME nor NAME.tmp is left (but CAIRN_ERR_EXISTS: another writer's stay).
- * xxh3_128_out, for the manifest, is set on success; the size is file->file_bytes. */
-cairn_status cairn_snapshot_write_file(const char *folder, const struct cairn_snapshot_file *file,
-                                       cairn_snapshot_source_fn source, void *context,
-                                       uint8_t xxh3_128_out[16],
-                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
-
-/* Writes manifest.json the same way: when it returns CAIRN_OK, the snapshot exists.
+/* Writes manifest.json, durably: when it returns CAIRN_OK, the snapshot exists.
  * CAIRN_ERR_CORRUPT when a file that it lists is missing or has another size. */
 cairn_status cairn_manifest_commit(const char *folder, struct cairn_manifest *manifest,
                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
@@ -82,13 +63,22 @@ typedef void (*cairn_snapshot_fn)(void *context, const char *job, const char *id
 cairn_status cairn_snapshot_list(const char *root, const char *job, cairn_snapshot_fn on_snapshot,
                                  void *context, struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
+struct cairn_block_reader;
+
+/* Of a file, at open: what its first block must say once more. */
+struct cairn_snapshot_header {
+    uint64_t bytes, sum; /* of the header, with the 8 bytes before it; XXH3-64 */
+    bool is_judged;      /* by the checksums of its blocks */
+};
+
 /* A snapshot that passed every check of open. Read by one thread at a time. */
 struct cairn_snapshot {
     struct cairn_manifest manifest;    /* owned */
     struct cairn_snapshot_index index; /* owned */
-    int folder_fd;                     /* owned */
-    int file_fd;                       /* owned; the file read last, -1 = none */
-    size_t file;                       /* its index in the manifest */
+    /* owned */
+    char *folder;
+    struct cairn_snapshot_header *headers; /* [manifest.file_count] */
+    struct cairn_block_reader *reader;     /* NULL until something is read */
 };
 
 /* Loads the manifest and checks that each file is there with its size, that the headers are well
@@ -96,13 +86,28 @@ struct cairn_snapshot {
  * headers only. */
 cairn_status cairn_snapshot_open(const char *folder, struct cairn_snapshot *snapshot_out,
                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* Reads every byte and compares the checksums of the manifest. CAIRN_ERR_CHECKSUM names the file.
- * */
+
+/* What verify is asked for. */
+struct cairn_verify {
+    bool quick;      /* what open has judged is enough */
+    double fraction; /* of the blocks, chosen at random; 0: all of them */
+    uint32_t ahead;  /* blocks that are read ahead; 0: as others do */
+    /* After each block; `done` of `total` bytes, those that were not chosen left out. False: give it up. */
+    bool (*progress)(void *context, uint64_t done, uint64_t total, const char *file);
+    /* Each damage, `what` names file, block and tensors; it goes on. NULL: the first ends it. */
+    void (*damage)(void *context, const char *what);
+    void *context;
+};
+/* Reads what is asked for past the page cache, and compares the checksums of the manifest; NULL: every byte.
+ * CAIRN_ERR_CHECKSUM: some is damaged, `why` names the first; CAIRN_ERR_CORRUPT; CAIRN_ERR_CANCELED;
+ * CAIRN_ERR_IO. */
 cairn_status cairn_snapshot_verify(struct cairn_snapshot *snapshot,
+                                   const struct cairn_verify *verify,
                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Reads elements [first_elem, first_elem + elem_count) of a stored plane into out, in
- * cairn_spec_plane_dtype, whichever files they are in. CAIRN_ERR_INVALID: the plane is not stored or has no
- * such elements. */
+ * cairn_spec_plane_dtype, whichever files they are in; who reads in the order of the files has them ahead.
+ * CAIRN_ERR_INVALID: the plane is not stored or has no such elements. CAIRN_ERR_CHECKSUM: a block that they
+ * lie in is damaged (of a manifest before version 4: nobody looks). */
 cairn_status cairn_snapshot_read(struct cairn_snapshot *snapshot, uint32_t tensor, uint32_t plane,
                                  uint64_t first_elem, uint64_t elem_count, void *out,
                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;

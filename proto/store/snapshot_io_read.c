@@ -1,59 +1,25 @@
 /* Reading a snapshot: the manifest, the headers, then any range for any layout. */
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "proto/base/xxh.h"
 #include "proto/spec/planes.h"
+#include "proto/store/block_reader.h"
 #include "proto/store/snapshot_io.h"
 
-#define READ_BYTES ((size_t)1 << 20)
-
-static cairn_status io_failed(struct cairn_sentence *why, const char *step, const char *path)
-{
-    return cairn_fail(why, CAIRN_ERR_IO, "%s of %s: %s", step, path, strerror(errno));
-}
-
-/* Opens a regular file at a judged path of at most one folder, through no symbolic link. */
-static int open_beneath(int folder_fd, const char *path)
-{
-    const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
-    const char *slash = strchr(path, '/');
-    if (slash == NULL) return openat(folder_fd, path, flags);
-    char part[16] = { 0 };
-    memcpy(part, path, (size_t)(slash - path) < sizeof part ? (size_t)(slash - path) : 15);
-    const int part_fd = openat(folder_fd, part, flags | O_DIRECTORY);
-    if (part_fd < 0) return -1;
-    const int fd = openat(part_fd, slash + 1, flags);
-    const int error = errno;
-    close(part_fd);
-    errno = error;
-    return fd;
-}
-
 /* Reads all of [offset, offset + count), or says why not. */
-static cairn_status read_fully(int fd, void *out, size_t count, uint64_t offset, const char *path,
-                               struct cairn_sentence *why)
+static cairn_status read_fully(struct cairn_storage_file *file, void *out, size_t count,
+                               uint64_t offset, const char *path, struct cairn_sentence *why)
 {
-    uint8_t *next = out;
-    while (count > 0) {
-        const ssize_t got = pread(fd, next, count, (off_t)offset);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return io_failed(why, "read", path);
-        if (got == 0) {
-            return cairn_fail(why, CAIRN_ERR_CORRUPT,
-                              "%s ends at byte %" PRIu64 ", cut off; use another snapshot", path,
-                              offset);
-        }
-        next += got;
-        offset += (uint64_t)got;
-        count -= (size_t)got;
-    }
-    return CAIRN_OK;
+    struct cairn_sentence said = { "" };
+    size_t got = 0;
+    const cairn_status status = file->storage->read(file, offset, out, count, &got, &said);
+    if (status != CAIRN_OK) return cairn_fail(why, status, "%s: %.400s", path, said.text);
+    if (got == count) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_CORRUPT,
+                      "%s ends at byte %" PRIu64 ", cut off; use another snapshot", path,
+                      offset + got);
 }
 
 /* ---- the manifest ---- */
@@ -69,86 +35,43 @@ static cairn_status in_manifest(struct cairn_sentence *why, const char *folder, 
     return status;
 }
 
-static cairn_status load_manifest(int folder_fd, const char *folder, struct cairn_manifest *out,
-                                  struct cairn_sentence *why)
+static cairn_status decode_file(struct cairn_storage_file *file, const char *folder,
+                                struct cairn_manifest *out, struct cairn_sentence *why)
 {
-    const int fd = open_beneath(folder_fd, CAIRN_MANIFEST_NAME);
-    if (fd < 0 && errno == ENOENT) {
-        return cairn_fail(
-            why, CAIRN_ERR_NOT_FOUND,
-            "%s has no manifest.json, so it is no snapshot (one that was not finished, perhaps)",
-            folder);
-    }
-    if (fd < 0) return io_failed(why, "open", CAIRN_MANIFEST_NAME);
-    struct stat info;
-    cairn_status status = CAIRN_OK;
-    char *text = NULL;
-    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) ||
-        (uint64_t)info.st_size > CAIRN_MANIFEST_BYTES_MAX) {
-        status = cairn_fail(why, CAIRN_ERR_CORRUPT, "%s/manifest.json is no file, or too large",
-                            folder);
-    }
-    if (status == CAIRN_OK) text = malloc((size_t)info.st_size + 1);
-    if (status == CAIRN_OK && text == NULL) status = CAIRN_ERR_NO_MEMORY;
+    if (file->bytes > CAIRN_MANIFEST_BYTES_MAX)
+        return cairn_fail(why, CAIRN_ERR_CORRUPT, "%s/manifest.json is too large", folder);
+    char *text = malloc((size_t)file->bytes + 1);
+    if (text == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a manifest");
+    cairn_status status = read_fully(file, text, (size_t)file->bytes, 0, CAIRN_MANIFEST_NAME, why);
     if (status == CAIRN_OK) {
-        status = read_fully(fd, text, (size_t)info.st_size, 0, CAIRN_MANIFEST_NAME, why);
-    }
-    if (status == CAIRN_OK) {
-        status = cairn_manifest_decode(text, (size_t)info.st_size, out, why);
+        status = cairn_manifest_decode(text, (size_t)file->bytes, out, why);
         status = in_manifest(why, folder, status);
     }
     free(text);
-    close(fd);
     return status;
-}
-
-static cairn_status open_folder(const char *folder, int *fd_out, struct cairn_sentence *why)
-{
-    const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0 && (errno == ENOENT || errno == ENOTDIR)) {
-        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "there is no folder %s", folder);
-    }
-    if (fd < 0) return io_failed(why, "open", folder);
-    *fd_out = fd;
-    return CAIRN_OK;
 }
 
 cairn_status cairn_manifest_load(const char *folder, struct cairn_manifest *out,
                                  struct cairn_sentence *why)
 {
-    int fd = -1;
-    cairn_status status = open_folder(folder, &fd, why);
+    const struct cairn_storage *storage = cairn_storage_of(folder);
+    struct cairn_storage_file *file = NULL;
+    uint64_t bytes;
+    if (storage->stat(folder, "", &bytes, why) == CAIRN_ERR_NOT_FOUND)
+        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "there is no folder %s", folder);
+    cairn_status status = storage->open(folder, CAIRN_MANIFEST_NAME, false, &file, why);
+    if (status == CAIRN_ERR_NOT_FOUND)
+        return cairn_fail(
+            why, CAIRN_ERR_NOT_FOUND,
+            "%s has no manifest.json, so it is no snapshot (one that was not finished, perhaps)",
+            folder);
     if (status != CAIRN_OK) return status;
-    status = load_manifest(fd, folder, out, why);
-    close(fd);
+    status = decode_file(file, folder, out, why);
+    storage->close(file);
     return status;
 }
 
 /* ---- opening: every file's size and header ---- */
-
-/* Makes `file` the snapshot's open file; it has the size that the manifest says. */
-static cairn_status use_file(struct cairn_snapshot *s, size_t file, struct cairn_sentence *why)
-{
-    if (s->file_fd >= 0 && s->file == file) return CAIRN_OK;
-    if (s->file_fd >= 0) close(s->file_fd);
-    const struct cairn_manifest_file *listed = &s->manifest.files[file];
-    s->file = file;
-    s->file_fd = open_beneath(s->folder_fd, listed->path);
-    if (s->file_fd < 0 && errno == ENOENT) {
-        return cairn_fail(why, CAIRN_ERR_CORRUPT,
-                          "%s is missing; put it back or use another snapshot", listed->path);
-    }
-    struct stat info;
-    if (s->file_fd < 0 || fstat(s->file_fd, &info) != 0)
-        return io_failed(why, "open", listed->path);
-    if (!S_ISREG(info.st_mode) || (uint64_t)info.st_size != listed->bytes) {
-        return cairn_fail(why, CAIRN_ERR_CORRUPT,
-                          "%s has %lld bytes, the manifest says %" PRIu64
-                          ": cut off or changed; put it back or use another snapshot",
-                          listed->path, (long long)info.st_size, listed->bytes);
-    }
-    return CAIRN_OK;
-}
 
 /* Puts the file's name before what the pure judge said. */
 static cairn_status in_file(struct cairn_sentence *why, const char *path, cairn_status status)
@@ -160,50 +83,73 @@ static cairn_status in_file(struct cairn_sentence *why, const char *path, cairn_
     return status;
 }
 
-static cairn_status parse_header(struct cairn_snapshot *s, uint64_t json_bytes,
+/* The 8 bytes before the header, and it; what they hash to is compared when their blocks are judged. */
+static cairn_status parse_header(struct cairn_snapshot *s, size_t number,
+                                 struct cairn_storage_file *file, uint64_t json_bytes,
                                  struct cairn_safetensors *header, struct cairn_sentence *why)
 {
-    const struct cairn_manifest_file *listed = &s->manifest.files[s->file];
-    uint8_t *json = malloc(json_bytes + 1);
-    if (json == NULL) return CAIRN_ERR_NO_MEMORY;
-    cairn_status status = read_fully(s->file_fd, json, json_bytes, 8, listed->path, why);
+    const struct cairn_manifest_file *listed = &s->manifest.files[number];
+    uint8_t *bytes = malloc(8 + (size_t)json_bytes + 1);
+    if (bytes == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a header");
+    cairn_status status = read_fully(file, bytes, 8 + (size_t)json_bytes, 0, listed->path, why);
     if (status == CAIRN_OK) {
-        status = cairn_safetensors_parse(json, json_bytes, listed->bytes, header, why);
+        s->headers[number] = (struct cairn_snapshot_header) {
+            .bytes = 8 + json_bytes, .sum = XXH3_64bits(bytes, 8 + (size_t)json_bytes)
+        };
+        status = cairn_safetensors_parse(bytes + 8, json_bytes, listed->bytes, header, why);
         status = in_file(why, listed->path, status);
     }
-    free(json);
+    free(bytes);
     return status;
 }
 
-static cairn_status index_file(struct cairn_snapshot *s, size_t file, struct cairn_sentence *why)
+static cairn_status index_open_file(struct cairn_snapshot *s, size_t number,
+                                    struct cairn_storage_file *file, struct cairn_sentence *why)
 {
-    const struct cairn_manifest_file *listed = &s->manifest.files[file];
+    const struct cairn_manifest_file *listed = &s->manifest.files[number];
     uint8_t prefix[8] = { 0 };
     uint64_t json_bytes = 0;
     const size_t have = listed->bytes < 8 ? (size_t)listed->bytes : 8;
-    cairn_status status = use_file(s, file, why);
-    if (status == CAIRN_OK) status = read_fully(s->file_fd, prefix, have, 0, listed->path, why);
+    cairn_status status = read_fully(file, prefix, have, 0, listed->path, why);
     if (status != CAIRN_OK) return status;
     status = cairn_safetensors_header_bytes(prefix, have, listed->bytes, &json_bytes, why);
     if (status != CAIRN_OK) return in_file(why, listed->path, status);
     struct cairn_safetensors header;
-    status = parse_header(s, json_bytes, &header, why);
+    status = parse_header(s, number, file, json_bytes, &header, why);
     if (status != CAIRN_OK) return status;
-    status = cairn_snapshot_index_add(&s->index, &s->manifest, file, &header, 8 + json_bytes, why);
+    status = cairn_snapshot_index_add(&s->index, &s->manifest, number, &header, 8 + json_bytes,
+                                      why);
     cairn_safetensors_release(&header);
+    return status;
+}
+
+static cairn_status index_file(struct cairn_snapshot *s, size_t number, struct cairn_sentence *why)
+{
+    const struct cairn_storage *storage = cairn_storage_of(s->folder);
+    const struct cairn_manifest_file *listed = &s->manifest.files[number];
+    struct cairn_storage_file *file = NULL;
+    cairn_status status = storage->open(s->folder, listed->path, false, &file, why);
+    status = cairn_block_reader_judge(listed, file, status, why);
+    if (status == CAIRN_OK) status = index_open_file(s, number, file, why);
+    if (file != NULL) storage->close(file);
     return status;
 }
 
 cairn_status cairn_snapshot_open(const char *folder, struct cairn_snapshot *snapshot_out,
                                  struct cairn_sentence *why)
 {
-    struct cairn_snapshot s = { .folder_fd = -1, .file_fd = -1 };
+    struct cairn_snapshot s = { .folder = strdup(folder) };
     cairn_manifest_init(&s.manifest);
-    cairn_status status = open_folder(folder, &s.folder_fd, why);
-    if (status == CAIRN_OK) status = load_manifest(s.folder_fd, folder, &s.manifest, why);
-    for (size_t i = 0; i < s.manifest.file_count && status == CAIRN_OK; i++) {
-        status = index_file(&s, i, why);
+    cairn_status status = s.folder == NULL
+                              ? cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot")
+                              : cairn_manifest_load(folder, &s.manifest, why);
+    if (status == CAIRN_OK) {
+        s.headers = calloc(s.manifest.file_count + 1, sizeof *s.headers);
+        if (s.headers == NULL)
+            status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
     }
+    for (size_t i = 0; status == CAIRN_OK && i < s.manifest.file_count; i++)
+        status = index_file(&s, i, why);
     if (status == CAIRN_OK) status = cairn_snapshot_index_close(&s.index, &s.manifest, why);
     if (status != CAIRN_OK) {
         cairn_snapshot_close(&s);
@@ -215,47 +161,83 @@ cairn_status cairn_snapshot_open(const char *folder, struct cairn_snapshot *snap
 
 void cairn_snapshot_close(struct cairn_snapshot *s)
 {
-    if (s->file_fd >= 0) close(s->file_fd);
-    if (s->folder_fd >= 0) close(s->folder_fd);
-    s->file_fd = s->folder_fd = -1;
+    cairn_block_reader_close(s->reader);
     cairn_snapshot_index_release(&s->index);
     cairn_manifest_release(&s->manifest);
+    free(s->headers);
+    free(s->folder);
+    *s = (struct cairn_snapshot) { .folder = NULL };
 }
 
 /* ---- bytes ---- */
 
-static cairn_status hash_file(struct cairn_snapshot *s, XXH3_state_t *hash, uint8_t *buffer,
+static cairn_status get_block(struct cairn_snapshot *s, size_t file, uint64_t block,
+                              const uint8_t **bytes_out, size_t *count_out,
                               struct cairn_sentence *why)
 {
-    const struct cairn_manifest_file *listed = &s->manifest.files[s->file];
-    XXH3_128bits_reset(hash);
-    for (uint64_t done = 0; done < listed->bytes;) {
-        const uint64_t left = listed->bytes - done;
-        const size_t count = left < READ_BYTES ? (size_t)left : READ_BYTES;
-        cairn_status status = read_fully(s->file_fd, buffer, count, done, listed->path, why);
-        if (status != CAIRN_OK) return status;
-        XXH3_128bits_update(hash, buffer, count);
-        done += count;
-    }
-    XXH128_canonical_t canonical;
-    XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(hash));
-    if (memcmp(canonical.digest, listed->xxh3_128, sizeof canonical.digest) == 0) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_CHECKSUM,
-                      "%s is damaged: its checksum is not the manifest's; use another snapshot",
-                      listed->path);
+    cairn_status status = CAIRN_OK;
+    if (s->reader == NULL)
+        status = cairn_block_reader_open(s->folder, &s->manifest, 0, &s->reader, why);
+    return status != CAIRN_OK
+               ? status
+               : cairn_block_reader_get(s->reader, file, block, bytes_out, count_out, why);
 }
 
-cairn_status cairn_snapshot_verify(struct cairn_snapshot *s, struct cairn_sentence *why)
+/* The header by which the file is read is the one that was saved: its blocks have the manifest's checksums,
+ * and it was in them when it was parsed. Once a file. */
+static cairn_status judge_header(struct cairn_snapshot *s, size_t file, struct cairn_sentence *why)
 {
+    struct cairn_snapshot_header *header = &s->headers[file];
+    if (header->is_judged || s->manifest.files[file].is_whole) return CAIRN_OK;
     XXH3_state_t *hash = XXH3_createState();
-    uint8_t *buffer = malloc(READ_BYTES);
-    cairn_status status = hash != NULL && buffer != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
-    for (size_t i = 0; i < s->manifest.file_count && status == CAIRN_OK; i++) {
-        status = use_file(s, i, why);
-        if (status == CAIRN_OK) status = hash_file(s, hash, buffer, why);
+    if (hash == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to read a snapshot");
+    XXH3_64bits_reset(hash);
+    cairn_status status = CAIRN_OK;
+    uint64_t done = 0;
+    for (uint64_t block = 0; done < header->bytes && status == CAIRN_OK; block++) {
+        const uint8_t *bytes;
+        size_t count;
+        status = get_block(s, file, block, &bytes, &count, why);
+        if (status != CAIRN_OK) break;
+        if (count > header->bytes - done) count = (size_t)(header->bytes - done);
+        XXH3_64bits_update(hash, bytes, count);
+        done += count;
     }
+    if (status == CAIRN_OK && XXH3_64bits_digest(hash) != header->sum)
+        status = cairn_fail(why, CAIRN_ERR_CORRUPT, "%s was changed while it was read",
+                            s->manifest.files[file].path);
     XXH3_freeState(hash);
-    free(buffer);
+    header->is_judged = status == CAIRN_OK;
+    return status;
+}
+
+/* Bytes [first, first + count) of a file, of whichever blocks. */
+static cairn_status read_bytes(struct cairn_snapshot *s, size_t file, uint64_t first, size_t count,
+                               uint8_t *out, struct cairn_sentence *why)
+{
+    cairn_status status = judge_header(s, file, why);
+    while (count > 0 && status == CAIRN_OK) {
+        const uint8_t *bytes;
+        size_t have;
+        const size_t skip = (size_t)(first % CAIRN_SNAPSHOT_BLOCK_BYTES);
+        status = get_block(s, file, first / CAIRN_SNAPSHOT_BLOCK_BYTES, &bytes, &have, why);
+        if (status != CAIRN_OK) break;
+        const size_t part = have - skip < count ? have - skip : count;
+        memcpy(out, bytes + skip, part);
+        out += part;
+        first += part;
+        count -= part;
+    }
+    return status;
+}
+
+/* Whose damage it is, behind which block it is in. */
+static cairn_status in_tensor(const struct cairn_snapshot *s, uint32_t tensor, uint32_t plane,
+                              cairn_status status, struct cairn_sentence *why)
+{
+    if (status == CAIRN_ERR_CHECKSUM)
+        cairn_sentence_add(why, " (tensor %.*s, plane %s)", 200,
+                           s->manifest.spec.tensors[tensor].name, cairn_plane_name((int)plane));
     return status;
 }
 
@@ -277,13 +259,10 @@ cairn_status cairn_snapshot_read(struct cairn_snapshot *s, uint32_t tensor, uint
             (int)cairn_spec_plane_dtype(&s->manifest.spec, tensor, plane));
         uint64_t count = piece->elem_count - skip;
         if (count > elem_count - done) count = elem_count - done;
-        cairn_status status = use_file(s, piece->file, why);
-        if (status == CAIRN_OK) {
-            status = read_fully(s->file_fd, (uint8_t *)out + done * elem_bytes, count * elem_bytes,
-                                piece->file_byte + skip * elem_bytes,
-                                s->manifest.files[piece->file].path, why);
-        }
-        if (status != CAIRN_OK) return status;
+        const cairn_status status = read_bytes(s, piece->file, piece->file_byte + skip * elem_bytes,
+                                               (size_t)count * elem_bytes,
+                                               (uint8_t *)out + done * elem_bytes, why);
+        if (status != CAIRN_OK) return in_tensor(s, tensor, plane, status, why);
         done += count;
     }
     return CAIRN_OK;

@@ -1,100 +1,77 @@
 /* Removing a snapshot: the manifest first, durably, so that what a crash leaves is none; then its files. */
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "proto/store/names.h"
 #include "proto/store/snapshot_io.h"
 
-static cairn_status failed(struct cairn_sentence *why, const char *step, const char *what)
-{
-    return cairn_fail(why, errno == ENOENT ? CAIRN_ERR_NOT_FOUND : CAIRN_ERR_IO, "%s of %s: %s",
-                      step, what, strerror(errno));
-}
-
-static int open_folder(int parent_fd, const char *name)
-{
-    return openat(parent_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-}
+/* What is being removed: all paths are beneath the root. */
+struct removal {
+    const struct cairn_storage *storage;
+    const char *root;
+    char place[CAIRN_NAME_MAX + CAIRN_SNAPSHOT_ID_BYTES + 2]; /* "<job>/<id>" */
+    struct cairn_snapshot_removed *out;
+    struct cairn_sentence *why;
+};
 
 /* One that is not there is fine. */
-static cairn_status remove_file(int folder_fd, const char *name, struct cairn_snapshot_removed *out,
-                                struct cairn_sentence *why)
+static cairn_status remove_file(const struct removal *r, const char *part, const char *name)
 {
-    struct stat info;
-    if (fstatat(folder_fd, name, &info, AT_SYMLINK_NOFOLLOW) != 0)
-        return errno == ENOENT ? CAIRN_OK : failed(why, "reading", name);
-    if (unlinkat(folder_fd, name, 0) != 0) return failed(why, "removing", name);
-    out->files++;
-    out->bytes += (uint64_t)info.st_size;
-    return CAIRN_OK;
+    char *path;
+    uint64_t bytes = 0;
+    if (asprintf(&path, "%s/%s%s%s", r->place, part, part[0] != '\0' ? "/" : "", name) < 0)
+        return cairn_fail(r->why, CAIRN_ERR_NO_MEMORY, "no memory");
+    const cairn_status status = r->storage->remove(r->root, path, false, &bytes, r->why);
+    free(path);
+    if (status == CAIRN_OK) {
+        r->out->files++;
+        r->out->bytes += bytes;
+    }
+    return status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status;
 }
 
 /* All files of a part, whole or begun, and the part. A folder in it is nobody's that we know: it stays, and
  * with it the part. */
-static cairn_status remove_part(int id_fd, const char *part, struct cairn_snapshot_removed *out,
-                                struct cairn_sentence *why)
+static cairn_status remove_part(const struct removal *r, const char *part)
 {
-    const int fd = open_folder(id_fd, part);
-    if (fd < 0) return errno == ENOENT ? CAIRN_OK : failed(why, "open", part);
-    DIR *dir = fdopendir(fd); // owns fd
-    if (dir == NULL) {
-        close(fd);
-        return failed(why, "open", part);
-    }
-    cairn_status status = CAIRN_OK;
-    for (struct dirent *e; status == CAIRN_OK && (e = readdir(dir)) != NULL;) {
-        if (e->d_name[0] != '.') status = remove_file(fd, e->d_name, out, why);
-    }
-    closedir(dir);
-    if (status == CAIRN_OK && unlinkat(id_fd, part, AT_REMOVEDIR) != 0)
-        status = failed(why, "removing", part);
-    return status;
+    char path[sizeof r->place + 16];
+    uint64_t bytes;
+    struct cairn_names names;
+    snprintf(path, sizeof path, "%s/%s", r->place, part);
+    cairn_status status = cairn_names_list(r->root, path, &names, r->why);
+    if (status == CAIRN_ERR_NOT_FOUND) return CAIRN_OK;
+    for (size_t i = 0; i < names.count && status == CAIRN_OK; i++)
+        if (names.list[i][0] != '.') status = remove_file(r, part, names.list[i]);
+    cairn_names_release(&names);
+    return status == CAIRN_OK ? r->storage->remove(r->root, path, true, &bytes, r->why) : status;
 }
 
-static cairn_status remove_all(int id_fd, struct cairn_snapshot_removed *out,
-                               struct cairn_sentence *why)
+static cairn_status remove_all(const struct removal *r)
 {
-    cairn_status status = remove_file(id_fd, CAIRN_MANIFEST_NAME, out, why);
-    if (status == CAIRN_OK && fsync(id_fd) != 0) status = failed(why, "fsync", "the folder");
-    if (status == CAIRN_OK) status = remove_file(id_fd, CAIRN_MANIFEST_NAME ".tmp", out, why);
+    uint64_t bytes;
+    cairn_status status = remove_file(r, "", CAIRN_MANIFEST_NAME);
+    if (status == CAIRN_OK) status = r->storage->settle(r->root, r->place, r->why);
+    if (status == CAIRN_OK) status = remove_file(r, "", CAIRN_MANIFEST_NAME ".tmp");
     for (int i = 0; i < CAIRN_SNAPSHOT_FOLDERS && status == CAIRN_OK; i++)
-        status = remove_part(id_fd, cairn_snapshot_folder_name((enum cairn_snapshot_folder)i), out,
-                             why);
-    return status;
-}
-
-static cairn_status remove_in_job(int job_fd, const char *id, struct cairn_snapshot_removed *out,
-                                  struct cairn_sentence *why)
-{
-    const int id_fd = open_folder(job_fd, id);
-    if (id_fd < 0) return failed(why, "open", id);
-    cairn_status status = remove_all(id_fd, out, why);
-    close(id_fd);
-    if (status == CAIRN_OK && unlinkat(job_fd, id, AT_REMOVEDIR) != 0)
-        status = failed(why, "removing", id);
-    if (status == CAIRN_OK && fsync(job_fd) != 0) status = failed(why, "fsync", "the job's folder");
-    return status;
+        status = remove_part(r, cairn_snapshot_folder_name((enum cairn_snapshot_folder)i));
+    return status == CAIRN_OK ? r->storage->remove(r->root, r->place, true, &bytes, r->why)
+                              : status;
 }
 
 cairn_status cairn_snapshot_remove(const char *root, const char *job, const char *id,
                                    struct cairn_snapshot_removed *removed_out,
                                    struct cairn_sentence *why)
 {
+    struct removal removal = { cairn_storage_of(root), root, "", removed_out, why };
     *removed_out = (struct cairn_snapshot_removed) { 0 };
-    const int root_fd = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    const int job_fd = root_fd < 0 ? -1 : open_folder(root_fd, job);
-    cairn_status status = CAIRN_OK;
-    if (job_fd < 0 && errno == ENOENT)
-        status = cairn_fail(why, CAIRN_ERR_NOT_FOUND, "there is no snapshot of job %s", job);
-    else if (job_fd < 0)
-        status = failed(why, "open", job);
-    if (status == CAIRN_OK) status = remove_in_job(job_fd, id, removed_out, why);
-    if (job_fd >= 0) close(job_fd);
-    if (root_fd >= 0) close(root_fd);
+    snprintf(removal.place, sizeof removal.place, "%s/%s", job, id);
+    struct cairn_names names;
+    cairn_status status = cairn_names_list(root, removal.place, &names, why);
+    cairn_names_release(&names);
+    if (status == CAIRN_ERR_NOT_FOUND)
+        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "there is no snapshot %s of job %s", id, job);
+    if (status == CAIRN_OK) status = remove_all(&removal);
+    if (status == CAIRN_OK) status = removal.storage->settle(root, job, why);
     return status;
 }

@@ -1,38 +1,111 @@
-/* Is a folder the same storage on all hosts? The coordinator leaves a token in the root of the snapshots, and
- * a shard that joins looks whether it sees it, as the user that it will write as.
+/* Storage behind a few functions: where the parts of snapshots lie, and how they get there. Above this, a
+ * place is a location, a text that nobody takes apart:
  *
- * The file .cairn-storage: the token as 16 hexadecimal digits and a newline. It is made once, and stays when
- * another coordinator takes the folder over; its owner is the user that the coordinator has there.
+ *   /var/lib/cairn/snapshots        a folder: of this host, or of NFS, Lustre, ... that is mounted here
+ *   NAME:anything                   what the storage that is registered as NAME makes of it
  *
- * All functions block, for as long as the storage hangs. Sentences name path, numbers and what to do. */
+ * A name in a location is a path of at most three parts between slashes ("toy/step-000000000002-g1/model");
+ * the callers have judged the parts. What a storage must promise:
+ *
+ *   make, put_end, commit, remove   has happened when it returned CAIRN_OK, and stays so after a loss of
+ *                                   power (remove: once `settle` has returned)
+ *   put                             is not there under its name before put_end, then whole; never over
+ *                                   another
+ *   commit                          the same of a small one, at once; with `replace`, the one before it
+ *                                   stays until the new one is there whole. Readers see one of the two
+ *   list, open                      see what was made before they were called, from whichever host
+ *   failure                         what a failed put or commit has written is not there; nothing is
+ *                                   synced a second time after a failed sync, which may have lost the data
+ *
+ * Of a folder that hosts share this asks for: rename within a folder that is atomic, fsync of files and
+ * folders that reaches the server, and names that a host sees when another has made them and closed the file
+ * (NFS: close-to-open, no `async` export, no `nocto`; Lustre, GPFS and CephFS do by default).
+ *
+ * All functions block, for as long as the storage hangs; from any thread. Statuses: CAIRN_ERR_NO_SPACE
+ * (also quota and limits of a file's size), CAIRN_ERR_IO, CAIRN_ERR_EXISTS, CAIRN_ERR_NOT_FOUND,
+ * CAIRN_ERR_CORRUPT (no regular file), CAIRN_ERR_NO_MEMORY. The sentence names the step (open, write,
+ * fsync, rename, ...) and the path. */
 #ifndef CAIRN_STORE_STORAGE_H
 #define CAIRN_STORE_STORAGE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "proto/base/sentence.h"
 #include "proto/base/status.h"
 
-#define CAIRN_STORAGE_FILE ".cairn-storage"
+/* Whatever the umask. The group's, too: whoever reads snapshots need not be who writes them. */
+#define CAIRN_SNAPSHOT_FOLDER_MODE 0750
+#define CAIRN_SNAPSHOT_FILE_MODE   0640
 
-/* The token of the folder `root`, made if there is none; never 0. */
-cairn_status cairn_storage_mark(const char *root, uint64_t *token_out,
-                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* The folder has that token. CAIRN_ERR_NOT_FOUND: this is not the folder that has it. CAIRN_ERR_IO. Writes
- * nothing. */
-cairn_status cairn_storage_seen(const char *root, uint64_t token,
-                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* For a shard. As cairn_storage_seen; CAIRN_ERR_REFUSED: it is, and we cannot write there, or not as the
- * user that the coordinator is. It tries, with a file that it removes: a host's numbers need not be the
- * storage's. */
-cairn_status cairn_storage_check(const char *root, uint64_t token,
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* For the coordinator. As cairn_storage_seen; the token is its user's after it. CAIRN_ERR_REFUSED: it cannot
- * write there. */
-cairn_status cairn_storage_own(const char *root, uint64_t token,
-                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* There is something in it besides the token. False, too, if it cannot be read. */
-bool cairn_storage_is_used(const char *root);
+/* What writes and reads around the page cache must be aligned to: in memory, and in the file. */
+#define CAIRN_STORAGE_ALIGN ((size_t)4096)
+
+/* A part that is being written; a file that is open. What a storage has of it follows. */
+struct cairn_storage_put {
+    const struct cairn_storage *storage;
+    bool is_buffered; /* the storage refuses direct writes: they go through the page cache */
+};
+struct cairn_storage_file {
+    const struct cairn_storage *storage;
+    uint64_t bytes;   /* of all of it, when it was opened */
+    bool is_buffered; /* as above, of reads that were to be direct */
+};
+
+typedef void (*cairn_storage_name_fn)(void *context, const char *name, bool is_folder);
+
+struct cairn_storage {
+    const char *scheme; /* the NAME of its locations; "": paths */
+
+    /* ---- folders ---- */
+    /* Makes a folder; one that is there is fine, but CAIRN_ERR_EXISTS if `exclusive`. */
+    cairn_status (*make)(const char *at, const char *path, bool exclusive,
+                         struct cairn_sentence *why);
+    /* Gives each name in a folder, in no order. CAIRN_ERR_NOT_FOUND. */
+    cairn_status (*list)(const char *at, const char *path, cairn_storage_name_fn on_name,
+                         void *context, struct cairn_sentence *why);
+    /* The size of a regular file; of path "": whether the location is a folder. Follows no link. */
+    cairn_status (*stat)(const char *at, const char *path, uint64_t *bytes_out,
+                         struct cairn_sentence *why);
+    /* Removes a file, or an empty folder; *bytes_out: of the file. CAIRN_ERR_NOT_FOUND. */
+    cairn_status (*remove)(const char *at, const char *path, bool is_folder, uint64_t *bytes_out,
+                           struct cairn_sentence *why);
+    /* What was removed in a folder is gone for good. */
+    cairn_status (*settle)(const char *at, const char *path, struct cairn_sentence *why);
+
+    /* ---- parts: large, of a known size, written from several threads ---- */
+    cairn_status (*put_begin)(const char *at, const char *path, uint64_t bytes,
+                              struct cairn_storage_put **put_out, struct cairn_sentence *why);
+    /* `offset` and `from` are multiples of CAIRN_STORAGE_ALIGN, and so is `count`, but of the last bytes of
+     * the part: what follows them in memory up to the next multiple may be read. */
+    cairn_status (*put_write)(struct cairn_storage_put *put, uint64_t offset, const void *from,
+                              size_t count, struct cairn_sentence *why);
+    /* All is written, with this status; the part is there, or gone. Frees it. */
+    cairn_status (*put_end)(struct cairn_storage_put *put, cairn_status status,
+                            struct cairn_sentence *why);
+
+    /* ---- small ones ---- */
+    cairn_status (*commit)(const char *at, const char *path, const void *bytes, size_t count,
+                           bool replace, struct cairn_sentence *why);
+
+    /* ---- reading ---- */
+    /* is_direct: reads go past the page cache where that is possible, with offset and memory aligned as
+     * above, and room for the next multiple of `count`. */
+    cairn_status (*open)(const char *at, const char *path, bool is_direct,
+                         struct cairn_storage_file **file_out, struct cairn_sentence *why);
+    /* *got_out is less than `count` at the end of the file alone. From several threads. */
+    cairn_status (*read)(struct cairn_storage_file *file, uint64_t offset, void *to, size_t count,
+                         size_t *got_out, struct cairn_sentence *why);
+    void (*close)(struct cairn_storage_file *file);
+};
+
+/* Of a location; constant. One whose name nobody has registered is a path, which is not there. */
+const struct cairn_storage *cairn_storage_of(const char *location);
+/* At most four, before any thread uses one; borrowed. */
+void cairn_storage_register(const struct cairn_storage *storage);
+
+/* Of paths. */
+extern const struct cairn_storage cairn_storage_folder;
 
 #endif

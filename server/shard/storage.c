@@ -1,6 +1,6 @@
 #include "server/shard/storage.h"
 
-#include "proto/store/storage.h"
+#include "proto/store/storage_token.h"
 #include "server/shard/connection.h"
 #include "server/shard/shard.h"
 

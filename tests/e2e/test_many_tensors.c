@@ -80,9 +80,13 @@ static void alter(const char *folder)
     rewind(file);
     ck_assert_uint_eq(fwrite(bytes, 1, listed->bytes, file), listed->bytes);
     fclose(file);
-    XXH128_canonical_t canonical;
-    XXH128_canonicalFromHash(&canonical, XXH3_128bits(bytes, listed->bytes));
-    memcpy(listed->xxh3_128, canonical.digest, 16);
+    for (uint64_t b = 0; b < listed->block_count; b++) {
+        const uint64_t first = b * CAIRN_SNAPSHOT_BLOCK_BYTES, left = listed->bytes - first;
+        cairn_snapshot_sum(bytes + first,
+                           left < CAIRN_SNAPSHOT_BLOCK_BYTES ? (size_t)left
+                                                             : CAIRN_SNAPSHOT_BLOCK_BYTES,
+                           listed->sums + b * CAIRN_SNAPSHOT_SUM_BYTES);
+    }
     free(bytes);
     snprintf(path, sizeof path, "%s/" CAIRN_MANIFEST_NAME, folder);
     ck_assert_int_eq(remove(path), 0);

@@ -42,20 +42,19 @@ uint32_t cairn_sample_value(uint32_t tensor, uint32_t plane, uint64_t elem)
     return x >> 9 | 0x3f800000u;
 }
 
-cairn_status cairn_sample_source(void *context, const struct cairn_safetensors_entry *entry,
-                                 uint64_t first_elem, uint64_t elem_count, const void **bytes_out,
-                                 struct cairn_sentence *why)
+cairn_status cairn_sample_fill(void *context, const struct cairn_safetensors_entry *entry,
+                               uint64_t first_elem, uint64_t elem_count, void *to,
+                               struct cairn_sentence *why)
 {
-    static uint8_t piece[CAIRN_SNAPSHOT_PIECE_ELEMS * sizeof(uint32_t)];
     const size_t size = cairn_dtype_bytes((int)entry->dtype);
     (void)context;
     (void)why;
-    ck_assert_uint_le(elem_count, CAIRN_SNAPSHOT_PIECE_ELEMS);
+    ck_assert_uint_le(elem_count * size, CAIRN_SNAPSHOT_BLOCK_BYTES);
     for (uint64_t i = 0; i < elem_count; i++) {
         const uint32_t value = cairn_sample_value(entry->tensor, entry->plane, first_elem + i);
-        memcpy(piece + i * size, &value, size); // little endian: a blob's byte is the lowest
+        memcpy((uint8_t *)to + i * size, &value,
+               size); // little endian: a blob's byte is the lowest
     }
-    *bytes_out = piece;
     return CAIRN_OK;
 }
 
@@ -66,13 +65,14 @@ void cairn_sample_write(const char *folder, const struct cairn_job_spec_data *sp
     ck_assert_int_eq(cairn_snapshot_plan_make(spec, shard, owned->at, owned->count, &plan),
                      CAIRN_OK);
     for (size_t i = 0; i < plan.file_count; i++) {
-        uint8_t hash[16];
+        uint8_t sums[64 * CAIRN_SNAPSHOT_SUM_BYTES];
         struct cairn_sentence why = { "" };
-        cairn_status status = cairn_snapshot_write_file(folder, &plan.files[i], cairn_sample_source,
-                                                        NULL, hash, &why);
+        ck_assert_uint_le(cairn_snapshot_block_count(plan.files[i].file_bytes), 64);
+        cairn_status status = cairn_snapshot_write_file(folder, &plan.files[i], cairn_sample_fill,
+                                                        NULL, sums, &why);
         ck_assert_msg(status == CAIRN_OK, "%s", why.text);
         status = cairn_manifest_add_file(manifest, plan.files[i].path, plan.files[i].file_bytes,
-                                         hash);
+                                         sums, false);
         ck_assert_int_eq(status, CAIRN_OK);
     }
     cairn_snapshot_plan_release(&plan);

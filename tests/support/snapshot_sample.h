@@ -12,10 +12,10 @@ void cairn_sample_tensor(struct cairn_job_spec_data *spec, const char *name, cai
 
 /* The bits of an element of a plane, the lowest 8 of a blob's; the same in tests/golden/check_snapshot.py. */
 uint32_t cairn_sample_value(uint32_t tensor, uint32_t plane, uint64_t elem);
-/* A cairn_snapshot_source_fn that gives these; context is not used. */
-cairn_status cairn_sample_source(void *context, const struct cairn_safetensors_entry *entry,
-                                 uint64_t first_elem, uint64_t elem_count, const void **bytes_out,
-                                 struct cairn_sentence *why);
+/* A cairn_snapshot_fill_fn that gives these; context is not used. */
+cairn_status cairn_sample_fill(void *context, const struct cairn_safetensors_entry *entry,
+                               uint64_t first_elem, uint64_t elem_count, void *to,
+                               struct cairn_sentence *why);
 
 struct cairn_sample_ranges {
     struct cairn_snapshot_range at[400];

@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "proto/store/storage.h"
+#include "proto/store/storage_token.h"
 #include "tests/support/pages.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"

@@ -108,11 +108,11 @@ static struct cairn_manifest good_manifest(void)
     m.shard_count = 3;
     m.loss_scale = 65536.0 / 3;
     m.created_unix_s = 1795230245;
-    const uint8_t payload[] = { 0, 255, 16 }, hash[16] = { 1, 2, 0xfe };
+    const uint8_t payload[] = { 0, 255, 16 }, hash[32] = { 1, 2, 0xfe };
     ck_assert_int_eq(cairn_manifest_set_payload(&m, payload, 3), CAIRN_OK);
     memset(m.content_root, 0xab, 32);
-    ck_assert_int_eq(cairn_manifest_add_file(&m, FILE_2, 1 << 20, hash), CAIRN_OK);
-    ck_assert_int_eq(cairn_manifest_add_file(&m, FILE_1, 12345, hash), CAIRN_OK);
+    ck_assert_int_eq(cairn_manifest_add_file(&m, FILE_2, (4 << 20) + 1, hash, false), CAIRN_OK);
+    ck_assert_int_eq(cairn_manifest_add_file(&m, FILE_1, 12345, hash, false), CAIRN_OK);
     return m;
 }
 
@@ -163,7 +163,7 @@ TEST(a_manifest_comes_back_exactly)
     ck_assert_uint_eq(b.file_count, 2);
     ck_assert_str_eq(b.files[0].path, FILE_1);
     ck_assert_uint_eq(b.files[0].bytes, 12345);
-    ck_assert_mem_eq(b.files[1].xxh3_128, a.files[0].xxh3_128, 16);
+    ck_assert_mem_eq(b.files[1].sums, a.files[0].sums, 16);
     free(text);
     cairn_manifest_release(&a);
     cairn_manifest_release(&b);
@@ -178,9 +178,9 @@ struct damage {
 
 static const struct damage damages[] = {
     { "\"cairn snapshot\"", "\"zip\"", "format", CAIRN_ERR_CORRUPT },
-    { "\"version\": 3", "\"version\": 4", "reads 1 to 3", CAIRN_ERR_VERSION },
-    { "\"version\": 3", "\"version\": 0", "reads 1 to 3", CAIRN_ERR_VERSION },
-    { "\"version\": 3", "\"version\": 2", CAIRN_MANIFEST_SEAL_KEY, CAIRN_ERR_CORRUPT },
+    { "\"version\": 4", "\"version\": 5", "reads 1 to 4", CAIRN_ERR_VERSION },
+    { "\"version\": 4", "\"version\": 0", "reads 1 to 4", CAIRN_ERR_VERSION },
+    { "\"version\": 4", "\"version\": 2", CAIRN_MANIFEST_SEAL_KEY, CAIRN_ERR_CORRUPT },
     { "\"epoch\": 7", "\"epoch\": -7", "out of range", CAIRN_ERR_CORRUPT },
     { "\"epoch\": 7", "\"epoch\": \"7\"", "the top", CAIRN_ERR_CORRUPT },
     { "\"epoch\": 7", "\"epoch\": 7, \"epoch\": 7", "not JSON", CAIRN_ERR_CORRUPT },
@@ -224,7 +224,7 @@ static const struct damage damages[] = {
       CAIRN_ERR_CORRUPT },
     { "   4294967295\n", "   71\n", "reduce_groups", CAIRN_ERR_CORRUPT },
     { "\"bytes\": 12345", "\"bytes\": -1", "below 0", CAIRN_ERR_CORRUPT },
-    { "\"xxh3_128\": \"0102fe", "\"xxh3_128\": \"01", "32 hex digits", CAIRN_ERR_CORRUPT },
+    { "\"blocks\": \"0102fe", "\"blocks\": \"01", "32 hex digits", CAIRN_ERR_CORRUPT },
 };
 
 /* The text with one place changed; the caller's. */
@@ -289,7 +289,7 @@ TEST_EACH(a_value_that_was_changed_is_found, 0, 8)
         { "\"workers_min\": 1", "\"workers_min\": 2" },
         { "\"cluster\": \"lab\"", "\"cluster\": \"lob\"" },
         { "\"payload\": \"00ff10\"", "\"payload\": \"00ff11\"" },
-        { "\"xxh3_128\": \"0102fe", "\"xxh3_128\": \"0102ff" },
+        { "\"blocks\": \"0102fe", "\"blocks\": \"0102ff" },
         { " \"format\"", "  \"format\"" },
     };
     char *text = good_text(), *bad = altered(text, changes[_i].from, changes[_i].to);
@@ -317,7 +317,7 @@ TEST(no_byte_of_it_can_be_another_one)
 TEST(one_of_a_former_version_has_no_hash_and_says_so)
 {
     char *text = good_text(),
-         *former = ended(altered(text, "\"version\": 3", "\"version\": 2"), "\n}\n");
+         *former = ended(altered(text, "\"version\": 4", "\"version\": 2"), "\n}\n");
     struct cairn_manifest m;
     struct cairn_sentence why = { "" };
     ck_assert_msg(cairn_manifest_decode(former, strlen(former), &m, &why) == CAIRN_OK, "%s",
@@ -339,15 +339,16 @@ TEST(what_a_reader_would_refuse_is_not_written)
     const uint8_t hash[16] = { 0 };
     char *text = NULL;
     size_t bytes = 0;
-    ck_assert_int_eq(cairn_manifest_add_file(&m, "model/../x", 1, hash), CAIRN_ERR_INVALID);
-    ck_assert_int_eq(cairn_manifest_add_file(&m, FILE_1, UINT64_MAX, hash), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_manifest_add_file(&m, "model/../x", 1, hash, false), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_manifest_add_file(&m, FILE_1, UINT64_MAX, hash, false),
+                     CAIRN_ERR_INVALID);
     m.loss_scale = NAN;
     ck_assert_int_eq(cairn_manifest_encode(&m, &text, &bytes, NULL), CAIRN_ERR_INVALID);
     m.loss_scale = 1;
     m.epoch = UINT64_MAX;
     ck_assert_int_eq(cairn_manifest_encode(&m, &text, &bytes, NULL), CAIRN_ERR_INVALID);
     m.epoch = 1;
-    ck_assert_int_eq(cairn_manifest_add_file(&m, FILE_1, 1, hash), CAIRN_OK);
+    ck_assert_int_eq(cairn_manifest_add_file(&m, FILE_1, 1, hash, false), CAIRN_OK);
     ck_assert_int_eq(cairn_manifest_encode(&m, &text, &bytes, NULL), CAIRN_ERR_INVALID);
     ck_assert_ptr_null(text);
     cairn_manifest_release(&m);

@@ -315,9 +315,11 @@ static void commit_snapshot(const char *folder, const Cairn__SnapshotPart *part)
     manifest.shard_count = SCENE_SHARDS;
     manifest.loss_scale = 1;
     for (size_t i = 0; i < part->n_files; i++) {
+        ck_assert_uint_eq(part->files[i]->sums.len,
+                          16 * cairn_snapshot_block_count(part->files[i]->bytes));
         ck_assert_int_eq(cairn_manifest_add_file(&manifest, part->files[i]->path,
-                                                 part->files[i]->bytes,
-                                                 part->files[i]->xxh3_128.data),
+                                                 part->files[i]->bytes, part->files[i]->sums.data,
+                                                 false),
                          CAIRN_OK);
     }
     model_write_rest(&scene, folder, &manifest);

@@ -17,6 +17,8 @@
 #include "server/coordinator/snapshot/cut.h"
 #include "server/coordinator/snapshot/digests.h"
 
+#define PIECE_ELEMS ((uint64_t)1 << 20)
+
 /* ---- on another thread ---- */
 
 static cairn_status compare(struct cairn_cluster_restore *restore, const char *what)
@@ -43,7 +45,7 @@ static cairn_status hash_plane(struct cairn_cluster_restore *restore,
 {
     const struct cairn_job_spec_data *spec = &restore->manifest.spec;
     const struct cairn_geometry g = cairn_geometry_of(&spec->tensors[tensor].shape);
-    const uint64_t leaves_a_piece = CAIRN_SNAPSHOT_PIECE_ELEMS / CAIRN_LEAF_ELEMS;
+    const uint64_t leaves_a_piece = PIECE_ELEMS / CAIRN_LEAF_ELEMS;
     struct cairn_tree tree;
     cairn_tree_init(&tree, 0);
     while (tree.next_leaf < g.leaf_count) {
@@ -79,7 +81,7 @@ void cairn_cluster_restore_prove_files(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
     struct cairn_snapshot snapshot;
-    void *room = malloc(CAIRN_SNAPSHOT_PIECE_ELEMS * sizeof(float));
+    void *room = malloc(PIECE_ELEMS * sizeof(float));
     restore->status = room == NULL ? cairn_fail(&restore->why, CAIRN_ERR_NO_MEMORY, "no memory")
                                    : cairn_snapshot_open(restore->folder, &snapshot, &restore->why);
     if (restore->status == CAIRN_OK) {

@@ -97,7 +97,7 @@ static void check(struct cairn_cluster_work *work)
     restore->folder = folder;
     restore->status = cairn_snapshot_open(restore->folder, &snapshot, &restore->why);
     if (restore->status != CAIRN_OK) return;
-    if (!restore->plan) restore->status = cairn_snapshot_verify(&snapshot, &restore->why);
+    if (!restore->plan) restore->status = cairn_snapshot_verify(&snapshot, NULL, &restore->why);
     if (restore->status == CAIRN_OK) {
         restore->manifest = snapshot.manifest; // moves
         cairn_manifest_init(&snapshot.manifest);

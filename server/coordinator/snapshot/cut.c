@@ -24,14 +24,16 @@ static cairn_status take_files(struct cairn_cluster_cut *cut, const Cairn__Snaps
 {
     for (size_t i = 0; i < part->n_files; i++) {
         const Cairn__SnapshotFile *f = part->files[i];
-        if (!cut->is_snapshot || f->xxh3_128.len != 16) {
+        if (!cut->is_snapshot || f->sums.len % CAIRN_SNAPSHOT_SUM_BYTES != 0) {
             return cairn_fail(why, CAIRN_ERR_PROTOCOL, "a file that was not asked for");
         }
-        const cairn_status status = cairn_manifest_add_file(&cut->manifest, f->path, f->bytes,
-                                                            f->xxh3_128.data);
+        const cairn_status status = cairn_manifest_add_blocks(
+            &cut->manifest, f->path, f->bytes, f->first_block, f->sums.data,
+            f->sums.len / CAIRN_SNAPSHOT_SUM_BYTES);
         if (status != CAIRN_OK)
-            return cairn_fail(why, status, "file %s: not a name of ours", f->path);
-        cut->bytes += f->bytes;
+            return cairn_fail(why, status,
+                              "file %s: not a name of ours, or not its blocks in order", f->path);
+        if (f->first_block == 0) cut->bytes += f->bytes;
     }
     return CAIRN_OK;
 }

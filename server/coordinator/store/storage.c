@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "proto/store/snapshot_io.h"
-#include "proto/store/storage.h"
+#include "proto/store/storage_token.h"
 #include "server/base/durable.h"
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"

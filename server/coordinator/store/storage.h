@@ -1,7 +1,7 @@
-/* The folder of the snapshots, by its token (proto/store/storage.h). The store remembers the token once there
- * is something in the folder: where the storage is not mounted, the path leads to another folder, and
- * nothing may be written to that or be missed in it. What is wrong is in storage.watch.said; it is looked
- * at again until the token is there. */
+/* The folder of the snapshots, by its token (proto/store/storage_token.h). The store remembers the token
+ * once there is something in the folder: where the storage is not mounted, the path leads to another
+ * folder, and nothing may be written to that or be missed in it. What is wrong is in storage.watch.said; it
+ * is looked at again until the token is there. */
 #ifndef CAIRN_COORDINATOR_STORE_STORAGE_H
 #define CAIRN_COORDINATOR_STORE_STORAGE_H
 

@@ -7,10 +7,8 @@
  * goes on. A failed pin leaves no files. */
 #include <assert.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "proto/store/snapshot_io.h"
 #include "server/shard/shard.h"
@@ -74,9 +72,9 @@ static void report(struct cairn_pin *pin)
 
 /* ---- on the files thread ---- */
 
-/* cairn_snapshot_source_fn: a box of a file lies within one extent. */
+/* cairn_snapshot_fill_fn: a box of a file lies within one extent. */
 static cairn_status give_bytes(void *context, const struct cairn_safetensors_entry *entry,
-                               uint64_t first_elem, uint64_t elem_count, const void **bytes_out,
+                               uint64_t first_elem, uint64_t elem_count, void *to,
                                struct cairn_sentence *why)
 {
     const struct cairn_pin *pin = context;
@@ -87,9 +85,11 @@ static cairn_status give_bytes(void *context, const struct cairn_safetensors_ent
     assert(extent != NULL && first_elem >= extent->first_elem);
     const uint64_t at = first_elem - extent->first_elem;
     assert(elem_count <= extent->elem_count - at);
-    *bytes_out = cairn_planes_at(&pin->staging, (enum cairn_plane)entry->plane,
-                                 (size_t)(extent - pin->job->view->table.map.extents),
-                                 extent->local_elem + at);
+    memcpy(to,
+           cairn_planes_at(&pin->staging, (enum cairn_plane)entry->plane,
+                           (size_t)(extent - pin->job->view->table.map.extents),
+                           extent->local_elem + at),
+           (size_t)elem_count * cairn_dtype_bytes((int)entry->dtype));
     return CAIRN_OK;
 }
 
@@ -97,28 +97,39 @@ static void remove_files(const struct cairn_pin *pin)
 {
     const char *file;
     for (size_t i = 0; (file = cairn_report_file(pin->report, i)) != NULL; i++) {
-        char path[4096];
-        const int length = snprintf(path, sizeof path, "%s/%s", pin->path, file);
-        if (length > 0 && (size_t)length < sizeof path) unlink(path);
+        uint64_t bytes;
+        (void)cairn_storage_of(pin->path)->remove(pin->path, file, false, &bytes, NULL);
     }
+}
+
+static cairn_status write_file(struct cairn_pin *pin, struct cairn_snapshot_writer *writer,
+                               const struct cairn_snapshot_file *file)
+{
+    const struct cairn_snapshot_source source = { .fill = give_bytes, .context = pin };
+    uint8_t *sums = malloc((size_t)cairn_snapshot_block_count(file->file_bytes) *
+                           CAIRN_SNAPSHOT_SUM_BYTES);
+    if (sums == NULL) return cairn_fail(&pin->why, CAIRN_ERR_NO_MEMORY, "no memory to write");
+    const cairn_status status = cairn_snapshot_writer_put(writer, pin->path, file, &source, sums,
+                                                          &pin->why);
+    if (status == CAIRN_OK)
+        return cairn_report_add_file(pin->report, file->path, file->file_bytes, sums, &pin->why);
+    free(sums);
+    return status;
 }
 
 static cairn_status write_planned(struct cairn_pin *pin, const struct cairn_snapshot_plan *plan)
 {
-    for (size_t i = 0; i < plan->file_count; i++) {
-        const struct cairn_snapshot_file *file = &plan->files[i];
-        uint8_t xxh3_128[16];
-        cairn_status status = cairn_snapshot_write_file(pin->path, file, give_bytes, pin, xxh3_128,
-                                                        &pin->why);
-        if (status == CAIRN_OK)
-            status = cairn_report_add_file(pin->report, file->path, file->file_bytes, xxh3_128,
-                                           &pin->why);
-        if (status != CAIRN_OK) {
-            remove_files(pin);
-            return status;
-        }
-    }
-    return CAIRN_OK;
+    struct cairn_snapshot_writer *writer;
+    cairn_status status = cairn_snapshot_writer_open(0, &writer, &pin->why);
+    if (status != CAIRN_OK) return status;
+    for (size_t i = 0; i < plan->file_count && status == CAIRN_OK; i++)
+        status = write_file(pin, writer, &plan->files[i]);
+    if (status == CAIRN_OK && cairn_snapshot_writer_buffered(writer))
+        cairn_log_info("the storage of %s refuses direct writes: they go through the page cache",
+                       pin->path);
+    cairn_snapshot_writer_close(writer);
+    if (status != CAIRN_OK) remove_files(pin);
+    return status;
 }
 
 static cairn_status write_all(struct cairn_pin *pin)

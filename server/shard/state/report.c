@@ -12,7 +12,8 @@
 struct report_file {
     char path[CAIRN_SNAPSHOT_PATH_BYTES];
     uint64_t bytes;
-    uint8_t xxh3_128[16];
+    uint8_t *sums; /* owned: of its blocks */
+    uint64_t block_count, blocks_told;
 };
 
 struct report_digest {
@@ -45,6 +46,7 @@ struct cairn_report *cairn_report_new(struct cairn_shard_job *job, uint64_t snap
 void cairn_report_free(struct cairn_report *report)
 {
     if (report == NULL) return;
+    for (size_t i = 0; i < report->file_count; i++) free(report->files[i].sums);
     free(report->files);
     free(report->digests);
     free(report->payload);
@@ -146,19 +148,23 @@ cairn_status cairn_report_hash(struct cairn_report *report, const struct cairn_p
 }
 
 cairn_status cairn_report_add_file(struct cairn_report *report, const char *path, uint64_t bytes,
-                                   const uint8_t xxh3_128[16], struct cairn_sentence *why)
+                                   uint8_t *sums, struct cairn_sentence *why)
 {
     if (report->file_count == report->file_capacity) {
         const size_t capacity = 2 * report->file_capacity + 8;
         struct report_file *grown = realloc(report->files, capacity * sizeof *grown);
-        if (grown == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to write");
+        if (grown == NULL) {
+            free(sums);
+            return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to write");
+        }
         report->files = grown;
         report->file_capacity = capacity;
     }
     struct report_file *file = &report->files[report->file_count++];
-    *file = (struct report_file) { .bytes = bytes };
+    *file = (struct report_file) { .bytes = bytes,
+                                   .sums = sums,
+                                   .block_count = cairn_snapshot_block_count(bytes) };
     strncpy(file->path, path, sizeof file->path - 1);
-    memcpy(file->xxh3_128, xxh3_128, sizeof file->xxh3_128);
     return CAIRN_OK;
 }
 
@@ -207,17 +213,28 @@ struct batch {
 #define ENTRIES_MAX \
     (BATCH_BYTES / 32) /* no entry is shorter: each has a hash of 16 bytes and its frame */
 
+/* Of a file of very many blocks, so many at a time. */
+#define SUMS_BYTES (BATCH_BYTES / 2)
+
 static size_t fill_files(struct cairn_report *report, struct batch *batch)
 {
     size_t count = 0;
     while (report->files_told < report->file_count && batch->bytes < BATCH_BYTES &&
            count < ENTRIES_MAX) {
-        struct report_file *from = &report->files[report->files_told++];
+        struct report_file *from = &report->files[report->files_told];
+        const uint64_t most = SUMS_BYTES / CAIRN_SNAPSHOT_SUM_BYTES;
+        const uint64_t left = from->block_count - from->blocks_told;
+        const uint64_t blocks = left < most ? left : most;
         Cairn__SnapshotFile *file = &batch->files[count];
         cairn__snapshot_file__init(file);
         file->path = from->path;
         file->bytes = from->bytes;
-        file->xxh3_128 = (ProtobufCBinaryData) { sizeof from->xxh3_128, from->xxh3_128 };
+        file->first_block = from->blocks_told;
+        file->sums = (ProtobufCBinaryData) { (size_t)blocks * CAIRN_SNAPSHOT_SUM_BYTES,
+                                             from->sums +
+                                                 from->blocks_told * CAIRN_SNAPSHOT_SUM_BYTES };
+        from->blocks_told += blocks;
+        report->files_told += from->blocks_told == from->block_count;
         batch->bytes += cairn__snapshot_file__get_packed_size(file) + 4;
         batch->list[count++] = file;
     }

@@ -23,7 +23,7 @@ CAIRN_MUST_CHECK cairn_status cairn_report_hash(struct cairn_report *report,
                                                 const atomic_bool *canceled,
                                                 struct cairn_sentence *why);
 CAIRN_MUST_CHECK cairn_status cairn_report_add_file(struct cairn_report *report, const char *path,
-                                                    uint64_t bytes, const uint8_t xxh3_128[16],
+                                                    uint64_t bytes, uint8_t *sums,
                                                     struct cairn_sentence *why);
 /* "model/shard-...", in the order in which they were added; NULL behind the last. */
 const char *cairn_report_file(const struct cairn_report *report, size_t i);

@@ -9,6 +9,8 @@
 #include "server/shard/state/report.h"
 #include "server/shard/state/restore.h"
 
+#define PIECE_ELEMS ((uint64_t)1 << 20)
+
 struct cairn_restore {
     struct cairn_loader loader;  /* first */
     struct cairn_report *report; /* owned until it is sent; NULL: nobody wants to know */
@@ -27,7 +29,7 @@ static cairn_status read_plane(struct cairn_restore *restore, struct cairn_snaps
     uint64_t elems;
     for (uint64_t at = 0; status == CAIRN_OK && at < extent->elem_count; at += elems) {
         elems = cairn_planes_dense(&job->planes, number, extent->local_elem + at);
-        if (elems > CAIRN_SNAPSHOT_PIECE_ELEMS) elems = CAIRN_SNAPSHOT_PIECE_ELEMS;
+        if (elems > PIECE_ELEMS) elems = PIECE_ELEMS;
         if (atomic_load(&restore->loader.canceled))
             return cairn_fail(&restore->loader.why, CAIRN_ERR_CANCELED, "the job was dropped");
         void *piece = cairn_works_put(
@@ -59,16 +61,18 @@ static cairn_status read_extent(struct cairn_restore *restore, struct cairn_snap
     return read_plane(restore, snapshot, (uint32_t)tensor, plane, number);
 }
 
-/* A plane after the other: each has files of its own. */
+/* In the order of the files, which are read ahead: all parameters, then all that the optimizer has of a
+ * tensor. */
 static cairn_status read_all(struct cairn_restore *restore, struct cairn_snapshot *snapshot)
 {
+    const size_t count = restore->loader.job->view->table.map.extent_count;
     cairn_status status = CAIRN_OK;
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) {
-        if (!cairn_plane_is_state((int)p)) continue;
-        for (size_t i = 0;
-             i < restore->loader.job->view->table.map.extent_count && status == CAIRN_OK; i++)
-            status = read_extent(restore, snapshot, i, p);
-    }
+    for (size_t i = 0; i < count && status == CAIRN_OK; i++)
+        status = read_extent(restore, snapshot, i, CAIRN_PLANE_PARAM);
+    for (size_t i = 0; i < count; i++)
+        for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
+            if (cairn_plane_is_state((int)p) && p != CAIRN_PLANE_PARAM)
+                status = read_extent(restore, snapshot, i, p);
     return status;
 }
 
