@@ -164,6 +164,19 @@ static cairn_status judge(const struct cairn_amend *amend)
     return status;
 }
 
+static void fill_snapshot_rules(Cairn__JobAmend *m, const struct cairn_amend *amend)
+{
+    m->set_snapshot_rules = amend->set_snapshot_rules;
+    m->snapshot_every_s = amend->snapshot_every_s;
+    m->snapshot_keep_every = amend->snapshot_keep_every;
+    m->snapshot_keep_within_s = amend->snapshot_keep_within_s;
+    m->snapshot_max_bytes = amend->snapshot_max_bytes;
+    m->snapshot_staging = (uint32_t)amend->snapshot_staging;
+    m->snapshot_durable_within_s = amend->snapshot_durable_within_s;
+    m->snapshot_fallback = amend->snapshot_fallback;
+    m->snapshot_scrub_every_s = amend->snapshot_scrub_every_s;
+}
+
 static cairn_status fill(struct words *words, const struct cairn_amend *amend)
 {
     Cairn__JobAmend *m = &words->message;
@@ -185,6 +198,7 @@ static cairn_status fill(struct words *words, const struct cairn_amend *amend)
     m->set_snapshots = amend->set_snapshots;
     m->snapshot_every = amend->snapshot_every;
     m->snapshot_keep = amend->snapshot_keep;
+    fill_snapshot_rules(m, amend);
     m->set_shard_loss = amend->set_shard_loss;
     m->on_shard_loss = (uint32_t)amend->on_shard_loss;
     m->shard_loss_wait_s = amend->shard_loss_wait_s;

@@ -74,21 +74,62 @@ static int send(struct ctl *ctl, Cairn__JobAmend *amend)
     return done;
 }
 
-static bool changes_policy(const struct ctl *ctl)
+static bool changes_snapshots(const struct ctl_rules *given)
 {
-    return ctl->has_snapshot_every || ctl->has_snapshot_keep || ctl->on_shard_loss != NULL ||
-           ctl->shard_loss_wait_s > 0 || ctl->on_worker_loss != NULL || ctl->worker_loss_wait_s > 0;
+    return given->has_every || given->has_keep_last;
 }
 
-/* What is not given stays as it is. */
+static bool changes_rules(const struct ctl_rules *given)
+{
+    return given->has_every || given->has_keep_every || given->has_keep_within ||
+           given->has_max_bytes || given->staging != NULL || given->has_durable_within ||
+           given->has_fallback || given->has_scrub_every;
+}
+
+static bool changes_policy(const struct ctl *ctl)
+{
+    return changes_snapshots(&ctl->rules) || changes_rules(&ctl->rules) ||
+           ctl->on_shard_loss != NULL || ctl->shard_loss_wait_s > 0 ||
+           ctl->on_worker_loss != NULL || ctl->worker_loss_wait_s > 0;
+}
+
+/* What is not given stays as it is; where no periodic ones are taken any more, no rule of them is left. */
 static void fill_snapshots(const struct ctl *ctl, const Cairn__JobSpec *now, Cairn__JobAmend *amend)
 {
-    const bool ends = ctl->has_snapshot_every && ctl->snapshot_every == 0;
-    amend->set_snapshots = ctl->has_snapshot_every || ctl->has_snapshot_keep;
-    amend->snapshot_every = ctl->has_snapshot_every ? ctl->snapshot_every : now->snapshot_every;
-    amend->snapshot_keep = ctl->has_snapshot_keep ? ctl->snapshot_keep
-                           : ends                 ? 0
-                                                  : now->snapshot_keep;
+    const struct ctl_rules *given = &ctl->rules;
+    const bool ends = given->has_every && given->every == 0 && given->every_s == 0;
+    amend->set_snapshots = changes_snapshots(given);
+    amend->snapshot_every = given->has_every ? given->every : now->snapshot_every;
+    amend->snapshot_keep = given->has_keep_last ? given->keep_last : ends ? 0 : now->snapshot_keep;
+    amend->set_snapshot_rules = changes_rules(given);
+    amend->snapshot_every_s = given->has_every ? given->every_s : now->snapshot_every_s;
+    amend->snapshot_keep_every = given->has_keep_every ? given->keep_every
+                                 : ends                ? 0
+                                                       : now->snapshot_keep_every;
+    amend->snapshot_keep_within_s = given->has_keep_within ? given->keep_within_s
+                                    : ends                 ? 0
+                                                           : now->snapshot_keep_within_s;
+    amend->snapshot_max_bytes = given->has_max_bytes ? given->max_bytes
+                                : ends               ? 0
+                                                     : now->snapshot_max_bytes;
+    amend->snapshot_durable_within_s = given->has_durable_within ? given->durable_within_s
+                                                                 : now->snapshot_durable_within_s;
+    amend->snapshot_fallback = given->has_fallback ? given->fallback : now->snapshot_fallback;
+    amend->snapshot_scrub_every_s = given->has_scrub_every ? given->scrub_every_s
+                                                           : now->snapshot_scrub_every_s;
+}
+
+/* -1: go on. */
+static int fill_staging(const struct ctl *ctl, const Cairn__JobSpec *now, Cairn__JobAmend *amend)
+{
+    const char *asked = ctl->rules.staging;
+    const int value = asked != NULL ? cairn_capability_value(CAIRN_CAPABILITY_STAGING, asked)
+                                    : (int)now->snapshot_staging;
+    if (value < 0)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID,
+                              "--snapshot-staging %s: state and small are allowed", asked);
+    amend->snapshot_staging = (uint32_t)value;
+    return -1;
 }
 
 /* As above. -1: go on. */
@@ -142,7 +183,8 @@ static int fill(const struct ctl *ctl, const Cairn__JobStatus *job, Cairn__JobAm
         if (done >= 0) return done;
     }
     fill_snapshots(ctl, job->spec, amend);
-    const int done = fill_shard_loss(ctl, job->spec, amend);
+    int done = fill_staging(ctl, job->spec, amend);
+    if (done < 0) done = fill_shard_loss(ctl, job->spec, amend);
     return done >= 0 ? done : fill_worker_loss(ctl, job->spec, amend);
 }
 

@@ -61,6 +61,20 @@
 #define CTL_ASKS         (CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT)
 #define CTL_LISTS        (CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET | CTL_TAKES_WATCH)
 
+/* Which snapshots are taken and stay; has_: it was given. */
+struct ctl_rules {
+    bool has_every, has_keep_last, has_keep_every, has_keep_within, has_max_bytes;
+    bool has_durable_within, has_fallback, has_scrub_every;
+    bool by_time;        /* --snapshot-every 10min: every_s */
+    bool fallback;       /* --snapshot-fallback yes */
+    const char *staging; /* NULL: not given */
+    uint64_t every;      /* steps */
+    uint64_t keep_last;  /* snapshots */
+    uint64_t keep_every; /* steps */
+    uint64_t max_bytes;
+    uint32_t every_s, keep_within_s, durable_within_s, scrub_every_s;
+};
+
 /* What a bench is asked to do; 0 and NULL: not given, the bench's default. */
 struct ctl_bench {
     uint64_t params, chunk;
@@ -117,8 +131,7 @@ struct ctl {
     const char *group;       /* --group; the same */
     bool has_lr, has_clip_norm;
     double lr, clip_norm;
-    bool has_snapshot_every, has_snapshot_keep;
-    uint64_t snapshot_every, snapshot_keep;
+    struct ctl_rules rules;
     uint64_t since_unix_ms;            /* --since; 0: not given */
     const char *on_shard_loss;         /* --on-shard-loss; NULL: not given */
     uint32_t shard_loss_wait_s;        /* --shard-loss-wait; 0: not given */
@@ -216,6 +229,9 @@ void cairn_ctl_snapshot_print(const Cairn__SnapshotStatus *snapshot);
 void cairn_ctl_damaged_line(uint64_t nonfinite, const char *tensors);
 /* On stderr: a snapshot with such elements "is passed over", say. */
 void cairn_ctl_warn_damaged(const Cairn__SnapshotStatus *snapshot, const char *what);
+
+/* ---- snapshot/rules.c: when they are taken, and which of them stay ---- */
+void cairn_ctl_rules_print(const Cairn__JobSpec *spec);
 
 /* ---- job_bytes.c: what the shards counted of a job ---- */
 /* A new object; with how the bytes came by, of all and of each worker. */

@@ -234,14 +234,7 @@ static void print_spec(const Cairn__JobSpec *s)
                        s->offload_fraction);
     cairn_ctl_line("not finite", "%s",
                    cairn_capability_name(CAIRN_CAPABILITY_NONFINITE, (int)s->on_nonfinite));
-    if (s->snapshot_every > 0) {
-        char keep[64] = "all are kept";
-        if (s->snapshot_keep > 0)
-            snprintf(keep, sizeof keep, "the newest %llu are kept",
-                     (unsigned long long)s->snapshot_keep);
-        cairn_ctl_line("snapshots", "every %llu step%s, %s", (unsigned long long)s->snapshot_every,
-                       s->snapshot_every == 1 ? "" : "s", keep);
-    }
+    cairn_ctl_rules_print(s);
     const char *loss = cairn_capability_name(CAIRN_CAPABILITY_SHARD_LOSS, (int)s->on_shard_loss);
     if (s->on_shard_loss == CAIRN_SHARD_LOSS_WAIT)
         cairn_ctl_line("on shard loss", "%s", loss);

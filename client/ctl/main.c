@@ -79,8 +79,11 @@ static const struct subcommand subcommands[] = {
       "state)",
       1, 1, CTL_ASKS | CTL_TAKES_QUIET, cairn_ctl_job_digest },
     { "job", "amend",
-      "JOB [--workers MIN:MAX] [--lr X [--group NAME]] [--clip-norm X] [--snapshot-every N] "
-      "[--snapshot-keep N] [--on-shard-loss wait|restore-latest [--shard-loss-wait SECONDS]] "
+      "JOB [--workers MIN:MAX] [--lr X [--group NAME]] [--clip-norm X] [--snapshot-every "
+      "N|TIME] [--snapshot-keep N] [--snapshot-keep-every N] [--snapshot-keep-within TIME] "
+      "[--snapshot-max-bytes N] [--snapshot-staging state|small] [--snapshot-durable-within TIME] "
+      "[--snapshot-fallback yes|no] [--snapshot-scrub-every TIME] [--on-shard-loss "
+      "wait|restore-latest [--shard-loss-wait SECONDS]] "
       "[--on-worker-loss redo|wait|fail [--worker-loss-wait SECONDS]]",
       "change it while it trains, from the next round on; scripts that say what it was go on", 1, 1,
       CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_TERMS, cairn_ctl_job_amend },

@@ -145,6 +145,17 @@ typedef enum cairn_shard_loss {
 } cairn_shard_loss;
 #endif
 
+#ifndef CAIRN_SNAPSHOT_STAGING_DEFINED
+#define CAIRN_SNAPSHOT_STAGING_DEFINED
+/* Values of the version that is being saved are set aside when an update is about to overwrite them. STATE:
+ * there is room for all of them, and no update waits for the disk. SMALL: a shard has little room, and an
+ * update that finds it full waits. */
+typedef enum cairn_snapshot_staging {
+    CAIRN_SNAPSHOT_STAGING_STATE = 0,
+    CAIRN_SNAPSHOT_STAGING_SMALL = 1
+} cairn_snapshot_staging;
+#endif
+
 #ifndef CAIRN_WORKER_LOSS_DEFINED
 #define CAIRN_WORKER_LOSS_DEFINED
 /* A worker was lost: its process or its connection ended, its lease ran out, or it was put out. One that
@@ -376,12 +387,12 @@ struct cairn_job_spec {
     /* So many rounds in a row skipped, with the loss scale at its least (or fixed), and no further one opens:
      * cairn_round_begin says CAIRN_ERR_HALTED, until the job is amended, written or restored. 0 = 100 */
     uint64_t skips_max;
-    /* Periodic snapshots: of each version whose step is a multiple of snapshot_every (steps, and no time: the
-     * same steps are saved in every run; 0 = none), of which the newest snapshot_keep stay (0 = all). A
+    /* Periodic snapshots: of each version whose step is a multiple of snapshot_every (the same steps are
+     * saved in every run; 0 = none, or by time, below), of which the newest snapshot_keep stay (0 = all). A
      * snapshot that somebody asked for is never removed. One that fails is said in the coordinator's log and
      * by `cairn job show`, and training goes on; the next one is tried at its step. None is taken while
      * results are not finite (cairn_result.nonfinite). */
-    uint64_t snapshot_every, snapshot_keep; /* snapshot_keep only with snapshot_every */
+    uint64_t snapshot_every, snapshot_keep; /* snapshot_keep only with snapshot_every(_s) */
     cairn_shard_loss on_shard_loss;         /* 0 = CAIRN_SHARD_LOSS_WAIT */
     uint32_t shard_loss_wait_s;             /* with RESTORE_LATEST: seconds; 0 = 300 */
     /* At most so many workers at a time: one more waits in cairn_job_open for a place, until
@@ -420,6 +431,23 @@ struct cairn_job_spec {
     uint64_t seed;                    /* of cairn_micro_seed; below 2^53. No amendment changes it */
     cairn_worker_loss on_worker_loss; /* 0 = CAIRN_WORKER_LOSS_REDO */
     uint32_t worker_loss_wait_s;      /* with WAIT: seconds; 0 = 300 */
+    /* Which periodic snapshots stay, beside the newest snapshot_keep; any of the rules is enough to keep one,
+     * and without a rule all stay. keep_every: of every so many steps the first one, for good. max_bytes: of
+     * all snapshots of the job together; over it the oldest go that neither keep_every nor a tag keeps. In
+     * any case what somebody asked for, what has a tag, and the newest verified one stay, and one goes only
+     * after a newer one was verified. These four only with snapshot_every or snapshot_every_s */
+    uint64_t snapshot_keep_every; /* steps; 0 = no such rule */
+    uint64_t snapshot_max_bytes;  /* 0 = no bound */
+    /* Seconds from the begin of one periodic snapshot to the next, at the first step then; instead of
+     * snapshot_every */
+    uint32_t snapshot_every_s;
+    uint32_t snapshot_keep_within_s;    /* all younger than so many seconds; 0 = no such rule */
+    uint32_t snapshot_durable_within_s; /* seconds, of every snapshot of the job; 0 = not given */
+    uint32_t
+        snapshot_scrub_every_s; /* every snapshot is read again and checked; 0 = by command only */
+    cairn_snapshot_staging snapshot_staging; /* 0 = CAIRN_SNAPSHOT_STAGING_STATE */
+    /* A restore that finds a snapshot damaged takes the newest good one before it, and says so */
+    bool snapshot_fallback;
 };
 #define CAIRN_OPEN_MUST_EXIST 1
 #define CAIRN_OPEN_RESUME     2
@@ -662,6 +690,12 @@ struct cairn_amend {
     cairn_worker_loss on_worker_loss; /* if set_worker_loss, and worker_loss_wait_s */
     uint32_t worker_loss_wait_s;
     bool set_worker_loss;
+    /* if set_snapshot_rules, all of them; as in struct cairn_job_spec */
+    uint64_t snapshot_keep_every, snapshot_max_bytes;
+    uint32_t snapshot_every_s, snapshot_keep_within_s, snapshot_durable_within_s,
+        snapshot_scrub_every_s;
+    cairn_snapshot_staging snapshot_staging;
+    bool snapshot_fallback, set_snapshot_rules;
 };
 /* Amends the job at a step boundary: CAIRN_OK means that it is durable and that the next round that opens
  * goes by it; a round that is open ends by the terms it began with. Workers attach with the spec as it

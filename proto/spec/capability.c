@@ -7,8 +7,8 @@
 static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
     "kind",         "wire",          "reduce",        "master",         "place",
     "init",         "alias",         "schedule",      "stage",          "loss_scale_policy",
-    "on_nonfinite", "reduce_groups", "on_shard_loss", "on_worker_loss", "tiers",
-    "combination",
+    "on_nonfinite", "reduce_groups", "on_shard_loss", "on_worker_loss", "snapshot_staging",
+    "tiers",        "combination",
 };
 
 /* Rows by field; the names of the fields stand once, above. */
@@ -64,6 +64,8 @@ static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
     X(WORKER_LOSS, CAIRN_WORKER_LOSS_REDO, "redo", true)                   \
     X(WORKER_LOSS, CAIRN_WORKER_LOSS_WAIT, "wait", true)                   \
     X(WORKER_LOSS, CAIRN_WORKER_LOSS_FAIL, "fail", true)                   \
+    X(STAGING, CAIRN_SNAPSHOT_STAGING_STATE, "state", true)                \
+    X(STAGING, CAIRN_SNAPSHOT_STAGING_SMALL, "small", true)                \
     X(TIERS, CAIRN_TIERS_TOGETHER, "together", true)                       \
     X(TIERS, CAIRN_TIERS_MOMENTS_ON_HOST, "moments on the host", false)    \
     X(TIERS, CAIRN_TIERS_PARAM_ON_HOST, "param on the host", false)

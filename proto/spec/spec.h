@@ -36,6 +36,10 @@
 #define CAIRN_SPEC_SKIPS_DEFAULT    100                 /* skips_max */
 #define CAIRN_SPEC_EVERY_MAX        ((uint64_t)1 << 48) /* snapshot_every */
 #define CAIRN_SPEC_KEEP_MAX         1000                /* snapshot_keep: as many as are listed */
+#define CAIRN_SPEC_SNAPSHOT_S_MAX   (366 * 86400)       /* snapshot_every_s, _scrub_every_s */
+#define CAIRN_SPEC_WITHIN_S_MAX     (10 * 366 * 86400)  /* snapshot_keep_within_s */
+#define CAIRN_SPEC_DURABLE_S_MAX    86400               /* snapshot_durable_within_s */
+#define CAIRN_SPEC_KEEP_BYTES_MAX   ((uint64_t)1 << 60) /* snapshot_max_bytes */
 #define CAIRN_SPEC_LOSS_WAIT_S      300                 /* shard_loss_wait_s, worker_loss_wait_s */
 #define CAIRN_SPEC_LOSS_WAIT_MAX_S  (30 * 86400)
 #define CAIRN_SPEC_FORMER_MAX       64 /* hashes of what a spec was before its amendments */
@@ -87,6 +91,15 @@ typedef enum cairn_shard_loss {
     CAIRN_SHARD_LOSS_WAIT = 0, /* for the part, or for an operator */
     CAIRN_SHARD_LOSS_RESTORE_LATEST = 1
 } cairn_shard_loss;
+#endif
+
+/* How much of a snapshot's old values may wait for the disk while updates go on. */
+#ifndef CAIRN_SNAPSHOT_STAGING_DEFINED
+#define CAIRN_SNAPSHOT_STAGING_DEFINED
+typedef enum cairn_snapshot_staging {
+    CAIRN_SNAPSHOT_STAGING_STATE = 0, /* as much as the state: no update waits for the disk */
+    CAIRN_SNAPSHOT_STAGING_SMALL = 1  /* little: an update that finds it full waits */
+} cairn_snapshot_staging;
 #endif
 
 /* What the coordinator does when a worker was lost: it went without leaving the job, or was put out. */
@@ -161,6 +174,16 @@ struct cairn_policy {
     cairn_worker_loss on_worker_loss;
     /* since the last one was lost; 0: CAIRN_SPEC_LOSS_WAIT_S; WAIT only */
     uint32_t worker_loss_wait_s;
+    /* Of periodic snapshots, too; 0: no such rule */
+    uint64_t snapshot_keep_every;    /* steps: of every so many the first one stays for good */
+    uint64_t snapshot_max_bytes;     /* of all the job's snapshots; the oldest go that may */
+    uint32_t snapshot_every_s;       /* from one to the next, instead of snapshot_every */
+    uint32_t snapshot_keep_within_s; /* all that are younger stay */
+    /* Of every snapshot of the job */
+    uint32_t snapshot_durable_within_s; /* of its cut; 0: no deadline was given */
+    uint32_t snapshot_scrub_every_s;    /* each is read again and checked; 0: never by itself */
+    cairn_snapshot_staging snapshot_staging;
+    bool snapshot_fallback; /* a damaged one: a restore takes the newest good one before it */
 };
 
 struct cairn_job_spec_data {

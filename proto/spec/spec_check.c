@@ -61,14 +61,35 @@ static cairn_status check_loss_scale(const struct cairn_job_spec_data *spec,
                       low, high);
 }
 
+/* Which snapshots are taken, and which of them stay. */
+static cairn_status check_snapshots(const struct cairn_policy *p, struct cairn_sentence *why)
+{
+    const struct {
+        const char *name;
+        uint64_t value;
+    } rules[] = { { "snapshot_keep", p->snapshot_keep },
+                  { "snapshot_keep_every", p->snapshot_keep_every },
+                  { "snapshot_keep_within_s", p->snapshot_keep_within_s },
+                  { "snapshot_max_bytes", p->snapshot_max_bytes } };
+    if (p->snapshot_every > 0 && p->snapshot_every_s > 0)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "snapshot_every is %llu and snapshot_every_s %u: periodic snapshots come "
+                          "by steps or by time; allowed: one of them",
+                          (unsigned long long)p->snapshot_every, p->snapshot_every_s);
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++)
+        if (rules[i].value > 0 && p->snapshot_every == 0 && p->snapshot_every_s == 0)
+            return cairn_fail(why, CAIRN_ERR_INVALID,
+                              "%s is %llu, and without snapshot_every or snapshot_every_s there "
+                              "are no periodic snapshots; allowed: 0, or give one of them",
+                              rules[i].name, (unsigned long long)rules[i].value);
+    return CAIRN_OK;
+}
+
 /* What would have no effect is refused. */
 static cairn_status check_policy(const struct cairn_policy *p, struct cairn_sentence *why)
 {
-    if (p->snapshot_keep > 0 && p->snapshot_every == 0)
-        return cairn_fail(why, CAIRN_ERR_INVALID,
-                          "snapshot_keep is %llu, and without snapshot_every there are no periodic "
-                          "snapshots; allowed: 0, or give snapshot_every",
-                          (unsigned long long)p->snapshot_keep);
+    const cairn_status status = check_snapshots(p, why);
+    if (status != CAIRN_OK) return status;
     if (p->shard_loss_wait_s != CAIRN_SPEC_LOSS_WAIT_S && p->on_shard_loss == CAIRN_SHARD_LOSS_WAIT)
         return cairn_fail(why, CAIRN_ERR_INVALID,
                           "shard_loss_wait_s is %u, and with on_shard_loss wait it has no effect; "

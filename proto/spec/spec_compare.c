@@ -405,8 +405,12 @@ size_t cairn_spec_diff(const struct cairn_job_spec_data *here,
 
 bool cairn_policy_same(const struct cairn_policy *a, const struct cairn_policy *b)
 {
-    _Static_assert(sizeof *a == 2 * sizeof(uint64_t) + 4 * sizeof(uint32_t), "no padding");
-    return memcmp(a, b, sizeof *a) == 0;
+    // The flag apart: behind it is padding.
+    const size_t numbers = offsetof(struct cairn_policy, snapshot_fallback);
+    _Static_assert(offsetof(struct cairn_policy, snapshot_fallback) ==
+                       4 * sizeof(uint64_t) + 9 * sizeof(uint32_t),
+                   "no padding");
+    return memcmp(a, b, numbers) == 0 && a->snapshot_fallback == b->snapshot_fallback;
 }
 
 struct cairn_job_spec_data cairn_spec_with_workers(const struct cairn_job_spec_data *spec,

@@ -79,7 +79,22 @@ enum cairn_spec_part {
     X(on_worker_loss, policy.on_worker_loss, CHOICE, LISTED(WORKER_LOSS), CAIRN_WORKER_LOSS_REDO,  \
       LATER, GIVEN)                                                                                \
     X(worker_loss_wait_s, policy.worker_loss_wait_s, COUNT, RANGE(0, CAIRN_SPEC_LOSS_WAIT_MAX_S),  \
-      0, LATER, GIVEN)
+      0, LATER, GIVEN)                                                                             \
+    X(snapshot_every_s, policy.snapshot_every_s, COUNT, RANGE(0, CAIRN_SPEC_SNAPSHOT_S_MAX), 0,    \
+      LATER, GIVEN)                                                                                \
+    X(snapshot_keep_every, policy.snapshot_keep_every, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0,   \
+      LATER, GIVEN)                                                                                \
+    X(snapshot_keep_within_s, policy.snapshot_keep_within_s, COUNT,                                \
+      RANGE(0, CAIRN_SPEC_WITHIN_S_MAX), 0, LATER, GIVEN)                                          \
+    X(snapshot_max_bytes, policy.snapshot_max_bytes, COUNT, RANGE(0, CAIRN_SPEC_KEEP_BYTES_MAX),   \
+      0, LATER, GIVEN)                                                                             \
+    X(snapshot_staging, policy.snapshot_staging, CHOICE, LISTED(STAGING),                          \
+      CAIRN_SNAPSHOT_STAGING_STATE, LATER, GIVEN)                                                  \
+    X(snapshot_durable_within_s, policy.snapshot_durable_within_s, COUNT,                          \
+      RANGE(0, CAIRN_SPEC_DURABLE_S_MAX), 0, LATER, GIVEN)                                         \
+    X(snapshot_fallback, policy.snapshot_fallback, FLAG, BY_CODE, false, LATER, GIVEN)             \
+    X(snapshot_scrub_every_s, policy.snapshot_scrub_every_s, COUNT,                                \
+      RANGE(0, CAIRN_SPEC_SNAPSHOT_S_MAX), 0, LATER, GIVEN)
 
 /* Of a group: name (struct cairn_group_hyper has it, too) | kind | what is allowed | default. */
 #define CAIRN_GROUP_FIELDS(X)                                \

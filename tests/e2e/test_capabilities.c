@@ -170,6 +170,7 @@ static void choose(struct sample *s)
         break;
     case CAIRN_CAPABILITY_SHARD_LOSS: s->spec.on_shard_loss = (cairn_shard_loss)value; break;
     case CAIRN_CAPABILITY_WORKER_LOSS: s->spec.on_worker_loss = (cairn_worker_loss)value; break;
+    case CAIRN_CAPABILITY_STAGING: s->spec.snapshot_staging = (cairn_snapshot_staging)value; break;
     case CAIRN_CAPABILITY_TIERS: s->spec.tiers = (cairn_tiers)value; break;
     case CAIRN_CAPABILITY_COMBINATION: choose_combination(s, value); break;
     case CAIRN_CAPABILITY_FIELD_COUNT: ck_abort();
@@ -452,7 +453,7 @@ static void show_groups(struct sample *s)
 }
 
 /* What it comes to when one is lost: e2e.shard_loss, e2e.worker_loss. */
-static void show_loss(const struct sample *s, const char *label)
+static void show_policy(const struct sample *s, const char *label)
 {
     struct cluster_said said;
     char line[64];
@@ -490,8 +491,9 @@ static void show(struct sample *s)
     case CAIRN_CAPABILITY_LOSS_SCALE: show_loss_scale(s); break;
     case CAIRN_CAPABILITY_NONFINITE: show_nonfinite(s); break;
     case CAIRN_CAPABILITY_GROUPS: show_groups(s); break;
-    case CAIRN_CAPABILITY_SHARD_LOSS: show_loss(s, "on shard loss"); break;
-    case CAIRN_CAPABILITY_WORKER_LOSS: show_loss(s, "on worker loss"); break;
+    case CAIRN_CAPABILITY_SHARD_LOSS: show_policy(s, "on shard loss"); break;
+    case CAIRN_CAPABILITY_WORKER_LOSS: show_policy(s, "on worker loss"); break;
+    case CAIRN_CAPABILITY_STAGING: show_policy(s, "staging"); break;
     case CAIRN_CAPABILITY_TIERS: show_precision(s); break; // and on a device: gpu.offload
     case CAIRN_CAPABILITY_COMBINATION: show_combination(s); break;
     case CAIRN_CAPABILITY_FIELD_COUNT: ck_abort();

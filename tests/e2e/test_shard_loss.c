@@ -156,7 +156,19 @@ TEST(an_operator_amends_what_it_does_by_itself_and_what_is_not_named_stays)
     amend(&cluster, "--on-shard-loss", "restore-latest", "when it is away for 60 s");
     amend(&cluster, "--snapshot-keep", "4", "every 7 steps, the newest 4 are kept");
     amend(&cluster, "--on-shard-loss", "wait", "on shard loss");
-    amend(&cluster, "--snapshot-every", "0", "on shard loss");
+    amend(&cluster, "--snapshot-every", "10 min", "every 10 min, the newest 4 are kept");
+    amend(&cluster, "--snapshot-keep-every", "500", "newest 4, the first of every 500 steps are");
+    amend(&cluster, "--snapshot-keep-within", "36h", "steps, those of the last 36 h are kept");
+    amend(&cluster, "--snapshot-max-bytes", "3K", "are kept, at most 2.9 KiB of all");
+    amend(&cluster, "--snapshot-staging", "small", "staging           small");
+    amend(&cluster, "--snapshot-durable-within", "90", "durable within    90 s");
+    amend(&cluster, "--snapshot-scrub-every", "7d", "scrubbed every    7 d");
+    amend(&cluster, "--snapshot-fallback", "yes", "fallback          a damaged snapshot");
+    cluster_says(&cluster, 2, "a time like 90s", "job", "amend", "periodic", "--snapshot-every",
+                 "10 parsecs", NULL);
+    cluster_says(&cluster, 2, "state and small are allowed", "job", "amend", "periodic",
+                 "--snapshot-staging", "huge", NULL);
+    amend(&cluster, "--snapshot-every", "0", "scrubbed every    7 d");
     cluster_cli(&cluster, &said, "job", "show", "periodic", NULL);
     ck_assert_msg(strstr(said.out, "are kept") == NULL && strstr(said.out, "60 s") == NULL, "%s",
                   said.out);

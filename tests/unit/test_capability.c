@@ -133,6 +133,14 @@ CHANGE(shard_loss_wait_s, s->policy.on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LAT
 CHANGE(on_worker_loss, s->policy.on_worker_loss = CAIRN_WORKER_LOSS_FAIL)
 CHANGE(worker_loss_wait_s, s->policy.on_worker_loss = CAIRN_WORKER_LOSS_WAIT;
        s->policy.worker_loss_wait_s = 7)
+CHANGE(snapshot_every_s, s->policy.snapshot_every_s = 600)
+CHANGE(snapshot_keep_every, s->policy.snapshot_every = 3; s->policy.snapshot_keep_every = 9)
+CHANGE(snapshot_keep_within_s, s->policy.snapshot_every = 3; s->policy.snapshot_keep_within_s = 9)
+CHANGE(snapshot_max_bytes, s->policy.snapshot_every = 3; s->policy.snapshot_max_bytes = 9)
+CHANGE(snapshot_staging, s->policy.snapshot_staging = CAIRN_SNAPSHOT_STAGING_SMALL)
+CHANGE(snapshot_durable_within_s, s->policy.snapshot_durable_within_s = 30)
+CHANGE(snapshot_fallback, s->policy.snapshot_fallback = true)
+CHANGE(snapshot_scrub_every_s, s->policy.snapshot_scrub_every_s = 86400)
 CHANGE(client_state_max, s->client_state_max = 3)
 CHANGE(reduce_groups, s->reduce_groups = CAIRN_GROUPS_HOST)
 CHANGE(offload_fraction, s->offload_fraction = 0.25)
@@ -195,6 +203,14 @@ static const struct {
     FIELD(shard_loss_wait_s),
     FIELD(on_worker_loss),
     FIELD(worker_loss_wait_s),
+    FIELD(snapshot_every_s),
+    FIELD(snapshot_keep_every),
+    FIELD(snapshot_keep_within_s),
+    FIELD(snapshot_max_bytes),
+    FIELD(snapshot_staging),
+    FIELD(snapshot_durable_within_s),
+    FIELD(snapshot_fallback),
+    FIELD(snapshot_scrub_every_s),
     FIELD(client_state_max),
     FIELD(reduce_groups),
     FIELD(offload_fraction),

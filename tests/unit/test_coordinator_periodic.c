@@ -88,6 +88,30 @@ TEST(without_a_number_to_keep_all_stay)
     expect_listed("5p 4p 3p 2p");
 }
 
+TEST(by_time_one_is_taken_at_the_first_step_after_it)
+{
+    Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
+    message.job = job;
+    message.key = 1;
+    message.set_snapshot_rules = true;
+    message.snapshot_every_s = 3600;
+    const uint32_t request = fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base);
+    fake_expect_amended(&fake, &w, request, 1);
+    train_to(3);
+    expect_listed("");
+    ck_assert_uint_ne(toy()->snapshots.due_ms, 0);
+    toy()->spec.policy.snapshot_every_s = 1;
+    const uint64_t since_ms = toy()->snapshots.due_ms;
+    fake_until(&fake, cairn_cluster_now_ms(toy()->cluster) >= since_ms + 1000);
+    expect_listed(""); // no step, no snapshot
+    train_to(4);
+    toy()->spec.policy.snapshot_every_s = 3600;
+    expect_listed("4p");
+    ck_assert_uint_ge(toy()->snapshots.due_ms, since_ms + 1000);
+    train_to(6);
+    expect_listed("4p");
+}
+
 TEST(the_count_goes_on_in_another_coordinator)
 {
     amend(2, 2, 1);

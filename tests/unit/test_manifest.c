@@ -99,9 +99,19 @@ static struct cairn_manifest good_manifest(void)
     m.periodic = 0xfedcba9876543210;
     cairn_results_add(&m.nonfinite, 1, 3);
     m.nonfinite.nonfinite = 5; // two are of others
-    m.spec.policy = (struct cairn_policy) {
-        1000, 3, CAIRN_SHARD_LOSS_RESTORE_LATEST, 60, CAIRN_WORKER_LOSS_WAIT, 7
-    };
+    m.spec.policy = (struct cairn_policy) { .snapshot_every = 1000,
+                                            .snapshot_keep = 3,
+                                            .on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST,
+                                            .shard_loss_wait_s = 60,
+                                            .on_worker_loss = CAIRN_WORKER_LOSS_WAIT,
+                                            .worker_loss_wait_s = 7,
+                                            .snapshot_keep_every = 5000,
+                                            .snapshot_max_bytes = (uint64_t)1 << 40,
+                                            .snapshot_keep_within_s = 86400,
+                                            .snapshot_durable_within_s = 30,
+                                            .snapshot_scrub_every_s = 604800,
+                                            .snapshot_staging = CAIRN_SNAPSHOT_STAGING_SMALL,
+                                            .snapshot_fallback = true };
     m.generation = 2;
     m.step = INT64_MAX;
     m.epoch = 7;

@@ -90,6 +90,27 @@ static void keep_of_none(struct cairn_job_spec_data *s)
 {
     s->policy.snapshot_keep = 2;
 }
+static void keep_every_of_none(struct cairn_job_spec_data *s)
+{
+    s->policy.snapshot_keep_every = 1000;
+}
+static void within_of_none(struct cairn_job_spec_data *s)
+{
+    s->policy.snapshot_keep_within_s = 86400;
+}
+static void bytes_of_none(struct cairn_job_spec_data *s)
+{
+    s->policy.snapshot_max_bytes = 1;
+}
+static void two_everys(struct cairn_job_spec_data *s)
+{
+    s->policy.snapshot_every = 500;
+    s->policy.snapshot_every_s = 600;
+}
+static void staging_2(struct cairn_job_spec_data *s)
+{
+    s->policy.snapshot_staging = (cairn_snapshot_staging)2;
+}
 static void loss_3(struct cairn_job_spec_data *s)
 {
     s->policy.on_shard_loss = (cairn_shard_loss)3;
@@ -327,7 +348,15 @@ static const struct spoil spoils[] = {
     { "window", wide_window, CAIRN_ERR_INVALID, "window is 4294967295" },
     { "chunk", huge_chunk, CAIRN_ERR_INVALID, "chunk_leaves is 1025" },
     { "spread", no_spread, CAIRN_ERR_INVALID, "spread is 0" },
-    { "keep", keep_of_none, CAIRN_ERR_INVALID, "without snapshot_every there are no periodic" },
+    { "keep", keep_of_none, CAIRN_ERR_INVALID, "snapshot_keep is 2, and without" },
+    { "keep every", keep_every_of_none, CAIRN_ERR_INVALID,
+      "snapshot_keep_every is 1000, and without" },
+    { "keep within", within_of_none, CAIRN_ERR_INVALID, "snapshot_keep_within_s is 86400, and" },
+    { "max bytes", bytes_of_none, CAIRN_ERR_INVALID, "snapshot_max_bytes is 1, and without" },
+    { "two everys", two_everys, CAIRN_ERR_INVALID,
+      "snapshot_every is 500 and snapshot_every_s 600" },
+    { "staging", staging_2, CAIRN_ERR_INVALID,
+      "snapshot_staging is 2; allowed: 0 (state), 1 (small)" },
     { "loss", loss_3, CAIRN_ERR_INVALID,
       "on_shard_loss is 3; allowed: 0 (wait), 1 (restore-latest)" },
     { "wait", idle_wait, CAIRN_ERR_INVALID, "with on_shard_loss wait it has no effect" },

@@ -134,9 +134,10 @@ static struct cairn_job_spec_data a_full_spec(void)
     spec.client_state_max = 10;
     spec.skips_max = 11;
     spec.reduce_groups = CAIRN_GROUPS_HOST;
-    spec.policy = (struct cairn_policy) {
-        12, 13, CAIRN_SHARD_LOSS_RESTORE_LATEST, 14, CAIRN_WORKER_LOSS_REDO, 0
-    };
+    spec.policy = (struct cairn_policy) { .snapshot_every = 12,
+                                          .snapshot_keep = 13,
+                                          .on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST,
+                                          .shard_loss_wait_s = 14 };
     spec.revision = 15;
     spec.amend_key = 16;
     memset(former, 0xcd, sizeof former);

@@ -121,14 +121,6 @@ static int take(struct ctl *ctl, int option)
     case OPT_CLIP_NORM:
         ctl->has_clip_norm = true;
         return cairn_ctl_parse_real("clip-norm", optarg, &ctl->clip_norm);
-    case OPT_SNAPSHOT_EVERY:
-        ctl->has_snapshot_every = true;
-        return cairn_ctl_parse_count_or_none("snapshot-every", optarg, CAIRN_SPEC_EVERY_MAX,
-                                             &ctl->snapshot_every);
-    case OPT_SNAPSHOT_KEEP:
-        ctl->has_snapshot_keep = true;
-        return cairn_ctl_parse_count_or_none("snapshot-keep", optarg, CAIRN_SPEC_KEEP_MAX,
-                                             &ctl->snapshot_keep);
     case OPT_ON_SHARD_LOSS: ctl->on_shard_loss = optarg; return -1;
     case OPT_SHARD_LOSS_WAIT:
         return cairn_ctl_parse_number("shard-loss-wait", optarg, CAIRN_SPEC_LOSS_WAIT_MAX_S,
@@ -148,7 +140,7 @@ static int take(struct ctl *ctl, int option)
     case OPT_IMPORT: ctl->import = optarg; return -1;
     case OPT_HELP: ctl->help = true; return -1;
     case OPT_VERSION: printf("cairn %s\n", CAIRN_VERSION); return 0;
-    default: return cairn_ctl_take_bench(ctl, option);
+    default: return cairn_ctl_take_rule(ctl, option);
     }
 }
 

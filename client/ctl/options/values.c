@@ -74,3 +74,27 @@ int cairn_ctl_parse_real(const char *name, const char *text, double *out)
     return cairn_ctl_fail(CAIRN_ERR_INVALID, "--%s %s: a number of at least 0 is allowed", name,
                           text);
 }
+
+int cairn_ctl_parse_duration(const char *name, const char *text, uint32_t max_s, uint32_t *out)
+{
+    static const struct {
+        const char *name;
+        uint32_t seconds;
+    } units[] = {
+        { "", 1 }, { "s", 1 }, { "m", 60 }, { "min", 60 }, { "h", 3600 }, { "d", 86400 }
+    };
+    char *end;
+    errno = 0;
+    const uint64_t count = strtoull(text, &end, 10);
+    const bool ok = text[0] >= '0' && text[0] <= '9' && errno == 0;
+    const char *unit = end + strspn(end, " ");
+    for (size_t i = 0; ok && i < sizeof units / sizeof units[0]; i++) {
+        if (strcmp(unit, units[i].name) != 0 || count > max_s / units[i].seconds) continue;
+        *out = (uint32_t)count * units[i].seconds;
+        return -1;
+    }
+    return cairn_ctl_fail(
+        CAIRN_ERR_INVALID,
+        "--%s %s: a time like 90s, 10min, 36h or 7d is allowed, at most %us, or 0", name, text,
+        max_s);
+}

@@ -11,12 +11,12 @@ from . import _c
 from .errors import Mismatch, NotFound, Timeout
 from .job import Job
 from .session import Session
-from .spec import Group, JobSpec, Schedule
+from .spec import SNAPSHOT_RULES, Group, JobSpec, Schedule
 
 _RESTORE_S = 3600.0
 _POLICY = {"snapshot_every": "snapshot_every", "snapshot_keep": "snapshot_keep", "on_shard_loss": "on_shard_loss",
            "shard_loss_wait_s": "shard_loss_wait", "on_worker_loss": "on_worker_loss",
-           "worker_loss_wait_s": "worker_loss_wait"}
+           "worker_loss_wait_s": "worker_loss_wait", **{name: name for name in SNAPSHOT_RULES}}
 _HYPER = frozenset("lr beta1 beta2 eps weight_decay nesterov".split())
 _SCHEDULE = frozenset("schedule warmup_steps total_steps decay_steps lr_min point_count point".split())
 _MAKERS = {_c.SCHEDULE_CONSTANT: "constant", _c.SCHEDULE_LINEAR: "linear", _c.SCHEDULE_COSINE: "cosine",

@@ -15,7 +15,7 @@ from .errors import EpochChanged, Invalid, NotFound, RolledBack, Stale
 from .job import RoundHandle
 from .memory import can_lend
 from .optim import changed_group
-from .spec import JobSpec, Version
+from .spec import SNAPSHOT_RULES, JobSpec, Version
 
 
 def goes_on(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,7 +31,8 @@ def goes_on(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _policy(spec: JobSpec, changes: Mapping[str, Any]) -> JobSpec:
-    """What belongs together is amended together: what is left out is at its default."""
+    """What belongs together is amended together: what is left out is at its default, but a rule of snapshots, which
+    stays what it is."""
     pairs = (("snapshot_every", "snapshot_keep"), ("on_shard_loss", "shard_loss_wait"),
              ("on_worker_loss", "worker_loss_wait"))
     for first, second in pairs:
@@ -39,7 +40,8 @@ def _policy(spec: JobSpec, changes: Mapping[str, Any]) -> JobSpec:
             raise Invalid(f"{second} without {first}: give both, {first}={getattr(spec, first)!r} to leave it")
         if first in changes:
             spec = dataclasses.replace(spec, **{first: changes[first], second: changes.get(second, 0)})
-    unknown = sorted(set(changes) - {name for pair in pairs for name in pair})
+    spec = dataclasses.replace(spec, **{name: changes[name] for name in SNAPSHOT_RULES if name in changes})
+    unknown = sorted(set(changes) - {name for pair in pairs for name in pair} - set(SNAPSHOT_RULES))
     if unknown:
         raise TypeError(f"amend() has no argument {', '.join(unknown)}")
     return spec
@@ -102,8 +104,8 @@ class Between(Held):
               **policy: Any) -> None:
         """Changes the job for all its workers from the next round on: {"default": dict(lr=1e-4)}, names of groups or
         of parameters that are frozen or not any more, the clip norm, how many workers there are to be (at once, also
-        for those who wait); snapshot_every, snapshot_keep, on_shard_loss, shard_loss_wait, on_worker_loss and
-        worker_loss_wait as in JobSpec. One worker's call is enough."""
+        for those who wait); snapshot_every, snapshot_keep and the other rules of snapshots, on_shard_loss,
+        shard_loss_wait, on_worker_loss and worker_loss_wait as in JobSpec. One worker's call is enough."""
         wanted = _policy(self._spec, policy)
         known = {group.name: group for group in self._spec.groups}
         unknown = sorted(set(groups or {}) - set(known))
@@ -113,9 +115,10 @@ class Between(Held):
         snapshots = (wanted.snapshot_every, wanted.snapshot_keep) if "snapshot_every" in policy else None
         shard_loss = (wanted.on_shard_loss, wanted.shard_loss_wait) if "on_shard_loss" in policy else None
         worker_loss = (wanted.on_worker_loss, wanted.worker_loss_wait) if "on_worker_loss" in policy else None
+        rules = {name: getattr(wanted, name) for name in SNAPSHOT_RULES} if set(SNAPSHOT_RULES) & set(policy) else None
         self._job.amend(changed, freeze, unfreeze, clip_norm, timeout=self.timeout, freeze_tensors=freeze_tensors,
                         unfreeze_tensors=unfreeze_tensors, snapshots=snapshots, shard_loss=shard_loss,
-                        worker_loss=worker_loss, workers=workers)
+                        worker_loss=worker_loss, workers=workers, snapshot_rules=rules)
         self.clip_norm = self.clip_norm if clip_norm is None else clip_norm
         now = {**known, **{group.name: group for group in changed}}
         self._spec = dataclasses.replace(wanted, groups=tuple(now.values()))

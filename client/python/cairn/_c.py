@@ -21,6 +21,7 @@ TRAINED, FROZEN, BUFFER, BLOB = 1, 2, 3, 4
 NONFINITE_SKIP, NONFINITE_FAIL = 1, 2
 GROUPS_NONE, GROUPS_HOST = 0, 1
 SHARD_LOSS_WAIT, SHARD_LOSS_RESTORE_LATEST = 0, 1
+SNAPSHOT_STAGING_STATE, SNAPSHOT_STAGING_SMALL = 0, 1
 WORKER_LOSS_REDO, WORKER_LOSS_WAIT, WORKER_LOSS_FAIL = 0, 1, 2
 TIERS_TOGETHER, TIERS_MOMENTS_ON_HOST, TIERS_PARAM_ON_HOST = 0, 1, 2
 LOSS_SCALE_DEFAULT, LOSS_SCALE_FIXED, LOSS_SCALE_DYNAMIC = 0, 1, 2
@@ -99,7 +100,10 @@ class JobSpec(Sized):
                 ("workers_max", c_uint32), ("world", c_uint32), ("start_wait_ms", c_uint64),
                 ("open_flags", c_uint64), ("offload_fraction", c_double), ("tiers", c_int),
                 ("global_batch", c_uint64), ("seed", c_uint64),
-                ("on_worker_loss", c_int), ("worker_loss_wait_s", c_uint32)]
+                ("on_worker_loss", c_int), ("worker_loss_wait_s", c_uint32), ("snapshot_keep_every", c_uint64),
+                ("snapshot_max_bytes", c_uint64), ("snapshot_every_s", c_uint32),
+                ("snapshot_keep_within_s", c_uint32), ("snapshot_durable_within_s", c_uint32),
+                ("snapshot_scrub_every_s", c_uint32), ("snapshot_staging", c_int), ("snapshot_fallback", c_bool)]
 
 
 class Tie(ctypes.Structure):
@@ -117,7 +121,11 @@ class Amend(Sized):
                 ("snapshot_keep", c_uint64), ("on_shard_loss", c_int), ("shard_loss_wait_s", c_uint32),
                 ("set_snapshots", c_bool), ("set_shard_loss", c_bool),
                 ("workers_min", c_uint32), ("workers_max", c_uint32), ("on_worker_loss", c_int),
-                ("worker_loss_wait_s", c_uint32), ("set_worker_loss", c_bool)]
+                ("worker_loss_wait_s", c_uint32), ("set_worker_loss", c_bool), ("snapshot_keep_every", c_uint64),
+                ("snapshot_max_bytes", c_uint64), ("snapshot_every_s", c_uint32),
+                ("snapshot_keep_within_s", c_uint32), ("snapshot_durable_within_s", c_uint32),
+                ("snapshot_scrub_every_s", c_uint32), ("snapshot_staging", c_int), ("snapshot_fallback", c_bool),
+                ("set_snapshot_rules", c_bool)]
 
 
 def gpu(number: int) -> int:

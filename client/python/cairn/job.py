@@ -106,6 +106,7 @@ class Job:
         unfreeze_tensors=[names], or {name: group} of tensors that were declared frozen; add=[Tensor with an init];
         ties={name: the tensor that it is from now on}; snapshots=(snapshot_every, snapshot_keep),
         shard_loss=(on_shard_loss, shard_loss_wait), worker_loss=(on_worker_loss, worker_loss_wait);
+        snapshot_rules={name of JobSpec, snapshot_keep_every, say: value}, the others at their default;
         workers=(min, max), or one number. After add, ties or an
         unfreezing of what was declared
         frozen, each handle of the job is Fenced: open it again, with the spec as it was or as it is."""

@@ -18,6 +18,9 @@ LOSS_SCALES = {"default": _c.LOSS_SCALE_DEFAULT, "fixed": _c.LOSS_SCALE_FIXED, "
 NONFINITE = {"skip": _c.NONFINITE_SKIP, "fail": _c.NONFINITE_FAIL}
 WORKER_LOSSES = {"redo": _c.WORKER_LOSS_REDO, "wait": _c.WORKER_LOSS_WAIT, "fail": _c.WORKER_LOSS_FAIL}
 SHARD_LOSSES = {"wait": _c.SHARD_LOSS_WAIT, "restore-latest": _c.SHARD_LOSS_RESTORE_LATEST}
+STAGINGS = {"state": _c.SNAPSHOT_STAGING_STATE, "small": _c.SNAPSHOT_STAGING_SMALL}
+SNAPSHOT_RULES = ("snapshot_every_s", "snapshot_keep_every", "snapshot_keep_within_s", "snapshot_max_bytes",
+                  "snapshot_staging", "snapshot_durable_within_s", "snapshot_fallback", "snapshot_scrub_every_s")
 REDUCE_GROUPS = {"none": _c.GROUPS_NONE, "host": _c.GROUPS_HOST}
 TIERS = {"together": _c.TIERS_TOGETHER, "moments on the host": _c.TIERS_MOMENTS_ON_HOST,
          "param on the host": _c.TIERS_PARAM_ON_HOST}
@@ -127,7 +130,14 @@ class JobSpec:
     add up what the workers of their host push before it goes on; the bits then depend on who shares a host.
     `skips_max`: so many rounds in a row that are skipped with the loss scale at its least, and no further one opens;
     0 = 100. `snapshot_every`: the servers save a snapshot by themselves at each step that is a multiple of it, 0 =
-    none; `snapshot_keep`: of these the newest so many stay, 0 = all. `on_shard_loss`: "wait", or "restore-latest": when
+    none; `snapshot_every_s`: or as so many seconds have passed, one of the two. `snapshot_keep`: of these the newest so
+    many stay, 0 = all; as well `snapshot_keep_every`: of every so many steps the first one, for good, and
+    `snapshot_keep_within_s`: all younger than that; `snapshot_max_bytes`: of all of them together, over it the oldest
+    go. What has a tag, what somebody asked for and the newest verified one stay in any case. Of every snapshot:
+    `snapshot_staging`, "state", or "small": little room for what updates overwrite meanwhile, for which they then may
+    wait; `snapshot_durable_within_s`: when it is to be on disk; `snapshot_scrub_every_s`: when it is read again and
+    checked, 0 = by command only; `snapshot_fallback`: a restore that finds it damaged takes the newest good one before
+    it, and says so. `on_shard_loss`: "wait", or "restore-latest": when
     a shard came back without its part, or is away for more than `shard_loss_wait` seconds (0 = 300), the newest
     snapshot is restored, and the workers get RolledBack. `on_worker_loss`, when a worker was lost (one that closes the
     job is not): "redo": the step is done again at once with those who are left; "wait": no round opens before as many
@@ -168,6 +178,14 @@ class JobSpec:
     tiers: str = "together"
     global_batch: int = 0
     seed: int = 0
+    snapshot_every_s: int = 0
+    snapshot_keep_every: int = 0
+    snapshot_keep_within_s: int = 0
+    snapshot_max_bytes: int = 0
+    snapshot_staging: str = "state"
+    snapshot_durable_within_s: int = 0
+    snapshot_fallback: bool = False
+    snapshot_scrub_every_s: int = 0
     world: int = 0
     start_wait: float = START_WAIT_S
     chunk_leaves: int = 0
@@ -256,6 +274,7 @@ class Amendment:
     shard_loss: Optional[Tuple[str, int]] = None  # on_shard_loss, shard_loss_wait
     worker_loss: Optional[Tuple[str, int]] = None  # on_worker_loss, worker_loss_wait
     workers: Union[None, int, Tuple[int, int]] = None
+    snapshot_rules: Optional[Mapping[str, Any]] = None  # SNAPSHOT_RULES; what is left out is at its default
 
 
 def _tensor(tensor: Tensor, alive: List[Any]) -> _c.Tensor:
@@ -326,7 +345,8 @@ def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
                       global_batch=at_least(0, "global_batch", spec.global_batch),
                       seed=at_least(0, "seed", spec.seed, 2 ** 53 - 1),
                       chunk_leaves=at_least(0, "chunk_leaves", spec.chunk_leaves),
-                      window=at_least(0, "window", spec.window))
+                      window=at_least(0, "window", spec.window),
+                      **_snapshot_rules({name: getattr(spec, name) for name in SNAPSHOT_RULES}))
     return made, alive
 
 
@@ -334,6 +354,18 @@ def _strings(values: Sequence[Optional[str]], alive: List[Any]) -> Any:
     made = (ctypes.c_char_p * len(values))(*[text(value) for value in values])
     alive.append(made)
     return ctypes.cast(made, ctypes.POINTER(ctypes.c_char_p))
+
+
+def _snapshot_rules(rules: Mapping[str, Any]) -> Dict[str, Any]:
+    """What C takes of them."""
+    unknown = sorted(set(rules) - set(SNAPSHOT_RULES))
+    if unknown:
+        raise Invalid(f"no rule of snapshots: {', '.join(unknown)}; there are {', '.join(SNAPSHOT_RULES)}")
+    made: Dict[str, Any] = {name: at_least(0, name, value, 2 ** 60) for name, value in rules.items()
+                            if name not in ("snapshot_staging", "snapshot_fallback")}
+    made["snapshot_staging"] = number(STAGINGS, "snapshot_staging", rules.get("snapshot_staging", "state"))
+    made["snapshot_fallback"] = bool(rules.get("snapshot_fallback", False))
+    return made
 
 
 def amend_to_c(amendment: Amendment, revision: int) -> Tuple[_c.Amend, List[Any]]:
@@ -366,5 +398,6 @@ def amend_to_c(amendment: Amendment, revision: int) -> Tuple[_c.Amend, List[Any]
                     set_worker_loss=a.worker_loss is not None,
                     on_worker_loss=number(WORKER_LOSSES, "on_worker_loss", on_worker_loss),
                     worker_loss_wait_s=at_least(0, "worker_loss_wait", worker_loss_wait),
-                    workers_min=least, workers_max=most)
+                    workers_min=least, workers_max=most, set_snapshot_rules=a.snapshot_rules is not None,
+                    **_snapshot_rules(a.snapshot_rules or {}))
     return made, alive

@@ -104,11 +104,12 @@ class Case(unittest.TestCase):
         with self.assertRaisesRegex(cairn.Invalid, "snapshot_keep without snapshot_every"):
             m.amend(snapshot_keep=3)
         m.amend(snapshot_every=3, snapshot_keep=3, on_shard_loss="restore-latest", shard_loss_wait=60,
-                on_worker_loss="wait", worker_loss_wait=7)
+                on_worker_loss="wait", worker_loss_wait=7, snapshot_keep_every=9, snapshot_scrub_every_s=3600)
         spec = self.cluster.ctl("job", "show", "asked")["spec"]
         self.assertEqual([spec[key] for key in ("snapshot_every", "snapshot_keep", "on_shard_loss",
-                                                "shard_loss_wait_s", "on_worker_loss", "worker_loss_wait_s")],
-                         [3, 3, "restore-latest", 60, "wait", 7])
+                                                "shard_loss_wait_s", "on_worker_loss", "worker_loss_wait_s",
+                                                "snapshot_keep_every", "snapshot_scrub_every_s")],
+                         [3, 3, "restore-latest", 60, "wait", 7, 9, 3600])
         with m.pause("evaluating"):  # its end says nothing of it
             self.cluster.ctl("snapshot", "restore", "asked", listed[2]["id"], "--yes")
         with self.assertRaises(cairn.RolledBack) as caught:

@@ -53,7 +53,8 @@ static cairn_status judge_state(const struct cairn_cluster_job *job, const Cairn
     }
     const bool terms = amend->n_groups > 0 || amend->set_clip_norm || amend->n_freeze > 0 ||
                        amend->n_unfreeze > 0 || amend->set_snapshots || amend->set_shard_loss ||
-                       amend->set_worker_loss || amend->workers_min > 0;
+                       amend->set_worker_loss || amend->set_snapshot_rules ||
+                       amend->workers_min > 0;
     const bool tensors = amend->n_freeze_tensors > 0 || amend->n_unfreeze_tensors > 0 ||
                          amend->n_add > 0 || amend->n_ties > 0;
     if (amend->key == 0 || (!terms && !tensors)) {
@@ -156,6 +157,16 @@ static void set_policy(struct cairn_policy *policy, const Cairn__JobAmend *amend
     if (amend->set_snapshots) {
         policy->snapshot_every = amend->snapshot_every;
         policy->snapshot_keep = amend->snapshot_keep;
+    }
+    if (amend->set_snapshot_rules) {
+        policy->snapshot_every_s = amend->snapshot_every_s;
+        policy->snapshot_keep_every = amend->snapshot_keep_every;
+        policy->snapshot_keep_within_s = amend->snapshot_keep_within_s;
+        policy->snapshot_max_bytes = amend->snapshot_max_bytes;
+        policy->snapshot_staging = (cairn_snapshot_staging)amend->snapshot_staging;
+        policy->snapshot_durable_within_s = amend->snapshot_durable_within_s;
+        policy->snapshot_fallback = amend->snapshot_fallback;
+        policy->snapshot_scrub_every_s = amend->snapshot_scrub_every_s;
     }
     if (amend->set_shard_loss) {
         policy->on_shard_loss = (cairn_shard_loss)amend->on_shard_loss;

@@ -17,6 +17,9 @@ static void say_failed(struct cairn_cluster_job *job, uint64_t step, const char 
 {
     const uint64_t every = job->spec.policy.snapshot_every;
     cairn_sentence_set(&job->snapshots.failed, "of step %" PRIu64 ": %.600s", step, why);
+    if (job->spec.policy.snapshot_every_s > 0)
+        cairn_sentence_add(&job->snapshots.failed, "; the next one is due in %" PRIu32 " s",
+                           job->spec.policy.snapshot_every_s);
     if (every > 0)
         cairn_sentence_add(&job->snapshots.failed, "; the next one is due at step %" PRIu64,
                            step - step % every + every);
@@ -34,10 +37,25 @@ static void say_damaged(struct cairn_cluster_job *job)
     cairn_log_warn("job %s: no periodic snapshot: %s", job->spec.name, damaged);
 }
 
+/* By steps, or by time since the last one was due; after a start from the first step that is seen. */
+static bool is_due(struct cairn_cluster_job *job, uint64_t step)
+{
+    const struct cairn_policy *policy = &job->spec.policy;
+    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster) + 1; // not 0
+    const uint64_t since_ms = job->snapshots.due_ms;
+    if (policy->snapshot_every_s == 0) {
+        job->snapshots.due_ms = 0;
+        return policy->snapshot_every > 0 && step % policy->snapshot_every == 0;
+    }
+    const bool due = since_ms != 0 &&
+                     now_ms - since_ms >= 1000 * (uint64_t)policy->snapshot_every_s;
+    if (since_ms == 0 || due) job->snapshots.due_ms = now_ms;
+    return due;
+}
+
 /* Only a step that is applied while we look on: not one that a restore, or a start, begins with. */
 void cairn_cluster_periodic_advance(struct cairn_cluster_job *job)
 {
-    const uint64_t every = job->spec.policy.snapshot_every;
     const struct cairn_version was = job->snapshots.stepped, now = cairn_cluster_job_version(job);
     struct cairn_sentence why;
     if (!job->rounds.heard || job->version_unknown) return;
@@ -47,7 +65,7 @@ void cairn_cluster_periodic_advance(struct cairn_cluster_job *job)
     if (!is_damaged && strcmp(job->snapshots.failed.text, damaged) == 0)
         job->snapshots.failed.text[0] = '\0';
     if (now.generation != was.generation || now.step <= was.step) return;
-    if (every == 0 || now.step % every != 0) return;
+    if (!is_due(job, now.step)) return;
     if (is_damaged)
         say_damaged(job);
     else if (cairn_cluster_cut_begin_unasked(job, CAIRN_CUT_PERIODIC, &why) != CAIRN_OK)

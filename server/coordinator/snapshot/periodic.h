@@ -1,5 +1,6 @@
-/* Periodic snapshots: of each version whose step is a multiple of the job's snapshot_every, begun by the
- * coordinator itself. The newest snapshot_keep of them stay.
+/* Periodic snapshots: of each version whose step is a multiple of the job's snapshot_every, or of the first
+ * one when snapshot_every_s have passed since one was due, begun by the coordinator itself. The newest
+ * snapshot_keep of them stay.
  *
  * Which are periodic is in their manifests, with the number of the job, so that the count goes on after a
  * restart, and neither what somebody asked for nor what another job of the name has left is ever removed. Old
@@ -18,7 +19,8 @@ struct cairn_cluster_cut;
 struct cairn_cluster_snapshots {
     struct cairn_cluster_cut *cut; /* a snapshot or a digest on its way; NULL: none is (cut.h) */
     struct cairn_version stepped;  /* the version at the last event */
-    struct cairn_sentence failed;  /* the last periodic one; empty: it did not; for status */
+    uint64_t due_ms; /* snapshot_every_s: cairn_cluster_now_ms + 1 when one was due; 0: not yet */
+    struct cairn_sentence failed;      /* the last periodic one; empty: it did not; for status */
     struct cairn_sentence passed_over; /* restore/latest.c, until a snapshot is taken; for status */
 };
 
