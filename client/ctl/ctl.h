@@ -59,7 +59,8 @@
 #define CTL_TAKES_STATS  (UINT64_C(1) << 48) /* --stats */
 #define CTL_BENCHES      (CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS)
 #define CTL_ASKS         (CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT)
-#define CTL_LISTS        (CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET | CTL_TAKES_WATCH)
+#define CTL_LISTS_ONCE   (CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET)
+#define CTL_LISTS        (CTL_LISTS_ONCE | CTL_TAKES_WATCH)
 
 /* Which snapshots are taken and stay; has_: it was given. */
 struct ctl_rules {

@@ -102,8 +102,9 @@ static const struct subcommand subcommands[] = {
       CTL_ASKS | CTL_TAKES_QUIET, cairn_ctl_snapshot_cancel },
     { "snapshot", "list", "[JOB]", "committed snapshots, the newest first", 0, 1, CTL_LISTS,
       cairn_ctl_snapshot_list },
-    { "snapshot", "show", "JOB ID", "one snapshot", 2, 2, CTL_ASKS | CTL_TAKES_QUIET,
-      cairn_ctl_snapshot_show },
+    { "snapshot", "show", "JOB ID | --path FOLDER [--stats]",
+      "one snapshot and its tensors; with --stats what is in them", 0, 2,
+      CTL_LISTS_ONCE | CTL_TAKES_PLACE | CTL_TAKES_STATS, cairn_ctl_snapshot_show },
     { "snapshot", "restore", "JOB ID|latest | --path FOLDER [--job NAME] [--yes]",
       "load a snapshot into a new generation, over the shards there are; asks before it replaces a "
       "job",

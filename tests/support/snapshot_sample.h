@@ -12,6 +12,13 @@ void cairn_sample_tensor(struct cairn_job_spec_data *spec, const char *name, cai
 
 /* The bits of an element of a plane, the lowest 8 of a blob's; the same in tests/golden/check_snapshot.py. */
 uint32_t cairn_sample_value(uint32_t tensor, uint32_t plane, uint64_t elem);
+/* One element that is something else. */
+extern struct cairn_sample_poke {
+    bool set;
+    uint32_t tensor, plane;
+    uint64_t elem;
+    uint32_t bits;
+} cairn_sample_poke;
 /* A cairn_snapshot_fill_fn that gives these; context is not used. */
 cairn_status cairn_sample_fill(void *context, const struct cairn_safetensors_entry *entry,
                                uint64_t first_elem, uint64_t elem_count, void *to,
@@ -24,5 +31,9 @@ struct cairn_sample_ranges {
 /* Writes the files of a shard that owns these, and lists them in the manifest. */
 void cairn_sample_write(const char *folder, const struct cairn_job_spec_data *spec, uint32_t shard,
                         const struct cairn_sample_ranges *owned, struct cairn_manifest *manifest);
+/* A whole snapshot of the spec at that step beneath root, by two shards: the first has all, but of each
+ * tensor of more than one row the last. Its folder, the caller's to free. */
+char *cairn_sample_snapshot(const char *root, const struct cairn_job_spec_data *spec,
+                            uint64_t step);
 
 #endif

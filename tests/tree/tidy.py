@@ -71,7 +71,7 @@ ROOMS = {
     "client/ctl/": ["proto/", "client/include/", "client/base/env.h", "client/ctl/bench/bench.h",
                     "server/shard/job/need.h"],
     "client/ctl/options/": ["proto/", "client/include/", "client/ctl/ctl.h"],
-    "client/ctl/snapshot/": ["proto/", "client/include/", "client/ctl/ctl.h"],
+    "client/ctl/snapshot/": ["proto/", "client/include/", "client/ctl/ctl.h", "client/ctl/progress.h"],
     "client/ctl/bench/": ["proto/", "client/include/", "gpu/gpu.h", "gpu/home.h", "client/ctl/ctl.h",
                           "client/ctl/local.h"],
     "client/examples/": ["client/include/"],

@@ -35,16 +35,20 @@ int cairn_ctl_place_find(struct ctl *ctl, char folder_out[static PATH_MAX])
     return cairn_ctl_usage_fail(ctl, "cairn %s needs JOB ID, or --path FOLDER", ctl->words);
 }
 
-int cairn_ctl_place_open(const char *folder, struct cairn_snapshot *snapshot_out)
+int cairn_ctl_place_fail(const char *folder, cairn_status status, const struct cairn_sentence *why)
 {
-    struct cairn_sentence why = { "" };
-    const cairn_status status = cairn_snapshot_open(folder, snapshot_out, &why);
-    if (status == CAIRN_OK) return -1;
     if (status == CAIRN_ERR_NOT_FOUND)
         return cairn_ctl_fail(status,
                               "%s; this command reads the folder itself: is it to be seen from "
                               "this host, or under another path (--path FOLDER)?",
-                              why.text);
+                              why->text);
     return cairn_ctl_fail(status, "%s: %s", folder,
-                          why.text[0] != '\0' ? why.text : cairn_status_text((int)status));
+                          why->text[0] != '\0' ? why->text : cairn_status_text((int)status));
+}
+
+int cairn_ctl_place_open(const char *folder, struct cairn_snapshot *snapshot_out)
+{
+    struct cairn_sentence why = { "" };
+    const cairn_status status = cairn_snapshot_open(folder, snapshot_out, &why);
+    return status == CAIRN_OK ? -1 : cairn_ctl_place_fail(folder, status, &why);
 }

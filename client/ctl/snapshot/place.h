@@ -16,6 +16,8 @@ int cairn_ctl_place_ask(struct ctl *ctl, const char *job, const char *id,
                         char folder_out[static PATH_MAX]);
 /* What the line names: its two arguments, or --path. Anything else is a usage error. */
 int cairn_ctl_place_find(struct ctl *ctl, char folder_out[static PATH_MAX]);
+/* Says what was wrong with the folder: the exit status. */
+int cairn_ctl_place_fail(const char *folder, cairn_status status, const struct cairn_sentence *why);
 /* Opens it (headers only); the caller's to close. The sentence says so where the folder is not to be seen
  * from this host. */
 int cairn_ctl_place_open(const char *folder, struct cairn_snapshot *snapshot_out);

@@ -1,4 +1,4 @@
-/* cairn snapshot create | cancel | list | show */
+/* cairn snapshot create | cancel | list */
 #include <time.h>
 
 #include "client/ctl/ctl.h"
@@ -105,14 +105,6 @@ int cairn_ctl_snapshot_cancel(struct ctl *ctl)
                        canceled->id[0] != '\0' ? " " : "", canceled->job);
     cairn_message_free(reply);
     return 0;
-}
-
-int cairn_ctl_snapshot_show(struct ctl *ctl)
-{
-    Cairn__SnapshotShow show = CAIRN__SNAPSHOT_SHOW__INIT;
-    show.job = ctl->argv[0];
-    show.id = ctl->argv[1];
-    return call_and_print(ctl, CAIRN_MSG_SNAPSHOT_SHOW, &show.base);
 }
 
 int cairn_ctl_snapshot_list(struct ctl *ctl)

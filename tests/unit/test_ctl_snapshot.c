@@ -1,0 +1,136 @@
+/* `cairn snapshot show` of a folder: tensors, and what is in them. */
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/ctl/snapshot/stats.h"
+#include "tests/support/cluster.h"
+#include "tests/support/snapshot_sample.h"
+#include "tests/support/suite.h"
+
+static char scratch[CAIRN_SCRATCH_BYTES];
+static struct cluster nobody = { .address = "/nowhere/cairn" };
+static struct cluster_said said;
+static struct cairn_job_spec_data spec;
+
+static void set_up(void)
+{
+    cairn_scratch_make_quick(scratch);
+    spec = cairn_sample_spec("adamw");
+    cairn_sample_tensor(&spec, "blob", CAIRN_BLOB, (struct cairn_shape) { 1, { 100 } });
+    cairn_sample_tensor(&spec, "empty", CAIRN_FROZEN, (struct cairn_shape) { 2, { 0, 4 } });
+    cairn_sample_tensor(&spec, "frozen", CAIRN_FROZEN, (struct cairn_shape) { 0, { 0 } });
+    cairn_sample_tensor(&spec, "weight", CAIRN_TRAINED, (struct cairn_shape) { 2, { 300, 5000 } });
+}
+
+static void tear_down(void)
+{
+    cairn_spec_release(&spec);
+    cairn_scratch_remove(scratch);
+}
+
+/* The figures of a plane in what `show --stats -o json` said. */
+static const json_t *stats_of(const json_t *root, size_t tensor, const char *plane)
+{
+    const json_t *stats = json_object_get(json_array_get(json_object_get(root, "tensors"), tensor),
+                                          "stats");
+    const json_t *found = json_object_get(stats, plane);
+    ck_assert_msg(found != NULL, "%s", said.out);
+    return found;
+}
+
+static double figure(const json_t *stats, const char *name)
+{
+    return json_number_value(json_object_get(stats, name));
+}
+
+TEST(show_lists_tensors_without_a_coordinator)
+{
+    char *folder = cairn_sample_snapshot(scratch, &spec, 7);
+    cluster_cli(&nobody, &said, "snapshot", "show", "--path", folder, NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    static const char *const lines[] = {
+        "snapshot          step-000000000007-g1\n",
+        "version           generation 1, step 7\n",
+        "TENSOR  KIND     DTYPE  SHAPE        PLANES\n",
+        "blob    blob     u8     [100]        param\n",
+        "empty   frozen   f32    [0, 4]       \n",
+        "frozen  frozen   f32    []           param\n",
+        "weight  trained  f32    [300, 5000]  param exp_avg exp_avg_sq\n"
+    };
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++)
+        ck_assert_msg(strstr(said.out, lines[i]) != NULL, "%s%s", lines[i], said.out);
+    cluster_says(&nobody, 4, "has no manifest.json", "snapshot", "show", "--path", scratch, NULL);
+    cluster_says(&nobody, 2, "needs JOB ID, or --path FOLDER", "snapshot", "show", "job", NULL);
+    free(folder);
+}
+
+TEST(show_has_the_figures_of_every_plane)
+{
+    cairn_sample_poke = (struct cairn_sample_poke) { true, 3, CAIRN_PLANE_EXP_AVG, 1499999,
+                                                     0x7f800000u };
+    char *folder = cairn_sample_snapshot(scratch, &spec, 7);
+    cluster_cli(&nobody, &said, "snapshot", "show", "--path", folder, "--stats", "-o", "json",
+                NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    json_t *root = json_loads(said.out, 0, NULL);
+    ck_assert_ptr_nonnull(root);
+    double sum = 0, squares = 0, min = INFINITY, max = 0;
+    for (uint64_t i = 0; i < 1500000; i++) {
+        const uint32_t bits = cairn_sample_value(3, CAIRN_PLANE_PARAM, i);
+        float x;
+        memcpy(&x, &bits, sizeof x);
+        sum += (double)x;
+        squares += (double)x * (double)x;
+        min = fmin(min, (double)x);
+        max = fmax(max, (double)x);
+    }
+    const json_t *stats = stats_of(root, 3, "param");
+    ck_assert_double_eq(figure(stats, "min"), min);
+    ck_assert_double_eq(figure(stats, "max"), max);
+    ck_assert_double_eq_tol(figure(stats, "mean"), sum / 1500000, 1e-12);
+    ck_assert_double_eq_tol(figure(stats, "l2"), sqrt(squares), 1e-9);
+    ck_assert_double_eq(figure(stats, "nonfinite"), 0);
+    ck_assert_double_eq(figure(stats_of(root, 3, "exp_avg"), "nonfinite"), 1);
+    json_decref(root);
+    free(folder);
+}
+SUITE(60, set_up, tear_down);
+
+TEST(sums_keep_what_is_small_beside_what_is_large)
+{
+    static float elems[1 << 20];
+    struct ctl_stats stats = { 0 };
+    elems[0] = 1e30f;
+    elems[1 << 19] = -1e30f;
+    elems[5] = NAN;
+    for (size_t i = 6; i < 1000; i++) elems[i] = 0.5f;
+    cairn_ctl_stats_add(&stats, elems + 1024, (1 << 20) - 1024);
+    cairn_ctl_stats_add(&stats, elems + 1, 1023);
+    cairn_ctl_stats_add(&stats, elems, 1);
+    ck_assert_double_eq(cairn_ctl_sum_of(&stats.sum), 497);
+    ck_assert_uint_eq(stats.nonfinite, 1);
+    ck_assert(stats.min == -1e30f && stats.max == 1e30f);
+}
+
+TEST(a_difference_has_its_greatest_its_norm_and_its_first_element)
+{
+    float a[3000], b[3000];
+    for (size_t i = 0; i < 3000; i++) a[i] = b[i] = 2;
+    struct ctl_difference d = { 0 };
+    cairn_ctl_difference_add(&d, 5000, a, b, 3000);
+    ck_assert_uint_eq(d.elems, 0);
+    ck_assert_double_eq(cairn_ctl_difference_relative(&d), 0);
+    b[2000] = 5;
+    b[2500] = -2;
+    b[2999] = NAN;
+    a[100] = b[100] = NAN; // the same bits are the same
+    cairn_ctl_difference_add(&d, 5000, a, b, 3000);
+    ck_assert_uint_eq(d.elems, 3);
+    ck_assert_uint_eq(d.unlike, 1);
+    ck_assert_uint_eq(d.first_elem, 7000);
+    ck_assert_double_eq(d.max, 4);
+    ck_assert_double_eq_tol(cairn_ctl_difference_relative(&d), 5 / sqrt(4 * 5998), 1e-12);
+}
+SUITE(10);
