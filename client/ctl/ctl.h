@@ -57,6 +57,7 @@
 #define CTL_TAKES_EXPORT (UINT64_C(1) << 46) /* --to, --format, --dtype, --max-file, --ema */
 #define CTL_TAKES_COPY   (UINT64_C(1) << 47) /* --to */
 #define CTL_TAKES_STATS  (UINT64_C(1) << 48) /* --stats */
+#define CTL_TAKES_DIR    (UINT64_C(1) << 50) /* --dir: of the bench of snapshots */
 #define CTL_BENCHES      (CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS)
 #define CTL_ASKS         (CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT)
 #define CTL_LISTS_ONCE   (CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET)
@@ -90,6 +91,7 @@ struct ctl_bench {
     bool has_device_memory; /* --memory device */
     /* a part of the bench; the bench judges it, and ctl.path: the way of the data */
     const char *only;
+    const char *folder; /* --dir */
 };
 
 /* What of a spec `job plan` takes otherwise than it says. */

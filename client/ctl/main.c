@@ -144,6 +144,13 @@ static const struct subcommand subcommands[] = {
       CTL_BENCHES | CTL_TAKES_PARAMS | CTL_TAKES_TENSORS | CTL_TAKES_THREADS | CTL_TAKES_WIRE |
           CTL_TAKES_FROM_TO,
       cairn_bench_reshard },
+    { "bench", "snapshot", "--dir FOLDER",
+      "a snapshot, its restore, and what training feels of it, against the raw rate of the disk "
+      "and torch.save",
+      0, 0,
+      CTL_BENCHES | CTL_TAKES_DIR | CTL_TAKES_SHARDS | CTL_TAKES_WORKERS | CTL_TAKES_PARAMS |
+          CTL_TAKES_TENSORS | CTL_TAKES_ONLY,
+      cairn_bench_snapshot },
     { "bench", "map", "",
       "one tensor over all shards, mapped where they published it and read, in a cluster of its "
       "own or in yours, against memcpy",

@@ -100,7 +100,22 @@ of step step --params 300K --tensors 4 --global-batch 5
 of map map --params 300K
 of map map --params 300K --shards 3 --wire bf16 --path ucx
 trace=$(mktemp)
-trap 'rm -f "$trace"' EXIT
+disk=$(mktemp -d)
+trap 'rm -rf "$trace" "$disk"' EXIT
+# Without torch, which takes a second to say hello.
+echo 'raise ImportError' >"$disk/torch.py"
+mkdir "$disk/here"
+snapshot() { PYTHONPATH=$disk of "$@" --dir "$disk/here" --params 1M --tensors 4 2>"$disk/said"; }
+snapshot snapshot.write snapshot --only write
+grep -q '^skip: torch.save' "$disk/said" || fail "that there is no torch is not said: $(cat "$disk/said")"
+snapshot snapshot.read snapshot --only read
+snapshot snapshot.interval snapshot --only interval
+snapshot snapshot.manifest snapshot --only manifest
+status=0
+PYTHONPATH=$disk timeout -s INT 1 "$cairn" bench snapshot --dir "$disk/here" --params 1M --tensors 4 --only interval \
+    2>"$disk/said" || status=$?
+[ "$status" -ne 0 ] || fail "an interrupted bench of snapshots says that it is well"
+[ -z "$(ls "$disk/here")" ] || fail "the bench of snapshots leaves $(ls "$disk/here")"
 timeline() {
     "$cairn" bench step --params 1M --tensors 32 --backward 400 --timeline "$trace" --seconds 0.01 -o json |
         python3 - "$trace" 3<&0 <<'PYTHON'
@@ -141,6 +156,10 @@ PYTHON
 once "cairn bench step --read units" units
 [ -z "$(pgrep -P $$ cairn)" ] || fail "a process of the bench is left"
 
+refuses snapshot
+refuses snapshot --dir "$disk/nowhere"
+refuses snapshot --dir "$disk" --only speed
+refuses latency --dir "$disk"
 refuses latency --threads 2
 refuses latency --workers 1000
 refuses latency --timeline x

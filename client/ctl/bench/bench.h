@@ -67,5 +67,6 @@ int cairn_bench_fabric(struct ctl *ctl);
 int cairn_bench_step(struct ctl *ctl);
 int cairn_bench_map(struct ctl *ctl);
 int cairn_bench_reshard(struct ctl *ctl);
+int cairn_bench_snapshot(struct ctl *ctl);
 
 #endif

@@ -12,5 +12,8 @@
 bool cairn_bench_card_free(const char *device, uint64_t *bytes_out);
 /* Bytes of host memory that a process has now, what it shares included; 0: there is no such process. */
 uint64_t cairn_bench_process_bytes(pid_t pid);
+/* The most that it had since it began, or since forget. */
+uint64_t cairn_bench_process_peak(pid_t pid);
+void cairn_bench_process_peak_forget(pid_t pid);
 
 #endif

@@ -46,8 +46,7 @@ bool cairn_bench_worker_report(const struct cairn_bench_worker *worker,
 
 /* ---- the bench's end ---- */
 
-/* A word from outside, or a daemon that ended: the bench is over. */
-static bool is_interrupted(struct local *local)
+bool cairn_bench_is_interrupted(struct local *local)
 {
     const int number = cairn_local_signal(local, 0, NULL);
     return (number != 0 && number != SIGCHLD) || cairn_local_daemons_reap(local) > 0;
@@ -57,7 +56,7 @@ static bool await_report(struct cairn_bench_crew *crew, uint32_t i, struct cairn
 {
     struct pollfd wait = { .fd = crew->reports_fds[i], .events = POLLIN };
     while (poll(&wait, 1, TURN_MS) <= 0)
-        if (is_interrupted(crew->local)) return false;
+        if (cairn_bench_is_interrupted(crew->local)) return false;
     return read_all(crew->reports_fds[i], out, sizeof *out);
 }
 

@@ -37,6 +37,9 @@ bool cairn_bench_worker_next(const struct cairn_bench_worker *worker,
 bool cairn_bench_worker_report(const struct cairn_bench_worker *worker,
                                const struct cairn_bench_report *report);
 
+/* A signal from outside, or a daemon that ended, which is said: the bench is over. Each is told of once. */
+bool cairn_bench_is_interrupted(struct local *local);
+
 struct cairn_bench_crew {
     struct local *local; /* borrowed */
     uint32_t count;

@@ -18,6 +18,12 @@ bool cairn_bench_is_path(const char *name)
     return name == NULL;
 }
 
+void cairn_bench_model_cut(struct cairn_bench_model *model, uint64_t params)
+{
+    const uint64_t row_elems = (uint64_t)model->tensors * CAIRN_BENCH_COLUMNS;
+    model->rows = params / row_elems + (params % row_elems != 0);
+}
+
 static cairn_status open_job(struct cairn_bench_member *member,
                              const struct cairn_bench_model *model,
                              const struct cairn_bench_worker *worker)

@@ -27,6 +27,9 @@ static inline size_t cairn_bench_model_elems(const struct cairn_bench_model *mod
     return (size_t)model->rows * CAIRN_BENCH_COLUMNS;
 }
 
+/* Cuts so many parameters, or some more, into its equal tensors. */
+void cairn_bench_model_cut(struct cairn_bench_model *model, uint64_t params);
+
 struct cairn_bench_member {
     cairn *session;
     cairn_job *job;

@@ -6,7 +6,6 @@
  * where Python has it. */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "client/ctl/bench/bench.h"
@@ -282,8 +281,7 @@ static void make_model(struct reshard_bench *b)
     struct cairn_bench_model *model = &b->plan.model;
     const uint64_t params = asked->params > 0 ? asked->params : params_that_fit();
     model->tensors = asked->tensors > 0 ? asked->tensors : TENSORS_DEFAULT;
-    const uint64_t row_elems = (uint64_t)model->tensors * CAIRN_BENCH_COLUMNS;
-    model->rows = params / row_elems + (params % row_elems != 0);
+    cairn_bench_model_cut(model, params);
     model->wire = asked->wire != NULL && strcmp(asked->wire, "f32") == 0 ? CAIRN_F32 : CAIRN_BF16;
     snprintf(model->job, sizeof model->job, "bench.reshard");
     b->plan.backward_seconds = BACKWARD_S;
@@ -342,13 +340,9 @@ int cairn_bench_reshard(struct ctl *ctl)
     make_model(&bench);
     done = judge(&bench);
     if (done >= 0) return done;
-    const size_t spans_bytes = STEP_SPANS_EACH(bench.plan.model.tensors) * sizeof *bench.plan.spans;
-    bench.plan.spans = mmap(NULL, spans_bytes + sizeof *bench.plan.rounds, PROT_READ | PROT_WRITE,
-                            MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (bench.plan.spans == MAP_FAILED) return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
-    bench.plan.rounds = (uint64_t *)(void *)((char *)bench.plan.spans + spans_bytes);
+    if (!cairn_bench_step_plan_share(&bench.plan, 1)) return 1;
     done = cairn_local_run(&local, run_there, &bench);
-    munmap(bench.plan.spans, spans_bytes + sizeof *bench.plan.rounds);
+    cairn_bench_step_plan_release(&bench.plan, 1);
     if (done >= 0) return done;
     result.params = params_of(&bench);
     return cairn_bench_print(&result, ctl);

@@ -8,7 +8,6 @@
  * With --global-batch the reference is the same step with its micro-batches added up in the workers. */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "client/ctl/bench/bench.h"
 #include "client/ctl/bench/card.h"
@@ -201,8 +200,7 @@ static void make_model(struct step_bench *bench)
     struct cairn_bench_model *model = &bench->plan.model;
     const uint64_t params = asked->params > 0 ? asked->params : PARAMS_DEFAULT;
     model->tensors = asked->tensors > 0 ? asked->tensors : TENSORS_DEFAULT;
-    const uint64_t row_elems = (uint64_t)model->tensors * CAIRN_BENCH_COLUMNS;
-    model->rows = params / row_elems + (params % row_elems != 0);
+    cairn_bench_model_cut(model, params);
     model->wire = asked->wire == NULL || strcmp(asked->wire, "bf16") == 0 ? CAIRN_BF16 : CAIRN_F32;
     char batch[16] = "";
     model->batch = asked->global_batch;
@@ -318,14 +316,9 @@ int cairn_bench_step(struct ctl *ctl)
     if (done >= 0) return done;
     if (is_on_card(&bench) && !cairn_bench_card_free(ctl->bench.device, &bench.card_bytes))
         return 1;
-    const size_t spans_bytes = (size_t)bench.workers * STEP_SPANS_EACH(bench.plan.model.tensors) *
-                               sizeof *bench.plan.spans;
-    const size_t bytes = spans_bytes + bench.workers * sizeof *bench.plan.rounds;
-    bench.plan.spans = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (bench.plan.spans == MAP_FAILED) return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
-    bench.plan.rounds = (uint64_t *)(void *)((char *)bench.plan.spans + spans_bytes);
+    if (!cairn_bench_step_plan_share(&bench.plan, bench.workers)) return 1;
     done = cairn_local_run(&local, run_there, &bench);
-    munmap(bench.plan.spans, bytes);
+    cairn_bench_step_plan_release(&bench.plan, bench.workers);
     if (done >= 0) return done;
     result.params = params_of(&bench);
     return cairn_bench_print(&result, ctl);

@@ -39,6 +39,10 @@ struct step_plan {
     uint64_t *rounds;
 };
 
+/* Maps what workers share with the bench, which has filled in the rest. False, and said: no memory. */
+bool cairn_bench_step_plan_share(struct step_plan *plan, uint32_t workers);
+void cairn_bench_step_plan_release(struct step_plan *plan, uint32_t workers);
+
 int cairn_bench_step_work(const struct cairn_bench_worker *worker);
 
 #endif

@@ -80,6 +80,7 @@ int cairn_ctl_take_bench(struct ctl *ctl, int option)
     case OPT_BACKWARD:
         return cairn_ctl_parse_milliseconds("backward", optarg, &ctl->bench.backward_ms);
     case OPT_CHUNK: return cairn_ctl_parse_count("chunk", optarg, 4 << 20, &ctl->bench.chunk);
+    case OPT_DIR: ctl->bench.folder = optarg; return -1;
     case OPT_ONLY: ctl->bench.only = optarg; return -1;
     default: return cairn_ctl_take_snapshot(ctl, option);
     }

@@ -68,6 +68,7 @@ enum {
     OPT_MAX_FILE,
     OPT_EMA,
     OPT_STATS,
+    OPT_DIR,
     OPT_HELP,
     OPT_VERSION
 };

@@ -167,7 +167,12 @@ const struct ctl_option cairn_ctl_options[] = {
     { { "only", 1, 0, OPT_ONLY },
       CTL_TAKES_ONLY,
       "--only NAME",
-      "one part of it: adamw, fold, hash, copy" },
+      "one part of it: of update adamw, fold, hash, copy; of snapshot write, read, interval, "
+      "manifest" },
+    { { "dir", 1, 0, OPT_DIR },
+      CTL_TAKES_DIR,
+      "--dir FOLDER",
+      "on the disk that is measured; what is written there is removed" },
     { { "backend", 1, 0, OPT_BACKEND },
       CTL_TAKES_BACKEND | CTL_TAKES_PLAN,
       "--backend host|cuda",

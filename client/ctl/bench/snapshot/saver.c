@@ -1,0 +1,109 @@
+#include "client/ctl/bench/snapshot/saver.h"
+
+#include <fcntl.h>
+#include <ftw.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include "client/ctl/bench/bench.h"
+#include "client/ctl/bench/crew.h"
+
+#define LOOK_MS 5
+
+static void take_reply(struct cairn_bench_saver *s, const Cairn__SnapshotStatus *reply)
+{
+    snprintf(s->id, sizeof s->id, "%s", reply->id);
+    snprintf(s->path, sizeof s->path, "%s", reply->path);
+    s->bytes = reply->bytes;
+}
+
+static void *run(void *context)
+{
+    struct cairn_bench_saver *s = context;
+    Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
+    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
+    ProtobufCMessage *reply = NULL;
+    create.job = restore.job = (char *)(uintptr_t)s->job;
+    create.wait = true;
+    restore.id = s->id;
+    s->begin = cairn_bench_now();
+    const cairn_status called = s->restores ? cairn_ctl_call(&s->ctl, CAIRN_MSG_SNAPSHOT_RESTORE,
+                                                             &restore.base,
+                                                             CAIRN_MSG_SNAPSHOT_STATUS, &reply)
+                                            : cairn_ctl_call(&s->ctl, CAIRN_MSG_SNAPSHOT_CREATE,
+                                                             &create.base,
+                                                             CAIRN_MSG_SNAPSHOT_STATUS, &reply);
+    s->end = cairn_bench_now();
+    s->is_ok = called == CAIRN_OK;
+    if (s->is_ok && !s->restores) take_reply(s, (const Cairn__SnapshotStatus *)reply);
+    if (s->is_ok) cairn_message_free(reply);
+    atomic_store(&s->is_over, true);
+    return NULL;
+}
+
+static void prepare_call(struct cairn_bench_saver *s)
+{
+    s->ctl = *s->local->ctl;
+    s->ctl.endpoint = s->local->endpoint;
+    s->ctl.timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
+    s->ctl.fd = -1;
+}
+
+bool cairn_bench_save_begin(struct cairn_bench_saver *s)
+{
+    prepare_call(s);
+    s->is_ok = false;
+    atomic_store(&s->is_over, false);
+    if (pthread_create(&s->thread, NULL, run, s) == 0) return true;
+    (void)cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no thread");
+    return false;
+}
+
+bool cairn_bench_save_end(struct cairn_bench_saver *s, bool gives_up)
+{
+    while (!gives_up && !atomic_load(&s->is_over)) {
+        gives_up = cairn_bench_is_interrupted(s->local);
+        poll(NULL, 0, LOOK_MS);
+    }
+    if (gives_up) cairn_local_daemons_stop(s->local);
+    pthread_join(s->thread, NULL);
+    return s->is_ok && !gives_up;
+}
+
+double cairn_bench_save(struct cairn_bench_saver *s)
+{
+    if (!cairn_bench_save_begin(s) || !cairn_bench_save_end(s, false)) return 0;
+    return s->end - s->begin;
+}
+
+bool cairn_bench_save_remove(struct cairn_bench_saver *s)
+{
+    Cairn__SnapshotRemove remove = CAIRN__SNAPSHOT_REMOVE__INIT;
+    ProtobufCMessage *reply;
+    if (s->id[0] == '\0') return true;
+    prepare_call(s);
+    remove.job = (char *)(uintptr_t)s->job;
+    remove.id = s->id;
+    if (cairn_ctl_call(&s->ctl, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base, CAIRN_MSG_SNAPSHOT_REMOVED,
+                       &reply) != CAIRN_OK)
+        return false;
+    cairn_message_free(reply);
+    s->id[0] = '\0';
+    return true;
+}
+
+static int make_cold(const char *path, const struct stat *st, int type, struct FTW *walk)
+{
+    (void)st;
+    (void)walk;
+    const int fd = type == FTW_F ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd < 0) return 0;
+    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    close(fd);
+    return 0;
+}
+
+void cairn_bench_save_make_cold(const struct cairn_bench_saver *s)
+{
+    nftw(s->path, make_cold, 16, FTW_PHYS);
+}
