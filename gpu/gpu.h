@@ -96,12 +96,17 @@ struct cairn_backend {
     void (*convert)(void *dst, cairn_dtype dst_dtype, const void *src, cairn_dtype src_dtype,
                     size_t elems);
 
-    /* Pushes the hashes of the leaves [tree->next_leaf, + leaf_count) to the tree. plane: the first
-     * element of that leaf, any dtype of proto/geometry/tensor.h. NaN is hashed as the quiet NaN with
-     * a positive sign and no payload. */
-    void (*hash_leaves)(const void *plane, cairn_dtype dtype, const struct cairn_geometry *geometry,
-                        uint64_t leaf_count, struct cairn_tree *tree);
+    /* The hashes of the leaves [first_leaf, first_leaf + leaf_count). plane: the first element of
+     * first_leaf, any dtype of proto/geometry/tensor.h. NaN is hashed as the quiet NaN with a positive
+     * sign and no payload. */
+    void (*hash_each)(const void *plane, cairn_dtype dtype, const struct cairn_geometry *geometry,
+                      uint64_t first_leaf, uint64_t leaf_count, struct cairn_hash *hashes_out);
 };
+
+/* Pushes the hashes of the leaves [tree->next_leaf, + leaf_count) to the tree; plane as of hash_each. */
+void cairn_backend_hash_leaves(const struct cairn_backend *backend, const void *plane,
+                               cairn_dtype dtype, const struct cairn_geometry *geometry,
+                               uint64_t leaf_count, struct cairn_tree *tree);
 
 /* The reference, for the widest instruction set that this CPU has; or that the environment's CAIRN_HOST_ISA
  * names, if it has that (read once: tests compare them). Static memory. */

@@ -161,7 +161,7 @@ enum cairn_work_kind {
     CAIRN_WORK_CONVERT,   /* .convert */
     CAIRN_WORK_COPY,      /* bytes from any memory to any memory that do not overlap */
     CAIRN_WORK_ZERO,
-    CAIRN_WORK_HASH, /* the leaf hashes of .hash_leaves */
+    CAIRN_WORK_HASH, /* the leaf hashes of .hash_each */
     CAIRN_WORK_INIT, /* cairn_init_elems */
     CAIRN_WORK_RUNS, /* bytes in runs at even distances: a box of a plane, packed or unpacked */
     CAIRN_WORK_KINDS

@@ -37,7 +37,7 @@ static void canonical_64(uint8_t *out, const uint8_t *in, size_t elems)
     }
 }
 
-static void canonical(uint8_t *out, const uint8_t *in, cairn_dtype dtype, size_t elems)
+void cairn_host_canonical(void *out, const void *in, cairn_dtype dtype, size_t elems)
 {
     assert(cairn_dtype_bytes((int)dtype) != 0);
     switch (dtype) {
@@ -57,7 +57,7 @@ static const uint8_t *hash_leaf(const uint8_t *in, cairn_dtype dtype,
     const size_t elems = (size_t)(cairn_leaf_first_elem(geometry, leaf + 1) -
                                   cairn_leaf_first_elem(geometry, leaf));
     const size_t size = elems * cairn_dtype_bytes((int)dtype);
-    canonical(bytes, in, dtype, elems);
+    cairn_host_canonical(bytes, in, dtype, elems);
     cairn_leaf_hash(bytes, size, out);
     return in + size;
 }
@@ -77,15 +77,22 @@ void cairn_host_hash_each(const void *plane, cairn_dtype dtype,
         in = hash_leaf(in, dtype, geometry, first_leaf + i, &hashes_out[i]);
 }
 
-void cairn_host_hash_leaves(const void *plane, cairn_dtype dtype,
-                            const struct cairn_geometry *geometry, uint64_t leaf_count,
-                            struct cairn_tree *tree)
+/* Leaves that are hashed before they are pushed. */
+#define BATCH_LEAVES ((uint64_t)256)
+
+void cairn_backend_hash_leaves(const struct cairn_backend *backend, const void *plane,
+                               cairn_dtype dtype, const struct cairn_geometry *geometry,
+                               uint64_t leaf_count, struct cairn_tree *tree)
 {
-    const uint8_t *in = plane;
+    const size_t elem_bytes = cairn_dtype_bytes((int)dtype);
+    const uint64_t first = cairn_leaf_first_elem(geometry, tree->next_leaf);
     assert_leaves(geometry, tree->next_leaf, leaf_count);
-    for (uint64_t i = 0; i < leaf_count; i++) {
-        struct cairn_hash hash;
-        in = hash_leaf(in, dtype, geometry, tree->next_leaf, &hash);
-        cairn_tree_push_leaf(tree, &hash);
+    for (uint64_t left = leaf_count, count; left > 0; left -= count) {
+        struct cairn_hash hashes[BATCH_LEAVES];
+        count = left < BATCH_LEAVES ? left : BATCH_LEAVES;
+        const uint64_t at = cairn_leaf_first_elem(geometry, tree->next_leaf) - first;
+        backend->hash_each((const uint8_t *)plane + at * elem_bytes, dtype, geometry,
+                           tree->next_leaf, count, hashes);
+        for (uint64_t i = 0; i < count; i++) cairn_tree_push_leaf(tree, &hashes[i]);
     }
 }

@@ -97,8 +97,8 @@ static void run_one(const struct cairn_backend *host, struct cairn_work *work)
     case CAIRN_WORK_COPY: memcpy(work->copy.to, work->copy.from, work->copy.bytes); break;
     case CAIRN_WORK_ZERO: memset(work->zero.at, 0, work->zero.bytes); break;
     case CAIRN_WORK_HASH:
-        cairn_host_hash_each(work->hash.plane, work->hash.dtype, work->hash.geometry,
-                             work->hash.first_leaf, work->hash.leaf_count, work->hash.hashes);
+        host->hash_each(work->hash.plane, work->hash.dtype, work->hash.geometry,
+                        work->hash.first_leaf, work->hash.leaf_count, work->hash.hashes);
         break;
     case CAIRN_WORK_INIT:
         cairn_init_elems(&work->init.source, work->init.first_elem, work->init.elems,

@@ -13,10 +13,9 @@ extern const struct cairn_backend cairn_host_plain;
 extern const struct cairn_backend cairn_host_avx2, cairn_host_avx512;
 #endif
 
-void cairn_host_hash_leaves(const void *plane, cairn_dtype dtype,
-                            const struct cairn_geometry *geometry, uint64_t leaf_count,
-                            struct cairn_tree *tree);
-/* The hashes alone, of the leaves from first_leaf on; plane: the first element of that leaf. */
+/* The elements with every NaN as the one of its dtype; bytes as they are. */
+void cairn_host_canonical(void *out, const void *in, cairn_dtype dtype, size_t elems);
+/* A leaf after the other, by libsodium: as hash_each of gpu.h. */
 void cairn_host_hash_each(const void *plane, cairn_dtype dtype,
                           const struct cairn_geometry *geometry, uint64_t first_leaf,
                           uint64_t leaf_count, struct cairn_hash *hashes_out);

@@ -40,7 +40,7 @@
     X(convert, struct cairn_convert_item) /* .convert */                                       \
     X(copy, struct cairn_copy_item)       /* bytes, in runs with strides */                    \
     X(zero, struct cairn_zero_item)                                                            \
-    X(hash, struct cairn_hash_item) /* the leaf hashes of .hash_leaves */                      \
+    X(hash, struct cairn_hash_item) /* the leaf hashes of .hash_each */                        \
     X(init, struct cairn_init_item) /* cairn_init_elems of proto/spec/initializer.h */
 
 enum cairn_kernel_number {

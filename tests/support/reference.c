@@ -102,8 +102,8 @@ static void digest_plane(const struct reference_tensor *tensor, int plane,
     struct cairn_tree tree;
     struct cairn_hash root;
     cairn_tree_init(&tree, 0);
-    cairn_backend_host()->hash_leaves(tensor->plane[plane], CAIRN_F32, &tensor->geometry,
-                                      leaf_count, &tree);
+    cairn_backend_hash_leaves(cairn_backend_host(), tensor->plane[plane], CAIRN_F32,
+                              &tensor->geometry, leaf_count, &tree);
     reference_must(cairn_tree_root(&tree, leaf_count, &root) == CAIRN_OK, "tree_root");
     out->tensor = tensor->name;
     out->plane = (enum cairn_plane)plane;

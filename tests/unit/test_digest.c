@@ -176,7 +176,8 @@ static struct cairn_hash tree_root_of_w(void)
     struct cairn_tree tree;
     struct cairn_hash root;
     cairn_tree_init(&tree, 0);
-    cairn_backend_host()->hash_leaves(w, CAIRN_F32, &geometry, geometry.leaf_count, &tree);
+    cairn_backend_hash_leaves(cairn_backend_host(), w, CAIRN_F32, &geometry, geometry.leaf_count,
+                              &tree);
     ck_assert_int_eq(cairn_tree_root(&tree, geometry.leaf_count, &root), CAIRN_OK);
     return root;
 }
@@ -207,9 +208,9 @@ TEST(leaves_hashed_by_several_owners_give_the_same_root)
         struct cairn_hash root;
         cairn_tree_init(&left, 0);
         cairn_tree_init(&right, cut);
-        cairn_backend_host()->hash_leaves(w, CAIRN_F32, &geometry, cut, &left);
-        cairn_backend_host()->hash_leaves(w + cairn_leaf_first_elem(&geometry, cut), CAIRN_F32,
-                                          &geometry, geometry.leaf_count - cut, &right);
+        cairn_backend_hash_leaves(cairn_backend_host(), w, CAIRN_F32, &geometry, cut, &left);
+        cairn_backend_hash_leaves(cairn_backend_host(), w + cairn_leaf_first_elem(&geometry, cut),
+                                  CAIRN_F32, &geometry, geometry.leaf_count - cut, &right);
         memcpy(nodes, right.node, right.node_count * sizeof *nodes);
         memcpy(nodes + right.node_count, left.node, left.node_count * sizeof *nodes);
         ck_assert_int_eq(cairn_tree_combine(nodes, left.node_count + right.node_count,
@@ -225,7 +226,7 @@ static struct cairn_hash hash_of_one(const void *element, cairn_dtype dtype)
     const struct cairn_geometry geometry = cairn_geometry_of(&scalar);
     struct cairn_tree tree;
     cairn_tree_init(&tree, 0);
-    cairn_backend_host()->hash_leaves(element, dtype, &geometry, 1, &tree);
+    cairn_backend_hash_leaves(cairn_backend_host(), element, dtype, &geometry, 1, &tree);
     return tree.node[0].hash;
 }
 
@@ -272,9 +273,9 @@ static struct cairn_hash hash_of_bytes(const uint8_t *bytes, uint64_t count, uin
     struct cairn_tree tree;
     struct cairn_hash root;
     cairn_tree_init(&tree, 0);
-    cairn_backend_host()->hash_leaves(bytes, CAIRN_U8, &geometry, cut, &tree);
-    cairn_backend_host()->hash_leaves(bytes + cairn_leaf_first_elem(&geometry, cut), CAIRN_U8,
-                                      &geometry, geometry.leaf_count - cut, &tree);
+    cairn_backend_hash_leaves(cairn_backend_host(), bytes, CAIRN_U8, &geometry, cut, &tree);
+    cairn_backend_hash_leaves(cairn_backend_host(), bytes + cairn_leaf_first_elem(&geometry, cut),
+                              CAIRN_U8, &geometry, geometry.leaf_count - cut, &tree);
     ck_assert_int_eq(cairn_tree_root(&tree, geometry.leaf_count, &root), CAIRN_OK);
     return root;
 }
@@ -378,6 +379,59 @@ TEST(a_plane_or_a_group_given_twice_is_refused)
     ck_assert_int_eq(cairn_content_root(planes, 1, &content, &root), CAIRN_ERR_INVALID);
     content.group_count = 1;
     ck_assert_int_eq(cairn_content_root(planes, 1, &content, &root), CAIRN_OK);
+}
+
+/* ---- lanes ---- */
+
+static const struct cairn_shape hashed_shapes[] = {
+    { 1, { 1 } },          { 1, { 63 } },        { 1, { 4096 } },     { 1, { 4097 } },
+    { 1, { 100000 } },     { 2, { 7, 5000 } },   { 2, { 13, 4111 } }, { 2, { 300, 100 } },
+    { 3, { 3, 4, 4096 } }, { 2, { 5, 12345 } },  { 1, { 32768 } },    { 2, { 9, 4095 } },
+    { 2, { 2, 127 } },     { 1, { 16 * 4096 } },
+};
+
+/* Bits at random, with NaNs of all kinds among them or without. */
+static void fill_random(uint8_t *at, size_t bytes, bool nans)
+{
+    uint64_t x = 88172645463325252u;
+    for (size_t i = 0; i < bytes; i++) {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        at[i] = (uint8_t)(nans ? x : x & 0x3b); // no exponent is all ones
+    }
+}
+
+static void check_isa(uint32_t isa, const struct cairn_shape *hashed, cairn_dtype dtype, bool nans)
+{
+    const struct cairn_backend *backend = cairn_backend_host_at(isa);
+    const struct cairn_geometry geometry = cairn_geometry_of(hashed);
+    const size_t bytes = (size_t)geometry.elems * cairn_dtype_bytes((int)dtype);
+    struct cairn_hash *is = calloc(geometry.leaf_count, sizeof *is);
+    struct cairn_hash *wanted = calloc(geometry.leaf_count, sizeof *wanted);
+    uint8_t *room = malloc(bytes + 3);
+    uint8_t *plane = room + 3 * (dtype == CAIRN_U8); // elements are aligned
+    fill_random(plane, bytes, nans);
+    for (uint64_t first = 0; first < geometry.leaf_count; first += 1 + first / 2) {
+        const uint64_t count = geometry.leaf_count - first;
+        const uint8_t *at = plane +
+                            cairn_leaf_first_elem(&geometry, first) * cairn_dtype_bytes((int)dtype);
+        backend->hash_each(at, dtype, &geometry, first, count, is);
+        cairn_backend_host_at(0)->hash_each(at, dtype, &geometry, first, count, wanted);
+        ck_assert_mem_eq(is, wanted, count * sizeof *is);
+    }
+    free(room);
+    free(is);
+    free(wanted);
+}
+
+TEST_EACH(lanes_of_every_width_give_the_hashes_of_libsodium, 0, CAIRN_HOST_ISA_COUNT)
+{
+    if (cairn_backend_host_at((uint32_t)_i) == NULL) return;
+    for (size_t i = 0; i < sizeof hashed_shapes / sizeof *hashed_shapes; i++)
+        for (int dtype = CAIRN_F32; dtype <= CAIRN_U8; dtype++)
+            for (int nans = 0; nans < 2; nans++)
+                check_isa((uint32_t)_i, &hashed_shapes[i], (cairn_dtype)dtype, nans != 0);
 }
 
 SUITE(60);

@@ -276,9 +276,9 @@ static void check_digests(const Cairn__SnapshotPart *part)
             if (plane == CAIRN_PLANE_WIRE || !model_keeps(extent->tensor, plane)) continue;
             struct cairn_tree tree;
             cairn_tree_init(&tree, extent->first_leaf);
-            cairn_backend_host()->hash_leaves(model_plane(&model, plane) + extent->local_elem,
-                                              CAIRN_F32, &scene.layout->geometry[extent->tensor],
-                                              extent->leaf_count, &tree);
+            cairn_backend_hash_leaves(
+                cairn_backend_host(), model_plane(&model, plane) + extent->local_elem, CAIRN_F32,
+                &scene.layout->geometry[extent->tensor], extent->leaf_count, &tree);
             for (uint32_t n = 0; n < tree.node_count; n++, at++) {
                 ck_assert_uint_lt(at, part->n_digests);
                 ck_assert_uint_eq(part->digests[at]->tensor, extent->tensor);

@@ -78,7 +78,8 @@ bool cairn_update_pass_fill(struct cairn_update_arrays *arrays, struct cairn_sen
  * *cpu_sum. 0: it failed, and `why` says how. */
 typedef double cairn_update_pass_fn(struct cairn_update_arrays *arrays, double *cpu_sum,
                                     struct cairn_sentence *why);
-cairn_update_pass_fn cairn_update_pass_fold, cairn_update_pass_update, cairn_update_pass_hash;
+cairn_update_pass_fn cairn_update_pass_fold, cairn_update_pass_update, cairn_update_pass_hash,
+    cairn_update_pass_libsodium;
 /* The plane out of pinned host memory, and back. */
 cairn_update_pass_fn cairn_update_pass_in, cairn_update_pass_out;
 /* Reads all arrays once and writes as many bytes: in place on the host, a copy on a device. */

@@ -106,6 +106,19 @@ static cairn_status hash_list(struct pass_thread *thread, size_t first, size_t c
     return cairn_home_run(own->stream, own->works, count, &thread->why);
 }
 
+/* A leaf after the other. */
+static cairn_status libsodium_list(struct pass_thread *thread, size_t first, size_t count)
+{
+    struct cairn_update_thread *own = thread->own;
+    for (size_t i = 0; i < count; i++) {
+        const struct cairn_work work = hash_of(thread->arrays, first + i, &own->slots[i]);
+        cairn_backend_host_at(0)->hash_each(work.hash.plane, work.hash.dtype, work.hash.geometry,
+                                            work.hash.first_leaf, work.hash.leaf_count,
+                                            work.hash.hashes);
+    }
+    return CAIRN_OK;
+}
+
 static cairn_status copy_list(struct pass_thread *thread, float *to, const float *from,
                               size_t first, size_t count)
 {
@@ -247,6 +260,12 @@ double cairn_update_pass_hash(struct cairn_update_arrays *arrays, double *cpu_su
                               struct cairn_sentence *why)
 {
     return run_pass(arrays, hash_list, arrays->list_chunks, cpu_sum, why);
+}
+
+double cairn_update_pass_libsodium(struct cairn_update_arrays *arrays, double *cpu_sum,
+                                   struct cairn_sentence *why)
+{
+    return run_pass(arrays, libsodium_list, arrays->list_chunks, cpu_sum, why);
 }
 
 double cairn_update_pass_in(struct cairn_update_arrays *arrays, double *cpu_sum,

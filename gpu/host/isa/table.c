@@ -5,6 +5,7 @@
 #include "gpu/host/isa/adamw.h"
 #include "gpu/host/isa/convert.h"
 #include "gpu/host/isa/fold.h"
+#include "gpu/host/isa/hash.h"
 #include "gpu/host/isa/norm.h"
 #include "gpu/host/isa/sgd.h"
 
@@ -18,5 +19,5 @@ const struct cairn_backend CAIRN_HOST_TABLE = {
                 [CAIRN_OPTIMIZER_ADAM] = adam,
                 [CAIRN_OPTIMIZER_SGD] = sgd },
     .convert = convert,
-    .hash_leaves = cairn_host_hash_leaves,
+    .hash_each = hash_each,
 };

@@ -56,8 +56,9 @@ static cairn_status hash_plane(struct cairn_cluster_restore *restore,
         const cairn_status status = cairn_snapshot_read(snapshot, tensor, (uint32_t)plane, first,
                                                         end - first, room, &restore->why);
         if (status != CAIRN_OK) return status;
-        cairn_backend_host()->hash_leaves(
-            room, cairn_spec_plane_dtype(spec, tensor, (uint32_t)plane), &g, leaves, &tree);
+        cairn_backend_hash_leaves(cairn_backend_host(), room,
+                                  cairn_spec_plane_dtype(spec, tensor, (uint32_t)plane), &g, leaves,
+                                  &tree);
     }
     return cairn_cluster_digests_add(&restore->digests, tensor, plane, &tree, &restore->why);
 }
