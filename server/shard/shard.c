@@ -16,6 +16,7 @@
 #include "proto/fabric/where.h"
 #include "server/base/guard.h"
 #include "server/base/host_lock.h"
+#include "server/shard/state/pin_write.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -92,6 +93,10 @@ void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *contex
     if (shard->files != NULL) {
         shard->end.handles++;
         cairn_pool_close(shard->files, on_part_closed, shard);
+    }
+    if (shard->snapshots != NULL) {
+        shard->end.handles++;
+        cairn_pool_close(shard->snapshots, on_part_closed, shard);
     }
     if (cairn_storage_watch_close(&shard->storage, on_part_closed, shard)) shard->end.handles++;
     cairn_reserves_stop(shard);
@@ -182,6 +187,9 @@ static cairn_status open_parts(struct cairn_shard *shard, const struct cairn_sha
     shard->without = cairn_shard_find_without(shard->device.home != NULL);
     if (status == CAIRN_OK)
         status = cairn_pool_open(shard->loop, "cairn-files", 1, NULL, &shard->files, why);
+    if (status == CAIRN_OK)
+        status = cairn_pool_open(shard->loop, "cairn-snapshot", 1, cairn_pin_write_yield,
+                                 &shard->snapshots, why);
     if (status == CAIRN_OK)
         status = cairn_pool_open(shard->loop, "cairn-memory", MEMORY_THREADS, NULL,
                                  &shard->memory.pool, why);

@@ -18,8 +18,9 @@
  *
  * One loop thread runs the control session, the fabric and the cores, and makes every decision. Pools
  * (pool.h) work for it: those of `host` and `device` do arithmetic on the state, each in its home
- * (compute.h), `files` (one thread) reads and writes snapshots, `memory` makes pages. What they touch is
- * theirs until `done` has run on the loop.
+ * (compute.h), `files` (one thread) reads snapshots, `snapshots` (one) writes them, `memory` makes
+ * pages. What they touch is theirs until `done` has run on the loop, but for the state that `snapshots` reads
+ * while it is updated: state/staging.h.
  *
  * Memory: a job's part is counted, admitted against what the host and its control groups have, and made, or
  * it is refused (need.h, reserve.h); landing slots likewise as workers join, until they leave. Between
@@ -190,7 +191,7 @@ struct cairn_shard_up {
     /* The load of a LOADING job has ended. */
     void (*loaded)(struct cairn_shard_job *job, cairn_status status,
                    const struct cairn_sentence *why, bool puts_follow);
-    /* A pin has its copy, or what was sent out of a published copy is sent: an UPDATE may wait for that. */
+    /* What was sent out of a published copy is sent: an UPDATE may wait for that. */
     void (*copies_ended)(struct cairn_shard_job *job);
     /* The collector may rest, and a Fence waits for that: job->move.fence. */
     void (*rests)(struct cairn_shard_job *job);
@@ -215,6 +216,7 @@ struct cairn_shard {
     /* what the fabric asks of `device`; uuid_count 0: nothing */
     struct cairn_fabric_device imports;
     struct cairn_pool *files;
+    struct cairn_pool *snapshots; /* one thread, which gives way to all others: state/pin_write.h */
     struct cairn_shard_memory memory;
     struct cairn_shard_job *jobs;     /* at most CAIRN_SHARD_JOBS_MAX, LEAVING ones included */
     struct cairn_arriving *arriving;  /* messages of the coordinator whose pages are on their way */

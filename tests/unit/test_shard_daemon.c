@@ -406,7 +406,7 @@ TEST(a_snapshot_or_digest_that_is_given_up_ends_and_leaves_neither_files_nor_sta
     for (int files = 0; files < 2; files++) {
         const uint64_t before = scene.shard->memory.budget.used_bytes;
         ck_assert_int_eq(sem_init(&hold_up.release, 0, 0), 0);
-        cairn_pool_submit(scene.shard->files, &hold_up.task);
+        cairn_pool_submit(scene.shard->snapshots, &hold_up.task);
         Cairn__Pin message = CAIRN__PIN__INIT;
         message.job = SCENE_JOB;
         message.snapshot = 4;

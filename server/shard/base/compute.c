@@ -14,6 +14,7 @@ struct cairn_compute_lane {
 enum {
     LOOP_LANE,
     FILES_LANE,
+    SNAPSHOTS_LANE,
     LANES_BESIDE
 }; /* behind those of the threads, as pool.h numbers them */
 
@@ -205,6 +206,11 @@ struct cairn_works *cairn_compute_loop(const struct cairn_compute *compute)
 struct cairn_works *cairn_compute_files(const struct cairn_compute *compute)
 {
     return beside(compute, FILES_LANE);
+}
+
+struct cairn_works *cairn_compute_snapshots(const struct cairn_compute *compute)
+{
+    return beside(compute, SNAPSHOTS_LANE);
 }
 
 bool cairn_compute_is_host(const struct cairn_compute *compute)

@@ -21,9 +21,9 @@ struct cairn_compute {
     struct cairn_home *home;          /* owned; NULL: this one is not there */
     struct cairn_pool *pool;          /* owned */
     struct cairn_compute_lane *lanes; /* owned: [lane_count] */
-    uint32_t lane_count;              /* of each thread, the loop, the files thread */
-    pthread_mutex_t lock;             /* guards `why` */
-    struct cairn_sentence why;        /* of the last list that failed */
+    uint32_t lane_count;       /* of each thread, the loop, the files and the snapshots thread */
+    pthread_mutex_t lock;      /* guards `why` */
+    struct cairn_sentence why; /* of the last list that failed */
 };
 
 /* Embedded in what the run works on. */
@@ -76,6 +76,8 @@ struct cairn_works *cairn_compute_loop(const struct cairn_compute *compute);
 /* ---- any thread ---- */
 /* The list of the files thread, the same. */
 struct cairn_works *cairn_compute_files(const struct cairn_compute *compute);
+/* The list of the snapshots thread, the same. */
+struct cairn_works *cairn_compute_snapshots(const struct cairn_compute *compute);
 bool cairn_compute_is_host(const struct cairn_compute *compute);
 void cairn_compute_why(struct cairn_compute *compute, struct cairn_sentence *why_out);
 

@@ -225,9 +225,11 @@ static void unpark(struct cairn_shard_job *job)
 /* Nothing works on the planes, and nothing will before it is told. */
 static bool rests(const struct cairn_shard_job *job)
 {
+    // A snapshot reads planes where they lie: those of the device are about to move.
+    const bool saves = job->planes.host_from != 0 && job->pins.list != NULL;
     return cairn_step_phase_of(job->collector.step) == CAIRN_STEP_IDLE &&
            cairn_step_slots_used(job->collector.step) == 0 && !job->pass.updating &&
-           job->pass.parts_left == 0 && job->pins.copying == 0 && job->puts.write == NULL &&
+           job->pass.parts_left == 0 && !saves && job->puts.write == NULL &&
            job->move.next == NULL && job->move.now == NULL;
 }
 
@@ -256,6 +258,7 @@ void cairn_park_on_message(struct cairn_shard_job *job, uint32_t request,
         status = cairn_fail(&why, CAIRN_ERR_BUSY, "it moves the other way; ask again");
     else if (!rests(job))
         status = cairn_fail(&why, CAIRN_ERR_BUSY, "it is at work on the job; ask again");
+    if (status != CAIRN_OK) cairn_pins_hurry(job);
     const bool is_so = job->planes.host_from == 0 || message->parked == job->planes.parked;
     if (status == CAIRN_OK && is_so) job->park.is_parked = message->parked;
     if (status != CAIRN_OK || is_so) {

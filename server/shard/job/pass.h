@@ -55,10 +55,9 @@ struct cairn_pass {
     struct cairn_log_limit results_said;
     /* the newest version is being written once more; what follows. NULL: it is not */
     void (*republished)(struct cairn_shard_job *job);
-    bool reduce_waits; /* for that */
-    bool updating;     /* the UPDATE was decided and is not published yet */
-    bool
-        update_waits; /* (or that) for copies of pins, and for sends out of the copy that is written next */
+    bool reduce_waits;  /* for that */
+    bool updating;      /* the UPDATE was decided and is not published yet */
+    bool update_waits;  /* (or that) for sends out of the copy that is written next */
     bool update_writes; /* the UPDATE is a write's */
     bool settling;      /* cairn_shard_job_settle is at work */
 };

@@ -195,6 +195,7 @@ static bool describe_write(struct cairn_run *run, uint32_t item, uint32_t stage,
         fill_host(works, job, next, chunk);
         return false;
     }
+    cairn_pins_save(job, works, chunk);
     const void *param = cairn_write_apply(works, job, chunk, &place);
     if (param == NULL) param = plane_at(job, CAIRN_PLANE_PARAM, chunk, &place);
     publish_from(works, param, job, next, chunk, &place);
@@ -221,6 +222,7 @@ static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage
         publish_chunk(works, job, next, chunk, &place);
         return host_follows(job, next, chunk);
     }
+    cairn_pins_save(job, works, chunk);
     struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_UPDATE);
     work->update.planes = (struct cairn_update) {
         .grad = plane_at(job, CAIRN_PLANE_SUM, chunk, &place),
@@ -297,6 +299,7 @@ static void begin_update(struct cairn_shard_job *job)
     job->pass.update_waits = false;
     if (!is_ready(job)) return;
     cairn_times_updating(job);
+    cairn_pins_updating(job);
     if (job->pass.update_writes)
         cairn_pass_submit(job, false, true, &write);
     else
@@ -322,9 +325,7 @@ void cairn_pass_update(struct cairn_shard_job *job, const struct cairn_decision 
 
 void cairn_pass_copies_ended(struct cairn_shard_job *job)
 {
-    if (!job->pass.update_waits || job->pins.copying > 0 ||
-        job->versions.copies[job->versions.writing].sends > 0)
-        return;
+    if (!job->pass.update_waits || job->versions.copies[job->versions.writing].sends > 0) return;
     if (job->pass.republished != NULL)
         begin_republish(job);
     else

@@ -186,6 +186,7 @@ bool cairn_move_on_fence(struct cairn_shard_job *job, uint64_t epoch, uint64_t l
         return false;
     }
     job->move.fence.epoch = epoch;
+    cairn_pins_hurry(job);  // it waits for them
     cairn_write_close(job); // of a round that is void
     cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_GIVE_UP });
     cairn_move_rests(job);

@@ -27,6 +27,7 @@ static cairn_status judge(const struct cairn_shard_job *job, const Cairn__PartPr
     const uint64_t in_force = job->view->layout->version;
     if (job->state != CAIRN_JOB_SERVING)
         return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s has no version yet", job->spec.name);
+    cairn_pins_hurry(job);
     if (job->park.is_under_way || job->planes.parked || job->pins.list != NULL)
         return cairn_fail(why, CAIRN_ERR_BUSY,
                           "the state of job %s is being moved or saved here: ask again",

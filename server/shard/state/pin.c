@@ -1,36 +1,38 @@
-/* Snapshots and digests: a version is pinned, copied, and then hashed and written while training goes on.
+/* Snapshots and digests: a version is pinned, and then hashed and written while training goes on.
  *
- *   Pin ─► waits for the UPDATE at hand ─► copy (compute pool; an UPDATE waits for it)
- *       ─► waits for PinFolder, unless it is a digest ─► hash, write (files thread) ─► SnapshotPart
+ *   Pin ─► waits for the UPDATE at hand ─► the version stands (staging.h): updates save what they overwrite
+ *       ─► waits for PinFolder, unless it is a digest ─► read, hash, write (pin_write.h) ─► SnapshotPart
  *
- * The copy is staging, counted by the budget: where it does not fit, the pin fails and training
- * goes on. A failed pin leaves no files. */
+ * What is saved is staging, counted by the budget: where there is no room, the pin fails and training goes
+ * on. A failed pin leaves no files. */
 #include <assert.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/store/snapshot_io.h"
 #include "server/shard/shard.h"
 #include "server/shard/state/pin.h"
+#include "server/shard/state/pin_write.h"
 #include "server/shard/state/report.h"
 
 struct cairn_pin {
-    struct cairn_task task;      /* the work on files */
-    struct cairn_run copy;       /* before it */
+    struct cairn_task task;      /* on the snapshots thread */
     struct cairn_shard_job *job; /* borrowed */
     struct cairn_pin *next;
     uint64_t snapshot;
-    bool waits;  /* for the UPDATE at hand */
-    bool writes; /* files: where, PinFolder says */
-    bool copied;
+    bool waits;     /* for the UPDATE at hand */
+    bool writes;    /* files: where, PinFolder says */
+    bool stands;    /* the version does, and the task was not submitted yet */
+    uint32_t tasks; /* under way: one that makes the pages of the staging, and that one */
+    bool ended;     /* it was told: staging is freed when the UPDATE at hand is published */
     atomic_bool canceled;
     struct cairn_version version;
 
     /* owned */
-    char *path;                  /* NULL: a digest, or not told yet */
-    struct cairn_planes staging; /* the state, copied */
+    char *path; /* NULL: a digest, or not told yet */
+    struct cairn_staging staging;
     uint64_t staging_budget;
+    struct cairn_pace pace;
 
     /* the result */
     struct cairn_report *report; /* owned, until it is sent */
@@ -45,7 +47,7 @@ static void pin_free(struct cairn_pin *pin)
     struct cairn_pin **link = &pin->job->pins.list;
     while (*link != pin) link = &(*link)->next;
     *link = pin->next;
-    cairn_planes_close(&pin->staging);
+    cairn_staging_close(&pin->staging);
     cairn_shard_job_give(pin->job, &pin->job->memory.staging, pin->staging_budget);
     free(pin->path);
     cairn_report_free(pin->report);
@@ -54,7 +56,32 @@ static void pin_free(struct cairn_pin *pin)
 
 void cairn_pin_release(struct cairn_shard_job *job)
 {
+    job->pins.saving_count = 0;
     while (job->pins.list != NULL) pin_free(job->pins.list);
+}
+
+static bool is_saved_into(const struct cairn_pin *pin)
+{
+    const struct cairn_pins *pins = &pin->job->pins;
+    uint32_t i = 0;
+    while (i < pins->saving_count && pins->saving[i] != &pin->staging) i++;
+    return i < pins->saving_count;
+}
+
+/* Nobody uses it any more. */
+static void free_if_ended(struct cairn_pin *pin)
+{
+    if (pin->ended && !is_saved_into(pin)) pin_free(pin);
+}
+
+static void say_waited(const struct cairn_pin *pin)
+{
+    const uint64_t ms = atomic_load(&pin->staging.waited_us) / 1000;
+    if (pin->staging.job == NULL || ms == 0) return;
+    cairn_log_warn(
+        "job %s: updates waited %llu ms, of all threads together, for the small staging of the "
+        "snapshot at step %llu: snapshot_staging = state has room for all of it",
+        pin->job->spec.name, (unsigned long long)ms, (unsigned long long)pin->version.step);
 }
 
 /* Tells, and is freed: its staging, too, before all of it is told. */
@@ -66,201 +93,121 @@ static void report(struct cairn_pin *pin)
     if (pin->status != CAIRN_OK)
         cairn_log_error("snapshot of job %s at step %llu failed here: %s", pin->job->spec.name,
                         (unsigned long long)pin->version.step, pin->why.text);
+    say_waited(pin);
     cairn_report_send(told, pin->version, pin->status, &pin->why);
-    pin_free(pin);
+    cairn_staging_cancel(&pin->staging);
+    pin->ended = true;
+    free_if_ended(pin);
 }
 
-/* ---- on the files thread ---- */
+/* ---- on the snapshots thread ---- */
 
-/* cairn_snapshot_fill_fn: a box of a file lies within one extent. */
-static cairn_status give_bytes(void *context, const struct cairn_safetensors_entry *entry,
-                               uint64_t first_elem, uint64_t elem_count, void *to,
-                               struct cairn_sentence *why)
+static void run_write(struct cairn_task *task, uint32_t item, uint32_t thread)
 {
-    const struct cairn_pin *pin = context;
-    const struct cairn_geometry *geometry = &pin->job->view->layout->geometry[entry->tensor];
-    if (atomic_load(&pin->canceled)) return cairn_fail(why, CAIRN_ERR_CANCELED, "it was given up");
-    const struct cairn_local_extent *extent = cairn_shard_map_find(
-        &pin->job->view->table.map, entry->tensor, cairn_leaf_of_elem(geometry, first_elem));
-    assert(extent != NULL && first_elem >= extent->first_elem);
-    const uint64_t at = first_elem - extent->first_elem;
-    assert(elem_count <= extent->elem_count - at);
-    memcpy(to,
-           cairn_planes_at(&pin->staging, (enum cairn_plane)entry->plane,
-                           (size_t)(extent - pin->job->view->table.map.extents),
-                           extent->local_elem + at),
-           (size_t)elem_count * cairn_dtype_bytes((int)entry->dtype));
-    return CAIRN_OK;
-}
-
-static void remove_files(const struct cairn_pin *pin)
-{
-    const char *file;
-    for (size_t i = 0; (file = cairn_report_file(pin->report, i)) != NULL; i++) {
-        uint64_t bytes;
-        (void)cairn_storage_of(pin->path)->remove(pin->path, file, false, &bytes, NULL);
-    }
-}
-
-static cairn_status write_file(struct cairn_pin *pin, struct cairn_snapshot_writer *writer,
-                               const struct cairn_snapshot_file *file)
-{
-    const struct cairn_snapshot_source source = { .fill = give_bytes, .context = pin };
-    uint8_t *sums = malloc((size_t)cairn_snapshot_block_count(file->file_bytes) *
-                           CAIRN_SNAPSHOT_SUM_BYTES);
-    if (sums == NULL) return cairn_fail(&pin->why, CAIRN_ERR_NO_MEMORY, "no memory to write");
-    const cairn_status status = cairn_snapshot_writer_put(writer, pin->path, file, &source, sums,
-                                                          &pin->why);
-    if (status == CAIRN_OK)
-        return cairn_report_add_file(pin->report, file->path, file->file_bytes, sums, &pin->why);
-    free(sums);
-    return status;
-}
-
-static cairn_status write_planned(struct cairn_pin *pin, const struct cairn_snapshot_plan *plan)
-{
-    struct cairn_snapshot_writer *writer;
-    cairn_status status = cairn_snapshot_writer_open(0, &writer, &pin->why);
-    if (status != CAIRN_OK) return status;
-    for (size_t i = 0; i < plan->file_count && status == CAIRN_OK; i++)
-        status = write_file(pin, writer, &plan->files[i]);
-    if (status == CAIRN_OK && cairn_snapshot_writer_buffered(writer))
-        cairn_log_info("the storage of %s refuses direct writes: they go through the page cache",
-                       pin->path);
-    cairn_snapshot_writer_close(writer);
-    if (status != CAIRN_OK) remove_files(pin);
-    return status;
-}
-
-static cairn_status write_all(struct cairn_pin *pin)
-{
-    const struct cairn_shard_map *map = &pin->job->view->table.map;
-    struct cairn_snapshot_range *ranges = calloc(map->extent_count + 1, sizeof *ranges);
-    struct cairn_snapshot_plan plan = { 0 };
-    cairn_status status = CAIRN_ERR_NO_MEMORY;
-    for (size_t i = 0; ranges != NULL && i < map->extent_count; i++) {
-        const struct cairn_local_extent *extent = &map->extents[i];
-        ranges[i] = (struct cairn_snapshot_range) { .tensor = extent->tensor,
-                                                    .first_elem = extent->first_elem,
-                                                    .elem_count = extent->elem_count };
-    }
-    if (ranges != NULL) {
-        status = cairn_snapshot_plan_make(&pin->job->spec, map->shard, ranges, map->extent_count,
-                                          &plan);
-    }
-    free(ranges);
-    if (status != CAIRN_OK) return cairn_fail(&pin->why, status, "no memory to plan the files");
-    status = write_planned(pin, &plan);
-    cairn_snapshot_plan_release(&plan);
-    return status;
-}
-
-static void run_files(struct cairn_task *task, uint32_t item, uint32_t thread)
-{
+    struct cairn_pin *pin = (struct cairn_pin *)task;
+    const struct cairn_pin_write write = { .staging = &pin->staging,
+                                           .pace = &pin->pace,
+                                           .report = pin->report,
+                                           .path = pin->writes ? pin->path : NULL };
     (void)item;
     (void)thread;
-    struct cairn_pin *pin = (struct cairn_pin *)task;
-    pin->status = cairn_report_hash(pin->report, &pin->staging, &pin->canceled, &pin->why);
-    if (pin->status == CAIRN_OK && pin->writes) pin->status = write_all(pin);
-    cairn_planes_close(&pin->staging); // here, since it takes 0.2 s a GiB
+    pin->status = atomic_load(&pin->canceled)
+                      ? cairn_fail(&pin->why, CAIRN_ERR_CANCELED, "it was given up")
+                      : cairn_pin_write(&write, &pin->why);
 }
 
-static void files_done(struct cairn_task *task)
+/* Of both tasks: the last one that ends tells. */
+static void task_done(struct cairn_pin *pin)
 {
-    struct cairn_pin *pin = (struct cairn_pin *)task;
     struct cairn_shard_job *job = pin->job;
-    report(pin);
+    if (--pin->tasks == 0) report(pin);
     cairn_shard_job_idle(job);
 }
 
-/* To the files thread, when both the copy and the folder are there, or nobody wants them any more. */
+static void write_done(struct cairn_task *task)
+{
+    struct cairn_pin *pin = (struct cairn_pin *)task;
+    cairn_staging_cancel(&pin->staging); // all of it was read
+    task_done(pin);
+}
+
+/* To the snapshots thread, when the folder is there, too, or nobody wants it any more. */
 static void go_on(struct cairn_pin *pin)
 {
     const bool told = !pin->writes || pin->path != NULL || atomic_load(&pin->canceled);
-    if (!pin->copied || !told) return;
-    pin->task = (struct cairn_task) { .run = run_files, .done = files_done, .item_count = 1 };
-    cairn_pool_submit(pin->job->shard->files, &pin->task);
-    pin->copied = false; // once
+    if (!pin->stands || !told) return;
+    pin->task = (struct cairn_task) { .run = run_write, .done = write_done, .item_count = 1 };
+    cairn_pool_submit(pin->job->shard->snapshots, &pin->task);
+    pin->stands = false; // once
+}
+
+static void give_up(struct cairn_pin *pin)
+{
+    atomic_store(&pin->canceled, true);
+    cairn_staging_cancel(&pin->staging);
+    go_on(pin);
 }
 
 void cairn_pin_folder(struct cairn_shard_job *job, const Cairn__PinFolder *message)
 {
     struct cairn_pin *pin = job->pins.list;
-    while (pin != NULL && pin->snapshot != message->snapshot) pin = pin->next;
+    while (pin != NULL && (pin->snapshot != message->snapshot || pin->ended)) pin = pin->next;
     if (pin == NULL) return;
     const bool given_up = message->path[0] == '\0';
     if (!given_up && pin->writes && pin->path == NULL) pin->path = strdup(message->path);
-    if (given_up || (pin->writes && pin->path == NULL)) atomic_store(&pin->canceled, true);
-    go_on(pin);
+    if (given_up || (pin->writes && pin->path == NULL))
+        give_up(pin);
+    else
+        go_on(pin);
 }
 
 void cairn_pin_session_ended(struct cairn_shard_job *job)
 {
-    for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = pin->next) {
-        if (!pin->writes || pin->path != NULL) continue;
-        atomic_store(&pin->canceled, true);
-        go_on(pin);
-    }
+    for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = pin->next)
+        if (pin->writes && pin->path == NULL && !pin->ended) give_up(pin);
 }
 
 void cairn_pin_cancel(struct cairn_shard_job *job)
 {
-    for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = pin->next) {
-        atomic_store(&pin->canceled, true);
-        go_on(pin);
-    }
+    for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = pin->next)
+        if (!pin->ended) give_up(pin);
 }
 
-/* ---- the copy ---- */
-
-static struct cairn_pin *pin_of(struct cairn_run *run)
+void cairn_pins_hurry(const struct cairn_shard_job *job)
 {
-    return (struct cairn_pin *)((char *)run - offsetof(struct cairn_pin, copy));
+    for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = pin->next)
+        atomic_store(&pin->pace.hurry, true);
 }
 
-static bool describe_copy(struct cairn_run *run, uint32_t item, uint32_t stage,
-                          struct cairn_works *works)
-{
-    const struct cairn_pin *pin = pin_of(run);
-    (void)stage;
-    const struct cairn_shard_job *job = pin->job;
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&job->view->table.map, item);
-    const uint32_t extent = job->view->table.extent_of[item];
-    cairn_planes_copy(works, &pin->staging, extent, place.local_elem, &job->planes, extent,
-                      place.local_elem, place.elem_count);
-    return false;
-}
+/* ---- the version stands ---- */
 
-static void copy_done(struct cairn_run *run)
+static void on_touched(void *context)
 {
-    struct cairn_pin *pin = pin_of(run);
-    struct cairn_shard_job *job = pin->job;
-    job->pins.copying--;
-    if (cairn_shard_job_run_failed(job, run)) {
-        pin->status = run->status;
-        cairn_compute_why(run->compute, &pin->why);
-        report(pin);
-        cairn_shard_job_idle(job);
-        return;
-    }
-    pin->copied = true;
-    go_on(pin);
-    if (job->state == CAIRN_JOB_SERVING) job->shard->up->copies_ended(job);
+    task_done(context);
 }
 
 static cairn_status take_staging(struct cairn_pin *pin)
 {
     struct cairn_shard_job *job = pin->job;
-    const uint64_t bytes = cairn_planes_state_bytes(&job->planes);
+    const uint64_t bytes = cairn_staging_bytes(job, job->spec.policy.snapshot_staging);
     cairn_status status = cairn_shard_job_take(job, &job->memory.staging, bytes,
                                                "the staging of a snapshot", &pin->why);
     if (status != CAIRN_OK) return status;
     pin->staging_budget = bytes;
-    return cairn_planes_open_copy(&pin->staging, &job->planes, &pin->why);
+    return cairn_staging_open(&pin->staging, job, bytes, &pin->why);
+}
+
+static void set_pace(struct cairn_pin *pin)
+{
+    const struct cairn_shard_job *job = pin->job;
+    const uint64_t asked_s = job->spec.policy.snapshot_durable_within_s,
+                   within_s = asked_s > 0 ? asked_s : CAIRN_PIN_WITHIN_S;
+    cairn_pace_init(&pin->pace, cairn_planes_state_bytes(&job->planes), job->pins.step_us,
+                    job->pins.last_us, uv_hrtime() / 1000 + within_s * 1000000);
 }
 
 /* No UPDATE is under way: the state is of one version. */
-static void begin_copy(struct cairn_pin *pin)
+static void stand(struct cairn_pin *pin)
 {
     struct cairn_shard_job *job = pin->job;
     pin->waits = false;
@@ -271,23 +218,58 @@ static void begin_copy(struct cairn_pin *pin)
         report(pin);
         return;
     }
-    job->pins.copying++;
+    set_pace(pin);
+    pin->tasks = 2;
     cairn_shard_job_busy(job);
-    pin->copy = (struct cairn_run) { .compute = job->compute,
-                                     .item_count = (uint32_t)job->view->table.map.chunk_count,
-                                     .describe = describe_copy,
-                                     .done = copy_done };
-    cairn_compute_submit(&pin->copy);
+    cairn_shard_job_busy(job);
+    cairn_staging_touch(&pin->staging, on_touched, pin);
+    pin->stands = true;
+    go_on(pin);
+}
+
+/* ---- updates ---- */
+
+void cairn_pins_updating(struct cairn_shard_job *job)
+{
+    struct cairn_pins *pins = &job->pins;
+    pins->saving_count = 0;
+    for (struct cairn_pin *pin = pins->list; pin != NULL; pin = pin->next)
+        if (!pin->waits && !pin->ended) pins->saving[pins->saving_count++] = &pin->staging;
+}
+
+void cairn_pins_save(const struct cairn_shard_job *job, struct cairn_works *works, uint64_t chunk)
+{
+    for (uint32_t i = 0; i < job->pins.saving_count; i++)
+        cairn_staging_save(job->pins.saving[i], works, chunk);
+}
+
+/* What a step takes: while nothing is pinned it is learned, else the pins are paced by it. */
+static void note_step(struct cairn_pins *pins)
+{
+    const uint64_t now = uv_hrtime() / 1000, took = pins->last_us == 0 ? 0 : now - pins->last_us;
+    pins->last_us = now;
+    if (took == 0) return;
+    if (pins->list == NULL)
+        pins->step_us = pins->step_us == 0 ? took : (7 * pins->step_us + took) / 8;
+    for (struct cairn_pin *pin = pins->list; pin != NULL; pin = pin->next)
+        if (!pin->waits && !pin->ended) cairn_pace_step(&pin->pace, took, now);
 }
 
 void cairn_pin_updated(struct cairn_shard_job *job)
 {
     struct cairn_pin *next;
+    note_step(&job->pins);
+    job->pins.saving_count = 0;
     for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = next) {
         next = pin->next;
-        if (pin->waits && job->state == CAIRN_JOB_SERVING) begin_copy(pin);
+        if (pin->waits && job->state == CAIRN_JOB_SERVING)
+            stand(pin);
+        else
+            free_if_ended(pin);
     }
 }
+
+/* ---- asked for ---- */
 
 static void refuse(struct cairn_shard_job *job, const Cairn__Pin *message, cairn_status status,
                    const char *text)
@@ -332,9 +314,9 @@ void cairn_pin_begin(struct cairn_shard_job *job, const Cairn__Pin *message)
     pin->report = told;
     pin->next = job->pins.list;
     job->pins.list = pin;
-    // Decided already: the version is the one after it, even where its UPDATE waits for a copy.
+    // Decided already: the version is the one after it.
     if (job->pass.updating)
         pin->waits = true;
     else
-        begin_copy(pin);
+        stand(pin);
 }

@@ -1,4 +1,4 @@
-/* Snapshots and digests of a version. Loop thread. */
+/* Snapshots and digests of a version. Loop thread, unless it says otherwise. */
 #ifndef CAIRN_SHARD_STATE_PIN_H
 #define CAIRN_SHARD_STATE_PIN_H
 
@@ -7,24 +7,38 @@
 struct cairn_pin;
 struct cairn_report;
 struct cairn_shard_job;
+struct cairn_staging;
+struct cairn_works;
 
 enum { CAIRN_SHARD_PINS_MAX = 4 }; /* snapshots and digests of a job at a time */
 
+/* How long one may take, where training goes on and nothing else was said. */
+#define CAIRN_PIN_WITHIN_S 60
+
 /* The pins of a job, and what is told of them. */
 struct cairn_pins {
-    struct cairn_pin *list; /* owned */
-    uint32_t copying;       /* how many copy the state on the compute pool: no UPDATE meanwhile */
+    struct cairn_pin *list;       /* owned */
     struct cairn_report *reports; /* owned: being sent */
+    /* Borrowed: [saving_count] into which the UPDATE at hand saves what it overwrites; constant during it. */
+    struct cairn_staging *saving[CAIRN_SHARD_PINS_MAX];
+    uint32_t saving_count;
+    uint64_t step_us; /* what a step takes while none is there, smoothed; 0: not known */
+    uint64_t last_us; /* when the last UPDATE was published; 0: none was */
 };
 
 void cairn_pin_begin(struct cairn_shard_job *job, const Cairn__Pin *message);
-/* Where the copy is to be written, if anywhere. */
+/* Where it is to be written, if anywhere. */
 void cairn_pin_folder(struct cairn_shard_job *job, const Cairn__PinFolder *message);
 /* The session ended: no folder comes any more to those that wait for one. */
 void cairn_pin_session_ended(struct cairn_shard_job *job);
-/* UPDATED: begins the copies that waited. */
+/* The pass of an UPDATE is about to begin; it is published: begins the pins that waited. */
+void cairn_pins_updating(struct cairn_shard_job *job);
 void cairn_pin_updated(struct cairn_shard_job *job);
-/* The job leaves: what runs on the files thread ends soon. */
+/* Any thread, in the pass of an UPDATE: as cairn_staging_save, for all pins. */
+void cairn_pins_save(const struct cairn_shard_job *job, struct cairn_works *works, uint64_t chunk);
+/* Somebody waits for their end: they are written as fast as it goes. */
+void cairn_pins_hurry(const struct cairn_shard_job *job);
+/* The job leaves: what runs on the snapshots thread ends soon. */
 void cairn_pin_cancel(struct cairn_shard_job *job);
 void cairn_pin_release(struct cairn_shard_job *job);
 

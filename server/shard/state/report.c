@@ -55,8 +55,9 @@ void cairn_report_free(struct cairn_report *report)
 
 /* ---- gathering ---- */
 
-static cairn_status add_tree(struct cairn_report *report, uint32_t tensor, enum cairn_plane plane,
-                             const struct cairn_tree *tree, struct cairn_sentence *why)
+cairn_status cairn_report_add_tree(struct cairn_report *report, uint32_t tensor,
+                                   enum cairn_plane plane, const struct cairn_tree *tree,
+                                   struct cairn_sentence *why)
 {
     if (report->digest_count + tree->node_count > report->digest_capacity) {
         const size_t capacity = 2 * report->digest_capacity + CAIRN_TREE_NODES_MAX + 2;
@@ -133,7 +134,8 @@ static cairn_status hash_plane(struct cairn_report *report, const struct cairn_p
                             leaves_of_piece(planes, number, at, geometry, tree.next_leaf), &tree,
                             why);
     }
-    return status == CAIRN_OK ? add_tree(report, extent->tensor, plane, &tree, why) : status;
+    return status == CAIRN_OK ? cairn_report_add_tree(report, extent->tensor, plane, &tree, why)
+                              : status;
 }
 
 cairn_status cairn_report_hash(struct cairn_report *report, const struct cairn_planes *planes,
@@ -184,6 +186,16 @@ cairn_status cairn_report_keep_payload(struct cairn_report *report, struct cairn
 }
 
 /* ---- sending ---- */
+
+/* By tensor, plane and leaf: files are written in another order. */
+static int digest_order(const void *a, const void *b)
+{
+    const struct report_digest *x = a, *y = b;
+    const uint64_t x_leaf = x->node.index << x->node.level, y_leaf = y->node.index << y->node.level;
+    if (x->tensor != y->tensor) return x->tensor < y->tensor ? -1 : 1;
+    if (x->plane != y->plane) return x->plane < y->plane ? -1 : 1;
+    return x_leaf < y_leaf ? -1 : x_leaf > y_leaf;
+}
 
 static Cairn__SnapshotPart message_of(const struct cairn_report *report)
 {
@@ -313,6 +325,8 @@ void cairn_report_send(struct cairn_report *report, struct cairn_version version
         cairn_report_free(report);
         return;
     }
+    if (report->digest_count > 0)
+        qsort(report->digests, report->digest_count, sizeof *report->digests, digest_order);
     report->next = report->job->pins.reports;
     report->job->pins.reports = report;
     send_some(report);

@@ -16,6 +16,11 @@ struct cairn_report *cairn_report_new(struct cairn_shard_job *job, uint64_t snap
 void cairn_report_free(struct cairn_report *report); /* NULL is fine */
 
 /* ---- any thread, one at a time ---- */
+/* Adds the digests of an extent's plane, of which all leaves were pushed. CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status cairn_report_add_tree(struct cairn_report *report, uint32_t tensor,
+                                                    enum cairn_plane plane,
+                                                    const struct cairn_tree *tree,
+                                                    struct cairn_sentence *why);
 /* Adds the digests of the state in `planes`, the job's or a copy, by works of their home. CAIRN_ERR_CANCELED,
  * CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO. */
 CAIRN_MUST_CHECK cairn_status cairn_report_hash(struct cairn_report *report,

@@ -1,0 +1,290 @@
+#include "server/shard/state/staging.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "server/shard/shard.h"
+
+enum { PENDING, SAVING, SAVED, TAKEN };
+
+#define LINE        64u               /* pieces begin at one */
+#define TOUCH_BYTES ((size_t)4 << 20) /* at a time */
+#define SAVING_US   20                /* how often a reader looks whether a piece is saved now */
+
+#define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
+
+/* ---- how much ---- */
+
+/* Of a chunk's plane; 0: it is no state of the chunk. */
+static size_t piece_bytes(const struct cairn_shard_view *view, uint64_t chunk, int plane)
+{
+    const struct cairn_form *form = &view->forms[view->table.extent_of[chunk]];
+    if (!cairn_form_stores(form, plane)) return 0;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&view->table.map, chunk);
+    return (size_t)cairn_form_bytes(form, (enum cairn_plane)plane, place.elem_count);
+}
+
+/* All pieces; and the largest. */
+static uint64_t sum_pieces(const struct cairn_shard_view *view, size_t *largest_out)
+{
+    uint64_t sum = 0;
+    size_t largest = LINE;
+    for (uint64_t c = 0; c < view->table.map.chunk_count; c++) {
+        for (int p = 0; p < CAIRN_PLANE_COUNT; p++) {
+            const size_t bytes = ALIGN_UP(piece_bytes(view, c, p), LINE);
+            sum += bytes;
+            if (bytes > largest) largest = bytes;
+        }
+    }
+    *largest_out = largest;
+    return sum;
+}
+
+uint64_t cairn_staging_least(const struct cairn_shard_job *job)
+{
+    size_t largest;
+    (void)sum_pieces(job->view, &largest);
+    return largest;
+}
+
+uint64_t cairn_staging_bytes(const struct cairn_shard_job *job, cairn_snapshot_staging room)
+{
+    size_t largest;
+    const uint64_t all = sum_pieces(job->view, &largest);
+    uint64_t small = (uint64_t)largest * CAIRN_PLANE_COUNT;
+    if (small < CAIRN_STAGING_SMALL_BYTES) small = CAIRN_STAGING_SMALL_BYTES;
+    return room == CAIRN_SNAPSHOT_STAGING_SMALL && small < all ? small : all;
+}
+
+/* ---- open and close ---- */
+
+cairn_status cairn_staging_open(struct cairn_staging *staging, struct cairn_shard_job *job,
+                                uint64_t bytes, struct cairn_sentence *why)
+{
+    const size_t pieces = (size_t)job->view->table.map.chunk_count * CAIRN_PLANE_COUNT;
+    size_t largest;
+    *staging = (struct cairn_staging) { .job = job, .room = CAIRN_ARENA_NONE };
+    staging->again = bytes < sum_pieces(job->view, &largest);
+    staging->slot_bytes = largest;
+    staging->view = cairn_shard_view_ref(job->view);
+    pthread_mutex_init(&staging->lock, NULL);
+    pthread_cond_init(&staging->freed, NULL);
+    staging->pieces = calloc(pieces + 1, sizeof *staging->pieces);
+    staging->saved = calloc(pieces + 1, sizeof *staging->saved);
+    if (staging->pieces == NULL || staging->saved == NULL)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a snapshot");
+    return cairn_arena_open_scratch("staging", bytes, &staging->room, why);
+}
+
+void cairn_staging_close(struct cairn_staging *staging)
+{
+    if (staging->job == NULL) return;
+    cairn_release(staging->job->shard, &staging->room); // on another thread: 0.2 s a GiB
+    cairn_shard_view_unref(staging->view);
+    free((void *)staging->pieces);
+    free(staging->saved);
+    pthread_cond_destroy(&staging->freed);
+    pthread_mutex_destroy(&staging->lock);
+    *staging = (struct cairn_staging) { .job = NULL };
+}
+
+/* Pages that a pass has made meanwhile stay as they are. */
+static void touch(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    struct cairn_staging *staging = (struct cairn_staging *)task;
+    (void)item;
+    (void)thread;
+    for (size_t at = 0; at < staging->room.bytes && !atomic_load(&staging->canceled);
+         at += TOUCH_BYTES) {
+        const size_t left = staging->room.bytes - at;
+        if (madvise(staging->room.base + at, left < TOUCH_BYTES ? left : TOUCH_BYTES,
+                    MADV_POPULATE_WRITE) != 0)
+            return; // who needs a page makes it
+    }
+}
+
+static void touch_done(struct cairn_task *task)
+{
+    struct cairn_staging *staging = (struct cairn_staging *)task;
+    staging->touched(staging->context);
+}
+
+void cairn_staging_touch(struct cairn_staging *staging, void (*touched)(void *context),
+                         void *context)
+{
+    staging->touched = touched;
+    staging->context = context;
+    staging->touch = (struct cairn_task) { .run = touch, .done = touch_done, .item_count = 1 };
+    cairn_pool_submit(staging->job->shard->memory.pool, &staging->touch);
+}
+
+void cairn_staging_cancel(struct cairn_staging *staging)
+{
+    if (staging->job == NULL) return;
+    pthread_mutex_lock(&staging->lock);
+    atomic_store(&staging->canceled, true);
+    pthread_cond_broadcast(&staging->freed);
+    pthread_mutex_unlock(&staging->lock);
+}
+
+/* ---- room ---- */
+
+/* NULL: there is none; lock held. */
+static uint8_t *find_room(struct cairn_staging *staging, size_t bytes)
+{
+    const size_t take = staging->again ? staging->slot_bytes : ALIGN_UP(bytes, LINE);
+    uint8_t *at = staging->spare;
+    if (at != NULL) {
+        memcpy(&staging->spare, at, sizeof staging->spare);
+        return at;
+    }
+    if (take > staging->room.bytes - staging->used) return NULL;
+    at = staging->room.base + staging->used;
+    staging->used += take;
+    return at;
+}
+
+/* NULL: nobody reads what would be saved. */
+static uint8_t *take_room(struct cairn_staging *staging, size_t bytes)
+{
+    pthread_mutex_lock(&staging->lock);
+    uint8_t *at = find_room(staging, bytes);
+    if (at == NULL) {
+        const uint64_t from = uv_hrtime();
+        atomic_fetch_add(&staging->waiting, 1);
+        while (!atomic_load(&staging->canceled) && (at = find_room(staging, bytes)) == NULL)
+            pthread_cond_wait(&staging->freed, &staging->lock);
+        atomic_fetch_sub(&staging->waiting, 1);
+        atomic_fetch_add(&staging->waited_us, (uv_hrtime() - from) / 1000);
+    }
+    pthread_mutex_unlock(&staging->lock);
+    return at;
+}
+
+static void give_room(struct cairn_staging *staging, uint8_t *at)
+{
+    if (!staging->again) return;
+    pthread_mutex_lock(&staging->lock);
+    memcpy(at, &staging->spare, sizeof staging->spare);
+    staging->spare = at;
+    pthread_cond_signal(&staging->freed);
+    pthread_mutex_unlock(&staging->lock);
+}
+
+/* ---- a pass ---- */
+
+static size_t number_of(uint64_t chunk, int plane)
+{
+    return (size_t)chunk * CAIRN_PLANE_COUNT + (size_t)plane;
+}
+
+/* Adds the copy of a pending piece. False: nothing is to be saved of it. */
+static bool begin_save(struct cairn_staging *staging, struct cairn_works *works, uint64_t chunk,
+                       int plane)
+{
+    const struct cairn_shard_view *view = staging->view;
+    const size_t n = number_of(chunk, plane), bytes = piece_bytes(view, chunk, plane);
+    if (bytes == 0 || atomic_load(&staging->pieces[n]) != PENDING) return false;
+    uint8_t *at = take_room(staging, bytes); // before it is SAVING: the reader waits for that
+    uint8_t pending = PENDING;
+    if (at == NULL) return false;
+    if (!atomic_compare_exchange_strong(&staging->pieces[n], &pending, SAVING)) {
+        give_room(staging, at);
+        return false;
+    }
+    staging->saved[n] = at;
+    cairn_works_copy(works, at,
+                     cairn_planes_at(&staging->job->planes, (enum cairn_plane)plane,
+                                     view->table.extent_of[chunk],
+                                     cairn_shard_map_chunk(&view->table.map, chunk).local_elem),
+                     bytes);
+    atomic_fetch_add(&staging->saved_bytes, bytes);
+    return true;
+}
+
+void cairn_staging_save(struct cairn_staging *staging, struct cairn_works *works, uint64_t chunk)
+{
+    if (atomic_load(&staging->canceled)) return;
+    for (int p = 0; p < CAIRN_PLANE_COUNT; p++) {
+        // Each at once: while this waits for room, the reader waits for nothing that is only begun.
+        if (!begin_save(staging, works, chunk, p)) continue;
+        cairn_works_flush(works);
+        if (works->status != CAIRN_OK) atomic_store(&staging->failed, true);
+        atomic_exchange(&staging->pieces[number_of(chunk, p)], SAVED);
+    }
+}
+
+/* ---- the reader ---- */
+
+/* Of what a pass may be overwriting: looked at again by read_pending. By its name tsan.supp knows it. */
+__attribute__((noinline)) static cairn_status peek_at_live_state(struct cairn_works *works,
+                                                                 const void *from, size_t bytes,
+                                                                 void *to,
+                                                                 struct cairn_sentence *why)
+{
+    if (works->in_place) {
+        memcpy(to, from, bytes);
+        return CAIRN_OK;
+    }
+    memcpy(to, cairn_works_get(works, from, bytes), bytes);
+    return cairn_works_run(works, why);
+}
+
+/* False: it is pending no more. */
+static bool still_pending(_Atomic uint8_t *piece, bool ends)
+{
+    uint8_t pending = PENDING;
+    if (ends) return atomic_compare_exchange_strong(piece, &pending, TAKEN);
+    return atomic_fetch_or(piece, 0) ==
+           PENDING; // a read and a write: none of the bytes are read later
+}
+
+struct range {
+    const void *live;
+    size_t offset, bytes; /* of the piece */
+    bool ends;
+};
+
+static cairn_status read_piece(struct cairn_staging *staging, struct cairn_works *works, size_t n,
+                               const struct range *range, void *to, struct cairn_sentence *why)
+{
+    _Atomic uint8_t *piece = &staging->pieces[n];
+    uint8_t is;
+    while ((is = atomic_load(piece)) != SAVED) {
+        if (is == SAVING) {
+            usleep(SAVING_US);
+            continue;
+        }
+        const cairn_status status = peek_at_live_state(works, range->live, range->bytes, to, why);
+        if (status != CAIRN_OK || still_pending(piece, range->ends)) return status;
+    }
+    if (atomic_load(&staging->failed))
+        return cairn_fail(why, CAIRN_ERR_IO, "the state could not be copied before an update");
+    memcpy(to, staging->saved[n] + range->offset, range->bytes);
+    if (range->ends) {
+        atomic_store(piece, TAKEN);
+        give_room(staging, staging->saved[n]);
+    }
+    return CAIRN_OK;
+}
+
+cairn_status cairn_staging_read(struct cairn_staging *staging, struct cairn_works *works,
+                                uint64_t chunk, enum cairn_plane plane, uint64_t first,
+                                uint64_t elems, bool ends, void *to, struct cairn_sentence *why)
+{
+    const struct cairn_shard_view *view = staging->view;
+    const uint32_t extent = view->table.extent_of[chunk];
+    const struct cairn_form *form = &view->forms[extent];
+    const uint64_t local = cairn_shard_map_chunk(&view->table.map, chunk).local_elem + first;
+    const struct range range = {
+        .live = cairn_planes_at(&staging->job->planes, plane, extent, local),
+        .offset = (size_t)cairn_form_bytes(form, plane, first),
+        .bytes = (size_t)cairn_form_bytes(form, plane, elems),
+        .ends = ends,
+    };
+    if (atomic_load(&staging->canceled))
+        return cairn_fail(why, CAIRN_ERR_CANCELED, "it was given up");
+    return read_piece(staging, works, number_of(chunk, (int)plane), &range, to, why);
+}

@@ -1,0 +1,84 @@
+/* The state at one version, while updates go on: it is read where it lies, and what an update is about to
+ * overwrite is saved first.
+ *
+ *   a piece (a plane of a chunk)   PENDING ─► SAVING ─► SAVED      by a pass over the state, any thread
+ *                                        └──► TAKEN ◄──┘           by who reads it, one thread
+ *
+ * No pass ever waits for a reader that copies: the reader looks, when it has copied a piece, whether that is
+ * PENDING still; else what it read may be torn, and it takes what was saved. So a reader of the lowest
+ * priority holds nobody up. Where the room for what is saved is small, a pass waits until the reader has
+ * made some, and how long is counted. */
+#ifndef CAIRN_SHARD_STATE_STAGING_H
+#define CAIRN_SHARD_STATE_STAGING_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "proto/spec/spec.h"
+#include "server/base/pool.h"
+#include "server/shard/base/works.h"
+#include "server/shard/memory/plane.h"
+
+struct cairn_shard_job;
+struct cairn_shard_view;
+
+/* What "small" takes of host memory, unless a chunk's planes take more. */
+#define CAIRN_STAGING_SMALL_BYTES ((uint64_t)64 << 20)
+
+struct cairn_staging {
+    struct cairn_task touch;     /* makes its pages, so that no update has to */
+    struct cairn_shard_job *job; /* borrowed; its planes lie where they lie until this is closed */
+    struct cairn_shard_view *view;  /* counted */
+    void (*touched)(void *context); /* of cairn_staging_touch */
+    void *context;
+    _Atomic uint8_t *pieces; /* owned: [chunk_count][CAIRN_PLANE_COUNT] enum */
+    uint8_t **saved;         /* owned: the same: where it was saved */
+    struct cairn_arena room; /* owned */
+    bool again;              /* small: room is used again, by slots of slot_bytes */
+    size_t slot_bytes;
+    atomic_bool canceled;       /* nobody reads it any more */
+    atomic_bool failed;         /* a copy did */
+    _Atomic uint32_t waiting;   /* passes that wait for room */
+    _Atomic uint64_t waited_us; /* for how long they did, added up */
+    _Atomic uint64_t saved_bytes;
+    pthread_mutex_t lock; /* guards all below */
+    pthread_cond_t freed;
+    uint64_t used;  /* of the room, ever */
+    uint8_t *spare; /* slots that are free: each begins with the next one */
+};
+
+/* What a job's part takes for it; and the least that it can be opened with. */
+uint64_t cairn_staging_bytes(const struct cairn_shard_job *job, cairn_snapshot_staging room);
+uint64_t cairn_staging_least(const struct cairn_shard_job *job);
+
+/* ---- loop thread ---- */
+/* Of the state as it is now: no pass over it is under way. With less room than for all of it, room is used
+ * again. CAIRN_ERR_NO_MEMORY: to be closed all the same. */
+CAIRN_MUST_CHECK cairn_status cairn_staging_open(struct cairn_staging *staging,
+                                                 struct cairn_shard_job *job, uint64_t bytes,
+                                                 struct cairn_sentence *why);
+/* Begins to make the pages; `touched` follows on the loop, and the staging is not closed before. */
+void cairn_staging_touch(struct cairn_staging *staging, void (*touched)(void *context),
+                         void *context);
+/* Nobody reads it any more: no pass saves anything, or waits. */
+void cairn_staging_cancel(struct cairn_staging *staging);
+/* No pass that saves into it is under way. Of what is all 0, too. Loop thread. */
+void cairn_staging_close(struct cairn_staging *staging);
+
+/* ---- a pass; any thread ---- */
+/* Before what overwrites any of the chunk is added to the works: saves what is pending of it, for its version
+ * may not be read here any more. Runs what is in the list. */
+void cairn_staging_save(struct cairn_staging *staging, struct cairn_works *works, uint64_t chunk);
+
+/* ---- the one thread that reads ---- */
+/* Of a chunk's plane at that version, elements from `first` on (of the chunk), to host memory. `ends`: they
+ * are the last that are asked for of the piece. Works: of the reader, of the chunk's home. As
+ * cairn_works_run; CAIRN_ERR_CANCELED. */
+CAIRN_MUST_CHECK cairn_status cairn_staging_read(struct cairn_staging *staging,
+                                                 struct cairn_works *works, uint64_t chunk,
+                                                 enum cairn_plane plane, uint64_t first,
+                                                 uint64_t elems, bool ends, void *to,
+                                                 struct cairn_sentence *why);
+
+#endif

@@ -1,0 +1,263 @@
+/* A version that is read while updates overwrite it: what is read is that version, bit for bit, wherever an
+ * update is. */
+#include <check.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/shard/state/staging.h"
+#include "tests/support/scratch.h"
+#include "tests/support/shard_model.h"
+#include "tests/support/shard_scene.h"
+#include "tests/support/suite.h"
+
+static struct scene scene;
+static struct model model;
+
+static void serve(uint32_t threads)
+{
+    scene_open(&scene, "mem", threads, 0);
+    scene_serve(&scene, 2, 1);
+    model_open(&model, &scene);
+}
+
+static void leave(void)
+{
+    model_close(&model);
+    scene_close(&scene);
+}
+
+/* ---- snapshots and digests of a shard ---- */
+
+static void say_pin(uint64_t number, bool files)
+{
+    Cairn__Pin message = CAIRN__PIN__INIT;
+    message.job = SCENE_JOB;
+    message.snapshot = number;
+    message.files = files;
+    scene_say(&scene, CAIRN_MSG_PIN, 0, &message.base);
+}
+
+static void say_folder(uint64_t number, const char *path)
+{
+    Cairn__PinFolder folder = CAIRN__PIN_FOLDER__INIT;
+    folder.job = SCENE_JOB;
+    folder.snapshot = number;
+    folder.path = (char *)(uintptr_t)path;
+    scene_say(&scene, CAIRN_MSG_PIN_FOLDER, 0, &folder.base);
+}
+
+static bool has_node(const Cairn__SnapshotPart *part, uint32_t tensor, int plane,
+                     const struct cairn_tree_node *node)
+{
+    for (size_t i = 0; i < part->n_digests; i++) {
+        const Cairn__DigestNode *digest = part->digests[i];
+        if (digest->tensor == tensor && (int)digest->plane == plane &&
+            digest->level == node->level && digest->index == node->index)
+            return memcmp(digest->hash.data, node->hash.byte, CAIRN_HASH_BYTES) == 0;
+    }
+    return false;
+}
+
+/* The digests of a part are those of the model's state. */
+static void check_part(const Cairn__SnapshotPart *part, const struct model *expected, uint64_t step)
+{
+    size_t nodes = 0;
+    ck_assert_msg(part->status == CAIRN_OK, "%s", part->text);
+    ck_assert_uint_eq(part->step, step);
+    for (size_t i = 0; i < scene.map.extent_count; i++) {
+        const struct cairn_local_extent *extent = &scene.map.extents[i];
+        for (int plane = CAIRN_PLANE_PARAM; plane < CAIRN_PLANE_COUNT; plane++) {
+            if (plane == CAIRN_PLANE_WIRE || !model_keeps(extent->tensor, plane)) continue;
+            struct cairn_tree tree;
+            cairn_tree_init(&tree, extent->first_leaf);
+            cairn_backend_hash_leaves(
+                cairn_backend_host(), model_plane(expected, plane) + extent->local_elem, CAIRN_F32,
+                &scene.layout->geometry[extent->tensor], extent->leaf_count, &tree);
+            for (uint32_t n = 0; n < tree.node_count; n++, nodes++)
+                ck_assert(has_node(part, extent->tensor, plane, &tree.node[n]));
+        }
+    }
+    ck_assert_uint_eq(nodes, part->n_digests);
+}
+
+static const Cairn__SnapshotPart *hear_part(void)
+{
+    return (const Cairn__SnapshotPart *)scene_hear(&scene, CAIRN_MSG_SNAPSHOT_PART).message;
+}
+
+TEST(snapshots_and_digests_of_several_versions_are_of_theirs_though_updates_went_on)
+{
+    char root[CAIRN_SCRATCH_BYTES], id[CAIRN_SNAPSHOT_ID_BYTES], *folder;
+    struct model was[3];
+    struct cairn_sentence why;
+    cairn_scratch_make(root);
+    ck_assert_int_eq(cairn_snapshot_folder_make(root, "play", 1, 1, id, &folder, &why), CAIRN_OK);
+    serve(2);
+    const uint64_t before = scene.shard->memory.budget.used_bytes;
+    memset(was, 0, sizeof was);
+    for (uint64_t i = 0; i < 3; i++) { // their folders are not told: all of each is overwritten
+        model_round(&model, &scene, i + 1, i);
+        say_pin(10 + i, true);
+        model_copy(&was[i], &model);
+    }
+    model_round(&model, &scene, 4, 3);
+    model_round(&model, &scene, 5, 4);
+    say_folder(12, folder);
+    check_part(hear_part(), &was[2], 3);
+    say_pin(20, false);
+    check_part(hear_part(), &model, 5);
+    for (uint64_t i = 0; i < 2; i++) {
+        char *another;
+        ck_assert_int_eq(cairn_snapshot_folder_make(root, "play", 1, 1, id, &another, &why),
+                         CAIRN_OK);
+        say_folder(10 + i, another);
+        check_part(hear_part(), &was[i], i + 1);
+        free(another);
+    }
+    ck_assert_ptr_null(scene.shard->jobs->pins.list);
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, before);
+    for (int i = 0; i < 3; i++) model_close(&was[i]);
+    leave();
+    free(folder);
+    cairn_scratch_remove(root);
+}
+
+/* ---- the staging itself, by a reader and passes on threads of their own ---- */
+
+enum { ROUNDS = 200 };
+
+/* An element of a version: another one in each. */
+static float value(uint64_t version, uint64_t chunk, int plane, uint64_t elem)
+{
+    return (float)(version * 7919 + chunk * 31 + (uint64_t)plane * 13 + elem % 101);
+}
+
+static float *live_at(uint64_t chunk, int plane, uint64_t *elems_out)
+{
+    const struct cairn_shard_job *job = scene.shard->jobs;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, chunk);
+    const uint32_t extent = job->view->table.extent_of[chunk];
+    *elems_out = place.elem_count;
+    if (!cairn_form_stores(&job->view->forms[extent], plane)) return NULL;
+    return cairn_planes_at(&job->planes, (enum cairn_plane)plane, extent, place.local_elem);
+}
+
+static void overwrite(uint64_t version, uint64_t chunk)
+{
+    for (int p = 0; p < CAIRN_PLANE_COUNT; p++) {
+        uint64_t elems;
+        float *at = live_at(chunk, p, &elems);
+        for (uint64_t e = 0; at != NULL && e < elems; e++) at[e] = value(version, chunk, p, e);
+    }
+}
+
+/* What a thread of a pass does: chunks by turns. */
+struct pass {
+    struct cairn_staging *staging;
+    struct cairn_works works;
+    uint64_t version, first;
+};
+
+static void *run_pass(void *arg)
+{
+    struct pass *pass = arg;
+    for (uint64_t c = pass->first; c < scene.map.chunk_count; c += 2) {
+        cairn_staging_save(pass->staging, &pass->works, c);
+        overwrite(pass->version, c);
+    }
+    return NULL;
+}
+
+/* Reads every piece, in parts, and compares it. */
+static void read_all(struct cairn_staging *staging, struct cairn_works *works, uint64_t version)
+{
+    static float out[SCENE_CHUNK_LEAVES * CAIRN_LEAF_ELEMS];
+    struct cairn_sentence why;
+    for (int p = 0; p < CAIRN_PLANE_COUNT; p++) {
+        for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
+            uint64_t elems;
+            if (live_at(c, p, &elems) == NULL) continue;
+            for (uint64_t at = 0; at < elems;) {
+                const uint64_t some = elems - at < 1500 ? elems - at : 1500;
+                ck_assert_int_eq(cairn_staging_read(staging, works, c, (enum cairn_plane)p, at,
+                                                    some, at + some == elems, out, &why),
+                                 CAIRN_OK);
+                uint64_t same = 0;
+                while (same < some && out[same] == value(version, c, p, at + same)) same++;
+                ck_assert_uint_eq(same, some);
+                at += some;
+            }
+        }
+    }
+}
+
+static void read_beside_passes(uint64_t (*room)(const struct cairn_shard_job *job))
+{
+    struct cairn_shard_job *job;
+    struct cairn_sentence why;
+    struct pass passes[2];
+    pthread_t threads[2];
+    serve(1);
+    job = scene.shard->jobs;
+    for (uint64_t i = 0; i < 2; i++)
+        ck_assert_int_eq(cairn_works_open(&passes[i].works, job->shard->host.home, 1, &why),
+                         CAIRN_OK);
+    for (uint64_t version = 1; version <= ROUNDS; version++) {
+        struct cairn_staging staging;
+        for (uint64_t c = 0; c < scene.map.chunk_count; c++) overwrite(version, c);
+        ck_assert_int_eq(cairn_staging_open(&staging, job, room(job), &why), CAIRN_OK);
+        for (uint64_t i = 0; i < 2; i++) {
+            passes[i].staging = &staging;
+            passes[i].version = version + 1;
+            passes[i].first = i;
+            ck_assert_int_eq(pthread_create(&threads[i], NULL, run_pass, &passes[i]), 0);
+        }
+        read_all(&staging, cairn_compute_snapshots(&job->shard->host), version);
+        for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+        cairn_staging_close(&staging);
+    }
+    for (int i = 0; i < 2; i++) cairn_works_close(&passes[i].works);
+    leave();
+}
+
+static uint64_t room_for_all(const struct cairn_shard_job *job)
+{
+    return cairn_staging_bytes(job, CAIRN_SNAPSHOT_STAGING_STATE);
+}
+
+TEST(what_is_read_beside_passes_is_what_was_before_them)
+{
+    read_beside_passes(room_for_all);
+}
+
+TEST(with_the_least_room_passes_wait_for_the_reader_and_it_for_none_of_them)
+{
+    read_beside_passes(cairn_staging_least);
+}
+
+TEST(a_staging_that_nobody_reads_any_more_holds_no_pass_up)
+{
+    struct cairn_staging staging;
+    struct cairn_sentence why;
+    struct pass pass = { .staging = &staging, .version = 2 };
+    pthread_t thread;
+    serve(1);
+    struct cairn_shard_job *job = scene.shard->jobs;
+    ck_assert_int_eq(cairn_works_open(&pass.works, job->shard->host.home, 1, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_staging_open(&staging, job, cairn_staging_least(job), &why), CAIRN_OK);
+    ck_assert_int_eq(pthread_create(&thread, NULL, run_pass, &pass), 0);
+    while (atomic_load(&staging.waiting) == 0) sched_yield();
+    cairn_staging_cancel(&staging);
+    pthread_join(thread, NULL);
+    float out[1];
+    ck_assert_int_eq(cairn_staging_read(&staging, cairn_compute_snapshots(&job->shard->host), 0,
+                                        CAIRN_PLANE_PARAM, 0, 1, false, out, &why),
+                     CAIRN_ERR_CANCELED);
+    ck_assert_uint_gt(atomic_load(&staging.waited_us) + 1, 0);
+    cairn_staging_close(&staging);
+    cairn_works_close(&pass.works);
+    leave();
+}
+
+SUITE(30);
