@@ -58,6 +58,7 @@
 #define CTL_TAKES_COPY   (UINT64_C(1) << 47) /* --to */
 #define CTL_TAKES_STATS  (UINT64_C(1) << 48) /* --stats */
 #define CTL_TAKES_DIR    (UINT64_C(1) << 50) /* --dir: of the bench of snapshots */
+#define CTL_TAKES_TRUST  (UINT64_C(1) << 49) /* --allow-unsigned, --allow-untrusted */
 #define CTL_BENCHES      (CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS)
 #define CTL_ASKS         (CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT)
 #define CTL_LISTS_ONCE   (CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET)
@@ -126,6 +127,7 @@ struct ctl {
     /* the command line */
     const char *endpoint; /* "host:port" */
     int timeout_ms;
+    bool allow_unsigned, allow_untrusted;
     bool json, no_headers, quiet, wait, yes, force, watch, once;
     double every_s;          /* --watch, --every; 0: not given */
     const char *job, *path;  /* --job, --path; NULL: not given */
@@ -278,6 +280,10 @@ void cairn_ctl_say_strangers(struct ctl *ctl);
 int cairn_ctl_cluster_adopt(struct ctl *ctl);
 int cairn_ctl_cluster_backup(struct ctl *ctl);
 int cairn_ctl_cluster_forget(struct ctl *ctl);
+int cairn_ctl_key_list(struct ctl *ctl);
+int cairn_ctl_key_show(struct ctl *ctl);
+int cairn_ctl_key_trust(struct ctl *ctl);
+int cairn_ctl_key_untrust(struct ctl *ctl);
 int cairn_ctl_shard_forget(struct ctl *ctl);
 int cairn_ctl_member_drain(struct ctl *ctl);
 int cairn_ctl_reshard_plan(struct ctl *ctl);

@@ -29,6 +29,7 @@ void cairn_manifest_release(struct cairn_manifest *m)
     }
     free(m->files);
     free(m->payload);
+    free(m->signature);
     free(m->cluster);
     cairn_spec_release(&m->spec);
     cairn_rank_groups_release(&m->reduce_groups);

@@ -70,14 +70,15 @@ struct cairn_manifest_file {
 
 struct cairn_manifest {
     /* owned: freed by cairn_manifest_release */
-    char *cluster;                     /* a name for people; NULL is written as "" */
-    uint8_t *payload;                  /* [payload_bytes] */
+    char *cluster;    /* a name for people; NULL is written as "" */
+    uint8_t *payload; /* [payload_bytes] */
+    char *signature;  /* as it was loaded (manifest_trust.h); NULL: there is none */
     struct cairn_manifest_file *files; /* [file_count], sorted by path once decoded */
     struct cairn_job_spec_data spec;   /* canonical */
     /* of the round that made the step; none: there were none, or they are not known */
     struct cairn_rank_groups reduce_groups;
 
-    size_t payload_bytes;
+    size_t payload_bytes, signature_bytes;
     size_t file_count, file_capacity;
     uint64_t generation, step, epoch;
     uint64_t periodic; /* of which job, as the coordinator numbers it; 0: somebody asked for it */
@@ -86,6 +87,8 @@ struct cairn_manifest {
     uint32_t shard_count;
     double loss_scale;
     uint8_t content_root[32];
+    uint8_t prehash[64]; /* of the text that was decoded: what a signature is over (minisig.h) */
+    uint32_t version;    /* that was decoded */
     bool unsealed; /* decoded of a version without the hash: nothing tells whether it was changed */
 };
 

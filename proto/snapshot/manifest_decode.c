@@ -10,6 +10,7 @@
 #include "proto/snapshot/manifest.h"
 #include "proto/snapshot/manifest_seal.h"
 #include "proto/snapshot/manifest_spec.h"
+#include "proto/snapshot/minisig.h"
 #include "proto/snapshot/snapshot_file.h"
 #include "proto/spec/capability.h"
 #include "proto/spec/optimizer.h"
@@ -457,6 +458,8 @@ cairn_status cairn_manifest_decode(const char *text, size_t text_bytes, struct c
     int version = 0;
     cairn_manifest_init(&m);
     cairn_status status = read_version(root, &version, why);
+    m.version = (uint32_t)version;
+    cairn_prehash(text, text_bytes, m.prehash);
     m.unsealed = version < CAIRN_MANIFEST_VERSION_SEALED;
     if (status == CAIRN_OK && !m.unsealed) status = check_seal(text, text_bytes, why);
     if (status == CAIRN_OK) status = read_root(root, &m, why);

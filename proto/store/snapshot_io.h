@@ -17,6 +17,7 @@
 #include "proto/base/sentence.h"
 #include "proto/base/status.h"
 #include "proto/snapshot/manifest.h"
+#include "proto/snapshot/minisig.h"
 #include "proto/snapshot/snapshot_file.h"
 #include "proto/snapshot/snapshot_index.h"
 #include "proto/store/storage.h"
@@ -35,6 +36,10 @@ cairn_status cairn_snapshot_folder_make(const char *root, const char *job, uint6
  * CAIRN_ERR_CORRUPT when a file that it lists is missing or has another size. */
 cairn_status cairn_manifest_commit(const char *folder, struct cairn_manifest *manifest,
                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* The same with manifest.json.minisig by that key, durable before manifest.json is there. */
+cairn_status cairn_manifest_commit_signed(const char *folder, struct cairn_manifest *manifest,
+                                          const struct cairn_secret_key *signer,
+                                          struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* ---- removing ---- */
 
@@ -51,7 +56,8 @@ cairn_status cairn_snapshot_remove(const char *root, const char *job, const char
 
 /* ---- reading ---- */
 
-/* CAIRN_ERR_NOT_FOUND: the folder is none, or has no manifest, so it is not a snapshot. */
+/* With its signature, if there is one, which is judged by nobody yet (manifest_trust.h).
+ * CAIRN_ERR_NOT_FOUND: the folder is none, or has no manifest, so it is not a snapshot. */
 cairn_status cairn_manifest_load(const char *folder, struct cairn_manifest *out,
                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "proto/base/xxh.h"
+#include "proto/snapshot/manifest_trust.h"
 #include "proto/spec/planes.h"
 #include "proto/store/block_reader.h"
 #include "proto/store/snapshot_io.h"
@@ -51,6 +52,28 @@ static cairn_status decode_file(struct cairn_storage_file *file, const char *fol
     return status;
 }
 
+/* Into the manifest; one that is too large, or no file, is an empty one, which fits nothing. */
+static cairn_status load_signature(const char *folder, struct cairn_manifest *out,
+                                   struct cairn_sentence *why)
+{
+    const struct cairn_storage *storage = cairn_storage_of(folder);
+    struct cairn_storage_file *file = NULL;
+    const cairn_status opened = storage->open(folder, CAIRN_MANIFEST_SIGNATURE_NAME, false, &file,
+                                              why);
+    if (opened == CAIRN_ERR_NOT_FOUND) return CAIRN_OK;
+    out->signature = calloc(1, CAIRN_MINISIG_MAX + 1);
+    cairn_status status = out->signature != NULL
+                              ? CAIRN_OK
+                              : cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a signature");
+    if (status == CAIRN_OK && opened == CAIRN_OK && file->bytes <= CAIRN_MINISIG_MAX) {
+        out->signature_bytes = (size_t)file->bytes;
+        status = read_fully(file, out->signature, out->signature_bytes, 0,
+                            CAIRN_MANIFEST_SIGNATURE_NAME, why);
+    }
+    if (opened == CAIRN_OK) storage->close(file);
+    return status;
+}
+
 cairn_status cairn_manifest_load(const char *folder, struct cairn_manifest *out,
                                  struct cairn_sentence *why)
 {
@@ -68,6 +91,9 @@ cairn_status cairn_manifest_load(const char *folder, struct cairn_manifest *out,
     if (status != CAIRN_OK) return status;
     status = decode_file(file, folder, out, why);
     storage->close(file);
+    if (status != CAIRN_OK) return status;
+    status = load_signature(folder, out, why);
+    if (status != CAIRN_OK) cairn_manifest_release(out);
     return status;
 }
 

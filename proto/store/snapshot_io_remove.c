@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/snapshot/manifest_trust.h"
 #include "proto/store/names.h"
 #include "proto/store/snapshot_io.h"
 
@@ -52,7 +53,10 @@ static cairn_status remove_all(const struct removal *r)
     uint64_t bytes;
     cairn_status status = remove_file(r, "", CAIRN_MANIFEST_NAME);
     if (status == CAIRN_OK) status = r->storage->settle(r->root, r->place, r->why);
-    if (status == CAIRN_OK) status = remove_file(r, "", CAIRN_MANIFEST_NAME ".tmp");
+    static const char *const rest[] = { CAIRN_MANIFEST_NAME ".tmp", CAIRN_MANIFEST_SIGNATURE_NAME,
+                                        CAIRN_MANIFEST_SIGNATURE_NAME ".tmp" };
+    for (size_t i = 0; i < sizeof rest / sizeof *rest && status == CAIRN_OK; i++)
+        status = remove_file(r, "", rest[i]);
     for (int i = 0; i < CAIRN_SNAPSHOT_FOLDERS && status == CAIRN_OK; i++)
         status = remove_part(r, cairn_snapshot_folder_name((enum cairn_snapshot_folder)i));
     return status == CAIRN_OK ? r->storage->remove(r->root, r->place, true, &bytes, r->why)

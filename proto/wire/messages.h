@@ -118,14 +118,17 @@
     X(121, RESHARD_TOLD, ReshardTold, reshard_told)                 \
     X(122, MEMBER_DRAIN, MemberDrain, member_drain)                 \
     X(123, DRAIN_ME, DrainMe, drain_me)                             \
-    X(124, MEMBER_END, MemberEnd, member_end)
+    X(124, MEMBER_END, MemberEnd, member_end)                       \
+    X(128, KEYS_GET, KeysGet, keys_get)                             \
+    X(129, KEYS, Keys, keys)                                        \
+    X(130, KEY_TRUST, KeyTrust, key_trust)
 
 enum cairn_message {
 #define X(number, constant, type, field) CAIRN_MSG_##constant = (number),
     CAIRN_MESSAGE_TABLE(X)
 #undef X
 };
-#define CAIRN_MSG_MAX 124
+#define CAIRN_MSG_MAX 130
 
 /* Versions of a job that can be leased at a time: for each, every shard has a published copy more. */
 #define CAIRN_LEASED_VERSIONS_MAX 4

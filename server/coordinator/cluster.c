@@ -23,6 +23,7 @@
 #include "server/coordinator/snapshot/cuts.h"
 #include "server/coordinator/store/backup.h"
 #include "server/coordinator/store/store.h"
+#include "server/coordinator/trust/keys.h"
 
 const char *cairn_cluster_address(const struct cairn_cluster *cluster)
 {
@@ -105,6 +106,7 @@ static void free_cluster(struct cairn_cluster *cluster)
         cairn_cluster_seat_free(seat);
     }
     cairn_cluster_events_close(cluster);
+    cairn_cluster_keys_close(cluster);
     cairn_store_close(cluster->store);
     if (cluster->lock_fd >= 0) cairn_durable_unlock(cluster->lock_fd);
     free(cluster->storage.path);
@@ -163,6 +165,7 @@ static cairn_status open_folders(struct cairn_cluster *cluster, struct cairn_sen
     }
     status = cairn_store_open(options->store_path, &cluster->store, why);
     if (status == CAIRN_OK) status = cairn_cluster_events_open(cluster, why);
+    if (status == CAIRN_OK) status = cairn_cluster_keys_open(cluster, why);
     if (status == CAIRN_OK) status = cairn_cluster_storage_open(cluster, why);
     return status == CAIRN_OK ? cairn_cluster_standing_open(cluster, why) : status;
 }
@@ -180,6 +183,10 @@ cairn_status cairn_cluster_options_judge(const struct cairn_cluster_options *opt
         strcmp(options->reshard, "on_join") != 0)
         return cairn_fail(why, CAIRN_ERR_CONFIG, "reshard.policy is \"%s\": give manual or on_join",
                           options->reshard);
+    if (options->snapshots_trust != NULL && strcmp(options->snapshots_trust, "signed") != 0 &&
+        strcmp(options->snapshots_trust, "any") != 0)
+        return cairn_fail(why, CAIRN_ERR_CONFIG, "snapshots.trust is \"%s\": give signed or any",
+                          options->snapshots_trust);
     enum cairn_log_level level;
     const char *text = options->log_level;
     if (text != NULL && *text != '\0' && !cairn_log_level_parse(text, &level)) {

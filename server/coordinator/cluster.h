@@ -44,6 +44,7 @@ struct cairn_cluster_reshard_asked;
 struct cairn_cluster_removal;
 struct cairn_cluster_adoption;
 struct cairn_cluster_backup;
+struct cairn_cluster_keys;
 struct cairn_store;
 struct cairn_listener;
 struct cairn_option;
@@ -54,6 +55,7 @@ struct cairn_cluster_options {
     int64_t shards; /* a job is spread over so many */
     char *store_path;
     char *snapshots_path;
+    char *snapshots_trust; /* "signed", "any" */
     struct cairn_listener_options network;
     int64_t heartbeat_ms, lease_timeout_ms, step_deadline_ms;
     int64_t workers_max; /* of a job */
@@ -84,7 +86,8 @@ struct cairn_cluster {
     /* owned */
     struct cairn_listener *listener;
     struct cairn_store *store;
-    int lock_fd; /* of the store's folder */
+    int lock_fd;                     /* of the store's folder */
+    struct cairn_cluster_keys *keys; /* trust/keys.h */
     struct cairn_cluster_seat *seats;
     struct cairn_cluster_session *sessions;
     struct cairn_cluster_job *jobs;

@@ -19,6 +19,7 @@
 #include "server/coordinator/snapshot/find.h"
 #include "server/coordinator/store/backup.h"
 #include "server/coordinator/store/events.h"
+#include "server/coordinator/trust/keys.h"
 
 /* ---- shards ---- */
 
@@ -354,6 +355,10 @@ bool cairn_cluster_handle_admin(struct cairn_cluster_session *session,
         return true;
     case CAIRN_MSG_CLUSTER_BACKUP:
         cairn_cluster_backup_begin(session, request, (const Cairn__ClusterBackup *)message);
+        return true;
+    case CAIRN_MSG_KEYS_GET: cairn_cluster_keys_answer(session, request); return true;
+    case CAIRN_MSG_KEY_TRUST:
+        cairn_cluster_key_trust(session, request, (const Cairn__KeyTrust *)message);
         return true;
     case CAIRN_MSG_SHARD_FORGET:
         on_shard_forget(session, request, (const Cairn__ShardForget *)message);

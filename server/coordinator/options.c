@@ -11,6 +11,9 @@ static const struct cairn_option table[] = {
       "Data folder: jobs, layouts, epochs. One coordinator at a time." },
     { "snapshots", "path", CAIRN_OPTION_PATH, AT(snapshots_path), "snapshots", 0, 0,
       "Folder of snapshots; the shards write there too, so in a cluster it is shared." },
+    { "snapshots", "trust", CAIRN_OPTION_STRING, AT(snapshots_trust), "signed", 0, 0,
+      "What is restored without an operator: signed (by a key of `cairn key list`, or older than "
+      "signatures) or any." },
     CAIRN_LISTENER_CONFIG(struct cairn_cluster_options, network),
     { "lease", "heartbeat", CAIRN_OPTION_DURATION, AT(heartbeat_ms), "1s", 10, 60000,
       "How often members are told that the coordinator lives, and say so themselves." },

@@ -20,6 +20,7 @@
 #include "server/coordinator/sessions.h"
 #include "server/coordinator/snapshot/cuts.h"
 #include "server/coordinator/store/backup.h"
+#include "server/coordinator/trust/keys.h"
 
 /* ---- Hello ---- */
 
@@ -198,6 +199,7 @@ static void forget_waits(struct cairn_cluster_session *session)
     cairn_cluster_restores_forget(session->cluster, session);
     cairn_cluster_adopt_forget(session->cluster, session);
     cairn_cluster_backup_forget(session->cluster, session);
+    cairn_cluster_keys_forget(session->cluster, session);
     cairn_cluster_drops_forget(session->cluster, session);
     cairn_cluster_drains_forget(session->cluster, session);
     cairn_cluster_reshard_forget(session->cluster, session);

@@ -221,7 +221,8 @@ TEST_EACH(tensors_are_added_tied_and_thawed_while_training_goes_on_with_the_bits
 
     cluster_start(&other, shards % 3 + 1, NULL);
     snprintf(path, sizeof path, "%s/%s/%s", cluster.snapshots_path, AMEND_JOB, id);
-    cluster_cli(&other, &said, "snapshot", "restore", "--path", path, "--yes", NULL);
+    cluster_cli(&other, &said, "snapshot", "restore", "--path", path, "--yes", "--allow-untrusted",
+                NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     start(workers, &other, false, MORE_STEP); // both with the spec as it was
     join(workers);

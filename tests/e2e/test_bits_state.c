@@ -111,7 +111,8 @@ static void restore_and_finish(int shards, const char *snapshots_path, const cha
     struct cluster cluster;
     char root[65];
     cluster_start(&cluster, shards, &(struct cluster_options) { .snapshots_path = snapshots_path });
-    cluster_cli(&cluster, &said, "snapshot", "restore", BITS_JOB, id, "--yes", NULL);
+    cluster_cli(&cluster, &said, "snapshot", "restore", BITS_JOB, id, "--yes", "--allow-untrusted",
+                NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     bits_root_at(step, root);
     bits_check_root(cluster.address, root);

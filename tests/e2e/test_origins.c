@@ -341,7 +341,8 @@ TEST(a_snapshot_of_it_is_restored_and_the_same_spec_goes_on)
     cairn_close(session);
 
     start(&other, 2, cluster.snapshots_path);
-    cluster_cli(&other, &said, "snapshot", "restore", "model", id, "--yes", NULL);
+    cluster_cli(&other, &said, "snapshot", "restore", "model", id, "--yes", "--allow-untrusted",
+                NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     check_root(&other, root);
     session = open_session(&other);

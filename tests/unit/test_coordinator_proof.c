@@ -8,6 +8,7 @@
 
 #include "proto/base/xxh.h"
 #include "proto/store/snapshot_io.h"
+#include "server/coordinator/trust/keys.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 
@@ -22,7 +23,7 @@ static void expect_job(const char *name, const char *state)
     cairn_message_free(&status->base);
 }
 
-/* Writes the manifest anew, with a hash that is right, as who changes it on purpose does. */
+/* Writes the manifest anew, with a hash that is right, as who changes it on purpose does, and has the key. */
 static void rewrite(const char *folder,
                     void (*change)(const char *folder, struct cairn_manifest *m))
 {
@@ -32,7 +33,11 @@ static void rewrite(const char *folder,
     change(folder, &m);
     snprintf(path, sizeof path, "%s/" CAIRN_MANIFEST_NAME, folder);
     ck_assert_int_eq(unlink(path), 0);
-    ck_assert_int_eq(cairn_manifest_commit(folder, &m, NULL), CAIRN_OK);
+    snprintf(path, sizeof path, "%s/" CAIRN_MANIFEST_NAME ".minisig", folder);
+    ck_assert_int_eq(unlink(path), 0);
+    ck_assert_int_eq(
+        cairn_manifest_commit_signed(folder, &m, cairn_cluster_keys_signer(fake.cluster), NULL),
+        CAIRN_OK);
     cairn_manifest_release(&m);
 }
 
@@ -96,6 +101,8 @@ TEST(a_manifest_of_a_former_version_is_restored)
     file = fopen(path, "w");
     fprintf(file, "%s\n}\n", text);
     fclose(file);
+    snprintf(path, sizeof path, "%s/" CAIRN_MANIFEST_NAME ".minisig", s->path);
+    ck_assert_int_eq(unlink(path), 0);
     cairn_message_free(&expect_snapshot(ask_restore("again", "", s->path))->base);
     free(text);
     cairn_message_free(&s->base);

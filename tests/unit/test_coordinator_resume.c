@@ -1,7 +1,9 @@
 /* Workers that wish that the newest snapshot is restored, and those who come beside them without the wish. */
 #include <check.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/support/pages.h"
 #include "tests/support/suite.h"
@@ -115,6 +117,30 @@ TEST(a_damaged_snapshot_is_passed_over)
     cairn_spec_release(&spec);
 }
 
+/* "signed" takes the one before it; with snapshots.trust any the newest would be. */
+TEST_EACH(a_snapshot_that_nobody_signed_is_passed_over_unless_the_setting_says_otherwise, 0, 2)
+{
+    struct cairn_job_spec_data spec = fake_spec(1);
+    char path[4200];
+    const bool takes_any = _i == 1;
+    ck_assert_uint_eq(train(), 2);
+    Cairn__SnapshotStatus *taken = take_snapshot();
+    snprintf(path, sizeof path, "%s/manifest.json.minisig", taken->path);
+    ck_assert_int_eq(unlink(path), 0);
+    cairn_message_free(&taken->base);
+    fake.options.snapshots_trust = (char *)(uintptr_t)(takes_any ? "any" : "signed");
+    drop();
+    come_again("again");
+    Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, ask_open(&w, &spec));
+    ck_assert_uint_eq(attached->step, takes_any ? 2 : 1);
+    cairn_message_free(&attached->base);
+    Cairn__JobStatus *s = show_job("toy");
+    const char *said = strstr(s->passed_over, "step-000000000002-g1, is not trusted: its manifest");
+    ck_assert_msg((said == NULL) == takes_any, "%s", s->passed_over);
+    cairn_message_free(&s->base);
+    cairn_spec_release(&spec);
+}
+
 TEST(with_damaged_snapshots_alone_the_job_does_not_begin_anew)
 {
     struct cairn_job_spec_data spec = fake_spec(1);
@@ -131,7 +157,7 @@ TEST(with_damaged_snapshots_alone_the_job_does_not_begin_anew)
     drop();
     come_again("again");
     fake_expect_error(&fake, &w, ask_open(&w, &spec), CAIRN_ERR_CORRUPT,
-                      "that is not damaged; `cairn snapshot restore toy ID`");
+                      "that may be taken unasked; `cairn snapshot restore toy ID`");
     ck_assert_ptr_null(toy());
     cairn_spec_release(&spec);
 }

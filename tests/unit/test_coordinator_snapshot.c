@@ -8,6 +8,7 @@
 
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/member/seats.h"
+#include "server/coordinator/trust/keys.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 
@@ -303,6 +304,8 @@ TEST(a_snapshot_is_restored_to_another_number_of_shards)
     Cairn__SnapshotStatus *s = take_snapshot();
     uint8_t root[32];
     uint64_t step;
+    char line[CAIRN_KEY_LINE_BYTES];
+    cairn_public_key_line(&cairn_cluster_keys_signer(fake.cluster)->public_key, line);
     for (uint32_t i = 0; i < 2; i++) fake_shard_forget(&fake, i);
     fake_coordinator_stop(&fake);
     fake.options.shards = 5;
@@ -310,7 +313,11 @@ TEST(a_snapshot_is_restored_to_another_number_of_shards)
     fake_coordinator_start(&fake);
     fake_peer_close(&admin);
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
-    uint32_t request = ask_restore("", "", s->path);
+    Cairn__KeyTrust trust = CAIRN__KEY_TRUST__INIT;
+    trust.key = line;
+    uint32_t request = fake_request(&admin, CAIRN_MSG_KEY_TRUST, &trust.base);
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_KEYS, request));
+    request = ask_restore("", "", s->path);
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_NOT_READY, "5 shards are needed, 0 are up");
     fake_shards_up(&fake, 5);
     request = ask_restore("", "", s->path);

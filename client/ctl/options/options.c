@@ -106,6 +106,8 @@ static int take(struct ctl *ctl, int option)
     case OPT_WATCH: return parse_watch(ctl);
     case OPT_EVERY: return cairn_ctl_parse_seconds("every", optarg, &ctl->every_s);
     case OPT_ONCE: ctl->once = true; return -1;
+    case OPT_ALLOW_UNSIGNED: ctl->allow_unsigned = true; return -1;
+    case OPT_ALLOW_UNTRUSTED: ctl->allow_untrusted = true; return -1;
     case OPT_JOB: ctl->job = optarg; return -1;
     case OPT_PATH:
         ctl->path_before = ctl->path;

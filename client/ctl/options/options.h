@@ -69,6 +69,8 @@ enum {
     OPT_EMA,
     OPT_STATS,
     OPT_DIR,
+    OPT_ALLOW_UNSIGNED,
+    OPT_ALLOW_UNTRUSTED,
     OPT_HELP,
     OPT_VERSION
 };

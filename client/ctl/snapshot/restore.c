@@ -135,6 +135,8 @@ int cairn_ctl_snapshot_restore(struct ctl *ctl)
         restore.path = path;
         if (ctl->job != NULL) restore.job = (char *)(uintptr_t)ctl->job;
     }
+    restore.allow_unsigned = ctl->allow_unsigned;
+    restore.allow_untrusted = ctl->allow_untrusted;
     if (ctl->timeout_ms == 0) ctl->timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
     if (by_id && strcmp(restore.id, "latest") == 0) {
         restore.id = latest;

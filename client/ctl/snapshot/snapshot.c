@@ -15,13 +15,13 @@ static const char *created(const Cairn__SnapshotStatus *s)
 
 json_t *cairn_ctl_snapshot_json(const Cairn__SnapshotStatus *s)
 {
-    return json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:i, s:i, s:s, s:s, s:b, s:I, s:s}", "id",
-                     s->id, "job", s->job, "state", s->state, "path", s->path, "generation",
+    return json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:i, s:i, s:s, s:s, s:b, s:I, s:s, s:s}",
+                     "id", s->id, "job", s->job, "state", s->state, "path", s->path, "generation",
                      (json_int_t)s->generation, "step", (json_int_t)s->step, "bytes",
                      (json_int_t)s->bytes, "files", (int)s->files, "shards", (int)s->shards,
                      "content_root", cairn_ctl_hex(s->content_root), "created", created(s),
                      "periodic", (int)s->periodic, "nonfinite", (json_int_t)s->nonfinite,
-                     "nonfinite_tensors", s->nonfinite_tensors);
+                     "nonfinite_tensors", s->nonfinite_tensors, "signature", s->signature);
 }
 
 void cairn_ctl_damaged_line(uint64_t nonfinite, const char *tensors)
@@ -52,6 +52,7 @@ void cairn_ctl_snapshot_print(const Cairn__SnapshotStatus *s)
         cairn_ctl_line("content root", "%s", cairn_ctl_hex(s->content_root));
     if (s->created_unix_ms > 0) cairn_ctl_line("created", "%s", created(s));
     if (s->periodic) cairn_ctl_line("periodic", "yes");
+    if (s->signature[0] != '\0') cairn_ctl_line("signature", "%s", s->signature);
     if (s->nonfinite > 0) cairn_ctl_damaged_line(s->nonfinite, s->nonfinite_tensors);
     if (s->path[0] != 0) cairn_ctl_line("path", "%s", s->path);
 }

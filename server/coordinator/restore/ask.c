@@ -55,6 +55,8 @@ void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t
         return;
     }
     restore->plan = message->plan;
+    restore->waiver = (struct cairn_trust_waiver) { message->allow_unsigned,
+                                                    message->allow_untrusted };
     cairn_status status = judge(restore, message, &why);
     if (status == CAIRN_OK &&
         (!cairn_cluster_waiters_add(&restore->waiter, session, request) ||

@@ -5,21 +5,27 @@
 #include "server/base/log.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/works.h"
+#include "server/coordinator/cluster.h"
 #include "server/coordinator/restore/restore.h"
 #include "server/coordinator/snapshot/find.h"
 
-/* One with results that are not finite is restored by its id alone. */
+/* One with results that are not finite, or of nobody that is trusted, is restored by its id alone. */
 static bool pass_over(struct cairn_cluster_restore *restore, const struct cairn_found_snapshot *f)
 {
     const struct cairn_manifest *m = &f->manifest;
     char tensors[CAIRN_RESULTS_BYTES];
-    struct cairn_sentence text;
-    if (m->nonfinite.nonfinite == 0) return false;
-    cairn_results_list(&m->nonfinite, &m->spec, tensors);
-    cairn_sentence_set(&text, "%s, is damaged: of %llu elements a result is not finite: %s",
-                       f->place.id, (unsigned long long)m->nonfinite.nonfinite, tensors);
+    struct cairn_sentence text, why;
+    if (m->nonfinite.nonfinite != 0) {
+        cairn_results_list(&m->nonfinite, &m->spec, tensors);
+        cairn_sentence_set(&text, "%s, is damaged: of %llu elements a result is not finite: %s",
+                           f->place.id, (unsigned long long)m->nonfinite.nonfinite, tensors);
+    } else if (cairn_manifest_accept(m, &restore->ring, restore->waiver, &why) != CAIRN_OK) {
+        cairn_sentence_set(&text, "%s, is not trusted: %s", f->place.id, why.text);
+    } else {
+        return false;
+    }
     cairn_log_warn("job %s: passed over: %s", m->spec.name, text.text);
-    if (restore->latest.nonfinite.text[0] == '\0') restore->latest.nonfinite = text;
+    if (restore->latest.passed.text[0] == '\0') restore->latest.passed = text;
     return true;
 }
 
@@ -48,11 +54,11 @@ void cairn_cluster_restore_find_latest(struct cairn_cluster_restore *restore)
         restore->latest.none_found = true;
         restore->status = cairn_fail(&restore->why, CAIRN_ERR_NOT_FOUND,
                                      "there is no whole snapshot of job %s", job);
-        if (restore->latest.nonfinite.text[0] != '\0')
+        if (restore->latest.passed.text[0] != '\0')
             cairn_sentence_add(&restore->why,
-                               " that is not damaged; `cairn snapshot restore %s ID` takes one "
-                               "that is; the newest, %s",
-                               job, restore->latest.nonfinite.text);
+                               " that may be taken unasked; `cairn snapshot restore %s ID` takes "
+                               "one by its id; the newest, %s",
+                               job, restore->latest.passed.text);
     } else if (restore->status == CAIRN_OK) {
         restore->folder = chosen->folder; // moves
         chosen->folder = NULL;
@@ -84,6 +90,9 @@ bool cairn_cluster_restore_latest(struct cairn_cluster *cluster, const char *job
     if (restore == NULL) return false;
     const struct cairn_cluster_job *lost = cairn_cluster_job_by_id(cluster, of_job);
     const bool known = lost != NULL && !lost->version_unknown;
+    const char *trust = cluster->options->snapshots_trust;
+    const bool takes_any = trust != NULL && strcmp(trust, "any") == 0;
+    restore->waiver = (struct cairn_trust_waiver) { takes_any, takes_any };
     restore->latest.of_job = of_job;
     restore->latest.newest = known ? cairn_cluster_job_version(lost)
                                    : (struct cairn_version) { UINT64_MAX, UINT64_MAX };

@@ -66,7 +66,7 @@ static void on_restored(const struct cairn_cluster_restore *restore, cairn_statu
     if (status == CAIRN_OK) {
         const bool is_first = r->behind.id[0] == '\0';
         cairn_cluster_restore_passed_over(restore,
-                                          is_first ? &restore->latest.nonfinite : &r->damaged);
+                                          is_first ? &restore->latest.passed : &r->damaged);
         return;
     }
     if ((!touched || r->unseen) && r->restores > 0) r->restores--;
@@ -81,7 +81,7 @@ static void on_restored(const struct cairn_cluster_restore *restore, cairn_statu
     struct cairn_sentence advice;
     cairn_cluster_recovery_advise(job, &advice);
     cairn_sentence_set(&job->loss.why, "lost: %s; ", r->why);
-    if (!restore->latest.none_found || restore->latest.nonfinite.text[0] != '\0')
+    if (!restore->latest.none_found || restore->latest.passed.text[0] != '\0')
         cairn_sentence_add(&job->loss.why, "restoring failed: %.300s; ", text);
     cairn_sentence_add(&job->loss.why, "%s", advice.text);
     cairn_log_warn("job %s is %s", job->spec.name, job->loss.why.text);

@@ -29,6 +29,7 @@
 #include "server/coordinator/snapshot/digests.h"
 #include "server/coordinator/snapshot/find.h"
 #include "server/coordinator/store/events.h"
+#include "server/coordinator/trust/keys.h"
 
 static void tell_ended(struct cairn_cluster_restore *restore, cairn_status status, const char *text)
 {
@@ -79,6 +80,24 @@ static void end_restore(struct cairn_cluster_restore *restore, cairn_status stat
 
 /* ---- check, on another thread ---- */
 
+cairn_status cairn_cluster_restore_judge_signature(const struct cairn_cluster_restore *restore,
+                                                   const struct cairn_manifest *manifest,
+                                                   const char *folder, struct cairn_sentence *why)
+{
+    struct cairn_sentence said = { "" };
+    const cairn_status status = cairn_manifest_accept(manifest, &restore->ring, restore->waiver,
+                                                      &said);
+    return status == CAIRN_OK ? CAIRN_OK : cairn_fail(why, status, "%s: %s", folder, said.text);
+}
+
+/* One that is taken without the word of a trusted key is told of. */
+static void warn_of_trust(const struct cairn_cluster_restore *restore)
+{
+    struct cairn_sentence what;
+    if (cairn_manifest_trust(&restore->manifest, &restore->ring, &what) != CAIRN_TRUST_SIGNED)
+        cairn_log_warn("%s is restored, and is %s", restore->folder, what.text);
+}
+
 static void check(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
@@ -97,7 +116,10 @@ static void check(struct cairn_cluster_work *work)
     restore->folder = folder;
     restore->status = cairn_snapshot_open(restore->folder, &snapshot, &restore->why);
     if (restore->status != CAIRN_OK) return;
-    if (!restore->plan) restore->status = cairn_snapshot_verify(&snapshot, NULL, &restore->why);
+    restore->status = cairn_cluster_restore_judge_signature(restore, &snapshot.manifest,
+                                                            restore->folder, &restore->why);
+    if (restore->status == CAIRN_OK && !restore->plan)
+        restore->status = cairn_snapshot_verify(&snapshot, NULL, &restore->why);
     if (restore->status == CAIRN_OK) {
         restore->manifest = snapshot.manifest; // moves
         cairn_manifest_init(&snapshot.manifest);
@@ -418,6 +440,7 @@ static void on_checked(struct cairn_cluster_work *work)
         end_plan(restore);
         return;
     }
+    if (restore->status == CAIRN_OK) warn_of_trust(restore);
     if (restore->status == CAIRN_OK && restore->manifest.unsealed)
         cairn_log_warn("the manifest of %s is of a former version, without a hash over itself: "
                        "whether it was changed cannot be told but by its content root",
@@ -439,6 +462,7 @@ struct cairn_cluster_restore *cairn_cluster_restore_new(struct cairn_cluster *cl
     if (restore == NULL) return NULL;
     restore->cluster = cluster;
     cairn_manifest_init(&restore->manifest);
+    cairn_cluster_keys_ring(cluster, &restore->ring);
     restore->work.run = check;
     restore->work.done = on_checked;
     restore->next = cluster->restores;

@@ -3,6 +3,7 @@
 #ifndef CAIRN_COORDINATOR_RESTORE_RESTORE_H
 #define CAIRN_COORDINATOR_RESTORE_RESTORE_H
 
+#include "proto/snapshot/manifest_trust.h"
 #include "server/coordinator/base/names.h"
 #include "server/coordinator/snapshot/cut.h"
 #include "server/coordinator/snapshot/find.h"
@@ -19,8 +20,8 @@ struct cairn_restore_latest {
     /* a snapshot older than this; once one is chosen, that one */
     struct cairn_snapshot_place behind;
     bool none_found; /* there is no whole one */
-    /* the newest that was passed over for values that are not finite */
-    struct cairn_sentence nonfinite;
+    /* the newest that was passed over for what stands in its manifest, and why */
+    struct cairn_sentence passed;
 };
 
 struct cairn_cluster_restore {
@@ -31,6 +32,8 @@ struct cairn_cluster_restore {
     bool plan;                           /* nothing is done, but said */
     bool is_stored; /* asked for by its id: it is in the folder of the snapshots */
     struct cairn_restore_latest latest;
+    struct cairn_key_ring ring;       /* whose signatures are trusted, when it was begun */
+    struct cairn_trust_waiver waiver; /* what is taken all the same */
     /* how far it is */
     bool checked; /* the other thread has read manifest and files */
     bool made;    /* all shards said Done */
@@ -69,6 +72,11 @@ void cairn_cluster_restore_begin(struct cairn_cluster_session *session, uint32_t
 bool cairn_cluster_restore_latest(struct cairn_cluster *cluster, const char *job, uint64_t of_job,
                                   const struct cairn_snapshot_place *behind,
                                   cairn_cluster_restored_fn ended);
+/* May it be taken, by who signed it? Any thread. CAIRN_ERR_REFUSED, CAIRN_ERR_CHECKSUM. */
+cairn_status cairn_cluster_restore_judge_signature(const struct cairn_cluster_restore *restore,
+                                                   const struct cairn_manifest *manifest,
+                                                   const char *folder,
+                                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The snapshot is to blame: the one before it may be whole. */
 bool cairn_cluster_restore_is_damage(cairn_status status);
 void cairn_cluster_restores_forget(struct cairn_cluster *cluster,

@@ -75,7 +75,7 @@ static void on_restored(const struct cairn_cluster_restore *restore, cairn_statu
     if (resume == NULL) return;
     if (restore->latest.none_found && resume->damaged_count > 0) {
         end_damaged(resume);
-    } else if (restore->latest.none_found && restore->latest.nonfinite.text[0] != '\0') {
+    } else if (restore->latest.none_found && restore->latest.passed.text[0] != '\0') {
         end(resume, CAIRN_ERR_CORRUPT, text); // it was trained: it does not begin anew
     } else if (!restore->latest.none_found && cairn_cluster_restore_is_damage(status)) {
         resume->behind = restore->latest.behind;
@@ -89,7 +89,7 @@ static void on_restored(const struct cairn_cluster_restore *restore, cairn_statu
                            resume->cluster->storage.path);
         const bool is_first = resume->damaged_count == 0;
         if (status == CAIRN_OK)
-            cairn_cluster_restore_passed_over(restore, is_first ? &restore->latest.nonfinite
+            cairn_cluster_restore_passed_over(restore, is_first ? &restore->latest.passed
                                                                 : &resume->damaged);
         end(resume, fine ? CAIRN_OK : status, text);
     }

@@ -8,6 +8,7 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/snapshot/cut.h"
 #include "server/coordinator/snapshot/digests.h"
+#include "server/coordinator/trust/keys.h"
 
 static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *ftw)
 {
@@ -44,7 +45,8 @@ void cairn_cluster_cut_work(struct cairn_cluster_work *work)
                                                  &cut->why);
     if (cut->status == CAIRN_OK) memcpy(m->content_root, root.byte, sizeof m->content_root);
     if (cut->status == CAIRN_OK && cut->is_snapshot)
-        cut->status = cairn_manifest_commit(cut->folder, m, &cut->why);
+        cut->status = cairn_manifest_commit_signed(
+            cut->folder, m, cairn_cluster_keys_signer(work->cluster), &cut->why);
     if (cut->status != CAIRN_OK && cut->folder != NULL) remove_folder(cut->folder);
 }
 

@@ -17,6 +17,7 @@ struct cairn_found_snapshot {
     struct cairn_snapshot_place place;
     char *folder; /* owned */
     struct cairn_manifest manifest;
+    char signature[128]; /* for people; empty: nobody has looked at it */
 };
 struct cairn_cluster_found {
     struct cairn_found_snapshot *list; /* owned: [count], the newest first */

@@ -1,4 +1,5 @@
 /* An admin asks for the snapshots in the store folder; they are read on another thread. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,6 +8,7 @@
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/snapshot/cut.h"
 #include "server/coordinator/snapshot/find.h"
+#include "server/coordinator/trust/keys.h"
 
 struct listing {
     struct cairn_cluster_work work;
@@ -15,6 +17,7 @@ struct listing {
     /* owned */
     char *job; /* NULL = of all */
     char *id;  /* one alone; NULL = list */
+    struct cairn_key_ring ring;
     struct cairn_cluster_found found;
 };
 
@@ -31,6 +34,12 @@ static void read_store(struct cairn_cluster_work *work)
     struct listing *listing = (struct listing *)work;
     listing->status = cairn_cluster_find_snapshots(work->cluster, listing->job, listing->id,
                                                    &listing->found, &listing->why);
+    for (size_t i = 0; i < listing->found.count; i++) {
+        struct cairn_found_snapshot *f = &listing->found.list[i];
+        struct cairn_sentence what;
+        cairn_manifest_trust(&f->manifest, &listing->ring, &what);
+        snprintf(f->signature, sizeof f->signature, "%.120s", what.text);
+    }
 }
 
 /* A job that was never here and has left no snapshots: a mistyped name, most likely. */
@@ -56,6 +65,7 @@ static void send_list(struct listing *listing)
         for (size_t i = 0; i < listing->found.count; i++) {
             const struct cairn_found_snapshot *f = &listing->found.list[i];
             cairn_cluster_manifest_to_view(&f->manifest, f->place.id, f->folder, &views[i]);
+            views[i].status.signature = (char *)(uintptr_t)f->signature;
             list[i] = &views[i].status;
         }
         Cairn__SnapshotList message = CAIRN__SNAPSHOT_LIST__INIT;
@@ -85,6 +95,7 @@ static void send_one(struct listing *listing)
     }
     const struct cairn_found_snapshot *f = listing->found.list;
     cairn_cluster_manifest_to_view(&f->manifest, f->place.id, f->folder, &view);
+    view.status.signature = (char *)(uintptr_t)f->signature;
     cairn_cluster_session_send(listing->work.session, CAIRN_MSG_SNAPSHOT_STATUS,
                                listing->work.request, &view.status.base);
 }
@@ -113,6 +124,7 @@ static void begin(struct cairn_cluster_session *session, uint32_t request, const
     if (whole && job != NULL) whole = (listing->job = strdup(job)) != NULL;
     if (whole && id != NULL) whole = (listing->id = strdup(id)) != NULL;
     if (whole) {
+        cairn_cluster_keys_ring(session->cluster, &listing->ring);
         listing->work.run = read_store;
         listing->work.done = on_read;
         whole = cairn_cluster_work_start(&listing->work, session->cluster, session, request);

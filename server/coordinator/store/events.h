@@ -35,7 +35,9 @@
     X(SHARD_JOINED, "shard-joined")                                              \
     X(SHARD_LEFT, "shard-left")                                                  \
     X(DRAIN, "drain-begun")                                                      \
-    X(DRAINED, "drain-ended")
+    X(DRAINED, "drain-ended")                                                    \
+    X(KEY, "key") /* trusted, not any more, or made anew */                      \
+    X(DAMAGED, "snapshot-damaged")
 
 enum cairn_event_kind {
 #define X(kind, name) CAIRN_EVENT_##kind,

@@ -22,6 +22,7 @@ struct cairn_cluster_save {
     struct cairn_packed *spec, *layout, *before; /* held: what a whole one points to */
     struct cairn_stored_event *events; /* owned: [event_count], with their texts behind them */
     size_t event_count;
+    struct cairn_stored_key key; /* its line is row.name */
     struct cairn_sentence why;
     uint64_t store_writes; /* of the store when it was done */
 };
@@ -71,6 +72,12 @@ static cairn_status write_leaving(struct cairn_store *store, const struct cairn_
                                   struct cairn_sentence *why)
 {
     return cairn_store_set_leaving(store, save->row.name, save->saved.number != 0, why);
+}
+static cairn_status write_key(struct cairn_store *store, const struct cairn_cluster_save *save,
+                              struct cairn_sentence *why)
+{
+    return save->saved.number != 0 ? cairn_store_put_key(store, &save->key, why)
+                                   : cairn_store_drop_key(store, save->key.line, why);
 }
 static cairn_status write_events(struct cairn_store *store, const struct cairn_cluster_save *save,
                                  struct cairn_sentence *why)
@@ -286,18 +293,37 @@ cairn_status cairn_cluster_save_storage(struct cairn_cluster *cluster, cairn_clu
     return save_start(save);
 }
 
+/* Of no job, with a copy of that text as row.name. NULL: no memory. */
+static struct cairn_cluster_save *named_new(struct cairn_cluster *cluster, const char *name,
+                                            uint64_t number, cairn_cluster_saved_fn then)
+{
+    struct cairn_cluster_save *save = save_new(cluster, 0, number, then);
+    if (save == NULL) return NULL;
+    save->row.name = strdup(name);
+    if (save->row.name != NULL) return save;
+    free_save(save);
+    return NULL;
+}
+
 cairn_status cairn_cluster_save_leaving(struct cairn_cluster *cluster, const char *shard,
                                         uint64_t number, cairn_cluster_saved_fn then,
                                         struct cairn_sentence *why)
 {
-    struct cairn_cluster_save *save = save_new(cluster, 0, number, then);
+    struct cairn_cluster_save *save = named_new(cluster, shard, number, then);
     if (save == NULL) return fail_memory(why);
-    save->row.name = strdup(shard);
-    if (save->row.name == NULL) {
-        free_save(save);
-        return fail_memory(why);
-    }
     save->write = write_leaving;
+    return save_start(save);
+}
+
+cairn_status cairn_cluster_save_key(struct cairn_cluster *cluster,
+                                    const struct cairn_stored_key *key, bool trusted,
+                                    cairn_cluster_saved_fn then, struct cairn_sentence *why)
+{
+    struct cairn_cluster_save *save = named_new(cluster, key->line, trusted, then);
+    if (save == NULL) return fail_memory(why);
+    save->key = *key;
+    save->key.line = save->row.name;
+    save->write = write_key;
     return save_start(save);
 }
 

@@ -10,6 +10,7 @@
 
 struct cairn_cluster_save;
 struct cairn_stored_event;
+struct cairn_stored_key;
 struct cairn_pool;
 
 /* Of the cluster. */
@@ -58,6 +59,11 @@ cairn_status cairn_cluster_save_storage(struct cairn_cluster *cluster, cairn_clu
 cairn_status cairn_cluster_save_leaving(struct cairn_cluster *cluster, const char *shard,
                                         uint64_t number, cairn_cluster_saved_fn then,
                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* The key is trusted from now on, or with `trusted` false not any more. */
+cairn_status cairn_cluster_save_key(struct cairn_cluster *cluster,
+                                    const struct cairn_stored_key *key, bool trusted,
+                                    cairn_cluster_saved_fn then,
+                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* saved->number is the one behind the last of them. */
 cairn_status cairn_cluster_save_events(struct cairn_cluster *cluster,
                                        const struct cairn_stored_event *events, size_t count,

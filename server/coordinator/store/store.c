@@ -12,7 +12,7 @@
 #include "server/coordinator/store/private.h"
 
 #define APPLICATION_ID 0x4341524e /* "CARN": marks the file as ours */
-#define SCHEMA_VERSION 6
+#define SCHEMA_VERSION 7
 
 /* Version 1, and what makes each version of the one before. */
 static const char schema[] =
@@ -39,7 +39,10 @@ static const char schema_5[] =
     "job_shards ADD COLUMN weight REAL;PRAGMA user_version = 5;";
 static const char schema_6[] =
     "CREATE TABLE leaving (shard TEXT PRIMARY KEY);PRAGMA user_version = 6;";
-_Static_assert(APPLICATION_ID == 1128354382 && SCHEMA_VERSION == 6, "as in the schema");
+static const char schema_7[] =
+    "CREATE TABLE keys (line TEXT PRIMARY KEY, own INTEGER NOT NULL, since INTEGER NOT "
+    "NULL);PRAGMA user_version = 7;";
+_Static_assert(APPLICATION_ID == 1128354382 && SCHEMA_VERSION == 7, "as in the schema");
 
 cairn_status cairn_store_fail(const struct cairn_store *store, const char *doing,
                               struct cairn_sentence *why)
@@ -206,6 +209,7 @@ static cairn_status set_up(struct cairn_store *store, struct cairn_sentence *why
     if (status == CAIRN_OK && version < 4) status = cairn_store_run(store, schema_4, why);
     if (status == CAIRN_OK && version < 5) status = cairn_store_run(store, schema_5, why);
     if (status == CAIRN_OK && version < 6) status = cairn_store_run(store, schema_6, why);
+    if (status == CAIRN_OK && version < 7) status = cairn_store_run(store, schema_7, why);
     if (status == CAIRN_OK)
         status = cairn_store_run(store, "UPDATE meta SET incarnation = incarnation + 1", why);
     if (status == CAIRN_OK) // made once

@@ -4,8 +4,8 @@
  * layout, shards and generation, and per job an epoch and a reserved block of round numbers; and the
  * numbers of the last jobs that were dropped, since a shard that was away then has its part still; and the
  * token of the folder that snapshots were written to (storage.h); and the shards that an operator sends
- * away; and the last events. Nothing is written per round: the shards' answers are the rest of the memory
- * (server/core/round.h). A job is written once every shard of it holds its part, so a job in the store is
+ * away; and the keys whose signatures are trusted; and the last events. Nothing is written per round: the
+ * shards' answers are the rest of the memory (server/core/round.h). A job is written once every shard of it holds its part, so a job in the store is
  * one that did exist.
  *
  * One file, FOLDER/coordinator.db, WAL, synchronous=FULL: a call that returned CAIRN_OK survives the
@@ -108,6 +108,25 @@ typedef cairn_status (*cairn_stored_leaving_fn)(void *context, const char *shard
                                                 struct cairn_sentence *why);
 cairn_status cairn_store_each_leaving(struct cairn_store *store, cairn_stored_leaving_fn take,
                                       void *context, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* ---- the keys whose signatures are trusted (trust/keys.h) ---- */
+
+struct cairn_stored_key {
+    const char *
+        line; /* of the public key, in base64; borrowed, in both directions, for the length of a call */
+    bool is_own; /* this cluster's, now or before */
+    uint64_t since_unix_s;
+};
+/* Adds it, or replaces the one of that line. */
+cairn_status cairn_store_put_key(struct cairn_store *store, const struct cairn_stored_key *key,
+                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status cairn_store_drop_key(struct cairn_store *store, const char *line,
+                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Gives every key to `take`, its own first; stops at the first that it refuses and returns that status. */
+typedef cairn_status (*cairn_stored_key_fn)(void *context, const struct cairn_stored_key *key,
+                                            struct cairn_sentence *why);
+cairn_status cairn_store_each_key(struct cairn_store *store, cairn_stored_key_fn take,
+                                  void *context, struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* ---- events (events.h) ---- */
 

@@ -1,0 +1,233 @@
+/* The cluster's key, the keys that it trusts, and what it restores by whose word. Shards are fake. */
+#include <check.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "proto/snapshot/manifest_trust.h"
+#include "proto/store/snapshot_io.h"
+#include "server/coordinator/trust/keys.h"
+#include "tests/support/suite.h"
+#include "tests/support/trained_toy.h"
+
+static char key_file[sizeof fake.store + 32];
+
+static void set_up(void)
+{
+    open_trained();
+    snprintf(key_file, sizeof key_file, "%s/" CAIRN_KEY_FILE, fake.store);
+}
+
+static Cairn__Keys *list_keys(void)
+{
+    const Cairn__KeysGet get = CAIRN__KEYS_GET__INIT;
+    return fake_expect(&fake, &admin, CAIRN_MSG_KEYS,
+                       fake_request(&admin, CAIRN_MSG_KEYS_GET, &get.base));
+}
+
+static uint32_t ask_trust(const char *key, bool untrust)
+{
+    Cairn__KeyTrust trust = CAIRN__KEY_TRUST__INIT;
+    trust.key = (char *)(uintptr_t)key;
+    trust.untrust = untrust;
+    return fake_request(&admin, CAIRN_MSG_KEY_TRUST, &trust.base);
+}
+
+static Cairn__Keys *trust(const char *key, bool untrust)
+{
+    return fake_expect(&fake, &admin, CAIRN_MSG_KEYS, ask_trust(key, untrust));
+}
+
+static struct cairn_secret_key stranger(char line[CAIRN_KEY_LINE_BYTES])
+{
+    struct cairn_secret_key key;
+    cairn_secret_key_make(&key);
+    cairn_public_key_line(&key.public_key, line);
+    return key;
+}
+
+/* ---- the key ---- */
+
+TEST(the_key_is_made_once_for_its_owner_alone)
+{
+    struct stat info;
+    ck_assert_int_eq(stat(key_file, &info), 0);
+    ck_assert_uint_eq(info.st_mode & 07777, 0600);
+    Cairn__Keys *first = list_keys();
+    ck_assert_uint_eq(first->n_keys, 1);
+    ck_assert(first->keys[0]->own && first->keys[0]->signs);
+    restart_coordinator();
+    Cairn__Keys *again = list_keys();
+    ck_assert_uint_eq(again->n_keys, 1);
+    ck_assert_str_eq(again->keys[0]->line, first->keys[0]->line);
+    cairn_message_free(&first->base);
+    cairn_message_free(&again->base);
+}
+
+static void refused_at_start(const char *word)
+{
+    struct cairn_cluster *cluster = NULL;
+    struct cairn_sentence why = { "" };
+    fake_coordinator_stop(&fake);
+    ck_assert_int_eq(cairn_cluster_open(&fake.options, &fake.loop, &cluster, &why),
+                     CAIRN_ERR_CONFIG);
+    ck_assert_msg(strstr(why.text, word) != NULL && strstr(why.text, CAIRN_KEY_FILE) != NULL, "%s",
+                  why.text);
+}
+
+TEST(a_key_that_others_may_read_is_refused)
+{
+    ck_assert_int_eq(chmod(key_file, 0640), 0);
+    refused_at_start("chmod 600");
+    ck_assert_int_eq(chmod(key_file, 0600), 0);
+    fake_coordinator_start(&fake);
+}
+
+TEST(garbage_for_a_key_is_refused)
+{
+    char kept[sizeof key_file + 8];
+    snprintf(kept, sizeof kept, "%s.kept", key_file);
+    ck_assert_int_eq(rename(key_file, kept), 0);
+    FILE *file = fopen(key_file, "w");
+    ck_assert_int_ge(fputs("no key\n", file), 0);
+    ck_assert_int_eq(fclose(file), 0);
+    ck_assert_int_eq(chmod(key_file, 0600), 0);
+    refused_at_start("put it back from a copy");
+    ck_assert_int_eq(rename(kept, key_file), 0);
+    fake_coordinator_start(&fake);
+}
+
+/* What was signed before stays good, and who looks sees that there is another one. */
+TEST(a_key_that_is_not_there_gives_way_to_a_new_one)
+{
+    Cairn__SnapshotStatus *s = take_snapshot();
+    ck_assert_int_eq(unlink(key_file), 0);
+    restart_coordinator();
+    Cairn__Keys *keys = list_keys();
+    ck_assert_uint_eq(keys->n_keys, 2);
+    ck_assert(keys->keys[0]->own && keys->keys[1]->own);
+    ck_assert(keys->keys[0]->signs != keys->keys[1]->signs);
+    cairn_message_free(&keys->base);
+    fake_shards_up(&fake, 2);
+    cairn_message_free(
+        fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, ask_restore("other", "", s->path)));
+    cairn_message_free(&s->base);
+}
+
+TEST(the_rest_of_a_start_that_was_killed_is_no_hindrance)
+{
+    char begun[sizeof key_file + 8];
+    snprintf(begun, sizeof begun, "%s.new", key_file);
+    ck_assert_int_eq(rename(key_file, begun), 0);
+    restart_coordinator();
+    ck_assert_int_eq(access(key_file, F_OK), 0);
+}
+
+/* ---- those of others ---- */
+
+TEST(a_key_is_trusted_and_untrusted_also_after_a_restart)
+{
+    char line[CAIRN_KEY_LINE_BYTES], id[CAIRN_KEY_NAME_BYTES];
+    const struct cairn_secret_key key = stranger(line);
+    cairn_key_name(key.public_key.id, id);
+    cairn_message_free(&trust(line, false)->base);
+    cairn_message_free(&trust(line, false)->base); // again is fine
+    restart_coordinator();
+    Cairn__Keys *keys = list_keys();
+    ck_assert_uint_eq(keys->n_keys, 2);
+    ck_assert_str_eq(keys->keys[1]->line, line);
+    ck_assert(!keys->keys[1]->own);
+    cairn_message_free(&keys->base);
+    cairn_message_free(&trust(id, true)->base);
+    restart_coordinator();
+    keys = list_keys();
+    ck_assert_uint_eq(keys->n_keys, 1);
+    fake_expect_error(&fake, &admin, ask_trust(id, true), CAIRN_ERR_NOT_FOUND, "is trusted");
+    fake_expect_error(&fake, &admin, ask_trust(keys->keys[0]->id, true), CAIRN_ERR_INVALID,
+                      "signs this cluster's snapshots");
+    fake_expect_error(&fake, &admin, ask_trust("RWgarbage", false), CAIRN_ERR_MALFORMED,
+                      "not a public key");
+    cairn_message_free(&keys->base);
+}
+
+TEST(no_more_keys_than_a_ring_has_are_trusted)
+{
+    char line[CAIRN_KEY_LINE_BYTES];
+    for (int i = 1; i < CAIRN_KEYS_MAX; i++) {
+        stranger(line);
+        cairn_message_free(&trust(line, false)->base);
+    }
+    stranger(line);
+    fake_expect_error(&fake, &admin, ask_trust(line, false), CAIRN_ERR_INVALID, "already");
+}
+
+/* ---- restores ---- */
+
+static void sign_anew(const char *folder, const struct cairn_secret_key *signer)
+{
+    char path[4200], text[CAIRN_MINISIG_BYTES];
+    struct cairn_manifest m;
+    snprintf(path, sizeof path, "%s/" CAIRN_MANIFEST_SIGNATURE_NAME, folder);
+    ck_assert_int_eq(unlink(path), 0);
+    if (signer == NULL) return;
+    ck_assert_int_eq(cairn_manifest_load(folder, &m, NULL), CAIRN_OK);
+    cairn_minisig_sign(signer, m.prehash, "timestamp:1", text);
+    cairn_manifest_release(&m);
+    FILE *file = fopen(path, "w");
+    ck_assert_int_ge(fputs(text, file), 0);
+    ck_assert_int_eq(fclose(file), 0);
+}
+
+static uint32_t ask_waived(const char *path, bool is_unsigned, bool is_strange)
+{
+    Cairn__SnapshotRestore message = CAIRN__SNAPSHOT_RESTORE__INIT;
+    message.job = (char *)(uintptr_t) "other";
+    message.path = (char *)(uintptr_t)path;
+    message.allow_unsigned = is_unsigned;
+    message.allow_untrusted = is_strange;
+    return fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &message.base);
+}
+
+static void restored(uint32_t request)
+{
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request));
+}
+
+TEST(what_the_cluster_saves_it_has_signed_and_restores)
+{
+    Cairn__SnapshotStatus *s = take_snapshot();
+    Cairn__SnapshotList *list = list_snapshots();
+    Cairn__Keys *keys = list_keys();
+    ck_assert_ptr_nonnull(strstr(list->snapshots[0]->signature, keys->keys[0]->id));
+    restored(ask_waived(s->path, false, false));
+    cairn_message_free(&keys->base);
+    cairn_message_free(&list->base);
+    cairn_message_free(&s->base);
+}
+
+TEST(an_unsigned_one_is_restored_by_a_flag_alone)
+{
+    Cairn__SnapshotStatus *s = take_snapshot();
+    sign_anew(s->path, NULL);
+    fake_expect_error(&fake, &admin, ask_waived(s->path, false, true), CAIRN_ERR_REFUSED,
+                      "--allow-unsigned");
+    restored(ask_waived(s->path, true, false));
+    cairn_message_free(&s->base);
+}
+
+TEST(a_strange_one_is_restored_by_a_flag_or_once_its_key_is_trusted)
+{
+    char line[CAIRN_KEY_LINE_BYTES], id[CAIRN_KEY_NAME_BYTES];
+    const struct cairn_secret_key key = stranger(line);
+    Cairn__SnapshotStatus *s = take_snapshot();
+    cairn_key_name(key.public_key.id, id);
+    sign_anew(s->path, &key);
+    fake_expect_error(&fake, &admin, ask_waived(s->path, true, false), CAIRN_ERR_REFUSED, id);
+    restored(ask_waived(s->path, false, true));
+    cairn_message_free(&trust(line, false)->base);
+    restored(ask_waived(s->path, false, false));
+    cairn_message_free(&s->base);
+}
+
+SUITE(30, set_up, close_fake);
