@@ -115,6 +115,11 @@ static const struct subcommand subcommands[] = {
     { "snapshot", "show", "JOB ID | --path FOLDER [--stats]",
       "one snapshot and its tensors; with --stats what is in them", 0, 2,
       CTL_LISTS_ONCE | CTL_TAKES_PLACE | CTL_TAKES_STATS, cairn_ctl_snapshot_show },
+    { "snapshot", "export",
+      "JOB ID | --path FOLDER --to DIR [--format hf|dcp] [--dtype f32|bf16] [--max-file 5GB]",
+      "write its weights as transformers and safetensors read them, or all of it as PyTorch does",
+      0, 2, CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_PLACE | CTL_TAKES_EXPORT,
+      cairn_ctl_snapshot_export },
     { "snapshot", "restore",
       "JOB ID|latest | --path FOLDER [--job NAME] [--yes] [--allow-unsigned] [--allow-untrusted]",
       "load a snapshot into a new generation, over the shards there are; asks before it replaces a "

@@ -32,6 +32,7 @@ _cairn() {
         --endpoint | --timeout | -o | --every | --shards | --workers | --lr | --group | --clip-norm | \
             --snapshot-every | --snapshot-keep | --on-shard-loss | --shard-loss-wait | \
             --add | --drain | --weight | --pause | \
+            --path | --to | --format | --dtype | --max-file | \
             --on-worker-loss | --worker-loss-wait | --since) ((i++)) ;;
         -*) ;;
         *) given+=("${COMP_WORDS[i]}") ;;
@@ -43,7 +44,9 @@ _cairn() {
     --add | --drain) COMPREPLY=($(compgen -W "$(_cairn_shards)" -- "$word")) && return ;;
     --on-worker-loss) COMPREPLY=($(compgen -W "redo wait fail" -- "$word")) && return ;;
     -o) COMPREPLY=($(compgen -W "table json" -- "$word")) && return ;;
-    --path | --keep | --import | --timeline | --endpoint-file)
+    --format) COMPREPLY=($(compgen -W "hf dcp" -- "$word")) && return ;;
+    --dtype) COMPREPLY=($(compgen -W "f32 bf16" -- "$word")) && return ;;
+    --path | --to | --keep | --import | --timeline | --endpoint-file)
         COMPREPLY=($(compgen -f -- "$word")) && return
         ;;
     esac

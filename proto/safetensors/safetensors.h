@@ -49,6 +49,17 @@ struct cairn_safetensors {
 cairn_status cairn_safetensors_build(struct cairn_safetensors_entry *entries, size_t entry_count,
                                      uint8_t **header_out, size_t *header_bytes_out,
                                      uint64_t *data_bytes_out) CAIRN_MUST_CHECK;
+/* The same of whole tensors, as others than PyTorch's distributed checkpoint write them: in __metadata__
+ * stand "format", which is "pt", and the notes, unique and none of that name; no boxes. */
+struct cairn_safetensors_note {
+    const char *key, *value; /* borrowed */
+};
+cairn_status cairn_safetensors_build_whole(struct cairn_safetensors_entry *entries,
+                                           size_t entry_count,
+                                           const struct cairn_safetensors_note *notes,
+                                           size_t note_count, uint8_t **header_out,
+                                           size_t *header_bytes_out,
+                                           uint64_t *data_bytes_out) CAIRN_MUST_CHECK;
 /* An upper bound of what one entry adds to the header: for closing a file in time. */
 size_t cairn_safetensors_entry_bytes(const char *key, uint32_t rank);
 

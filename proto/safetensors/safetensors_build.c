@@ -131,18 +131,29 @@ static void append_sharding_info(struct text *t, const struct cairn_safetensors_
     append(t, "}", 1);
 }
 
-static void append_metadata(struct text *t, const struct cairn_safetensors_entry *entries,
-                            size_t count)
+static void append_boxes(struct text *t, const struct cairn_safetensors_entry *entries,
+                         size_t count)
 {
     struct text info = { NULL, 0, 0, false };
     append_sharding_info(&info, entries, count);
-    append_text(t, "\"__metadata__\":{\"DCP_SHARDING_INFO\":\"");
+    append_text(t, "\"DCP_SHARDING_INFO\":\"");
     if (info.failed)
         t->failed = true;
     else
         append_escaped(t, info.bytes, info.length);
-    append_text(t, "\",\"DCP_VERSION\":\"1.0\",\"format\":\"pt\"}");
+    append_text(t, "\",\"DCP_VERSION\":\"1.0\",");
     free(info.bytes);
+}
+
+static void append_notes(struct text *t, const struct cairn_safetensors_note *notes, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        append(t, ",", 1);
+        append_key(t, notes[i].key);
+        append(t, "\"", 1);
+        append_escaped(t, notes[i].value, strlen(notes[i].value));
+        append(t, "\"", 1);
+    }
 }
 
 static void append_entry(struct text *t, const struct cairn_safetensors_entry *e)
@@ -163,14 +174,19 @@ static void write_length(char prefix[static 8], uint64_t json_bytes)
     for (size_t i = 0; i < 8; i++) prefix[i] = (char)(uint8_t)(json_bytes >> (8 * i));
 }
 
-cairn_status cairn_safetensors_build(struct cairn_safetensors_entry *entries, size_t entry_count,
-                                     uint8_t **header_out, size_t *header_bytes_out,
-                                     uint64_t *data_bytes_out)
+/* `boxes`: where each entry begins in its tensor stands in it, too. */
+static cairn_status build(struct cairn_safetensors_entry *entries, size_t entry_count, bool boxes,
+                          const struct cairn_safetensors_note *notes, size_t note_count,
+                          uint8_t **header_out, size_t *header_bytes_out, uint64_t *data_bytes_out)
 {
     const uint64_t data_bytes = place_entries(entries, entry_count);
     struct text t = { NULL, 0, 0, false };
     append(&t, "\0\0\0\0\0\0\0\0{", 9);
-    append_metadata(&t, entries, entry_count);
+    append_text(&t, "\"__metadata__\":{");
+    if (boxes) append_boxes(&t, entries, entry_count);
+    append_text(&t, "\"format\":\"pt\"");
+    append_notes(&t, notes, note_count);
+    append_text(&t, "}");
     for (size_t i = 0; i < entry_count; i++) append_entry(&t, &entries[i]);
     append(&t, "}", 1);
     append(&t, "       ", (8 - t.length % 8) % 8);
@@ -183,6 +199,23 @@ cairn_status cairn_safetensors_build(struct cairn_safetensors_entry *entries, si
     *header_bytes_out = t.length;
     *data_bytes_out = data_bytes;
     return CAIRN_OK;
+}
+
+cairn_status cairn_safetensors_build(struct cairn_safetensors_entry *entries, size_t entry_count,
+                                     uint8_t **header_out, size_t *header_bytes_out,
+                                     uint64_t *data_bytes_out)
+{
+    return build(entries, entry_count, true, NULL, 0, header_out, header_bytes_out, data_bytes_out);
+}
+
+cairn_status cairn_safetensors_build_whole(struct cairn_safetensors_entry *entries,
+                                           size_t entry_count,
+                                           const struct cairn_safetensors_note *notes,
+                                           size_t note_count, uint8_t **header_out,
+                                           size_t *header_bytes_out, uint64_t *data_bytes_out)
+{
+    return build(entries, entry_count, false, notes, note_count, header_out, header_bytes_out,
+                 data_bytes_out);
 }
 
 size_t cairn_safetensors_entry_bytes(const char *key, uint32_t rank)

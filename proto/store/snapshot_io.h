@@ -85,6 +85,10 @@ struct cairn_snapshot {
     char *folder;
     struct cairn_snapshot_header *headers; /* [manifest.file_count] */
     struct cairn_block_reader *reader;     /* NULL until something is read */
+
+    /* the caller's, before the first read: blocks that are read ahead; 0: as others do. Who reads what lies
+     * in many files at once needs one a file, else each is read again and again */
+    uint32_t ahead;
 };
 
 /* Loads the manifest and checks that each file is there with its size, that the headers are well

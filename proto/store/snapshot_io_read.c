@@ -203,7 +203,7 @@ static cairn_status get_block(struct cairn_snapshot *s, size_t file, uint64_t bl
 {
     cairn_status status = CAIRN_OK;
     if (s->reader == NULL)
-        status = cairn_block_reader_open(s->folder, &s->manifest, 0, &s->reader, why);
+        status = cairn_block_reader_open(s->folder, &s->manifest, s->ahead, &s->reader, why);
     return status != CAIRN_OK
                ? status
                : cairn_block_reader_get(s->reader, file, block, bytes_out, count_out, why);

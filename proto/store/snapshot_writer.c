@@ -252,8 +252,10 @@ static void write_contents(struct cairn_snapshot_writer *w, const struct cairn_s
             pthread_mutex_unlock(&w->mutex);
             return;
         }
-        cairn_snapshot_sum(block->at, block->count, sums);
-        sums += CAIRN_SNAPSHOT_SUM_BYTES;
+        if (sums != NULL) {
+            cairn_snapshot_sum(block->at, block->count, sums);
+            sums += CAIRN_SNAPSHOT_SUM_BYTES;
+        }
         send_block(w, block);
     }
     if (source->pace != NULL) source->pace(source->context, 0);
@@ -272,11 +274,19 @@ cairn_status cairn_snapshot_writer_put(struct cairn_snapshot_writer *w, const ch
                                        const struct cairn_snapshot_source *source,
                                        uint8_t *sums_out, struct cairn_sentence *why)
 {
-    const struct cairn_storage *storage = cairn_storage_of(folder);
     assert(cairn_snapshot_path_ok(file->path));
-    cairn_status status = make_part(folder, file->path, why);
+    const cairn_status status = make_part(folder, file->path, why);
     if (status != CAIRN_OK) return status;
-    status = storage->put_begin(folder, file->path, file->file_bytes, &w->put, why);
+    return cairn_snapshot_writer_put_other(w, folder, file, source, sums_out, why);
+}
+
+cairn_status cairn_snapshot_writer_put_other(struct cairn_snapshot_writer *w, const char *at,
+                                             const struct cairn_snapshot_file *file,
+                                             const struct cairn_snapshot_source *source,
+                                             uint8_t *sums_out, struct cairn_sentence *why)
+{
+    const struct cairn_storage *storage = cairn_storage_of(at);
+    cairn_status status = storage->put_begin(at, file->path, file->file_bytes, &w->put, why);
     if (status != CAIRN_OK) return status;
     if (file->file_bytes > CAIRN_SNAPSHOT_BLOCK_BYTES) start_threads(w);
     w->status = CAIRN_OK;

@@ -40,6 +40,13 @@ cairn_status cairn_snapshot_writer_put(struct cairn_snapshot_writer *writer, con
                                        const struct cairn_snapshot_source *source,
                                        uint8_t *sums_out,
                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Writes a file that is no snapshot's, of any path in the folder `at`, which is there; the caller has
+ * judged it. sums_out: may be NULL. */
+cairn_status cairn_snapshot_writer_put_other(struct cairn_snapshot_writer *writer, const char *at,
+                                             const struct cairn_snapshot_file *file,
+                                             const struct cairn_snapshot_source *source,
+                                             uint8_t *sums_out,
+                                             struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* A file was written through the page cache, since the storage refuses direct writes. */
 bool cairn_snapshot_writer_buffered(const struct cairn_snapshot_writer *writer);
 void cairn_snapshot_writer_close(struct cairn_snapshot_writer *writer);

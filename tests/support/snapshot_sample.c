@@ -69,9 +69,9 @@ void cairn_sample_write(const char *folder, const struct cairn_job_spec_data *sp
     ck_assert_int_eq(cairn_snapshot_plan_make(spec, shard, owned->at, owned->count, &plan),
                      CAIRN_OK);
     for (size_t i = 0; i < plan.file_count; i++) {
-        uint8_t sums[64 * CAIRN_SNAPSHOT_SUM_BYTES];
+        uint8_t sums[128 * CAIRN_SNAPSHOT_SUM_BYTES];
         struct cairn_sentence why = { "" };
-        ck_assert_uint_le(cairn_snapshot_block_count(plan.files[i].file_bytes), 64);
+        ck_assert_uint_le(cairn_snapshot_block_count(plan.files[i].file_bytes), 128);
         cairn_status status = cairn_snapshot_write_file(folder, &plan.files[i], cairn_sample_fill,
                                                         NULL, sums, &why);
         ck_assert_msg(status == CAIRN_OK, "%s", why.text);
