@@ -5,8 +5,8 @@
  * numbers of the last jobs that were dropped, since a shard that was away then has its part still; and the
  * token of the folder that snapshots were written to (storage.h); and the shards that an operator sends
  * away; and the keys whose signatures are trusted; and the last events. Nothing is written per round: the
- * shards' answers are the rest of the memory (server/core/round.h). A job is written once every shard of it holds its part, so a job in the store is
- * one that did exist.
+ * shards' answers are the rest of the memory (server/core/round.h). A job is written once every shard of it
+ * holds its part, so a job in the store is one that did exist.
  *
  * One file, FOLDER/coordinator.db, WAL, synchronous=FULL: a call that returned CAIRN_OK survives the
  * loss of power. Every call is one transaction; one that fails changed nothing. One thread at a time: each

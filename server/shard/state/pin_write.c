@@ -35,11 +35,19 @@ struct plane_at {
     uint64_t carry_elems; /* of the leaf tree.next_leaf, in `carry` */
 };
 
+/* One that goes on in a later file: an extent that is several boxes has one in each. */
+struct plane_later {
+    struct plane_later *next;
+    struct plane_at at;
+    uint8_t carry[]; /* [at.carry_elems] elements */
+};
+
 struct writing {
     const struct cairn_pin_write *of;
     const struct cairn_shard_job *job;
     const struct cairn_shard_view *view;
     struct plane_at at;
+    struct plane_later *later; /* owned */
     uint8_t carry[CAIRN_LEAF_ELEMS * sizeof(double)];
 };
 
@@ -51,6 +59,30 @@ static const struct cairn_local_extent *extent_of(const struct writing *w)
 static size_t elem_bytes(const struct writing *w)
 {
     return cairn_dtype_bytes((int)cairn_form_dtype(&w->view->forms[w->at.extent], w->at.plane));
+}
+
+/* What stands between two files is put aside, if there is more to come of it. */
+static cairn_status put_aside(struct writing *w, struct cairn_sentence *why)
+{
+    if (w->at.elem == 0 || w->at.elem == extent_of(w)->elem_count) return CAIRN_OK;
+    const size_t bytes = (size_t)w->at.carry_elems * elem_bytes(w);
+    struct plane_later *later = malloc(sizeof *later + bytes);
+    if (later == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to write");
+    *later = (struct plane_later) { .next = w->later, .at = w->at };
+    memcpy(later->carry, w->carry, bytes);
+    w->later = later;
+    return CAIRN_OK;
+}
+
+static void take_up(struct writing *w, size_t extent, enum cairn_plane plane)
+{
+    struct plane_later **link = &w->later;
+    while ((*link)->at.extent != extent || (*link)->at.plane != plane) link = &(*link)->next;
+    struct plane_later *later = *link;
+    *link = later->next;
+    w->at = later->at;
+    memcpy(w->carry, later->carry, (size_t)w->at.carry_elems * elem_bytes(w));
+    free(later);
 }
 
 static void begin_plane(struct writing *w, size_t extent, enum cairn_plane plane)
@@ -183,7 +215,7 @@ static cairn_status read_plane(struct writing *w, uint64_t elems, uint8_t *to,
     return status == CAIRN_OK ? hash(w, to, elems, why) : status;
 }
 
-/* cairn_snapshot_fill_fn: a box of a file is an extent. */
+/* cairn_snapshot_fill_fn: a box of a file is an extent, or one of several that follow each other in it. */
 static cairn_status give_bytes(void *context, const struct cairn_safetensors_entry *entry,
                                uint64_t first_elem, uint64_t elem_count, void *to,
                                struct cairn_sentence *why)
@@ -194,8 +226,17 @@ static cairn_status give_bytes(void *context, const struct cairn_safetensors_ent
         map, entry->tensor,
         cairn_leaf_of_elem(&w->view->layout->geometry[entry->tensor], first_elem));
     assert(extent != NULL);
-    if (first_elem == extent->first_elem)
-        begin_plane(w, (size_t)(extent - map->extents), (enum cairn_plane)entry->plane);
+    const size_t number = (size_t)(extent - map->extents);
+    const enum cairn_plane plane = (enum cairn_plane)entry->plane;
+    const bool begins = first_elem == extent->first_elem;
+    if (begins || number != w->at.extent || plane != w->at.plane) {
+        const cairn_status status = put_aside(w, why);
+        if (status != CAIRN_OK) return status;
+        if (begins)
+            begin_plane(w, number, plane);
+        else
+            take_up(w, number, plane);
+    }
     assert(extent == extent_of(w) && first_elem == extent->first_elem + w->at.elem);
     return read_plane(w, elem_count, to, why);
 }
@@ -301,6 +342,7 @@ cairn_status cairn_pin_write(const struct cairn_pin_write *write, struct cairn_s
     w->job = write->staging->job;
     w->view = write->staging->view;
     const cairn_status status = write->path != NULL ? write_files(w, why) : digest_all(w, why);
+    for (struct plane_later *later; (later = w->later) != NULL; free(later)) w->later = later->next;
     free(w);
     return status;
 }

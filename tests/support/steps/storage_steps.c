@@ -1,4 +1,5 @@
-/* What a cluster does to the storage of snapshots, as commands that a test can kill between any two system calls.
+/* What a cluster does to the storage of snapshots, as commands that a test can kill between any two system
+ * calls.
  *
  *   storage_steps create ROOT STEP    a snapshot of two shards, of that step, with several blocks a file
  *   storage_steps remove ROOT STEP

@@ -1,0 +1,81 @@
+/* Tensors whose rows are so long that a shard's part of them is several boxes, which lie in a file each,
+ * with other tensors between: a snapshot has them whole, and restored onto other shards they have the same
+ * content root. */
+#include <check.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cairn.h>
+
+#include "tests/support/cluster.h"
+#include "tests/support/good.h"
+#include "tests/support/suite.h"
+
+enum { WAIT_MS = 20000 };
+
+static struct cluster_said said;
+
+/* Rows of more than 2^20 elements are cut. */
+static cairn_job *open_job(cairn *session)
+{
+    static const struct cairn_group adamw = CAIRN_GROUP_INIT;
+    static const struct cairn_init normal = { CAIRN_INIT_NORMAL, 0, 1, 7 };
+    const struct cairn_tensor tensors[] = {
+        { .struct_size = sizeof *tensors,
+          .name = "a",
+          .rank = 2,
+          .shape = { 3, 1200007 },
+          .init = normal },
+        { .struct_size = sizeof *tensors,
+          .name = "b",
+          .rank = 1,
+          .shape = { 5000 },
+          .init = normal },
+        { .struct_size = sizeof *tensors,
+          .name = "z",
+          .rank = 2,
+          .shape = { 5, 1100001 },
+          .init = normal },
+    };
+    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
+                                         .tensors = tensors,
+                                         .tensor_count = 3,
+                                         .groups = &adamw,
+                                         .group_count = 1 };
+    cairn_job *job;
+    good(cairn_job_open(session, "boxes", &spec, CAIRN_WORKER, WAIT_MS, &job));
+    return job;
+}
+
+static void digest(const struct cluster *cluster, char root_out[80])
+{
+    cluster_cli(cluster, &said, "job", "digest", "-q", "boxes", NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    snprintf(root_out, 80, "%.79s", said.out);
+}
+
+TEST(parts_of_several_boxes_are_saved_whole_and_restored_onto_other_shards)
+{
+    struct cluster three, two;
+    char before[80], after[80], id[64], path[512];
+    cluster_start(&three, 3, NULL);
+    cairn *session;
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = three.address };
+    good(cairn_open(&opts, &session));
+    cairn_job *job = open_job(session);
+    good(cairn_snapshot(job, CAIRN_SNAPSHOT_WAIT, WAIT_MS, id));
+    digest(&three, before);
+    cairn_job_close(job);
+    cairn_close(session);
+    snprintf(path, sizeof path, "%s/boxes/%s", three.snapshots_path, id);
+    cluster_start(&two, 2, NULL);
+    cluster_cli(&two, &said, "snapshot", "restore", "--path", path, "--yes", "--allow-untrusted",
+                NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    digest(&two, after);
+    ck_assert_str_eq(before, after);
+    cluster_stop(&two);
+    cluster_stop(&three);
+}
+
+SUITE(100);
