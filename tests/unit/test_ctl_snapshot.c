@@ -1,4 +1,4 @@
-/* `cairn snapshot show` of a folder: tensors, and what is in them. */
+/* `cairn snapshot show` and `diff` of folders: tensors, what is in them, in what they differ. */
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
@@ -95,6 +95,54 @@ TEST(show_has_the_figures_of_every_plane)
     ck_assert_double_eq(figure(stats_of(root, 3, "exp_avg"), "nonfinite"), 1);
     json_decref(root);
     free(folder);
+}
+TEST(diff_says_which_tensors_differ_and_by_how_much)
+{
+    char *a = cairn_sample_snapshot(scratch, &spec, 7);
+    cluster_says(&nobody, 0, "the same bits", "snapshot", "diff", "--path", a, "--path", a, NULL);
+    cairn_sample_poke = (struct cairn_sample_poke) { true, 3, CAIRN_PLANE_PARAM, 1499998,
+                                                     0x41000000u };
+    char *b = cairn_sample_snapshot(scratch, &spec, 9);
+    cluster_cli(&nobody, &said, "snapshot", "diff", "--path", a, "--path", b, "-o", "json", NULL);
+    ck_assert_msg(said.status == 1, "%d %s", said.status, said.err);
+    json_t *root = json_loads(said.out, 0, NULL);
+    const json_t *planes = json_object_get(root, "planes"), *only = json_array_get(planes, 0);
+    ck_assert_uint_eq(json_array_size(planes), 1);
+    ck_assert_str_eq(json_string_value(json_object_get(only, "tensor")), "weight");
+    cairn_sample_poke.set = false;
+    const uint32_t bits = cairn_sample_value(3, CAIRN_PLANE_PARAM, 1499998);
+    float was;
+    memcpy(&was, &bits, sizeof was);
+    ck_assert_double_eq(figure(only, "elements"), 1);
+    ck_assert_double_eq(figure(only, "first"), 1499998);
+    ck_assert_double_eq(figure(only, "max_abs"), 8 - (double)was);
+    ck_assert_str_eq(json_string_value(json_array_get(json_object_get(root, "scalars"), 0)),
+                     "step: 7 in A, 9 in B");
+    json_decref(root);
+    cluster_says(&nobody, 2, "needs JOB A B, or --path twice", "snapshot", "diff", "--path", a,
+                 NULL);
+    free(a);
+    free(b);
+}
+
+TEST(diff_says_in_what_the_specs_differ)
+{
+    char *a = cairn_sample_snapshot(scratch, &spec, 7);
+    struct cairn_job_spec_data other = cairn_sample_spec("sgd");
+    cairn_sample_tensor(&other, "frozen", CAIRN_FROZEN, (struct cairn_shape) { 1, { 2 } });
+    cairn_sample_tensor(&other, "more", CAIRN_FROZEN, (struct cairn_shape) { 1, { 2 } });
+    cairn_sample_tensor(&other, "weight", CAIRN_TRAINED, (struct cairn_shape) { 2, { 300, 5000 } });
+    char *b = cairn_sample_snapshot(scratch, &other, 8);
+    cluster_cli(&nobody, &said, "snapshot", "diff", "--path", a, "--path", b, NULL);
+    ck_assert_int_eq(said.status, 1);
+    static const char *const words[] = { "adamw in A, sgd in B", "weight, exp_avg: in A alone",
+                                         "frozen, param: of another shape or dtype",
+                                         "more: in B alone", "shape [] in A, [2] in B" };
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        ck_assert_msg(strstr(said.out, words[i]) != NULL, "%s: %s", words[i], said.out);
+    cairn_spec_release(&other);
+    free(a);
+    free(b);
 }
 SUITE(60, set_up, tear_down);
 

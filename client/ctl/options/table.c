@@ -41,7 +41,7 @@ const struct ctl_option cairn_ctl_options[] = {
     { { "path", 1, 0, OPT_PATH }, CTL_TAKES_RESTORE, "--path FOLDER", "the folder of a snapshot" },
     { { "job", 1, 0, OPT_JOB }, CTL_TAKES_RESTORE, "--job NAME", "its job (else the snapshot's)" },
     { { "path", 1, 0, OPT_PATH },
-      CTL_TAKES_PLACE,
+      CTL_TAKES_PLACE | CTL_TAKES_PLACES,
       "--path FOLDER",
       "the folder of a snapshot, read without a coordinator" },
     { { "allow-unsigned", 0, 0, OPT_ALLOW_UNSIGNED },
