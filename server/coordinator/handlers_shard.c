@@ -189,6 +189,7 @@ static void on_heartbeat(struct cairn_cluster_session *session, const Cairn__Hea
     session->seat->has_stats = true;
     take_storage(session->seat, message->storage);
     cairn_cluster_bytes_take(session->seat, message);
+    cairn_cluster_cut_on_progress(session->cluster, session->seat, message);
 }
 
 bool cairn_cluster_handle_shard(struct cairn_cluster_session *session,

@@ -77,6 +77,10 @@ void cairn_connection_beat(struct cairn_shard *shard)
     cairn_memory_list(shard, &memory);
     heartbeat.memory = memory.pointers;
     heartbeat.n_memory = memory.count;
+    struct cairn_pins_list pins;
+    cairn_pins_list(shard, &pins);
+    heartbeat.pins = pins.pointers;
+    heartbeat.n_pins = pins.count;
     cairn_session_send(shard, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
     cairn_bytes_list_release(&list);
 }

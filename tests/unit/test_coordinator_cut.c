@@ -93,6 +93,48 @@ TEST(a_part_that_fails_stops_the_other_shards)
 
 /* ---- by an operator ---- */
 
+/* A heartbeat of a shard, of the cut that there is. */
+static void tell_progress(uint32_t shard, uint64_t done, uint64_t total)
+{
+    const struct cairn_cluster_cut *cut =
+        cairn_cluster_job_find(fake.cluster, "toy")->snapshots.cut;
+    Cairn__ShardStats stats = CAIRN__SHARD_STATS__INIT;
+    Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
+    Cairn__PinTold pin = CAIRN__PIN_TOLD__INIT, *pins = &pin;
+    pin.job = cut->job->id;
+    pin.snapshot = cut->number;
+    pin.done_bytes = done;
+    pin.total_bytes = total;
+    pin.waited_ms = 7;
+    beat.stats = &stats;
+    beat.pins = &pins;
+    beat.n_pins = 1;
+    fake_send(&fake.shards[shard].peer, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
+    fake_until(&fake, cut->progress[shard].total_bytes > 0);
+}
+
+TEST(how_far_a_snapshot_is_is_what_its_shards_told_last)
+{
+    struct cairn_cut_progress progress;
+    fake.shards[0].holds_part = fake.shards[1].holds_part = true;
+    Cairn__SnapshotStatus *s = expect_snapshot(ask_snapshot(&admin, false));
+    const struct cairn_cluster_job *toy = cairn_cluster_job_find(fake.cluster, "toy");
+    ck_assert(!cairn_cluster_cut_progress(toy, &progress)); // nobody has told
+    tell_progress(0, 3000000, 4000000);
+    tell_progress(1, UINT64_MAX, 6000000); // more than can be
+    ck_assert(cairn_cluster_cut_progress(toy, &progress));
+    ck_assert_uint_eq(progress.done_bytes, 9000000);
+    ck_assert_uint_eq(progress.total_bytes, 10000000);
+    Cairn__JobStatus *now = show_job("toy");
+    ck_assert_msg(strstr(now->saving, "; 9.0 of 10.0 MB, ") != NULL &&
+                      strstr(now->saving, " s left, updates waited 7 ms") != NULL,
+                  "%s", now->saving);
+    cairn_message_free(&now->base);
+    expect_canceled(ask_cancel(s->id), s->id, false);
+    ck_assert(!cairn_cluster_cut_progress(toy, &progress));
+    cairn_message_free(&s->base);
+}
+
 TEST(an_operator_gives_a_snapshot_up_and_nothing_of_it_stays)
 {
     fake.shards[0].holds_part = true;

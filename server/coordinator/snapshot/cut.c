@@ -146,6 +146,7 @@ void cairn_cluster_cut_show(const struct cairn_cluster_job *job, struct cairn_se
     cairn_sentence_set(out, "a %s%s%s, for %" PRIu64 " s", cut->is_snapshot ? "snapshot" : "digest",
                        id[0] != '\0' ? " " : "", id,
                        (uv_now(job->cluster->loop) - cut->begun_ms) / 1000);
+    cairn_cluster_cut_add_progress(job, out);
     if (awaited.text[0] != '\0') cairn_sentence_add(out, "; it waits for %s", awaited.text);
 }
 
@@ -170,7 +171,8 @@ static struct cairn_cluster_cut *new_cut(struct cairn_cluster_job *job)
     cut->work.cluster = job->cluster;
     randombytes_buf(&cut->number, sizeof cut->number);
     cut->parts = calloc(job->shard_room, 1);
-    if (cut->parts != NULL) return cut;
+    cut->progress = calloc(job->shard_room, sizeof *cut->progress);
+    if (cut->parts != NULL && cut->progress != NULL) return cut;
     cairn_cluster_cut_free(cut);
     return NULL;
 }

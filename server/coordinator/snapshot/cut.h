@@ -55,6 +55,8 @@ struct cairn_cluster_cut {
     /* owned */
     char *folder;   /* NULL in a digest */
     uint8_t *parts; /* [shard_count], enum cairn_part_state */
+    struct cairn_cut_progress
+        *progress; /* [shard_count], of each the bytes and the wait; 0: untold */
     struct cairn_cluster_digests digests;
     struct cairn_manifest manifest; /* of a digest too: content root, version, payload */
     struct cairn_cluster_cut_waiters now;
@@ -67,6 +69,11 @@ struct cairn_cluster_cut {
 /* One has ended: takes those who wait for the next. */
 void cairn_cluster_cut_follow(struct cairn_cluster_job *job,
                               struct cairn_cluster_cut_waiters waiters);
+
+/* ---- cut_progress.c ---- */
+/* For people, behind what the sentence says: bytes, rate, seconds left; nothing if nobody has told. */
+void cairn_cluster_cut_add_progress(const struct cairn_cluster_job *job,
+                                    struct cairn_sentence *out);
 
 /* ---- cut_end.c ---- */
 /* The first failure counts; the shards that are at work are told to stop. */

@@ -29,6 +29,7 @@ void cairn_cluster_cut_free(struct cairn_cluster_cut *cut)
     cairn_manifest_release(&cut->manifest);
     free(cut->folder);
     free(cut->parts);
+    free(cut->progress);
     cairn_cluster_digests_release(&cut->digests);
     free(cut);
 }

@@ -36,6 +36,21 @@ void cairn_cluster_cut_on_pin(struct cairn_cluster_job *job, uint64_t number,
                               struct cairn_version version);
 void cairn_cluster_cut_on_part(struct cairn_cluster_job *job, uint32_t shard,
                                const Cairn__SnapshotPart *part);
+/* What a shard's heartbeat says of cuts. */
+void cairn_cluster_cut_on_progress(struct cairn_cluster *cluster,
+                                   const struct cairn_cluster_seat *seat,
+                                   const Cairn__Heartbeat *message);
+/* How far the shards of the job's cut are together, as they told last. */
+struct cairn_cut_progress {
+    uint64_t done_bytes, total_bytes;
+    uint64_t
+        waited_ms; /* the longest that updates of a shard waited for its staging, threads added up */
+    uint64_t bytes_per_s;
+    uint64_t left_s; /* if it goes on like that */
+};
+/* False: there is no cut, or nobody has told yet. */
+bool cairn_cluster_cut_progress(const struct cairn_cluster_job *job,
+                                struct cairn_cut_progress *out);
 void cairn_cluster_cut_shard_gone(struct cairn_cluster_job *job, uint32_t shard);
 /* The shard came without its part of the job: nothing will be pinned. */
 void cairn_cluster_cut_part_missed(struct cairn_cluster_job *job, uint32_t shard);

@@ -179,6 +179,27 @@ void cairn_pins_hurry(const struct cairn_shard_job *job)
         atomic_store(&pin->pace.hurry, true);
 }
 
+static void list_pin(const struct cairn_pin *pin, struct cairn_pins_list *out)
+{
+    if (pin->waits || pin->ended || out->count == CAIRN_PINS_TOLD_MAX) return;
+    Cairn__PinTold *told = &out->told[out->count];
+    cairn__pin_told__init(told);
+    told->job = pin->job->number;
+    told->snapshot = pin->snapshot;
+    told->done_bytes = atomic_load(&pin->pace.done_bytes);
+    told->total_bytes = pin->pace.total_bytes;
+    told->waited_ms = atomic_load(&pin->staging.waited_us) / 1000;
+    out->pointers[out->count++] = told;
+}
+
+void cairn_pins_list(const struct cairn_shard *shard, struct cairn_pins_list *out)
+{
+    out->count = 0;
+    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next)
+        for (const struct cairn_pin *pin = job->pins.list; pin != NULL; pin = pin->next)
+            list_pin(pin, out);
+}
+
 /* ---- the version stands ---- */
 
 static void on_touched(void *context)

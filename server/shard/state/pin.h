@@ -6,6 +6,7 @@
 
 struct cairn_pin;
 struct cairn_report;
+struct cairn_shard;
 struct cairn_shard_job;
 struct cairn_staging;
 struct cairn_works;
@@ -36,6 +37,14 @@ void cairn_pins_updating(struct cairn_shard_job *job);
 void cairn_pin_updated(struct cairn_shard_job *job);
 /* Any thread, in the pass of an UPDATE: as cairn_staging_save, for all pins. */
 void cairn_pins_save(const struct cairn_shard_job *job, struct cairn_works *works, uint64_t chunk);
+/* How far those of all jobs are. */
+#define CAIRN_PINS_TOLD_MAX 256 /* CAIRN_SHARD_JOBS_MAX * CAIRN_SHARD_PINS_MAX */
+struct cairn_pins_list {
+    size_t count;
+    Cairn__PinTold told[CAIRN_PINS_TOLD_MAX];
+    Cairn__PinTold *pointers[CAIRN_PINS_TOLD_MAX];
+};
+void cairn_pins_list(const struct cairn_shard *shard, struct cairn_pins_list *out);
 /* Somebody waits for their end: they are written as fast as it goes. */
 void cairn_pins_hurry(const struct cairn_shard_job *job);
 /* The job leaves: what runs on the snapshots thread ends soon. */
