@@ -73,6 +73,7 @@ of layout layout --params 1G --shards 10 --tensors 100
 floor cpu_ratio 0.45 update --params 16M --threads 1
 floor cpu_ratio 0.45 update --params 16M --threads 2
 floor cpu_ratio 0.45 update --params 16M --threads 2 --wire f32
+! grep -qw avx2 /proc/cpuinfo || floor avx2_ratio 1.5 update --params 1M --only hash
 floor ratio_max 0.5 layout # 10,000 shards within a second
 "$cairn" bench update --params 300K --seconds 0.01 | grep -q '^ratio' || fail "no ratio in the table"
 

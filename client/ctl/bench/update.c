@@ -201,6 +201,7 @@ static void describe(const struct update_bench *bench, struct cairn_bench_result
         json_object_set_new(result->parts, "launches", json_integer((json_int_t)bench->launches));
         return;
     }
+    if (arrays->only == CAIRN_UPDATE_HASH) cairn_update_hash_sets(arrays, result->parts);
     const double cpu_ratio = (double)counted_bytes(arrays) / bench->subject_cpu /
                              ((double)reference_bytes(arrays) / bench->reference_cpu);
     json_object_set_new(result->parts, "cpu_ratio", json_real(cpu_ratio));
