@@ -81,8 +81,8 @@ typedef double cairn_update_pass_fn(struct cairn_update_arrays *arrays, double *
                                     struct cairn_sentence *why);
 cairn_update_pass_fn cairn_update_pass_fold, cairn_update_pass_update, cairn_update_pass_hash,
     cairn_update_pass_libsodium;
-/* Of the host: what one thread hashes by each instruction set (NAME_gbps), and how many times libsodium's rate
- * that is (NAME_ratio), into `parts`. */
+/* Of the host: what one thread hashes by each instruction set (NAME_gbps), and how many times libsodium's
+ * rate that is (NAME_ratio), into `parts`. */
 void cairn_update_hash_sets(const struct cairn_update_arrays *arrays, json_t *parts);
 /* The plane out of pinned host memory, and back. */
 cairn_update_pass_fn cairn_update_pass_in, cairn_update_pass_out;
