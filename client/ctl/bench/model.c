@@ -52,6 +52,7 @@ static cairn_status open_job(struct cairn_bench_member *member,
                                          .workers_min = worker->world,
                                          .global_batch = model->batch,
                                          .micro_batches = model->added,
+                                         .snapshot_durable_within_s = model->durable_s,
                                          .stage = model->added > 0 ? CAIRN_STAGE(1) : 0 };
     const cairn_status status = cairn_job_open(member->session, model->job, &spec, CAIRN_WORKER,
                                                CAIRN_BENCH_CALL_MS, &member->job);

@@ -19,6 +19,7 @@ struct cairn_bench_model {
     bool begins_random; /* normal, where the others begin as zeros */
     int device;         /* of cairn_opts: where workers compute; 0: on no card */
     uint32_t batch;     /* global_batch of the job; 0: none */
+    uint32_t durable_s; /* snapshot_durable_within_s of the job; 0: none */
     uint32_t added;     /* micro-batches that each worker adds up, and pushes once; 0: none */
 };
 /* How many elements a tensor has. */

@@ -12,6 +12,7 @@
 #define INTERVAL_PARAMS  64000000u
 #define INTERVAL_SECONDS 60.0
 #define BACKWARD_S       0.2 /* less where an interval has no room for ten of them */
+#define DURABLE_S        30 /* a snapshot is to be there by then, whatever the steps feel */
 #define STATE_BYTES      12  /* an element in a snapshot: the parameter, two moments */
 #define SHARD_BYTES      28  /* of state, with what is beside it */
 #define STAGING_BYTES    12  /* of it, while a snapshot is taken */
@@ -80,6 +81,7 @@ static void make_model(struct snapshot_bench *b, const struct part *part)
     b->plan.backward_seconds = b->seconds < 10 * BACKWARD_S ? b->seconds / 10 : BACKWARD_S;
     b->plan.card = -1;
     model->wire = CAIRN_BF16;
+    model->durable_s = DURABLE_S;
     model->tensors = asked->tensors > 0 ? asked->tensors : TENSORS_DEFAULT;
     cairn_bench_model_cut(model, asked->params > 0 ? asked->params : part->params);
     snprintf(model->job, sizeof model->job, "bench.snapshot");
