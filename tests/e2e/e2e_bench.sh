@@ -111,6 +111,7 @@ snapshot snapshot.write snapshot --only write
 grep -q '^skip: torch.save' "$disk/said" || fail "that there is no torch is not said: $(cat "$disk/said")"
 snapshot snapshot.read snapshot --only read
 snapshot snapshot.interval snapshot --only interval
+snapshot snapshot.export snapshot --only export
 snapshot snapshot.manifest snapshot --only manifest
 status=0
 PYTHONPATH=$disk timeout -s INT 1 "$cairn" bench snapshot --dir "$disk/here" --params 1M --tensors 4 --only interval \

@@ -13,7 +13,7 @@ static double write_once(void *context)
     return seconds > 0 ? (double)b->saver.bytes * 1e-9 / seconds : 0;
 }
 
-static double write_raw(void *context)
+double snapshot_write_raw(void *context)
 {
     struct snapshot_bench *b = context;
     return cairn_bench_disk_write(&b->disk, snapshot_bytes(b));
@@ -41,10 +41,15 @@ static int add_torch(struct snapshot_bench *b)
     return -1;
 }
 
+bool snapshot_make(struct snapshot_bench *b)
+{
+    return b->saver.id[0] != '\0' || (make_job(b) && cairn_bench_save(&b->saver) > 0);
+}
+
 int snapshot_write(struct snapshot_bench *b)
 {
     if (!make_job(b)) return 1;
-    const int done = cairn_bench_alternate(b->result, 0.001, write_once, write_raw, b);
+    const int done = cairn_bench_alternate(b->result, 0.001, write_once, snapshot_write_raw, b);
     return done < 0 ? add_torch(b) : done;
 }
 
@@ -82,7 +87,7 @@ static int read_otherwise(struct snapshot_bench *b)
 
 int snapshot_read(struct snapshot_bench *b)
 {
-    if (b->saver.id[0] == '\0' && (!make_job(b) || !(cairn_bench_save(&b->saver) > 0))) return 1;
+    if (!snapshot_make(b)) return 1;
     const int done = cairn_bench_alternate(b->result, 0.001, read_once, read_raw, b);
     return done < 0 ? read_otherwise(b) : done;
 }

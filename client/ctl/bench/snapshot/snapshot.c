@@ -12,7 +12,7 @@
 #define INTERVAL_PARAMS  64000000u
 #define INTERVAL_SECONDS 60.0
 #define BACKWARD_S       0.2 /* less where an interval has no room for ten of them */
-#define DURABLE_S        30 /* a snapshot is to be there by then, whatever the steps feel */
+#define DURABLE_S        30  /* a snapshot is to be there by then, whatever the steps feel */
 #define STATE_BYTES      12  /* an element in a snapshot: the parameter, two moments */
 #define SHARD_BYTES      28  /* of state, with what is beside it */
 #define STAGING_BYTES    12  /* of it, while a snapshot is taken */
@@ -31,6 +31,8 @@ static const struct part {
     { "read", "GB/s", "direct sequential reads of a file", false, REST_PARAMS, 1, snapshot_read },
     { "interval", "s", "the mean step without a snapshot", true, INTERVAL_PARAMS, 2,
       snapshot_interval },
+    { "export", "GB/s", "direct sequential writes of a file, and fsync", false, REST_PARAMS, 1,
+      snapshot_export },
     { "manifest", "s", "a limit of 5 s", true, 0, 1, snapshot_manifest },
 };
 #define PART_COUNT (sizeof parts / sizeof *parts)
@@ -158,7 +160,8 @@ static int judge(struct ctl *ctl)
         is_known = strcmp(parts[i].name, only) == 0;
     if (!is_known)
         return cairn_ctl_fail(CAIRN_ERR_INVALID,
-                              "--only %s: write, read, interval and manifest are allowed", only);
+                              "--only %s: write, read, interval, export and manifest are allowed",
+                              only);
     if (ctl->bench.folder == NULL)
         return cairn_ctl_usage_fail(ctl, "--dir FOLDER is needed: whose disk is to be measured");
     if (statvfs(ctl->bench.folder, &fs) != 0)

@@ -33,10 +33,16 @@ bool snapshot_crew_start(struct snapshot_bench *b);
 double snapshot_step(struct snapshot_bench *b, uint32_t word);
 void snapshot_set(struct snapshot_bench *b, const char *name, double value);
 
+/* A job at rest, and a snapshot of it, if there is none yet. False, and said. */
+bool snapshot_make(struct snapshot_bench *b);
+/* GB/s of as many bytes as a snapshot has, to the disk as it is; `context` is the bench. 0, and said. */
+double snapshot_write_raw(void *context);
+
 /* The parts, in a cluster that is up. -1: go on; else the exit status. */
 int snapshot_write(struct snapshot_bench *b);
 int snapshot_read(struct snapshot_bench *b);
 int snapshot_interval(struct snapshot_bench *b);
+int snapshot_export(struct snapshot_bench *b);
 int snapshot_manifest(struct snapshot_bench *b);
 
 #endif
