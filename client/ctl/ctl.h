@@ -58,7 +58,8 @@
 #define CTL_TAKES_COPY   (UINT64_C(1) << 47) /* --to */
 #define CTL_TAKES_STATS  (UINT64_C(1) << 48) /* --stats */
 #define CTL_TAKES_DIR    (UINT64_C(1) << 50) /* --dir: of the bench of snapshots */
-#define CTL_TAKES_TRUST  (UINT64_C(1) << 49) /* --allow-unsigned, --allow-untrusted */
+#define CTL_TAKES_TRUST  (UINT64_C(1) << 49) /* --allow-unsigned, --allow-untrusted, --fallback */
+#define CTL_TAKES_VERIFY (UINT64_C(1) << 51) /* --quick, --read-data-subset, --key */
 #define CTL_BENCHES      (CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS)
 #define CTL_ASKS         (CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT)
 #define CTL_LISTS_ONCE   (CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET)
@@ -127,7 +128,10 @@ struct ctl {
     /* the command line */
     const char *endpoint; /* "host:port" */
     int timeout_ms;
-    bool allow_unsigned, allow_untrusted;
+    bool allow_unsigned, allow_untrusted, fallback;
+    bool quick;      /* --quick */
+    double subset;   /* --read-data-subset: a part of 1; 0: not given */
+    const char *key; /* --key; NULL: not given */
     bool json, no_headers, quiet, wait, yes, force, watch, once;
     double every_s;          /* --watch, --every; 0: not given */
     const char *job, *path;  /* --job, --path; NULL: not given */
@@ -305,6 +309,7 @@ int cairn_ctl_snapshot_list(struct ctl *ctl);
 int cairn_ctl_snapshot_show(struct ctl *ctl);
 int cairn_ctl_snapshot_diff(struct ctl *ctl);
 int cairn_ctl_snapshot_export(struct ctl *ctl);
+int cairn_ctl_snapshot_verify(struct ctl *ctl);
 int cairn_ctl_snapshot_restore(struct ctl *ctl);
 int cairn_ctl_snapshot_rm(struct ctl *ctl);
 int cairn_ctl_env(struct ctl *ctl);

@@ -123,8 +123,14 @@ static const struct subcommand subcommands[] = {
       "write its weights as transformers and safetensors read them, or all of it as PyTorch does",
       0, 2, CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_PLACE | CTL_TAKES_EXPORT,
       cairn_ctl_snapshot_export },
+    { "snapshot", "verify",
+      "JOB ID | --path FOLDER [--quick | --read-data-subset P%] [--key FILE|KEY]",
+      "read a snapshot past the page cache, and compare it with its checksums and its signature", 0,
+      2, CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_PLACE | CTL_TAKES_VERIFY,
+      cairn_ctl_snapshot_verify },
     { "snapshot", "restore",
-      "JOB ID|latest | --path FOLDER [--job NAME] [--yes] [--allow-unsigned] [--allow-untrusted]",
+      "JOB ID|latest | --path FOLDER [--job NAME] [--yes] [--fallback] [--allow-unsigned] "
+      "[--allow-untrusted]",
       "load a snapshot into a new generation, over the shards there are; asks before it replaces a "
       "job",
       0, 2, CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_RESTORE | CTL_TAKES_YES | CTL_TAKES_TRUST,

@@ -24,8 +24,7 @@ enum cairn_trust {
     CAIRN_TRUST_STRANGE, /* by a key that is not in the ring: nothing is known of it */
     CAIRN_TRUST_BROKEN,  /* it names a key of the ring, and is not its signature of this; or none */
 };
-/* Of a manifest that was loaded. `what` (may be NULL) says it for people: "signed by key 0123456789ABCDEF".
- * */
+/* Of a manifest that was loaded. `what` (may be NULL) says it: "signed by key 0123456789ABCDEF". */
 enum cairn_trust cairn_manifest_trust(const struct cairn_manifest *manifest,
                                       const struct cairn_key_ring *ring,
                                       struct cairn_sentence *what);

@@ -21,6 +21,7 @@
 #include "server/coordinator/seating.h"
 #include "server/coordinator/sessions.h"
 #include "server/coordinator/snapshot/cuts.h"
+#include "server/coordinator/snapshot/scrub.h"
 #include "server/coordinator/store/backup.h"
 #include "server/coordinator/store/store.h"
 #include "server/coordinator/trust/keys.h"
@@ -72,6 +73,7 @@ static void on_tick(uv_timer_t *timer)
     cairn_storage_watch_tick(&cluster->storage.watch);
     cairn_cluster_adopt_tick(cluster);
     cairn_cluster_events_tick(cluster);
+    cairn_cluster_scrub_tick(cluster);
     for (struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next) {
         cairn_cluster_job_tick(job, cairn_cluster_now_ms(cluster));
         cairn_cluster_leases_tick(job);
@@ -107,6 +109,7 @@ static void free_cluster(struct cairn_cluster *cluster)
     }
     cairn_cluster_events_close(cluster);
     cairn_cluster_keys_close(cluster);
+    cairn_cluster_scrub_free(cluster);
     cairn_store_close(cluster->store);
     if (cluster->lock_fd >= 0) cairn_durable_unlock(cluster->lock_fd);
     free(cluster->storage.path);
@@ -150,6 +153,7 @@ void cairn_cluster_close(struct cairn_cluster *cluster, void (*on_closed)(void *
     uv_close((uv_handle_t *)&cluster->clock.tick, on_timer_closed);
     cairn_listener_close(cluster->listener, on_part_closed);
     cairn_cluster_saves_close(cluster, on_part_closed, cluster);
+    cairn_cluster_scrub_close(cluster, on_part_closed, cluster);
     cairn_storage_watch_close(&cluster->storage.watch, on_part_closed, cluster);
 }
 
@@ -216,12 +220,14 @@ cairn_status cairn_cluster_open(const struct cairn_cluster_options *options, uv_
     if (status == CAIRN_OK) status = cairn_cluster_jobs_load(cluster, why);
     if (status == CAIRN_OK) status = cairn_cluster_drains_load(cluster, why);
     if (status == CAIRN_OK) status = cairn_cluster_saves_open(cluster, why);
+    if (status == CAIRN_OK) status = cairn_cluster_scrub_open(cluster, why);
     if (status == CAIRN_OK) {
         status = cairn_listener_open(loop, &options->network, CAIRN_MSG_HELLO, CAIRN_MSG_MAX,
                                      &events, cluster, &cluster->listener, why);
     }
     if (status != CAIRN_OK) {
         cairn_cluster_saves_close(cluster, NULL, NULL);
+        cairn_cluster_scrub_close(cluster, NULL, NULL);
         cairn_storage_watch_close(&cluster->storage.watch, NULL, NULL);
         free_cluster(cluster);
         return status;
@@ -229,7 +235,7 @@ cairn_status cairn_cluster_open(const struct cairn_cluster_options *options, uv_
     uv_timer_init(loop, &cluster->clock.tick);
     cluster->clock.tick.data = cluster;
     uv_timer_start(&cluster->clock.tick, on_tick, tick_ms(cluster), tick_ms(cluster));
-    cluster->handles_open = 4;
+    cluster->handles_open = 5;
     cairn_log_info("cluster %s, incarnation %" PRIu64 ", waits for %" PRId64 " shard%s",
                    options->name, cairn_store_incarnation(cluster->store), options->shards,
                    options->shards == 1 ? "" : "s");

@@ -45,6 +45,7 @@ struct cairn_cluster_removal;
 struct cairn_cluster_adoption;
 struct cairn_cluster_backup;
 struct cairn_cluster_keys;
+struct cairn_cluster_scrub;
 struct cairn_store;
 struct cairn_listener;
 struct cairn_option;
@@ -86,8 +87,9 @@ struct cairn_cluster {
     /* owned */
     struct cairn_listener *listener;
     struct cairn_store *store;
-    int lock_fd;                     /* of the store's folder */
-    struct cairn_cluster_keys *keys; /* trust/keys.h */
+    int lock_fd;                       /* of the store's folder */
+    struct cairn_cluster_keys *keys;   /* trust/keys.h */
+    struct cairn_cluster_scrub *scrub; /* snapshot/scrub.h */
     struct cairn_cluster_seat *seats;
     struct cairn_cluster_session *sessions;
     struct cairn_cluster_job *jobs;

@@ -14,6 +14,7 @@
 #include "server/shard/without.h"
 
 #include "proto/fabric/where.h"
+#include "server/base/yield.h"
 #include "server/base/guard.h"
 #include "server/base/host_lock.h"
 #include "server/shard/state/pin_write.h"
@@ -188,7 +189,7 @@ static cairn_status open_parts(struct cairn_shard *shard, const struct cairn_sha
     if (status == CAIRN_OK)
         status = cairn_pool_open(shard->loop, "cairn-files", 1, NULL, &shard->files, why);
     if (status == CAIRN_OK)
-        status = cairn_pool_open(shard->loop, "cairn-snapshot", 1, cairn_pin_write_yield,
+        status = cairn_pool_open(shard->loop, "cairn-snapshot", 1, cairn_thread_yield,
                                  &shard->snapshots, why);
     if (status == CAIRN_OK)
         status = cairn_pool_open(shard->loop, "cairn-memory", MEMORY_THREADS, NULL,

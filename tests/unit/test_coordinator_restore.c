@@ -1,6 +1,11 @@
 /* What an operator is told of snapshots: their order, what a restore would replace, what it has replaced. */
 #include <check.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
 
+#include "proto/store/snapshot_io.h"
+#include "server/coordinator/base/job.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 
@@ -75,6 +80,88 @@ TEST(the_newest_snapshot_is_listed_first_also_after_a_restore)
     cairn_message_free(&first->base);
     cairn_message_free(&second->base);
     cairn_message_free(&third->base);
+}
+
+/* ---- falling back ---- */
+
+static void damage(const char *folder)
+{
+    struct cairn_manifest m;
+    char path[4200];
+    ck_assert_int_eq(cairn_manifest_load(folder, &m, NULL), CAIRN_OK);
+    snprintf(path, sizeof path, "%s/%s", folder, m.files[0].path);
+    FILE *file = fopen(path, "r+b");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_eq(fseek(file, -1, SEEK_END), 0);
+    const int last = fgetc(file);
+    ck_assert_int_eq(fseek(file, -1, SEEK_END), 0);
+    ck_assert_int_eq(fputc(last ^ 1, file), last ^ 1);
+    ck_assert_int_eq(fclose(file), 0);
+    cairn_manifest_release(&m);
+}
+
+static uint32_t ask_fallback(const char *id, bool fallback)
+{
+    Cairn__SnapshotRestore message = CAIRN__SNAPSHOT_RESTORE__INIT;
+    message.job = (char *)(uintptr_t) "toy";
+    message.id = (char *)(uintptr_t)id;
+    message.fallback = fallback;
+    return fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &message.base);
+}
+
+/* By the operator's flag, and by the job's setting. */
+TEST_EACH(a_damaged_one_gives_way_to_an_older_one_by_a_word_alone, 0, 2)
+{
+    Cairn__SnapshotStatus *old = take_snapshot();
+    train();
+    Cairn__SnapshotStatus *new = take_snapshot();
+    train();
+    damage(new->path);
+    fake_expect_error(&fake, &admin, ask_fallback(new->id, false), CAIRN_ERR_CHECKSUM,
+                      "--fallback takes step-000000000001-g1");
+    ck_assert_uint_eq(cairn_cluster_job_version(toy()).step, 3); // it was not touched
+    toy()->spec.policy.snapshot_fallback = _i == 1;
+    Cairn__SnapshotStatus *done = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS,
+                                              ask_fallback(new->id, _i == 0));
+    ck_assert_str_eq(done->id, old->id);
+    ck_assert_ptr_nonnull(strstr(done->passed_over, new->id));
+    Cairn__JobStatus *job_now = show_job("toy");
+    ck_assert_uint_eq(job_now->step, 1);
+    ck_assert_ptr_nonnull(strstr(job_now->passed_over, new->id));
+    cairn_message_free(&job_now->base);
+    cairn_message_free(&done->base);
+    cairn_message_free(&old->base);
+    cairn_message_free(&new->base);
+}
+
+/* Its manifest is gone, so that nobody knows when it was taken: by its id it is behind all others. */
+TEST(one_without_a_manifest_gives_way_too)
+{
+    char path[4200];
+    Cairn__SnapshotStatus *old = take_snapshot();
+    train();
+    Cairn__SnapshotStatus *new = take_snapshot();
+    snprintf(path, sizeof path, "%s/manifest.json", new->path);
+    ck_assert_int_eq(unlink(path), 0);
+    Cairn__SnapshotStatus *done = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS,
+                                              ask_fallback(new->id, true));
+    ck_assert_str_eq(done->id, old->id);
+    cairn_message_free(&done->base);
+    cairn_message_free(&old->base);
+    cairn_message_free(&new->base);
+}
+
+TEST(without_an_older_one_nothing_is_restored)
+{
+    Cairn__SnapshotStatus *s = take_snapshot();
+    train();
+    damage(s->path);
+    fake_expect_error(&fake, &admin, ask_fallback(s->id, true), CAIRN_ERR_CHECKSUM,
+                      "there is no older one");
+    ck_assert_uint_eq(cairn_cluster_job_version(toy()).step, 2);
+    fake_expect_error(&fake, &admin, ask_fallback("step-000000000009-g1", true),
+                      CAIRN_ERR_NOT_FOUND, "there is no snapshot");
+    cairn_message_free(&s->base);
 }
 
 SUITE(30, open_trained, close_fake);

@@ -106,8 +106,6 @@ static int take(struct ctl *ctl, int option)
     case OPT_WATCH: return parse_watch(ctl);
     case OPT_EVERY: return cairn_ctl_parse_seconds("every", optarg, &ctl->every_s);
     case OPT_ONCE: ctl->once = true; return -1;
-    case OPT_ALLOW_UNSIGNED: ctl->allow_unsigned = true; return -1;
-    case OPT_ALLOW_UNTRUSTED: ctl->allow_untrusted = true; return -1;
     case OPT_JOB: ctl->job = optarg; return -1;
     case OPT_PATH:
         ctl->path_before = ctl->path;
@@ -131,7 +129,7 @@ static int take(struct ctl *ctl, int option)
     case OPT_ADD: return cairn_ctl_parse_name(&ctl->reshard.add, "add", optarg);
     case OPT_DRAIN: return cairn_ctl_parse_name(&ctl->reshard.drain, "drain", optarg);
     case OPT_WEIGHT: return cairn_ctl_parse_weight(&ctl->reshard.weight, optarg);
-    case OPT_PAUSE: return cairn_ctl_parse_pause(optarg, &ctl->reshard.pause);
+    case OPT_PAUSE: return cairn_ctl_parse_percent("pause", optarg, 10000, &ctl->reshard.pause);
     case OPT_SINCE: return parse_since(ctl);
     case OPT_ON_WORKER_LOSS: ctl->on_worker_loss = optarg; return -1;
     case OPT_WORKER_LOSS_WAIT:

@@ -71,6 +71,10 @@ enum {
     OPT_DIR,
     OPT_ALLOW_UNSIGNED,
     OPT_ALLOW_UNTRUSTED,
+    OPT_FALLBACK,
+    OPT_QUICK,
+    OPT_READ_DATA_SUBSET,
+    OPT_KEY,
     OPT_HELP,
     OPT_VERSION
 };
@@ -104,7 +108,7 @@ int cairn_ctl_parse_real(const char *name, const char *text, double *out);
 int cairn_ctl_parse_name(struct ctl_names *names, const char *option, const char *text);
 /* "NAME=W", cut at its last "=": the name is borrowed. */
 int cairn_ctl_parse_weight(struct ctl_names *names, char *text);
-/* "10%" */
-int cairn_ctl_parse_pause(const char *text, double *out);
+/* "10%", up to `most` of them; as a part of 1. */
+int cairn_ctl_parse_percent(const char *name, const char *text, double most, double *out);
 
 #endif

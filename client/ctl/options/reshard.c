@@ -38,15 +38,15 @@ int cairn_ctl_parse_weight(struct ctl_names *names, char *text)
     return done;
 }
 
-int cairn_ctl_parse_pause(const char *text, double *out)
+int cairn_ctl_parse_percent(const char *name, const char *text, double most, double *out)
 {
     char *end;
     errno = 0;
     const double percent = strtod(text, &end);
-    if (errno != 0 || end == text || strcmp(end, "%") != 0 || !(percent > 0) || percent > 10000)
-        return cairn_ctl_fail(
-            CAIRN_ERR_INVALID,
-            "--pause %s: a percentage above 0 and up to 10000, as 10%%, is allowed", text);
+    if (errno != 0 || end == text || strcmp(end, "%") != 0 || !(percent > 0) || percent > most)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID,
+                              "--%s %s: a percentage above 0 and up to %.0f, as 10%%, is allowed",
+                              name, text, most);
     *out = percent / 100;
     return -1;
 }

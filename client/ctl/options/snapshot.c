@@ -28,6 +28,13 @@ int cairn_ctl_take_snapshot(struct ctl *ctl, int option)
     case OPT_DTYPE: return parse_word("dtype", optarg, "f32", "bf16", &ctl->export.dtype);
     case OPT_MAX_FILE: return parse_max_file(ctl, optarg);
     case OPT_EMA: ctl->export.ema = true; return -1;
+    case OPT_ALLOW_UNSIGNED: ctl->allow_unsigned = true; return -1;
+    case OPT_ALLOW_UNTRUSTED: ctl->allow_untrusted = true; return -1;
+    case OPT_FALLBACK: ctl->fallback = true; return -1;
+    case OPT_QUICK: ctl->quick = true; return -1;
+    case OPT_READ_DATA_SUBSET:
+        return cairn_ctl_parse_percent("read-data-subset", optarg, 100, &ctl->subset);
+    case OPT_KEY: ctl->key = optarg; return -1;
     case OPT_STATS: ctl->export.stats = true; return -1;
     default: abort(); // getopt gives what is in the table
     }

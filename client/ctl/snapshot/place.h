@@ -22,4 +22,12 @@ int cairn_ctl_place_fail(const char *folder, cairn_status status, const struct c
  * from this host. */
 int cairn_ctl_place_open(const char *folder, struct cairn_snapshot *snapshot_out);
 
+/* ---- key.c: whose signatures are judged ---- */
+struct cairn_public_key;
+struct cairn_key_ring;
+/* A key, or the file that has it. */
+int cairn_ctl_key_read(const char *given, struct cairn_public_key *out);
+/* Those that the coordinator trusts. */
+int cairn_ctl_key_ring(struct ctl *ctl, struct cairn_key_ring *out);
+
 #endif

@@ -75,6 +75,7 @@ static int print_json(const Cairn__SnapshotStatus *s)
                         json_integer((json_int_t)s->restored_generation));
     json_object_set_new(object, "replaced",
                         s->replaced == NULL ? json_null() : replaced_json(s->replaced));
+    json_object_set_new(object, "passed_over", json_string(s->passed_over));
     return cairn_ctl_print_json(object);
 }
 
@@ -137,6 +138,7 @@ int cairn_ctl_snapshot_restore(struct ctl *ctl)
     }
     restore.allow_unsigned = ctl->allow_unsigned;
     restore.allow_untrusted = ctl->allow_untrusted;
+    restore.fallback = ctl->fallback;
     if (ctl->timeout_ms == 0) ctl->timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
     if (by_id && strcmp(restore.id, "latest") == 0) {
         restore.id = latest;
@@ -147,6 +149,9 @@ int cairn_ctl_snapshot_restore(struct ctl *ctl)
     if (refused >= 0) return refused;
     const cairn_status called = call(ctl, &restore, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (reply->passed_over[0] != '\0')
+        fprintf(stderr, "cairn: passed over: %s; %s, of step %llu, was restored in its place\n",
+                reply->passed_over, reply->id, (unsigned long long)reply->step);
     if (ctl->json)
         print_json(reply);
     else if (ctl->quiet)

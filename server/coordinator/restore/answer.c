@@ -37,6 +37,7 @@ void cairn_cluster_restore_answer(struct cairn_cluster_restore *restore)
                                    restore->folder, &view);
     message->job = (char *)(uintptr_t)cairn_cluster_restore_job_name(restore);
     if (restore->replaces) message->replaced = &restore->replaced;
+    message->passed_over = restore->latest.passed.text;
     if (!restore->plan) message->restored_generation = restore->generation;
     cairn_cluster_waiters_answer(&restore->waiter, CAIRN_MSG_SNAPSHOT_STATUS, &message->base);
 }

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "server/coordinator/base/job.h"
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
@@ -35,6 +36,12 @@ static cairn_status judge(struct cairn_cluster_restore *restore,
         return cairn_fail(why, CAIRN_ERR_INVALID, "the path is too long");
     }
     const bool renamed = message->job[0] != '\0';
+    const struct cairn_cluster_job *job = cairn_cluster_job_find(restore->cluster, message->job);
+    restore->fallback = message->fallback || (job != NULL && job->spec.policy.snapshot_fallback);
+    if (message->fallback && !by_id)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "--fallback is for a snapshot that is given by its id: of a folder "
+                          "nobody knows which are older");
     restore->is_stored = by_id;
     restore->folder = strdup(resolved);
     restore->asked = strdup(resolved);

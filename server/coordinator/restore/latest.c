@@ -1,7 +1,11 @@
 /* A restore of the newest snapshot of a job, which no admin asked for: a worker resumes (resume.c), or the
  * job has lost a part (recovery.c). */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "proto/store/snapshot_io.h"
 #include "server/base/log.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/works.h"
@@ -65,6 +69,53 @@ void cairn_cluster_restore_find_latest(struct cairn_cluster_restore *restore)
         restore->latest.behind = chosen->place;
     }
     cairn_cluster_found_release(&found);
+}
+
+/* What stands before the snapshots that are older than that one, which may have no manifest any more. */
+static struct cairn_snapshot_place place_of(const char *folder, const struct cairn_manifest *m)
+{
+    const char *slash = strrchr(folder, '/');
+    struct cairn_snapshot_place place = { .created_unix_s = UINT64_MAX };
+    snprintf(place.id, sizeof place.id, "%s", slash != NULL ? slash + 1 : folder);
+    if (!cairn_snapshot_id_parse(place.id, &place.generation, &place.step)) place.id[0] = '\0';
+    if (m->created_unix_s != 0) place.created_unix_s = m->created_unix_s;
+    return place;
+}
+
+bool cairn_cluster_restore_fall_back(struct cairn_cluster_restore *restore)
+{
+    struct cairn_manifest damaged;
+    struct cairn_sentence text = restore->why, passed = restore->latest.passed;
+    const cairn_status status = restore->status;
+    char *folder = restore->folder;
+    if (!restore->is_stored || !cairn_cluster_restore_is_damage(status) ||
+        access(folder, F_OK) != 0) // a mistyped id is no damage
+        return false;
+    cairn_manifest_init(&damaged);
+    if (cairn_manifest_load(folder, &damaged, NULL) != CAIRN_OK) cairn_manifest_init(&damaged);
+    const struct cairn_snapshot_place place = place_of(folder, &damaged);
+    cairn_manifest_release(&damaged);
+    if (passed.text[0] == '\0')
+        cairn_sentence_set(&passed, "%s, is damaged: %.600s", place.id, text.text);
+    restore->latest.behind = place;
+    restore->latest.newest = (struct cairn_version) { place.generation, place.step };
+    restore->folder = NULL;
+    cairn_cluster_restore_find_latest(restore);
+    restore->latest.passed = passed; // the newest
+    const bool found = restore->status == CAIRN_OK;
+    if (found && restore->fallback) {
+        cairn_log_warn("job %s: passed over: %s", restore->job_name, passed.text);
+        free(folder);
+        return true;
+    }
+    restore->status = cairn_fail(
+        &restore->why, status, "%.1000s; %s%s%s", text.text,
+        found ? "--fallback takes " : "there is no older one of the job to fall back on",
+        found ? restore->latest.behind.id : "", found ? ", the newest that is older" : "");
+    restore->latest.none_found = false;
+    free(restore->folder);
+    restore->folder = folder;
+    return false;
 }
 
 void cairn_cluster_restore_say_damaged(const struct cairn_cluster_restore *restore,

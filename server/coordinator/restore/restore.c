@@ -66,10 +66,13 @@ static void end_restore(struct cairn_cluster_restore *restore, cairn_status stat
         cairn_log_info("job %s restored from %s at step %" PRIu64 " as generation %" PRIu64,
                        restore->manifest.spec.name, restore->folder, restore->manifest.step,
                        restore->generation);
+        const char *passed = restore->latest.passed.text;
         cairn_cluster_event_note(restore->cluster, CAIRN_EVENT_RESTORED,
                                  restore->manifest.spec.name, NULL,
-                                 "from %s at step %" PRIu64 " as generation %" PRIu64,
-                                 restore->folder, restore->manifest.step, restore->generation);
+                                 "from %s at step %" PRIu64 " as generation %" PRIu64 "%s%.600s",
+                                 restore->folder, restore->manifest.step, restore->generation,
+                                 passed[0] != '\0' ? "; passed over: " : "", passed);
+        if (restore->is_stored) cairn_cluster_restore_passed_over(restore, &restore->latest.passed);
         cairn_cluster_restore_answer(restore);
     }
     tell_ended(restore, status, text);
@@ -98,14 +101,10 @@ static void warn_of_trust(const struct cairn_cluster_restore *restore)
         cairn_log_warn("%s is restored, and is %s", restore->folder, what.text);
 }
 
-static void check(struct cairn_cluster_work *work)
+/* Of restore->folder; which is then without links. */
+static void check_folder(struct cairn_cluster_restore *restore)
 {
-    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
     struct cairn_snapshot snapshot;
-    if (restore->is_stored)
-        restore->status = cairn_cluster_storage_seen(restore->cluster, &restore->why);
-    if (restore->folder == NULL) cairn_cluster_restore_find_latest(restore);
-    if (restore->status != CAIRN_OK) return;
     char *folder = realpath(restore->folder, NULL);
     if (folder == NULL) {
         restore->status = cairn_fail(&restore->why, CAIRN_ERR_NOT_FOUND, "there is no snapshot %s",
@@ -125,6 +124,17 @@ static void check(struct cairn_cluster_work *work)
         cairn_manifest_init(&snapshot.manifest);
     }
     cairn_snapshot_close(&snapshot);
+}
+
+static void check(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    if (restore->is_stored)
+        restore->status = cairn_cluster_storage_seen(restore->cluster, &restore->why);
+    if (restore->folder == NULL) cairn_cluster_restore_find_latest(restore);
+    if (restore->status != CAIRN_OK) return;
+    do check_folder(restore);
+    while (restore->status != CAIRN_OK && cairn_cluster_restore_fall_back(restore));
 }
 
 /* ---- replace, on the loop ---- */

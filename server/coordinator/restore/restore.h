@@ -31,6 +31,7 @@ struct cairn_cluster_restore {
     struct cairn_cluster_waiter *waiter; /* the admin who asked */
     bool plan;                           /* nothing is done, but said */
     bool is_stored; /* asked for by its id: it is in the folder of the snapshots */
+    bool fallback;  /* where that is damaged an older one is taken */
     struct cairn_restore_latest latest;
     struct cairn_key_ring ring;       /* whose signatures are trusted, when it was begun */
     struct cairn_trust_waiver waiver; /* what is taken all the same */
@@ -91,6 +92,11 @@ void cairn_cluster_restores_seat_gone(struct cairn_cluster *cluster,
                                       const struct cairn_cluster_seat *seat);
 
 /* ---- for its own files ---- */
+
+/* latest.c; on the other thread. */
+/* The one that was asked for by its id is damaged, as restore->why says: with `fallback` the newest that is
+ * older is to be tried in its place, which is then restore->folder (true); else `why` names it. */
+bool cairn_cluster_restore_fall_back(struct cairn_cluster_restore *restore);
 
 /* answer.c: who asked is told */
 /* Under which name it is, or will be, a job. */

@@ -16,6 +16,7 @@
 #include "server/coordinator/snapshot/cut.h"
 #include "server/coordinator/snapshot/cuts.h"
 #include "server/coordinator/snapshot/digests.h"
+#include "server/coordinator/snapshot/scrub.h"
 #include "server/coordinator/store/events.h"
 
 void cairn_cluster_cut_free(struct cairn_cluster_cut *cut)
@@ -83,6 +84,7 @@ static void answer(struct cairn_cluster_cut *cut)
                    " ms",
                    cut->id, cut->job->spec.name, status->files, status->bytes,
                    uv_now(cut->work.cluster->loop) - cut->begun_ms);
+    cairn_cluster_scrub_want(cut->work.cluster, cut->job->spec.name, cut->id);
     cairn_cluster_event_note(cut->work.cluster, CAIRN_EVENT_SNAPSHOT, cut->job->spec.name, NULL,
                              "%s of step %" PRIu64, cut->id, cut->version.step);
     cairn_cluster_waiters_answer(&cut->now.at_end, CAIRN_MSG_SNAPSHOT_STATUS, &status->base);

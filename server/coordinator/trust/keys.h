@@ -2,10 +2,9 @@
  *
  * The secret key is FOLDER/cluster.key, mode 0600, in the store's folder: made at the first start and
  * durable before anything is signed. It is in no copy of the store (`cairn cluster backup`): copy it
- * yourself. The public keys that are trusted are in the store: this cluster's, also former ones, and those
- * of other clusters by an operator's word. A store that comes without its key file (it was copied to
- * another host) gets a new key; what the old one signed stays trusted. Loop thread only, but for the ring,
- * which is a copy. */
+ * yourself. The public keys that are trusted are in the store: this cluster's, also former ones, and those of
+ * others by an operator's word. A store that comes without its key file (it was copied to another host) gets
+ * a new key; what the old one signed stays trusted. Loop thread only, but for the ring, which is a copy. */
 #ifndef CAIRN_COORDINATOR_TRUST_KEYS_H
 #define CAIRN_COORDINATOR_TRUST_KEYS_H
 

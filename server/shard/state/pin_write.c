@@ -3,9 +3,6 @@
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "proto/store/snapshot_io.h"
 #include "server/shard/shard.h"
@@ -13,18 +10,6 @@
 
 #define PIECE_ELEMS ((uint64_t)1 << 20) /* of a digest, at a time */
 #define HASH_LEAVES ((uint64_t)256)     /* of a work */
-#define YIELD_NICE  19
-
-/* linux/ioprio.h, which not every system has. */
-#define IOPRIO_WHO_PROCESS 1
-#define IOPRIO_LOWEST      ((2 << 13) | 7) /* of those who get some: best effort, 7 */
-
-void cairn_pin_write_yield(void)
-{
-    // Both of the thread alone. Not SCHED_IDLE: where trainers take all cores, that gets next to nothing.
-    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), YIELD_NICE);
-    (void)syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_LOWEST);
-}
 
 /* A plane of an extent, read from its beginning to its end. */
 struct plane_at {

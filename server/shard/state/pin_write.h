@@ -14,8 +14,6 @@ struct cairn_pin_write {
     const char *path;              /* borrowed: the snapshot's folder; NULL: digests alone */
 };
 
-/* The thread that calls gives way to all others from here on: of the processor, and of the disk. */
-void cairn_pin_write_yield(void);
 /* Digests of all of it; and files, if a folder is given: not CAIRN_OK: none are left. CAIRN_ERR_CANCELED, or
  * as cairn_snapshot_writer_put and cairn_staging_read. */
 CAIRN_MUST_CHECK cairn_status cairn_pin_write(const struct cairn_pin_write *write,

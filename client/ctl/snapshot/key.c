@@ -3,7 +3,8 @@
 #include <time.h>
 
 #include "client/ctl/ctl.h"
-#include "proto/snapshot/minisig.h"
+#include "client/ctl/snapshot/place.h"
+#include "proto/snapshot/manifest_trust.h"
 
 /* JSON and one key as minisign prints it. */
 static json_t *key_json(const Cairn__Key *key)
@@ -99,6 +100,32 @@ static bool read_key(const char *given, char text[CAIRN_KEY_TEXT_BYTES])
     return fits;
 }
 
+int cairn_ctl_key_read(const char *given, struct cairn_public_key *out)
+{
+    char text[CAIRN_KEY_TEXT_BYTES];
+    struct cairn_sentence why = { "it is too long for one" };
+    const bool is_read = read_key(given, text);
+    const cairn_status status = is_read ? cairn_public_key_parse(text, out, &why)
+                                        : CAIRN_ERR_MALFORMED;
+    if (status == CAIRN_OK) return -1;
+    return cairn_ctl_fail(CAIRN_ERR_INVALID, "%s is no file of a key, and no key: %s", given,
+                          why.text);
+}
+
+int cairn_ctl_key_ring(struct ctl *ctl, struct cairn_key_ring *out)
+{
+    ProtobufCMessage *reply;
+    const cairn_status called = ask(ctl, &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    const Cairn__Keys *keys = (const Cairn__Keys *)reply;
+    out->count = 0;
+    for (size_t i = 0; i < keys->n_keys && out->count < CAIRN_KEYS_MAX; i++)
+        if (cairn_public_key_parse(keys->keys[i]->line, &out->keys[out->count], NULL) == CAIRN_OK)
+            out->count++;
+    cairn_message_free(reply);
+    return -1;
+}
+
 static int change(struct ctl *ctl, char *key, bool untrust)
 {
     Cairn__KeyTrust trust = CAIRN__KEY_TRUST__INIT;
@@ -115,15 +142,10 @@ static int change(struct ctl *ctl, char *key, bool untrust)
 
 int cairn_ctl_key_trust(struct ctl *ctl)
 {
-    char text[CAIRN_KEY_TEXT_BYTES], line[CAIRN_KEY_LINE_BYTES];
+    char line[CAIRN_KEY_LINE_BYTES];
     struct cairn_public_key key;
-    struct cairn_sentence why = { "it is too long for one" };
-    const bool is_read = read_key(ctl->argv[0], text);
-    const cairn_status status = is_read ? cairn_public_key_parse(text, &key, &why)
-                                        : CAIRN_ERR_MALFORMED;
-    if (status != CAIRN_OK)
-        return cairn_ctl_fail(CAIRN_ERR_INVALID, "%s is no file of a key, and no key: %s",
-                              ctl->argv[0], why.text);
+    const int done = cairn_ctl_key_read(ctl->argv[0], &key);
+    if (done >= 0) return done;
     cairn_public_key_line(&key, line);
     return change(ctl, line, false);
 }

@@ -1,0 +1,237 @@
+#include "server/coordinator/snapshot/scrub.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "proto/store/snapshot_io.h"
+#include "proto/store/snapshot_word.h"
+#include "server/base/log.h"
+#include "server/base/pool.h"
+#include "server/base/yield.h"
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/snapshot/find.h"
+#include "server/coordinator/store/events.h"
+
+#define WANTED_MAX    64
+#define LOOK_EVERY_MS 10000 /* whether the time of one has come */
+
+struct wanted {
+    char job[CAIRN_NAME_MAX + 1];
+    char id
+        [CAIRN_SNAPSHOT_ID_BYTES]; /* empty: the one of the job whose time has come, if there is one */
+};
+
+struct cairn_cluster_scrub {
+    struct cairn_task task;
+    struct cairn_pool *pool; /* owned */
+    const struct cairn_cluster *cluster;
+    struct wanted wanted[WANTED_MAX]; /* [wanted_count], the oldest first */
+    size_t wanted_count;
+    bool running;
+    uint64_t looked_ms; /* when a job was asked last, of the loop's clock */
+    uint64_t turn;      /* how many jobs have been asked */
+    atomic_bool stop;
+    /* the thread's, while it runs */
+    struct wanted at;
+    uint64_t every_s;
+    uint64_t block_began_ns;
+    cairn_status status; /* CAIRN_ERR_NOT_READY: no one's time has come */
+    struct cairn_sentence why;
+};
+
+/* ---- on its thread ---- */
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+/* As long as the block took. */
+static bool pace(void *context, uint64_t done, uint64_t total, const char *file)
+{
+    struct cairn_cluster_scrub *scrub = context;
+    const uint64_t took_ns = now_ns() - scrub->block_began_ns;
+    const uint64_t rest_ns = took_ns < 1000000000 ? took_ns : 1000000000;
+    (void)done;
+    (void)total;
+    (void)file;
+    nanosleep(&(struct timespec) { (time_t)(rest_ns / 1000000000), (long)(rest_ns % 1000000000) },
+              NULL);
+    scrub->block_began_ns = now_ns();
+    return !atomic_load(&scrub->stop);
+}
+
+/* The one that was read longest ago, if that is every_s ago, or never. */
+static cairn_status find_due(struct cairn_cluster_scrub *scrub, struct cairn_sentence *why)
+{
+    struct cairn_cluster_found found;
+    struct cairn_snapshot_words words = { .latest = "" };
+    const uint64_t now_s = (uint64_t)time(NULL);
+    uint64_t oldest_s = UINT64_MAX;
+    cairn_status status = cairn_cluster_find_snapshots(scrub->cluster, scrub->at.job, NULL, &found,
+                                                       why);
+    if (status == CAIRN_OK)
+        status = cairn_snapshot_words_load(scrub->cluster->storage.path, scrub->at.job, &words,
+                                           why);
+    for (size_t i = 0; i < found.count && status == CAIRN_OK; i++) {
+        const char *id = found.list[i].place.id;
+        const struct cairn_snapshot_check *check = cairn_snapshot_words_check(&words, id);
+        const uint64_t at_s = check != NULL ? check->unix_s : 0;
+        if (at_s >= oldest_s || (at_s <= now_s && now_s - at_s < scrub->every_s)) continue;
+        oldest_s = at_s;
+        snprintf(scrub->at.id, sizeof scrub->at.id, "%s", id);
+    }
+    cairn_snapshot_words_release(&words);
+    cairn_cluster_found_release(&found);
+    return status == CAIRN_OK && scrub->at.id[0] == '\0' ? CAIRN_ERR_NOT_READY : status;
+}
+
+static cairn_status verify(struct cairn_cluster_scrub *scrub, struct cairn_sentence *why)
+{
+    struct cairn_snapshot snapshot;
+    const struct cairn_verify asked = { .ahead = 1, .progress = pace, .context = scrub };
+    char *folder;
+    if (asprintf(&folder, "%s/%s/%s", scrub->cluster->storage.path, scrub->at.job, scrub->at.id) <
+        0)
+        return CAIRN_ERR_NO_MEMORY;
+    cairn_status status = cairn_snapshot_open(folder, &snapshot, why);
+    free(folder);
+    if (status != CAIRN_OK) return status;
+    scrub->block_began_ns = now_ns();
+    status = cairn_snapshot_verify(&snapshot, &asked, why);
+    cairn_snapshot_close(&snapshot);
+    return status;
+}
+
+/* What the storage cannot give now, or somebody has removed meanwhile, is no damage. */
+static bool is_damage(cairn_status status)
+{
+    return status == CAIRN_ERR_CHECKSUM || status == CAIRN_ERR_CORRUPT ||
+           status == CAIRN_ERR_MALFORMED;
+}
+
+static void run(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    struct cairn_cluster_scrub *scrub = (struct cairn_cluster_scrub *)task;
+    struct cairn_sentence said;
+    (void)item;
+    (void)thread;
+    scrub->why.text[0] = '\0';
+    scrub->status = cairn_cluster_storage_seen(scrub->cluster, &scrub->why);
+    if (scrub->status == CAIRN_OK && scrub->at.id[0] == '\0')
+        scrub->status = find_due(scrub, &scrub->why);
+    if (scrub->status == CAIRN_OK) scrub->status = verify(scrub, &scrub->why);
+    if (scrub->status != CAIRN_OK && !is_damage(scrub->status)) return;
+    struct cairn_snapshot_check check = { .is_good = scrub->status == CAIRN_OK,
+                                          .unix_s = (uint64_t)time(NULL) };
+    snprintf(check.id, sizeof check.id, "%s", scrub->at.id);
+    if (cairn_snapshot_check_set(scrub->cluster->storage.path, scrub->at.job, &check, &said) !=
+        CAIRN_OK)
+        cairn_log_warn("that snapshot %s of job %s was read could not be noted: %s", scrub->at.id,
+                       scrub->at.job, said.text);
+}
+
+/* ---- on the loop ---- */
+
+static void on_run(struct cairn_task *task)
+{
+    struct cairn_cluster_scrub *scrub = (struct cairn_cluster_scrub *)task;
+    struct cairn_cluster *cluster = (struct cairn_cluster *)(uintptr_t)scrub->cluster;
+    scrub->running = false;
+    if (cluster->closing) return;
+    if (is_damage(scrub->status)) {
+        cairn_log_error("snapshot %s of job %s is damaged: %s", scrub->at.id, scrub->at.job,
+                        scrub->why.text);
+        cairn_cluster_event_note(cluster, CAIRN_EVENT_DAMAGED, scrub->at.job, NULL,
+                                 "%s is damaged: %.900s", scrub->at.id, scrub->why.text);
+    } else if (scrub->status == CAIRN_OK) {
+        scrub->looked_ms = 0; // there may be more of them
+    } else if (scrub->status != CAIRN_ERR_NOT_READY && scrub->status != CAIRN_ERR_CANCELED &&
+               scrub->status != CAIRN_ERR_NOT_FOUND) {
+        cairn_log_warn("snapshots of job %s were not read: %s", scrub->at.job, scrub->why.text);
+    }
+    cairn_cluster_scrub_tick(cluster);
+}
+
+/* The next job in turn that has its snapshots read by itself; NULL: none has. */
+static const struct cairn_cluster_job *next_job(struct cairn_cluster_scrub *scrub)
+{
+    const struct cairn_cluster_job *chosen = NULL;
+    uint64_t count = 0, at = 0;
+    for (const struct cairn_cluster_job *j = scrub->cluster->jobs; j != NULL; j = j->next)
+        count += j->spec.policy.snapshot_scrub_every_s > 0;
+    if (count == 0) return NULL;
+    for (const struct cairn_cluster_job *j = scrub->cluster->jobs; j != NULL; j = j->next)
+        if (j->spec.policy.snapshot_scrub_every_s > 0 && at++ == scrub->turn % count) chosen = j;
+    scrub->turn++;
+    return chosen;
+}
+
+static void start(struct cairn_cluster_scrub *scrub)
+{
+    scrub->running = true;
+    cairn_pool_submit(scrub->pool, &scrub->task);
+}
+
+void cairn_cluster_scrub_tick(struct cairn_cluster *cluster)
+{
+    struct cairn_cluster_scrub *scrub = cluster->scrub;
+    if (scrub->running || cluster->closing) return;
+    if (scrub->wanted_count > 0) {
+        scrub->at = scrub->wanted[0];
+        memmove(scrub->wanted, scrub->wanted + 1, --scrub->wanted_count * sizeof *scrub->wanted);
+        start(scrub);
+        return;
+    }
+    const uint64_t now_ms = cairn_cluster_now_ms(cluster);
+    if (scrub->looked_ms != 0 && now_ms - scrub->looked_ms < LOOK_EVERY_MS) return;
+    const struct cairn_cluster_job *job = next_job(scrub);
+    if (job == NULL) return;
+    scrub->looked_ms = now_ms + 1; // not 0
+    scrub->at.id[0] = '\0';
+    snprintf(scrub->at.job, sizeof scrub->at.job, "%s", job->spec.name);
+    scrub->every_s = job->spec.policy.snapshot_scrub_every_s;
+    start(scrub);
+}
+
+void cairn_cluster_scrub_want(struct cairn_cluster *cluster, const char *job, const char *id)
+{
+    struct cairn_cluster_scrub *scrub = cluster->scrub;
+    if (scrub->wanted_count == WANTED_MAX) return;
+    struct wanted *wanted = &scrub->wanted[scrub->wanted_count++];
+    snprintf(wanted->job, sizeof wanted->job, "%s", job);
+    snprintf(wanted->id, sizeof wanted->id, "%s", id);
+    cairn_cluster_scrub_tick(cluster);
+}
+
+cairn_status cairn_cluster_scrub_open(struct cairn_cluster *cluster, struct cairn_sentence *why)
+{
+    struct cairn_cluster_scrub *scrub = calloc(1, sizeof *scrub);
+    if (scrub == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    scrub->cluster = cluster;
+    scrub->task = (struct cairn_task) { .run = run, .done = on_run, .item_count = 1 };
+    cluster->scrub = scrub;
+    return cairn_pool_open(cluster->loop, "cairn-scrub", 1, cairn_thread_yield, &scrub->pool, why);
+}
+
+void cairn_cluster_scrub_close(struct cairn_cluster *cluster, void (*on_closed)(void *context),
+                               void *context)
+{
+    struct cairn_cluster_scrub *scrub = cluster->scrub;
+    if (scrub == NULL || scrub->pool == NULL) return;
+    atomic_store(&scrub->stop, true);
+    cairn_pool_close(scrub->pool, on_closed, context);
+    scrub->pool = NULL;
+}
+
+void cairn_cluster_scrub_free(struct cairn_cluster *cluster)
+{
+    free(cluster->scrub);
+    cluster->scrub = NULL;
+}

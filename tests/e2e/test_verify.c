@@ -1,0 +1,111 @@
+/* cairn snapshot verify and cairn key, with real daemons. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/support/suite.h"
+#include "tests/support/tiny_job.h"
+
+static struct cluster cluster;
+static struct cluster_said said;
+static cairn *session;
+static cairn_job *job;
+static char id[64], folder[256], own_key[128];
+
+/* A job at step 1, and a snapshot of that. */
+static void set_up(void)
+{
+    struct tiny_job tiny;
+    cluster_start(&cluster, 1, NULL);
+    session = tiny_session(&cluster, NULL);
+    tiny_describe(&tiny, 100);
+    job = tiny_open(session, "tiny", &tiny);
+    ck_assert_uint_eq(tiny_step(job), 1);
+    cluster_cli(&cluster, &said, "snapshot", "create", "-q", "tiny", "--wait", NULL);
+    ck_assert_msg(said.status == 0 && sscanf(said.out, "%63s", id) == 1, "%s", said.err);
+    snprintf(folder, sizeof folder, "%s/tiny/%s", cluster.snapshots_path, id);
+    cluster_cli(&cluster, &said, "key", "show", "-q", NULL);
+    ck_assert_msg(said.status == 0 && sscanf(said.out, "%127s", own_key) == 1, "%s", said.err);
+}
+
+static void tear_down(void)
+{
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+
+static void says(int status, const char *word)
+{
+    ck_assert_msg(said.status == status, "%d: %s%s", said.status, said.out, said.err);
+    ck_assert_msg(strstr(said.out, word) != NULL || strstr(said.err, word) != NULL, "%s: %s%s",
+                  word, said.out, said.err);
+}
+
+/* The last byte of a file of the model. */
+static void damage(void)
+{
+    char command[700];
+    snprintf(command, sizeof command,
+             "f=$(ls %s/model/*.safetensors | head -1) && printf '\\377' | dd of=\"$f\" bs=1 "
+             "seek=$(($(stat -c %%s \"$f\") - 1)) conv=notrunc 2>/dev/null",
+             folder);
+    ck_assert_int_eq(system(command), 0);
+}
+
+TEST(a_whole_one_is_good_and_signed)
+{
+    cluster_cli(&cluster, &said, "snapshot", "verify", "tiny", id, NULL);
+    says(0, "good");
+    says(0, "signed by key");
+    cluster_cli(&cluster, &said, "snapshot", "verify", "--path", folder, "--quick", NULL);
+    says(0, "not checked");
+    cluster_cli(&cluster, &said, "snapshot", "verify", "--path", folder, "--key", own_key,
+                "--read-data-subset", "10%", "-o", "json", NULL);
+    says(0, "\"state\": \"good\"");
+    cluster_cli(&cluster, &said, "snapshot", "verify", "--path", folder, "--quick",
+                "--read-data-subset", "10%", NULL);
+    says(2, "--quick");
+}
+
+TEST(damage_is_named_and_ends_with_5)
+{
+    damage();
+    cluster_cli(&cluster, &said, "snapshot", "verify", "--path", folder, "--quick", NULL);
+    says(0, "good"); // sizes and headers are
+    cluster_cli(&cluster, &said, "snapshot", "verify", "tiny", id, NULL);
+    says(5, "model/shard-00001");
+    says(5, "block 0");
+    cluster_cli(&cluster, &said, "snapshot", "verify", "--path", folder, "-o", "json", NULL);
+    says(5, "\"state\": \"damaged\"");
+}
+
+TEST(a_changed_signature_is_damage_and_a_strange_one_is_said)
+{
+    static const char other[] = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
+    char command[700];
+    cluster_cli(&cluster, &said, "snapshot", "verify", "--path", folder, "--key", other, NULL);
+    says(0, "not trusted here");
+    snprintf(command, sizeof command, "sed -i '3s/.$/X/' %s/manifest.json.minisig", folder);
+    ck_assert_int_eq(system(command), 0);
+    cluster_cli(&cluster, &said, "snapshot", "verify", "tiny", id, NULL);
+    says(5, "manifest.json.minisig");
+}
+
+TEST(keys_are_shown_trusted_and_untrusted)
+{
+    static const char other[] = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
+    cluster_cli(&cluster, &said, "key", "show", NULL);
+    says(0, "untrusted comment: minisign public key ");
+    cluster_cli(&cluster, &said, "key", "trust", other, NULL);
+    says(0, "another's");
+    cluster_cli(&cluster, &said, "key", "list", "-o", "json", NULL);
+    says(0, "E7620F1842B4E81F");
+    cluster_cli(&cluster, &said, "key", "untrust", "E7620F1842B4E81F", "-q", NULL);
+    says(0, "");
+    cluster_cli(&cluster, &said, "key", "trust", "/nosuch/key.pub", NULL);
+    says(2, "no file of a key");
+}
+
+SUITE(60, set_up, tear_down);

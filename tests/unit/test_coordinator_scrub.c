@@ -1,0 +1,102 @@
+/* Snapshots that are read again by themselves. The shards are fake ones. */
+#include <check.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "proto/store/snapshot_io.h"
+#include "proto/store/snapshot_word.h"
+#include "server/coordinator/base/job.h"
+#include "tests/support/suite.h"
+#include "tests/support/trained_toy.h"
+
+/* What was noted of the snapshot; {.unix_s = 0}: nothing. */
+static struct cairn_snapshot_check noted(const char *id)
+{
+    struct cairn_snapshot_words words;
+    struct cairn_snapshot_check check = { .unix_s = 0 };
+    if (cairn_snapshot_words_load(fake.cluster->storage.path, "toy", &words, NULL) == CAIRN_OK &&
+        cairn_snapshot_words_check(&words, id) != NULL)
+        check = *cairn_snapshot_words_check(&words, id);
+    cairn_snapshot_words_release(&words);
+    return check;
+}
+
+/* As if it had been read, and found good, in 1970. */
+static void note_old(const char *id)
+{
+    struct cairn_snapshot_check check = { .is_good = true, .unix_s = 1 };
+    snprintf(check.id, sizeof check.id, "%s", id);
+    ck_assert_int_eq(cairn_snapshot_check_set(fake.cluster->storage.path, "toy", &check, NULL),
+                     CAIRN_OK);
+}
+
+static void flip_last_byte(const char *folder)
+{
+    struct cairn_manifest m;
+    char path[4200];
+    ck_assert_int_eq(cairn_manifest_load(folder, &m, NULL), CAIRN_OK);
+    snprintf(path, sizeof path, "%s/%s", folder, m.files[0].path);
+    FILE *file = fopen(path, "r+b");
+    ck_assert_int_eq(fseek(file, -1, SEEK_END), 0);
+    const int last = fgetc(file);
+    ck_assert_int_eq(fseek(file, -1, SEEK_END), 0);
+    ck_assert_int_eq(fputc(last ^ 1, file), last ^ 1);
+    ck_assert_int_eq(fclose(file), 0);
+    cairn_manifest_release(&m);
+}
+
+static bool has_event(const char *kind, const char *word)
+{
+    const Cairn__EventsGet get = CAIRN__EVENTS_GET__INIT;
+    Cairn__Events *events = fake_expect(&fake, &admin, CAIRN_MSG_EVENTS,
+                                        fake_request(&admin, CAIRN_MSG_EVENTS_GET, &get.base));
+    bool found = false;
+    for (size_t i = 0; i < events->n_events; i++)
+        found = found || (strcmp(events->events[i]->kind, kind) == 0 &&
+                          strstr(events->events[i]->text, word) != NULL);
+    cairn_message_free(&events->base);
+    return found;
+}
+
+TEST(what_was_committed_is_read_and_noted)
+{
+    Cairn__SnapshotStatus *s = take_snapshot();
+    fake_until(&fake, noted(s->id).unix_s != 0);
+    ck_assert(noted(s->id).is_good);
+    cairn_message_free(&s->base);
+}
+
+TEST(one_whose_time_has_come_is_read_again)
+{
+    Cairn__SnapshotStatus *s = take_snapshot();
+    fake_until(&fake, noted(s->id).unix_s != 0);
+    note_old(s->id);
+    toy()->spec.policy.snapshot_scrub_every_s = 3600;
+    fake_until(&fake, noted(s->id).unix_s > 1);
+    cairn_message_free(&s->base);
+}
+
+TEST(damage_is_found_before_anybody_needs_it)
+{
+    Cairn__SnapshotStatus *s = take_snapshot();
+    fake_until(&fake, noted(s->id).unix_s != 0);
+    note_old(s->id);
+    flip_last_byte(s->path);
+    toy()->spec.policy.snapshot_scrub_every_s = 3600;
+    fake_until(&fake, noted(s->id).unix_s > 1);
+    ck_assert(!noted(s->id).is_good);
+    fake_until(&fake, has_event("snapshot-damaged", s->id));
+    cairn_message_free(&s->base);
+}
+
+TEST(a_job_that_does_not_ask_for_it_has_none_read)
+{
+    Cairn__SnapshotStatus *s = take_snapshot();
+    fake_until(&fake, noted(s->id).unix_s != 0);
+    note_old(s->id);
+    for (int i = 0; i < 3; i++) (void)train();
+    ck_assert_uint_eq(noted(s->id).unix_s, 1);
+    cairn_message_free(&s->base);
+}
+
+SUITE(30, open_ticking, close_fake);
