@@ -177,6 +177,17 @@ static void on_tiles(struct fake_shard *shard, uint32_t request, const Cairn__Me
     end_tiles(shard);
 }
 
+/* What is loaded has the checksums of its manifest; a folder that is none is a test's own matter. */
+static cairn_status judge_snapshot(const struct fake_shard *shard, struct cairn_sentence *why)
+{
+    struct cairn_snapshot snapshot;
+    if (shard->snapshot_path[0] == '\0') return CAIRN_OK;
+    if (cairn_snapshot_open(shard->snapshot_path, &snapshot, NULL) != CAIRN_OK) return CAIRN_OK;
+    const cairn_status status = cairn_snapshot_verify(&snapshot, NULL, why);
+    cairn_snapshot_close(&snapshot);
+    return status;
+}
+
 static void end_terms(struct fake_shard *shard);
 
 static void on_page(struct fake_shard *shard, uint32_t request, const Cairn__Page *page)
@@ -204,6 +215,12 @@ static void on_page(struct fake_shard *shard, uint32_t request, const Cairn__Pag
         const cairn_status status = shard->refuse_create_status;
         refuse(shard, request, status != CAIRN_OK ? status : CAIRN_ERR_NO_MEMORY,
                shard->refuse_create);
+        return;
+    }
+    struct cairn_sentence why = { "" };
+    const cairn_status loaded = judge_snapshot(into, &why);
+    if (loaded != CAIRN_OK) {
+        refuse(shard, request, loaded, why.text);
         return;
     }
     build(into);

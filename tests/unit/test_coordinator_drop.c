@@ -111,7 +111,7 @@ TEST(a_snapshot_is_removed_and_nothing_of_it_is_left)
     const uint32_t request = ask_remove("toy", s->id);
     Cairn__SnapshotRemoved *removed = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED,
                                                   request);
-    ck_assert_uint_eq(removed->files, s->files + 1); // and the manifest
+    ck_assert_uint_eq(removed->files, s->files + 2); // and the manifest
     ck_assert_uint_gt(removed->bytes, s->bytes);
     cairn_message_free(&removed->base);
     ck_assert_int_ne(access(s->path, F_OK), 0);

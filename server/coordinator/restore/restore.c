@@ -1,11 +1,12 @@
 /* A snapshot becomes a job: checked on another thread, then made on the shards in a new generation.
  *
- *   check    manifest, files, cover, checksums; where a job would be given up for it, the content root of
+ *   check    manifest, files, cover; where a job would be given up for it, checksums and the content root of
  *            the files, too; nothing is touched, a failure changes nothing
  *   reserve  a generation that the job has not used becomes durable, while the job goes on
  *   replace  the job's members are expelled, its body is planned anew over the shards there are, and
  *            JobCreate names the folder; from here on a failure leaves the job lost, and says so
- *   prove    the shards have told the digests of what they loaded, and these come to the manifest's root
+ *   prove    the shards have told the digests of what they loaded, whose checksums they have judged, and
+ *            these come to the manifest's root
  *   store    the new job becomes durable
  *   done     the core READY at the snapshot's version with the payload of its last decision */
 #include <assert.h>
@@ -83,6 +84,16 @@ static void end_restore(struct cairn_cluster_restore *restore, cairn_status stat
 
 /* ---- check, on another thread ---- */
 
+/* Blocks with checksums are judged by who reads them: the shards, as they load, and where a job is given up
+ * for it the proof of the files before. Of a file with one checksum over all of it, somebody has to read
+ * all. */
+static bool has_whole_sums(const struct cairn_manifest *m)
+{
+    for (size_t i = 0; i < m->file_count; i++)
+        if (m->files[i].is_whole) return true;
+    return false;
+}
+
 cairn_status cairn_cluster_restore_judge_signature(const struct cairn_cluster_restore *restore,
                                                    const struct cairn_manifest *manifest,
                                                    const char *folder, struct cairn_sentence *why)
@@ -117,7 +128,7 @@ static void check_folder(struct cairn_cluster_restore *restore)
     if (restore->status != CAIRN_OK) return;
     restore->status = cairn_cluster_restore_judge_signature(restore, &snapshot.manifest,
                                                             restore->folder, &restore->why);
-    if (restore->status == CAIRN_OK && !restore->plan)
+    if (restore->status == CAIRN_OK && !restore->plan && has_whole_sums(&snapshot.manifest))
         restore->status = cairn_snapshot_verify(&snapshot, NULL, &restore->why);
     if (restore->status == CAIRN_OK) {
         restore->manifest = snapshot.manifest; // moves
