@@ -307,6 +307,7 @@ int cairn_ctl_snapshot_create(struct ctl *ctl);
 int cairn_ctl_snapshot_cancel(struct ctl *ctl);
 int cairn_ctl_snapshot_list(struct ctl *ctl);
 int cairn_ctl_snapshot_show(struct ctl *ctl);
+int cairn_ctl_snapshot_copy(struct ctl *ctl);
 int cairn_ctl_snapshot_diff(struct ctl *ctl);
 int cairn_ctl_snapshot_export(struct ctl *ctl);
 int cairn_ctl_snapshot_verify(struct ctl *ctl);

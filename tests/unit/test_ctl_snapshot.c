@@ -1,8 +1,10 @@
-/* `cairn snapshot show` and `diff` of folders: tensors, what is in them, in what they differ. */
+/* `cairn snapshot show`, `diff` and `copy` of folders: tensors, what is in them, in what they differ. */
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "client/ctl/snapshot/stats.h"
 #include "tests/support/cluster.h"
@@ -143,6 +145,35 @@ TEST(diff_says_in_what_the_specs_differ)
     cairn_spec_release(&other);
     free(a);
     free(b);
+}
+TEST(a_copy_is_the_snapshot_and_a_damaged_one_is_not_copied)
+{
+    char root[200], path[300];
+    char *a = cairn_sample_snapshot(scratch, &spec, 7);
+    cairn_scratch_file(a, "manifest.json.minisig", "a signature\n", path, sizeof path);
+    snprintf(root, sizeof root, "%s/elsewhere", scratch);
+    snprintf(path, sizeof path, "%s/job/step-000000000007-g1", root);
+    cluster_says(&nobody, 1, "No such file", "snapshot", "copy", "--path", a, "--to", root, NULL);
+    ck_assert_int_eq(mkdir(root, 0700), 0);
+    cluster_says(&nobody, 0, path, "snapshot", "copy", "--path", a, "--to", root, NULL);
+    cluster_says(&nobody, 0, "the same bits", "snapshot", "diff", "--path", a, "--path", path,
+                 NULL);
+    cluster_says(&nobody, 11, "is there already", "snapshot", "copy", "--path", a, "--to", root,
+                 NULL);
+    snprintf(path, sizeof path, "%s/job/step-000000000007-g1/manifest.json.minisig", root);
+    ck_assert_int_eq(access(path, R_OK), 0);
+    cairn_scratch_remove(root);
+    ck_assert_int_eq(mkdir(root, 0700), 0);
+    snprintf(path, sizeof path, "%s/optim/shard-00001-model-00001-of-00001.safetensors", a);
+    FILE *file = fopen(path, "r+b");
+    ck_assert_int_eq(fseek(file, -1, SEEK_END), 0);
+    ck_assert_int_ne(fputc(0xaa, file), EOF);
+    fclose(file);
+    cluster_says(&nobody, 5, "optim/shard-00001", "snapshot", "copy", "--path", a, "--to", root,
+                 NULL);
+    snprintf(path, sizeof path, "%s/job/step-000000000007-g1", root);
+    ck_assert_int_ne(access(path, F_OK), 0);
+    free(a);
 }
 SUITE(60, set_up, tear_down);
 

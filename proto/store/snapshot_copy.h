@@ -1,0 +1,23 @@
+/* A snapshot from one storage to another, byte for byte: files first, then the signature, then the
+ * manifest, so that what a crash leaves is no snapshot. What is copied is judged by the manifest's
+ * checksums on the way, each block before it is written.
+ *
+ * Blocks; from any thread. Statuses as of snapshot_io.h. */
+#ifndef CAIRN_STORE_SNAPSHOT_COPY_H
+#define CAIRN_STORE_SNAPSHOT_COPY_H
+
+#include "proto/store/snapshot_io.h"
+
+struct cairn_snapshot_copy {
+    /* After each block; `done` of all files' bytes. False: give it up. NULL: none. */
+    bool (*progress)(void *context, uint64_t done);
+    void *context;
+};
+/* Copies the snapshot, opened, to <root>/<its job>/<its id>; `root` must exist. *folder_out is malloc'd, the
+ * caller's, set on success. CAIRN_ERR_EXISTS: that folder is there, whole or begun. CAIRN_ERR_CANCELED. On
+ * failure what was written is removed. */
+cairn_status cairn_snapshot_copy(struct cairn_snapshot *snapshot, const char *root,
+                                 const struct cairn_snapshot_copy *copy, char **folder_out,
+                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+#endif
