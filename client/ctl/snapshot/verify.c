@@ -33,7 +33,8 @@ static void on_damage(void *context, const char *what)
     fprintf(stderr, "cairn: %s\n", what);
 }
 
-/* The keys to judge by: the one that is given, else those that the coordinator trusts, if it was asked. -1: go on; else the exit status. */
+/* The keys to judge by: the one that is given, else those that the coordinator trusts, if it was asked.
+ * -1: go on; else the exit status. */
 static int find_ring(struct ctl *ctl, bool *found_out, struct cairn_key_ring *ring)
 {
     *found_out = ctl->key != NULL || ctl->path == NULL;
