@@ -32,7 +32,7 @@ _cairn() {
         --endpoint | --timeout | -o | --every | --shards | --workers | --lr | --group | --clip-norm | \
             --snapshot-every | --snapshot-keep | --on-shard-loss | --shard-loss-wait | \
             --add | --drain | --weight | --pause | \
-            --path | --to | --format | --dtype | --max-file | \
+            --path | --to | --format | --dtype | --max-file | --key | --read-data-subset | \
             --on-worker-loss | --worker-loss-wait | --since) ((i++)) ;;
         -*) ;;
         *) given+=("${COMP_WORDS[i]}") ;;
@@ -46,7 +46,7 @@ _cairn() {
     -o) COMPREPLY=($(compgen -W "table json" -- "$word")) && return ;;
     --format) COMPREPLY=($(compgen -W "hf dcp" -- "$word")) && return ;;
     --dtype) COMPREPLY=($(compgen -W "f32 bf16" -- "$word")) && return ;;
-    --path | --to | --keep | --import | --timeline | --endpoint-file)
+    --path | --to | --key | --keep | --import | --timeline | --endpoint-file)
         COMPREPLY=($(compgen -f -- "$word")) && return
         ;;
     esac

@@ -62,7 +62,14 @@ static void end_restore(struct cairn_cluster_restore *restore, cairn_status stat
         if (!restore->latest.none_found) // who began it says so
             cairn_log_warn("restore of %s failed: %s",
                            restore->folder != NULL ? restore->folder : "the newest snapshot", text);
-        cairn_cluster_waiters_fail(&restore->waiter, status, text);
+        struct cairn_sentence said;
+        const bool may_fall_back = restore->is_stored && !restore->fallback &&
+                                   restore->latest.passed.text[0] == '\0' && // else it was said
+                                   restore->checked && cairn_cluster_restore_is_damage(status);
+        cairn_sentence_set(&said, "%s%s", text,
+                           may_fall_back ? "; --fallback takes the newest good one that is older"
+                                         : "");
+        cairn_cluster_waiters_fail(&restore->waiter, status, said.text);
     } else {
         cairn_log_info("job %s restored from %s at step %" PRIu64 " as generation %" PRIu64,
                        restore->manifest.spec.name, restore->folder, restore->manifest.step,
@@ -86,7 +93,7 @@ static void end_restore(struct cairn_cluster_restore *restore, cairn_status stat
 
 /* Blocks with checksums are judged by who reads them: the shards, as they load, and where a job is given up
  * for it the proof of the files before. Of a file with one checksum over all of it, somebody has to read
- * all. */
+ * all; and of one that may give way to another, before it is loaded. */
 static bool has_whole_sums(const struct cairn_manifest *m)
 {
     for (size_t i = 0; i < m->file_count; i++)
@@ -128,7 +135,8 @@ static void check_folder(struct cairn_cluster_restore *restore)
     if (restore->status != CAIRN_OK) return;
     restore->status = cairn_cluster_restore_judge_signature(restore, &snapshot.manifest,
                                                             restore->folder, &restore->why);
-    if (restore->status == CAIRN_OK && !restore->plan && has_whole_sums(&snapshot.manifest))
+    const bool is_read = restore->fallback || has_whole_sums(&snapshot.manifest);
+    if (restore->status == CAIRN_OK && !restore->plan && is_read)
         restore->status = cairn_snapshot_verify(&snapshot, NULL, &restore->why);
     if (restore->status == CAIRN_OK) {
         restore->manifest = snapshot.manifest; // moves
@@ -137,15 +145,31 @@ static void check_folder(struct cairn_cluster_restore *restore)
     cairn_snapshot_close(&snapshot);
 }
 
+static void check_in_turn(struct cairn_cluster_restore *restore)
+{
+    do check_folder(restore);
+    while (restore->status != CAIRN_OK && cairn_cluster_restore_fall_back(restore));
+}
+
+/* What the files say, of a job that would be given up for them. */
+static void prove_files(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    while (restore->status == CAIRN_OK) {
+        cairn_cluster_restore_prove_files(work);
+        if (restore->status == CAIRN_OK || !cairn_cluster_restore_fall_back(restore)) return;
+        cairn_manifest_release(&restore->manifest);
+        check_in_turn(restore);
+    }
+}
+
 static void check(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
     if (restore->is_stored)
         restore->status = cairn_cluster_storage_seen(restore->cluster, &restore->why);
     if (restore->folder == NULL) cairn_cluster_restore_find_latest(restore);
-    if (restore->status != CAIRN_OK) return;
-    do check_folder(restore);
-    while (restore->status != CAIRN_OK && cairn_cluster_restore_fall_back(restore));
+    if (restore->status == CAIRN_OK) check_in_turn(restore);
 }
 
 /* ---- replace, on the loop ---- */
@@ -467,7 +491,7 @@ static void on_checked(struct cairn_cluster_work *work)
                        "whether it was changed cannot be told but by its content root",
                        restore->folder);
     if (restore->status == CAIRN_OK && !work->cluster->closing && is_risky(restore)) {
-        work->run = cairn_cluster_restore_prove_files;
+        work->run = prove_files;
         work->done = begin_load;
         if (cairn_cluster_work_start(work, work->cluster, NULL, 0)) return;
         restore->status = cairn_fail(&restore->why, CAIRN_ERR_NO_MEMORY, "no thread for it");
