@@ -10,9 +10,19 @@
 #define IOPRIO_WHO_PROCESS 1
 #define IOPRIO_LOWEST      ((2 << 13) | 7) /* of those who get some: best effort, 7 */
 
+static void set_nice(int nice)
+{
+    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), nice); // of the thread alone
+}
+
+void cairn_thread_press(void)
+{
+    set_nice(0);
+}
+
 void cairn_thread_yield(void)
 {
-    // Both of the thread alone. Not SCHED_IDLE: where trainers take all cores, that gets next to nothing.
-    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), YIELD_NICE);
+    // Not SCHED_IDLE: where trainers take all cores, that gets next to nothing.
+    set_nice(YIELD_NICE);
     (void)syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_LOWEST);
 }

@@ -44,7 +44,10 @@ TEST(its_deadline_comes_before_the_steps)
     cairn_pace_step(&pace, SECOND, now + 60 * SECOND);
     ck_assert(cairn_pace_rate(&pace, now + 60 * SECOND) == CAIRN_PACE_FREE);
     begin(MIB);
+    ck_assert(!cairn_pace_presses(&pace, now));
+    ck_assert(cairn_pace_presses(&pace, now + 60 * SECOND));
     atomic_store(&pace.hurry, true);
+    ck_assert(cairn_pace_presses(&pace, now));
     ck_assert(cairn_pace_rate(&pace, now) == CAIRN_PACE_FREE);
 }
 

@@ -39,13 +39,26 @@ static bool is_idle(const struct cairn_pace *pace, uint64_t now_us)
     return last == 0 || now_us > last + (steps > IDLE_US ? steps : IDLE_US);
 }
 
+/* Bytes a second, to be there in time. */
+static double asked_rate(const struct cairn_pace *pace, uint64_t now_us)
+{
+    const uint64_t done = atomic_load(&pace->done_bytes);
+    const uint64_t left = pace->total_bytes > done ? pace->total_bytes - done : 0;
+    return (double)left / (double)(pace->deadline_us - now_us) * 1e6;
+}
+
+bool cairn_pace_presses(const struct cairn_pace *pace, uint64_t now_us)
+{
+    return atomic_load(&pace->hurry) || now_us >= pace->deadline_us ||
+           asked_rate(pace, now_us) > (double)atomic_load(&pace->rate);
+}
+
 uint64_t cairn_pace_rate(const struct cairn_pace *pace, uint64_t now_us)
 {
-    const uint64_t done = atomic_load(&pace->done_bytes), rate = atomic_load(&pace->rate);
-    const uint64_t left = pace->total_bytes > done ? pace->total_bytes - done : 0;
+    const uint64_t rate = atomic_load(&pace->rate);
     if (atomic_load(&pace->hurry) || is_idle(pace, now_us) || now_us >= pace->deadline_us)
         return CAIRN_PACE_FREE;
-    const double asked = (double)left / (double)(pace->deadline_us - now_us) * 1e6;
+    const double asked = asked_rate(pace, now_us);
     return asked > (double)rate ? (uint64_t)asked : rate;
 }
 

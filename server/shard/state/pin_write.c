@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "proto/store/snapshot_io.h"
+#include "server/base/yield.h"
 #include "server/shard/shard.h"
 #include "server/shard/state/report.h"
 
@@ -31,6 +32,7 @@ struct writing {
     const struct cairn_pin_write *of;
     const struct cairn_shard_job *job;
     const struct cairn_shard_view *view;
+    bool presses;
     struct plane_at at;
     struct plane_later *later; /* owned */
     uint8_t carry[CAIRN_LEAF_ELEMS * sizeof(double)];
@@ -155,6 +157,15 @@ static cairn_status hash(struct writing *w, const uint8_t *bytes, uint64_t elems
 
 /* ---- reading ---- */
 
+/* Gives way to nobody while the deadline presses: where the system lets it (LimitNICE, CAP_SYS_NICE), since who
+ * has given way needs leave to come back. */
+static void press(struct writing *w)
+{
+    const bool presses = cairn_pace_presses(w->of->pace, uv_hrtime() / 1000);
+    if (presses != w->presses) (presses ? cairn_thread_press : cairn_thread_yield)();
+    w->presses = presses;
+}
+
 /* Until as much more may be written. */
 static cairn_status rest(struct writing *w, uint64_t bytes, struct cairn_sentence *why)
 {
@@ -162,6 +173,7 @@ static cairn_status rest(struct writing *w, uint64_t bytes, struct cairn_sentenc
     uint64_t us;
     while (!atomic_load(&staging->canceled)) {
         if (atomic_load(&staging->waiting) > 0) atomic_store(&w->of->pace->hurry, true);
+        press(w);
         us = cairn_pace_rest_us(w->of->pace, bytes, uv_hrtime() / 1000);
         if (us == 0) return CAIRN_OK;
         usleep((useconds_t)us);
@@ -328,6 +340,7 @@ cairn_status cairn_pin_write(const struct cairn_pin_write *write, struct cairn_s
     w->view = write->staging->view;
     const cairn_status status = write->path != NULL ? write_files(w, why) : digest_all(w, why);
     for (struct plane_later *later; (later = w->later) != NULL; free(later)) w->later = later->next;
+    if (w->presses) cairn_thread_yield();
     free(w);
     return status;
 }
