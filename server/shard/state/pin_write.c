@@ -157,8 +157,7 @@ static cairn_status hash(struct writing *w, const uint8_t *bytes, uint64_t elems
 
 /* ---- reading ---- */
 
-/* Gives way to nobody while the deadline presses: where the system lets it (LimitNICE, CAP_SYS_NICE), since who
- * has given way needs leave to come back. */
+/* Gives way to nobody while the deadline presses. */
 static void press(struct writing *w)
 {
     const bool presses = cairn_pace_presses(w->of->pace, uv_hrtime() / 1000);

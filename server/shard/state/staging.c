@@ -218,7 +218,7 @@ void cairn_staging_save(struct cairn_staging *staging, struct cairn_works *works
 
 /* ---- the reader ---- */
 
-/* At any address; TSan does not look, and no other function is called: another thread may be writing there. */
+/* At any address. TSan does not look, and no function is called: another thread may be writing there. */
 typedef uint64_t __attribute__((aligned(1), may_alias)) loose_word;
 __attribute__((noinline, no_sanitize("thread"))) static void
 copy_loosely(void *to, const void *from, size_t bytes)
