@@ -100,16 +100,56 @@ static struct cairn_works *files_works(const struct cairn_shard_job *job,
                                                                             : &job->shard->host);
 }
 
-/* The leaves from tree->next_leaf on that lie in one home; at most HASH_LEAVES. */
-static uint64_t leaves_of_piece(const struct cairn_planes *planes, size_t number, uint64_t at,
-                                const struct cairn_geometry *geometry, uint64_t first_leaf)
+/* The leaves from tree->next_leaf on that lie in one home and end at `to`, or before it; at most
+ * HASH_LEAVES. */
+static uint64_t leaves_of_piece(const struct cairn_plane_hash *h, uint64_t at, uint64_t to,
+                                const struct cairn_geometry *geometry)
 {
-    const struct cairn_local_extent *extent = &planes->map->extents[number];
-    const uint64_t end_elem = at + cairn_planes_dense(planes, number, extent->local_elem + at);
-    const uint64_t end = end_elem == extent->elem_count
+    const struct cairn_local_extent *extent = &h->planes->map->extents[h->extent];
+    const uint64_t home_end = at +
+                              cairn_planes_dense(h->planes, h->extent, extent->local_elem + at);
+    if (to > home_end) to = home_end;
+    const uint64_t end = to == extent->elem_count
                              ? extent->first_leaf + extent->leaf_count
-                             : cairn_leaf_of_elem(geometry, extent->first_elem + end_elem);
-    return end - first_leaf < HASH_LEAVES ? end - first_leaf : HASH_LEAVES;
+                             : cairn_leaf_of_elem(geometry, extent->first_elem + to);
+    return end - h->tree.next_leaf < HASH_LEAVES ? end - h->tree.next_leaf : HASH_LEAVES;
+}
+
+void cairn_plane_hash_begin(struct cairn_plane_hash *h, struct cairn_report *report,
+                            const struct cairn_planes *planes, size_t extent,
+                            enum cairn_plane plane)
+{
+    *h = (struct cairn_plane_hash) {
+        .report = report, .planes = planes, .extent = extent, .plane = plane
+    };
+    cairn_tree_init(&h->tree, planes->map->extents[extent].first_leaf);
+}
+
+cairn_status cairn_plane_hash_to(struct cairn_plane_hash *h, uint64_t to,
+                                 const atomic_bool *canceled, struct cairn_sentence *why)
+{
+    const struct cairn_shard_job *job = h->report->job;
+    const struct cairn_local_extent *extent = &h->planes->map->extents[h->extent];
+    const struct cairn_geometry *geometry = &job->view->layout->geometry[extent->tensor];
+    const cairn_dtype dtype = cairn_form_dtype(&h->planes->forms[h->extent], h->plane);
+    cairn_status status = CAIRN_OK;
+    while (h->tree.next_leaf < extent->first_leaf + extent->leaf_count && status == CAIRN_OK) {
+        if (atomic_load(canceled)) return cairn_fail(why, CAIRN_ERR_CANCELED, "it was given up");
+        const uint64_t at = cairn_leaf_first_elem(geometry, h->tree.next_leaf) - extent->first_elem;
+        const uint64_t leaves = leaves_of_piece(h, at, to, geometry);
+        if (leaves == 0) break;
+        status = hash_piece(
+            files_works(job, h->planes, extent->local_elem + at),
+            cairn_planes_at(h->planes, h->plane, h->extent, extent->local_elem + at), dtype,
+            geometry, leaves, &h->tree, why);
+    }
+    return status;
+}
+
+cairn_status cairn_plane_hash_end(struct cairn_plane_hash *h, struct cairn_sentence *why)
+{
+    return cairn_report_add_tree(h->report, h->planes->map->extents[h->extent].tensor, h->plane,
+                                 &h->tree, why);
 }
 
 /* One plane, in pieces so that a cancel is heard. */
@@ -117,25 +157,11 @@ static cairn_status hash_plane(struct cairn_report *report, const struct cairn_p
                                size_t number, enum cairn_plane plane, const atomic_bool *canceled,
                                struct cairn_sentence *why)
 {
-    const struct cairn_shard_job *job = report->job;
-    const struct cairn_local_extent *extent = &job->view->table.map.extents[number];
-    const struct cairn_geometry *geometry = &job->view->layout->geometry[extent->tensor];
-    const cairn_dtype dtype = cairn_form_dtype(&job->view->forms[number], plane);
-    const uint64_t end = extent->first_leaf + extent->leaf_count;
-    struct cairn_tree tree;
-    cairn_tree_init(&tree, extent->first_leaf);
-    cairn_status status = CAIRN_OK;
-    while (tree.next_leaf < end && status == CAIRN_OK) {
-        if (atomic_load(canceled)) return cairn_fail(why, CAIRN_ERR_CANCELED, "it was given up");
-        const uint64_t at = cairn_leaf_first_elem(geometry, tree.next_leaf) - extent->first_elem;
-        const uint64_t local_elem = extent->local_elem + at;
-        status = hash_piece(files_works(report->job, planes, local_elem),
-                            cairn_planes_at(planes, plane, number, local_elem), dtype, geometry,
-                            leaves_of_piece(planes, number, at, geometry, tree.next_leaf), &tree,
-                            why);
-    }
-    return status == CAIRN_OK ? cairn_report_add_tree(report, extent->tensor, plane, &tree, why)
-                              : status;
+    struct cairn_plane_hash hash;
+    cairn_plane_hash_begin(&hash, report, planes, number, plane);
+    const cairn_status status = cairn_plane_hash_to(&hash, planes->map->extents[number].elem_count,
+                                                    canceled, why);
+    return status == CAIRN_OK ? cairn_plane_hash_end(&hash, why) : status;
 }
 
 cairn_status cairn_report_hash(struct cairn_report *report, const struct cairn_planes *planes,

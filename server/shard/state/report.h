@@ -27,6 +27,26 @@ CAIRN_MUST_CHECK cairn_status cairn_report_hash(struct cairn_report *report,
                                                 const struct cairn_planes *planes,
                                                 const atomic_bool *canceled,
                                                 struct cairn_sentence *why);
+/* The same of one plane of an extent that comes to stand from its first element on: begin, `to` as often as
+ * more of it stands, end when all does. Elements are hashed while they are in the cache. */
+struct cairn_plane_hash {
+    /* private */
+    struct cairn_report *report;       /* borrowed */
+    const struct cairn_planes *planes; /* borrowed */
+    size_t extent;                     /* of the planes' map */
+    enum cairn_plane plane;
+    struct cairn_tree tree;
+};
+void cairn_plane_hash_begin(struct cairn_plane_hash *hash, struct cairn_report *report,
+                            const struct cairn_planes *planes, size_t extent,
+                            enum cairn_plane plane);
+/* Elements [0, to) of the extent stand. CAIRN_ERR_CANCELED, CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO. */
+CAIRN_MUST_CHECK cairn_status cairn_plane_hash_to(struct cairn_plane_hash *hash, uint64_t to,
+                                                  const atomic_bool *canceled,
+                                                  struct cairn_sentence *why);
+/* Adds its digests to the report. CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status cairn_plane_hash_end(struct cairn_plane_hash *hash,
+                                                   struct cairn_sentence *why);
 CAIRN_MUST_CHECK cairn_status cairn_report_add_file(struct cairn_report *report, const char *path,
                                                     uint64_t bytes, uint8_t *sums,
                                                     struct cairn_sentence *why);

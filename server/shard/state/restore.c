@@ -17,6 +17,7 @@ struct cairn_restore {
     struct cairn_results results;
 };
 
+/* A plane of an extent, and its digests on the way, while the next blocks are read. */
 static cairn_status read_plane(struct cairn_restore *restore, struct cairn_snapshot *snapshot,
                                uint32_t tensor, enum cairn_plane plane, size_t number)
 {
@@ -25,8 +26,10 @@ static cairn_status read_plane(struct cairn_restore *restore, struct cairn_snaps
     struct cairn_works *works = cairn_compute_files(job->compute);
     const size_t elem_bytes = cairn_dtype_bytes(
         (int)cairn_spec_plane_dtype(&snapshot->manifest.spec, tensor, (uint32_t)plane));
+    struct cairn_plane_hash hash;
     cairn_status status = CAIRN_OK;
     uint64_t elems;
+    cairn_plane_hash_begin(&hash, restore->report, &job->planes, number, plane);
     for (uint64_t at = 0; status == CAIRN_OK && at < extent->elem_count; at += elems) {
         elems = cairn_planes_dense(&job->planes, number, extent->local_elem + at);
         if (elems > PIECE_ELEMS) elems = PIECE_ELEMS;
@@ -39,7 +42,12 @@ static cairn_status read_plane(struct cairn_restore *restore, struct cairn_snaps
                                      &restore->loader.why);
         const cairn_status run = cairn_works_run(works, &restore->loader.why);
         if (status == CAIRN_OK) status = run;
+        if (status == CAIRN_OK && restore->report != NULL)
+            status = cairn_plane_hash_to(&hash, at + elems, &restore->loader.canceled,
+                                         &restore->loader.why);
     }
+    if (status == CAIRN_OK && restore->report != NULL)
+        status = cairn_plane_hash_end(&hash, &restore->loader.why);
     return status;
 }
 
@@ -101,9 +109,6 @@ static void run_restore(struct cairn_task *task, uint32_t item, uint32_t thread)
                                                  &restore->loader.why);
     if (restore->loader.status != CAIRN_OK) return;
     restore->loader.status = read_all(restore, &snapshot);
-    if (restore->loader.status == CAIRN_OK && restore->report != NULL)
-        restore->loader.status = cairn_report_hash(restore->report, &restore->loader.job->planes,
-                                                   &restore->loader.canceled, &restore->loader.why);
     restore->results = results_of(restore->loader.job, &snapshot.manifest);
     cairn_snapshot_close(&snapshot);
 }
