@@ -60,10 +60,14 @@
 #define CTL_TAKES_DIR    (UINT64_C(1) << 50) /* --dir: of the bench of snapshots */
 #define CTL_TAKES_TRUST  (UINT64_C(1) << 49) /* --allow-unsigned, --allow-untrusted, --fallback */
 #define CTL_TAKES_VERIFY (UINT64_C(1) << 51) /* --quick, --read-data-subset, --key */
-#define CTL_BENCHES      (CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS)
-#define CTL_ASKS         (CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT)
-#define CTL_LISTS_ONCE   (CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET)
-#define CTL_LISTS        (CTL_LISTS_ONCE | CTL_TAKES_WATCH)
+#define CTL_TAKES_KEEPING \
+    (UINT64_C(1) << 58) /* --keep-last, --keep-every, --keep-within, --max-bytes, --dry-run */
+#define CTL_TAKES_DELETE   (UINT64_C(1) << 59) /* --delete */
+#define CTL_TAKES_FORCE_RM (UINT64_C(1) << 60) /* --force, of a snapshot */
+#define CTL_BENCHES        (CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS)
+#define CTL_ASKS           (CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT)
+#define CTL_LISTS_ONCE     (CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET)
+#define CTL_LISTS          (CTL_LISTS_ONCE | CTL_TAKES_WATCH)
 
 /* Which snapshots are taken and stay; has_: it was given. */
 struct ctl_rules {
@@ -77,6 +81,7 @@ struct ctl_rules {
     uint64_t keep_every; /* steps */
     uint64_t max_bytes;
     uint32_t every_s, keep_within_s, durable_within_s, scrub_every_s;
+    bool dry_run;
 };
 
 /* What a bench is asked to do; 0 and NULL: not given, the bench's default. */
@@ -133,6 +138,7 @@ struct ctl {
     double subset;   /* --read-data-subset: a part of 1; 0: not given */
     const char *key; /* --key; NULL: not given */
     bool json, no_headers, quiet, wait, yes, force, watch, once;
+    bool deletes;            /* --delete */
     double every_s;          /* --watch, --every; 0: not given */
     const char *job, *path;  /* --job, --path; NULL: not given */
     const char *path_before; /* of two --path the first; the last is path */
@@ -313,6 +319,8 @@ int cairn_ctl_snapshot_export(struct ctl *ctl);
 int cairn_ctl_snapshot_verify(struct ctl *ctl);
 int cairn_ctl_snapshot_restore(struct ctl *ctl);
 int cairn_ctl_snapshot_rm(struct ctl *ctl);
+int cairn_ctl_snapshot_prune(struct ctl *ctl);
+int cairn_ctl_snapshot_tag(struct ctl *ctl);
 int cairn_ctl_env(struct ctl *ctl);
 int cairn_ctl_capabilities(struct ctl *ctl);
 int cairn_ctl_local(struct ctl *ctl);

@@ -82,6 +82,7 @@ int cairn_ctl_snapshot_rm(struct ctl *ctl)
     if (refused >= 0) return refused;
     remove.job = ctl->argv[0];
     remove.id = ctl->argv[1];
+    remove.force = ctl->force;
     if (ctl->timeout_ms == 0) ctl->timeout_ms = REMOVE_TIMEOUT_MS;
     const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base,
                                                CAIRN_MSG_SNAPSHOT_REMOVED, &reply);

@@ -121,14 +121,18 @@
     X(124, MEMBER_END, MemberEnd, member_end)                       \
     X(128, KEYS_GET, KeysGet, keys_get)                             \
     X(129, KEYS, Keys, keys)                                        \
-    X(130, KEY_TRUST, KeyTrust, key_trust)
+    X(130, KEY_TRUST, KeyTrust, key_trust)                          \
+    X(135, SNAPSHOT_PRUNE, SnapshotPrune, snapshot_prune)           \
+    X(136, SNAPSHOT_PRUNED, SnapshotPruned, snapshot_pruned)        \
+    X(137, SNAPSHOT_TAG, SnapshotTag, snapshot_tag)                 \
+    X(138, SNAPSHOT_TAGGED, SnapshotTagged, snapshot_tagged)
 
 enum cairn_message {
 #define X(number, constant, type, field) CAIRN_MSG_##constant = (number),
     CAIRN_MESSAGE_TABLE(X)
 #undef X
 };
-#define CAIRN_MSG_MAX 130
+#define CAIRN_MSG_MAX 138
 
 /* Versions of a job that can be leased at a time: for each, every shard has a published copy more. */
 #define CAIRN_LEASED_VERSIONS_MAX 4

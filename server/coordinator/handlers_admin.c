@@ -17,6 +17,7 @@
 #include "server/coordinator/seating.h"
 #include "server/coordinator/snapshot/cuts.h"
 #include "server/coordinator/snapshot/find.h"
+#include "server/coordinator/snapshot/keep.h"
 #include "server/coordinator/store/backup.h"
 #include "server/coordinator/store/events.h"
 #include "server/coordinator/trust/keys.h"
@@ -331,6 +332,12 @@ static bool handle_snapshot(struct cairn_cluster_session *session, const struct 
     }
     case CAIRN_MSG_SNAPSHOT_REMOVE:
         cairn_cluster_snapshot_remove(session, request, (const Cairn__SnapshotRemove *)message);
+        return true;
+    case CAIRN_MSG_SNAPSHOT_PRUNE:
+        cairn_cluster_snapshot_prune(session, request, (const Cairn__SnapshotPrune *)message);
+        return true;
+    case CAIRN_MSG_SNAPSHOT_TAG:
+        cairn_cluster_snapshot_tag(session, request, (const Cairn__SnapshotTag *)message);
         return true;
     case CAIRN_MSG_SNAPSHOT_RESTORE:
         cairn_cluster_restore_begin(session, request, (const Cairn__SnapshotRestore *)message);

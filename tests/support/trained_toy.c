@@ -163,7 +163,8 @@ size_t snapshot_folders(void)
     snprintf(path, sizeof path, "%s/toy", fake.snapshots);
     DIR *dir = opendir(path);
     if (dir == NULL) return 0;
-    for (struct dirent *e; (e = readdir(dir)) != NULL;) count += e->d_name[0] != '.';
+    for (struct dirent *e; (e = readdir(dir)) != NULL;)
+        count += strncmp(e->d_name, "step-", 5) == 0;
     closedir(dir);
     return count;
 }

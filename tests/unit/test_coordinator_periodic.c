@@ -4,7 +4,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include "proto/store/snapshot_word.h"
+#include "proto/store/storage.h"
 #include "server/coordinator/snapshot/cut.h"
 #include "tests/support/fake_shard.h"
 #include "tests/support/suite.h"
@@ -258,6 +262,53 @@ TEST(whoever_waits_behind_one_begins_none_of_a_job_that_is_dropped)
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_BUSY, "is being taken");
     fake_until(&fake, toy()->snapshots.cut == NULL);
     drop();
+}
+
+static bool is_there(const char *id)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/toy/%s", fake.snapshots, id);
+    return access(path, F_OK) == 0;
+}
+
+static void leave_begun(const char *id, uint64_t number)
+{
+    char path[256];
+    struct cairn_sentence why;
+    snprintf(path, sizeof path, "toy/%s", id);
+    ck_assert_int_eq(cairn_storage_of(fake.snapshots)->make(fake.snapshots, path, true, &why),
+                     CAIRN_OK);
+    ck_assert_int_eq(cairn_snapshot_begun_set(fake.snapshots, "toy", id, number, &why), CAIRN_OK);
+}
+
+TEST(what_a_crash_left_of_this_job_is_removed_and_no_other)
+{
+    amend(1, 0, 1);
+    train_to(2);
+    leave_begun("step-000000000077-g1", toy()->id);
+    leave_begun("step-000000000078-g1", toy()->id + 1); // another coordinator's
+    train_to(3);
+    fake_until(&fake, !is_there("step-000000000077-g1"));
+    train_to(4);
+    expect_listed("4p 3p 2p");
+    ck_assert(is_there("step-000000000078-g1"));
+}
+
+TEST(where_a_tag_cannot_be_read_nothing_goes)
+{
+    char path[256];
+    amend(1, 1, 1);
+    train_to(2);
+    snprintf(path, sizeof path, "%s/toy/tags", fake.snapshots);
+    ck_assert_int_eq(mkdir(path, 0750), 0);
+    snprintf(path, sizeof path, "%s/toy/tags/x", fake.snapshots);
+    FILE *file = fopen(path, "w");
+    ck_assert(file != NULL && fclose(file) == 0);
+    train_to(5);
+    expect_listed("5p 4p 3p 2p");
+    ck_assert_int_eq(unlink(path), 0);
+    train_to(6);
+    expect_listed("6p");
 }
 
 TEST(those_of_another_job_of_the_name_are_nobodys)

@@ -32,6 +32,32 @@ static int parse_fallback(struct ctl *ctl, const char *text)
                           text);
 }
 
+/* Those of `snapshot prune`. */
+static int take_keeping(struct ctl *ctl, int option)
+{
+    struct ctl_rules *rules = &ctl->rules;
+    switch (option) {
+    case OPT_KEEP_LAST:
+        rules->has_keep_last = true;
+        return cairn_ctl_parse_count("keep-last", optarg, CAIRN_SPEC_KEEP_MAX, &rules->keep_last);
+    case OPT_KEEP_EVERY:
+        rules->has_keep_every = true;
+        return cairn_ctl_parse_count("keep-every", optarg, CAIRN_SPEC_EVERY_MAX,
+                                     &rules->keep_every);
+    case OPT_KEEP_WITHIN:
+        rules->has_keep_within = true;
+        return cairn_ctl_parse_duration("keep-within", optarg, CAIRN_SPEC_WITHIN_S_MAX,
+                                        &rules->keep_within_s);
+    case OPT_MAX_BYTES:
+        rules->has_max_bytes = true;
+        return cairn_ctl_parse_count("max-bytes", optarg, CAIRN_SPEC_KEEP_BYTES_MAX,
+                                     &rules->max_bytes);
+    case OPT_DRY_RUN: rules->dry_run = true; return -1;
+    case OPT_DELETE: ctl->deletes = true; return -1;
+    default: return cairn_ctl_take_bench(ctl, option);
+    }
+}
+
 int cairn_ctl_take_rule(struct ctl *ctl, int option)
 {
     struct ctl_rules *rules = &ctl->rules;
@@ -63,6 +89,6 @@ int cairn_ctl_take_rule(struct ctl *ctl, int option)
         rules->has_scrub_every = true;
         return cairn_ctl_parse_duration("snapshot-scrub-every", optarg, CAIRN_SPEC_SNAPSHOT_S_MAX,
                                         &rules->scrub_every_s);
-    default: return cairn_ctl_take_bench(ctl, option);
+    default: return take_keeping(ctl, option);
     }
 }

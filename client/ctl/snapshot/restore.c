@@ -103,6 +103,8 @@ int cairn_ctl_snapshot_latest(struct ctl *ctl, const char *job,
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__SnapshotList *list = (const Cairn__SnapshotList *)reply;
     size_t at = 0; // the newest first
+    while (at < list->n_snapshots && !list->snapshots[at]->latest) at++;
+    if (at == list->n_snapshots) at = 0; // of a cluster that knew no such word
     for (; at < list->n_snapshots && list->snapshots[at]->nonfinite > 0; at++)
         cairn_ctl_warn_damaged(list->snapshots[at], "is passed over");
     const bool found = at < list->n_snapshots;

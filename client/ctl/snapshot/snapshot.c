@@ -3,25 +3,67 @@
 
 #include "client/ctl/ctl.h"
 
+/* Static memory, valid until the second call after it. */
+static const char *time_text(uint64_t unix_ms)
+{
+    static char texts[2][32];
+    static int turn;
+    char *text = texts[turn = !turn];
+    const time_t seconds = (time_t)(unix_ms / 1000);
+    struct tm utc;
+    if (unix_ms == 0 || gmtime_r(&seconds, &utc) == NULL) return "";
+    strftime(text, sizeof texts[0], "%Y-%m-%dT%H:%M:%SZ", &utc);
+    return text;
+}
+
 static const char *created(const Cairn__SnapshotStatus *s)
 {
-    static char text[32];
-    const time_t seconds = (time_t)(s->created_unix_ms / 1000);
-    struct tm utc;
-    if (s->created_unix_ms == 0 || gmtime_r(&seconds, &utc) == NULL) return "";
-    strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
-    return text;
+    return time_text(s->created_unix_ms);
+}
+
+/* "latest, paper"; "-": none. */
+static void add_names(const Cairn__SnapshotStatus *s, struct cairn_sentence *out)
+{
+    out->text[0] = '\0';
+    if (s->latest) cairn_sentence_set(out, "latest");
+    for (size_t i = 0; i < s->n_tags; i++)
+        cairn_sentence_add(out, "%s%s", out->text[0] != '\0' ? ", " : "", s->tags[i]);
+    if (out->text[0] == '\0') cairn_sentence_set(out, "-");
+}
+
+/* "3 h ago", "damaged", "never". */
+static void add_check(const Cairn__SnapshotStatus *s, struct cairn_sentence *out)
+{
+    const uint64_t now_s = (uint64_t)time(NULL), then_s = s->checked_unix_ms / 1000;
+    const uint64_t age_s = now_s > then_s ? now_s - then_s : 0;
+    const uint64_t unit_s = age_s < 120 ? 1 : age_s < 7200 ? 60 : age_s < 172800 ? 3600 : 86400;
+    if (then_s == 0)
+        cairn_sentence_set(out, "never");
+    else
+        cairn_sentence_set(out, "%s%llu %s ago", s->check_failed ? "damaged, " : "",
+                           (unsigned long long)(age_s / unit_s),
+                           unit_s == 1      ? "s"
+                           : unit_s == 60   ? "min"
+                           : unit_s == 3600 ? "h"
+                                            : "d");
 }
 
 json_t *cairn_ctl_snapshot_json(const Cairn__SnapshotStatus *s)
 {
-    return json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:i, s:i, s:s, s:s, s:b, s:I, s:s, s:s}",
-                     "id", s->id, "job", s->job, "state", s->state, "path", s->path, "generation",
-                     (json_int_t)s->generation, "step", (json_int_t)s->step, "bytes",
-                     (json_int_t)s->bytes, "files", (int)s->files, "shards", (int)s->shards,
-                     "content_root", cairn_ctl_hex(s->content_root), "created", created(s),
-                     "periodic", (int)s->periodic, "nonfinite", (json_int_t)s->nonfinite,
-                     "nonfinite_tensors", s->nonfinite_tensors, "signature", s->signature);
+    json_t *tags = json_array();
+    for (size_t i = 0; i < s->n_tags; i++) json_array_append_new(tags, json_string(s->tags[i]));
+    json_t *object = json_pack(
+        "{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:i, s:i, s:s, s:s, s:b, s:I, s:s, s:s}", "id", s->id,
+        "job", s->job, "state", s->state, "path", s->path, "generation", (json_int_t)s->generation,
+        "step", (json_int_t)s->step, "bytes", (json_int_t)s->bytes, "files", (int)s->files,
+        "shards", (int)s->shards, "content_root", cairn_ctl_hex(s->content_root), "created",
+        created(s), "periodic", (int)s->periodic, "nonfinite", (json_int_t)s->nonfinite,
+        "nonfinite_tensors", s->nonfinite_tensors, "signature", s->signature);
+    json_object_set_new(object, "latest", json_boolean(s->latest));
+    json_object_set_new(object, "tags", tags);
+    json_object_set_new(object, "checked", json_string(time_text(s->checked_unix_ms)));
+    json_object_set_new(object, "check_failed", json_boolean(s->check_failed));
+    return object;
 }
 
 void cairn_ctl_damaged_line(uint64_t nonfinite, const char *tensors)
@@ -110,8 +152,9 @@ int cairn_ctl_snapshot_cancel(struct ctl *ctl)
 
 int cairn_ctl_snapshot_list(struct ctl *ctl)
 {
-    static const char *const headers[] = { "JOB",    "ID",      "GENERATION", "STEP",   "SIZE",
-                                           "SHARDS", "CREATED", "PERIODIC",   "DAMAGED" };
+    static const char *const headers[] = { "JOB",     "ID",      "GENERATION", "STEP",
+                                           "SIZE",    "SHARDS",  "CREATED",    "PERIODIC",
+                                           "DAMAGED", "CHECKED", "NAMES" };
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
     if (ctl->argc == 1) get.job = ctl->argv[0];
     ProtobufCMessage *reply;
@@ -127,7 +170,8 @@ int cairn_ctl_snapshot_list(struct ctl *ctl)
     } else if (ctl->quiet) {
         for (size_t i = 0; i < list->n_snapshots; i++) printf("%s\n", list->snapshots[i]->id);
     } else {
-        struct ctl_table *table = cairn_ctl_table_open(headers, 9);
+        struct cairn_sentence text;
+        struct ctl_table *table = cairn_ctl_table_open(headers, 11);
         for (size_t i = 0; i < list->n_snapshots; i++) {
             const Cairn__SnapshotStatus *s = list->snapshots[i];
             cairn_ctl_table_cell(table, "%s", s->job);
@@ -139,6 +183,10 @@ int cairn_ctl_snapshot_list(struct ctl *ctl)
             cairn_ctl_table_cell(table, "%s", created(s));
             cairn_ctl_table_cell(table, "%s", s->periodic ? "yes" : "no");
             cairn_ctl_table_cell(table, "%s", s->nonfinite > 0 ? "yes" : "no");
+            add_check(s, &text);
+            cairn_ctl_table_cell(table, "%s", text.text);
+            add_names(s, &text);
+            cairn_ctl_table_cell(table, "%s", text.text);
         }
         cairn_ctl_table_close(table, ctl);
     }

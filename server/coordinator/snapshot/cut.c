@@ -168,6 +168,7 @@ static struct cairn_cluster_cut *new_cut(struct cairn_cluster_job *job)
     if (cut == NULL) return NULL;
     cairn_manifest_init(&cut->manifest);
     cut->job = job;
+    cut->job_id = job->id;
     cut->work.cluster = job->cluster;
     randombytes_buf(&cut->number, sizeof cut->number);
     cut->parts = calloc(job->shard_room, 1);

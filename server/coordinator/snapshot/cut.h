@@ -35,6 +35,7 @@ struct cairn_cluster_cut {
     struct cairn_cluster_work work;
     struct cairn_cluster_job *job; /* borrowed: not restored while a cut runs; NULL: it was freed */
     uint64_t number;
+    uint64_t job_id; /* the job's own number */
     bool is_snapshot;
     enum cairn_cut_cause cause;
     enum cairn_cluster_cut_stage stage;

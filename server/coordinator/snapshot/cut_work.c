@@ -4,10 +4,12 @@
 #include <string.h>
 
 #include "proto/store/snapshot_io.h"
+#include "server/base/log.h"
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/snapshot/cut.h"
 #include "server/coordinator/snapshot/digests.h"
+#include "server/coordinator/snapshot/keep.h"
 #include "server/coordinator/trust/keys.h"
 
 static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *ftw)
@@ -33,6 +35,27 @@ void cairn_cluster_cut_make_folder(struct cairn_cluster_work *work)
     cut->folder_status = cairn_snapshot_folder_make(
         work->cluster->storage.path, cut->manifest.spec.name, cut->version.generation,
         cut->version.step, cut->id, &cut->folder, &cut->folder_why);
+    if (cut->folder_status == CAIRN_OK)
+        cut->folder_status = cairn_snapshot_begun_set(work->cluster->storage.path,
+                                                      cut->manifest.spec.name, cut->id, cut->job_id,
+                                                      &cut->folder_why);
+}
+
+/* Whoever waits for the snapshot finds that `latest` names it: files and headers are as the manifest has
+ * them. What cannot be noted is said, and the next one that is verified does it. */
+static void note(const struct cairn_cluster_cut *cut)
+{
+    struct cairn_snapshot snapshot;
+    struct cairn_sentence why;
+    cairn_status status = cairn_snapshot_open(cut->folder, &snapshot, &why);
+    if (status == CAIRN_OK) {
+        cairn_snapshot_close(&snapshot);
+        status = cairn_cluster_snapshot_note_good(cut->work.cluster, cut->manifest.spec.name,
+                                                  cut->id, &why);
+    }
+    if (status != CAIRN_OK)
+        cairn_log_warn("snapshot %s of job %s is committed, and not noted as good: %s", cut->id,
+                       cut->manifest.spec.name, why.text);
 }
 
 void cairn_cluster_cut_work(struct cairn_cluster_work *work)
@@ -47,7 +70,10 @@ void cairn_cluster_cut_work(struct cairn_cluster_work *work)
     if (cut->status == CAIRN_OK && cut->is_snapshot)
         cut->status = cairn_manifest_commit_signed(
             cut->folder, m, cairn_cluster_keys_signer(work->cluster), &cut->why);
+    if (cut->status == CAIRN_OK && cut->is_snapshot) note(cut);
     if (cut->status != CAIRN_OK && cut->folder != NULL) remove_folder(cut->folder);
+    if (cut->folder != NULL)
+        cairn_snapshot_begun_forget(work->cluster->storage.path, m->spec.name, cut->id);
 }
 
 void cairn_cluster_snapshot_nonfinite(const struct cairn_manifest *manifest,

@@ -3,9 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/store/snapshot_word.h"
+#include "server/base/log.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/base/works.h"
+#include "server/coordinator/cluster.h"
 #include "server/coordinator/snapshot/cut.h"
 #include "server/coordinator/snapshot/find.h"
 #include "server/coordinator/trust/keys.h"
@@ -19,14 +22,76 @@ struct listing {
     char *id;  /* one alone; NULL = list */
     struct cairn_key_ring ring;
     struct cairn_cluster_found found;
+    struct said *said; /* [found.count]; NULL: nothing is */
+};
+
+/* What the words say of a snapshot. */
+struct said {
+    bool latest, check_failed;
+    uint64_t checked_unix_s;
+    size_t tag_count;
+    char (*tags)[CAIRN_SNAPSHOT_TAG_BYTES]; /* owned */
+    char **list;                            /* owned: [tag_count], into tags */
 };
 
 static void free_listing(struct listing *listing)
 {
+    for (size_t i = 0; listing->said != NULL && i < listing->found.count; i++) {
+        free(listing->said[i].tags);
+        free(listing->said[i].list);
+    }
+    free(listing->said);
     cairn_cluster_found_release(&listing->found);
     free(listing->job);
     free(listing->id);
     free(listing);
+}
+
+static void take_words(const struct cairn_snapshot_words *words, const char *id, struct said *out)
+{
+    const struct cairn_snapshot_check *check = cairn_snapshot_words_check(words, id);
+    out->latest = strcmp(words->latest, id) == 0;
+    if (check != NULL) out->checked_unix_s = check->unix_s;
+    out->check_failed = check != NULL && !check->is_good;
+    out->tags = calloc(words->tag_count + 1, sizeof *out->tags);
+    out->list = calloc(words->tag_count + 1, sizeof *out->list);
+    for (size_t i = 0; out->tags != NULL && out->list != NULL && i < words->tag_count; i++) {
+        if (strcmp(words->tags[i].id, id) != 0) continue;
+        memcpy(out->tags[out->tag_count], words->tags[i].name, sizeof *out->tags);
+        out->list[out->tag_count] = out->tags[out->tag_count];
+        out->tag_count++;
+    }
+}
+
+/* Of each job once. A list without words is better than none. */
+static void read_words(struct listing *listing)
+{
+    const struct cairn_cluster_found *found = &listing->found;
+    listing->said = calloc(found->count + 1, sizeof *listing->said);
+    for (size_t i = 0; listing->said != NULL && i < found->count; i++) {
+        const char *job = found->list[i].manifest.spec.name;
+        struct cairn_snapshot_words words;
+        struct cairn_sentence why;
+        if (listing->said[i].tags != NULL) continue; // with one before it
+        if (cairn_snapshot_words_load(listing->work.cluster->storage.path, job, &words, &why) !=
+            CAIRN_OK)
+            cairn_log_warn("the words of the snapshots of job %s: %s", job, why.text);
+        for (size_t k = i; k < found->count; k++)
+            if (strcmp(found->list[k].manifest.spec.name, job) == 0)
+                take_words(&words, found->list[k].place.id, &listing->said[k]);
+        cairn_snapshot_words_release(&words);
+    }
+}
+
+static void fill_words(const struct listing *listing, size_t i, Cairn__SnapshotStatus *out)
+{
+    if (listing->said == NULL) return;
+    const struct said *said = &listing->said[i];
+    out->latest = said->latest;
+    out->checked_unix_ms = said->checked_unix_s * 1000;
+    out->check_failed = said->check_failed;
+    out->tags = said->list;
+    out->n_tags = said->tag_count;
 }
 
 static void read_store(struct cairn_cluster_work *work)
@@ -40,6 +105,7 @@ static void read_store(struct cairn_cluster_work *work)
         cairn_manifest_trust(&f->manifest, &listing->ring, &what);
         snprintf(f->signature, sizeof f->signature, "%.120s", what.text);
     }
+    if (listing->status == CAIRN_OK) read_words(listing);
 }
 
 /* A job that was never here and has left no snapshots: a mistyped name, most likely. */
@@ -66,6 +132,7 @@ static void send_list(struct listing *listing)
             const struct cairn_found_snapshot *f = &listing->found.list[i];
             cairn_cluster_manifest_to_view(&f->manifest, f->place.id, f->folder, &views[i]);
             views[i].status.signature = (char *)(uintptr_t)f->signature;
+            fill_words(listing, i, &views[i].status);
             list[i] = &views[i].status;
         }
         Cairn__SnapshotList message = CAIRN__SNAPSHOT_LIST__INIT;
@@ -96,6 +163,7 @@ static void send_one(struct listing *listing)
     const struct cairn_found_snapshot *f = listing->found.list;
     cairn_cluster_manifest_to_view(&f->manifest, f->place.id, f->folder, &view);
     view.status.signature = (char *)(uintptr_t)f->signature;
+    fill_words(listing, 0, &view.status);
     cairn_cluster_session_send(listing->work.session, CAIRN_MSG_SNAPSHOT_STATUS,
                                listing->work.request, &view.status.base);
 }

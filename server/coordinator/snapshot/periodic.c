@@ -1,17 +1,13 @@
 #include "server/coordinator/snapshot/periodic.h"
 
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "server/base/log.h"
 #include "server/coordinator/base/job.h"
-#include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/snapshot/cut.h"
 #include "server/coordinator/snapshot/cuts.h"
-#include "server/coordinator/snapshot/find.h"
 
 static void say_failed(struct cairn_cluster_job *job, uint64_t step, const char *why)
 {
@@ -72,64 +68,6 @@ void cairn_cluster_periodic_advance(struct cairn_cluster_job *job)
         say_failed(job, now.step, why.text);
 }
 
-/* ---- old ones ---- */
-
-struct pruning {
-    struct cairn_cluster_work work;
-    uint64_t number, keep;                /* of the job */
-    char newest[CAIRN_SNAPSHOT_ID_BYTES]; /* just committed: it stays, whatever the clock says */
-    cairn_status status;
-    struct cairn_sentence why;
-    /* owned */
-    char *job;
-    struct cairn_cluster_found found;
-};
-
-static void free_pruning(struct pruning *pruning)
-{
-    cairn_cluster_found_release(&pruning->found);
-    free(pruning->job);
-    free(pruning);
-}
-
-static void find(struct cairn_cluster_work *work)
-{
-    struct pruning *pruning = (struct pruning *)work;
-    pruning->status = cairn_cluster_find_snapshots(work->cluster, pruning->job, NULL,
-                                                   &pruning->found, &pruning->why);
-}
-
-static void on_found(struct cairn_cluster_work *work)
-{
-    struct pruning *pruning = (struct pruning *)work;
-    uint64_t kept = 1; // the newest
-    if (pruning->status != CAIRN_OK)
-        cairn_log_warn("old periodic snapshots of job %s stay: %s", pruning->job,
-                       pruning->why.text);
-    for (size_t i = 0; i < pruning->found.count && pruning->status == CAIRN_OK; i++) {
-        const struct cairn_found_snapshot *f = &pruning->found.list[i];
-        const bool counts = f->manifest.periodic == pruning->number &&
-                            strcmp(f->place.id, pruning->newest) != 0;
-        if (!counts || kept++ < pruning->keep || work->cluster->closing) continue;
-        cairn_cluster_snapshot_retire(work->cluster, pruning->job, f->place.id);
-    }
-    free_pruning(pruning);
-}
-
-static void prune(const struct cairn_cluster_job *job, const char *newest)
-{
-    struct pruning *pruning = calloc(1, sizeof *pruning);
-    if (pruning == NULL) return; // the next one does it
-    pruning->number = job->id;
-    pruning->keep = job->spec.policy.snapshot_keep;
-    pruning->work.run = find;
-    pruning->work.done = on_found;
-    snprintf(pruning->newest, sizeof pruning->newest, "%s", newest);
-    pruning->job = strdup(job->spec.name);
-    if (pruning->job == NULL || !cairn_cluster_work_start(&pruning->work, job->cluster, NULL, 0))
-        free_pruning(pruning);
-}
-
 void cairn_cluster_periodic_ended(const struct cairn_cluster_cut *cut)
 {
     struct cairn_cluster_job *job = cut->job;
@@ -144,5 +82,4 @@ void cairn_cluster_periodic_ended(const struct cairn_cluster_cut *cut)
         return;
     }
     job->snapshots.failed.text[0] = '\0';
-    if (job->spec.policy.snapshot_keep > 0) prune(job, cut->id);
 }

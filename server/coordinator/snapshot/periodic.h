@@ -1,6 +1,5 @@
 /* Periodic snapshots: of each version whose step is a multiple of the job's snapshot_every, or of the first
- * one when snapshot_every_s have passed since one was due, begun by the coordinator itself. The newest
- * snapshot_keep of them stay.
+ * one when snapshot_every_s have passed since one was due, begun by the coordinator itself.
  *
  * Which are periodic is in their manifests, with the number of the job, so that the count goes on after a
  * restart, and neither what somebody asked for nor what another job of the name has left is ever removed. Old

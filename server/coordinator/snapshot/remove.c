@@ -11,6 +11,7 @@
 #include "server/coordinator/restore/restore.h"
 #include "server/coordinator/snapshot/cut.h"
 #include "server/coordinator/snapshot/find.h"
+#include "server/coordinator/snapshot/keep.h"
 
 struct cairn_cluster_removal {
     struct cairn_cluster_work work;
@@ -18,6 +19,7 @@ struct cairn_cluster_removal {
     struct cairn_snapshot_removed removed;
     cairn_status status;
     struct cairn_sentence why;
+    bool force; /* whatever its tags are, and the only verified one */
     char id[CAIRN_SNAPSHOT_ID_BYTES];
     char *job, *folder; /* owned */
 };
@@ -36,9 +38,16 @@ static void run(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_removal *removal = (struct cairn_cluster_removal *)work;
     removal->status = cairn_cluster_storage_seen(work->cluster, &removal->why);
+    if (removal->status == CAIRN_OK)
+        removal->status = cairn_cluster_snapshot_release(work->cluster, removal->job, removal->id,
+                                                         removal->force, &removal->why);
     if (removal->status != CAIRN_OK) return;
-    removal->status = cairn_snapshot_remove(work->cluster->storage.path, removal->job, removal->id,
-                                            &removal->removed, &removal->why);
+    const char *root = work->cluster->storage.path;
+    removal->status = cairn_snapshot_remove(root, removal->job, removal->id, &removal->removed,
+                                            &removal->why);
+    if (removal->status != CAIRN_OK && removal->status != CAIRN_ERR_NOT_FOUND) return;
+    cairn_snapshot_check_forget(root, removal->job, removal->id);
+    cairn_snapshot_begun_forget(root, removal->job, removal->id);
 }
 
 static void on_removed(struct cairn_cluster_work *work)
@@ -92,8 +101,8 @@ static cairn_status judge(const struct cairn_cluster *cluster, const char *job, 
 
 /* Takes `folder`; nobody is answered if session is NULL. */
 static cairn_status begin(struct cairn_cluster *cluster, struct cairn_cluster_session *session,
-                          uint32_t request, const char *job, const char *id, char *folder,
-                          struct cairn_sentence *why)
+                          uint32_t request, const char *job, const char *id, bool force,
+                          char *folder, struct cairn_sentence *why)
 {
     cairn_status status = judge(cluster, job, id, folder, why);
     struct cairn_cluster_removal *removal = status == CAIRN_OK ? calloc(1, sizeof *removal) : NULL;
@@ -109,6 +118,7 @@ static cairn_status begin(struct cairn_cluster *cluster, struct cairn_cluster_se
     removal->work.cluster = cluster;
     removal->work.run = run;
     removal->work.done = on_removed;
+    removal->force = force;
     removal->job = name;
     removal->folder = folder;
     strncpy(removal->id, id, sizeof removal->id - 1); // it was parsed
@@ -136,7 +146,8 @@ void cairn_cluster_snapshot_remove(struct cairn_cluster_session *session, uint32
                       message->id) < 0)
         status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
     else
-        status = begin(session->cluster, session, request, message->job, message->id, folder, &why);
+        status = begin(session->cluster, session, request, message->job, message->id,
+                       message->force, folder, &why);
     if (status != CAIRN_OK) cairn_cluster_session_error(session, request, status, why.text);
 }
 
@@ -145,7 +156,7 @@ void cairn_cluster_snapshot_retire(struct cairn_cluster *cluster, const char *jo
     struct cairn_sentence why = { "no memory" };
     char *folder;
     if (asprintf(&folder, "%s/%s/%s", cluster->storage.path, job, id) >= 0 &&
-        begin(cluster, NULL, 0, job, id, folder, &why) == CAIRN_OK)
+        begin(cluster, NULL, 0, job, id, false, folder, &why) == CAIRN_OK)
         return;
     cairn_log_info("the old periodic snapshot %s of job %s stays until the next one: %s", id, job,
                    why.text);

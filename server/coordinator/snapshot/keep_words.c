@@ -1,0 +1,130 @@
+/* The words of a job's snapshots, on other threads than the loop's: what was verified, what is latest. */
+#include <pthread.h>
+#include <string.h>
+#include <time.h>
+
+#include "server/base/log.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/snapshot/keep.h"
+
+static pthread_mutex_t one_writer = PTHREAD_MUTEX_INITIALIZER; // of words
+
+/* It was read and found good, and its results are finite. */
+static bool stands(const struct cairn_found_snapshot *found,
+                   const struct cairn_snapshot_words *words)
+{
+    const struct cairn_snapshot_check *check = cairn_snapshot_words_check(words, found->place.id);
+    return check != NULL && check->is_good && found->manifest.nonfinite.nonfinite == 0;
+}
+
+/* The newest that stands, but for this id; NULL: none does. */
+static const char *newest(const struct cairn_cluster_found *found,
+                          const struct cairn_snapshot_words *words, const char *but)
+{
+    for (size_t i = 0; i < found->count; i++) {
+        const char *id = found->list[i].place.id;
+        if (strcmp(id, but) != 0 && stands(&found->list[i], words)) return id;
+    }
+    return NULL;
+}
+
+/* Both are to be released, whatever it returned. */
+static cairn_status look(const struct cairn_cluster *cluster, const char *job,
+                         struct cairn_cluster_found *found, struct cairn_snapshot_words *words,
+                         struct cairn_sentence *why)
+{
+    *words = (struct cairn_snapshot_words) { .latest = "" };
+    cairn_status status = cairn_cluster_find_snapshots(cluster, job, NULL, found, why);
+    if (status == CAIRN_OK)
+        status = cairn_snapshot_words_load(cluster->storage.path, job, words, why);
+    return status;
+}
+
+/* Where it stands; CAIRN_ERR_NOT_FOUND: it is not there, or (`finite`) has results that are not finite. */
+static cairn_status place_of(const struct cairn_cluster *cluster, const char *job, const char *id,
+                             bool finite, struct cairn_snapshot_place *out,
+                             struct cairn_sentence *why)
+{
+    struct cairn_cluster_found found = { NULL, 0 };
+    cairn_status status = cairn_cluster_find_snapshots(cluster, job, id, &found, why);
+    if (status == CAIRN_OK &&
+        (found.count == 0 || (finite && found.list[0].manifest.nonfinite.nonfinite > 0)))
+        status = cairn_fail(why, CAIRN_ERR_NOT_FOUND, "no such snapshot");
+    if (status == CAIRN_OK) *out = found.list[0].place;
+    cairn_cluster_found_release(&found);
+    return status;
+}
+
+/* `latest` moves to a newer one alone, unless nothing is there that it names. */
+static cairn_status move_latest(const struct cairn_cluster *cluster, const char *job,
+                                const char *id, struct cairn_sentence *why)
+{
+    struct cairn_snapshot_place mine, latest;
+    struct cairn_snapshot_words words;
+    struct cairn_sentence said;
+    cairn_status status = place_of(cluster, job, id, true, &mine, why);
+    if (status != CAIRN_OK) return status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status;
+    status = cairn_snapshot_words_load(cluster->storage.path, job, &words, why);
+    const bool stays = words.latest[0] != '\0' &&
+                       place_of(cluster, job, words.latest, false, &latest, &said) == CAIRN_OK &&
+                       !cairn_snapshot_place_behind(&latest, &mine);
+    cairn_snapshot_words_release(&words);
+    if (stays || status != CAIRN_OK) return status;
+    return cairn_snapshot_latest_set(cluster->storage.path, job, id, why);
+}
+
+cairn_status cairn_cluster_snapshot_note_good(const struct cairn_cluster *cluster, const char *job,
+                                              const char *id, struct cairn_sentence *why)
+{
+    struct cairn_snapshot_check check = { .is_good = true, .unix_s = (uint64_t)time(NULL) };
+    strncpy(check.id, id, sizeof check.id - 1);
+    pthread_mutex_lock(&one_writer);
+    cairn_status status = cairn_cluster_storage_seen(cluster, why);
+    if (status == CAIRN_OK)
+        status = cairn_snapshot_check_set(cluster->storage.path, job, &check, why);
+    if (status == CAIRN_OK) status = move_latest(cluster, job, id, why);
+    pthread_mutex_unlock(&one_writer);
+    return status;
+}
+
+/* Nothing but the tags, and the others that are verified, says no. */
+static cairn_status judge_release(const struct cairn_cluster_found *found,
+                                  const struct cairn_snapshot_words *words, const char *job,
+                                  const char *id, struct cairn_sentence *why)
+{
+    for (size_t i = 0; i < words->tag_count; i++)
+        if (strcmp(words->tags[i].id, id) == 0)
+            return cairn_fail(why, CAIRN_ERR_REFUSED,
+                              "snapshot %s of job %s has the tag %s: `cairn snapshot tag %s %s %s "
+                              "--delete` takes it off, --force removes it all the same",
+                              id, job, words->tags[i].name, job, id, words->tags[i].name);
+    for (size_t i = 0; i < found->count; i++)
+        if (strcmp(found->list[i].place.id, id) == 0 && stands(&found->list[i], words) &&
+            newest(found, words, id) == NULL)
+            return cairn_fail(why, CAIRN_ERR_REFUSED,
+                              "snapshot %s is the only verified one of job %s: --force removes it "
+                              "all the same",
+                              id, job);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_cluster_snapshot_release(const struct cairn_cluster *cluster, const char *job,
+                                            const char *id, bool force, struct cairn_sentence *why)
+{
+    const char *root = cluster->storage.path;
+    struct cairn_cluster_found found = { NULL, 0 };
+    struct cairn_snapshot_words words = { .latest = "" };
+    pthread_mutex_lock(&one_writer);
+    cairn_status status = look(cluster, job, &found, &words, why);
+    if (status == CAIRN_OK && !force) status = judge_release(&found, &words, job, id, why);
+    const char *latest = status == CAIRN_OK ? newest(&found, &words, id) : NULL;
+    if (latest != NULL && strcmp(words.latest, id) == 0)
+        status = cairn_snapshot_latest_set(root, job, latest, why);
+    for (size_t i = 0; i < words.tag_count && status == CAIRN_OK; i++)
+        if (strcmp(words.tags[i].id, id) == 0)
+            status = cairn_snapshot_tag_remove(root, job, words.tags[i].name, why);
+    pthread_mutex_unlock(&one_writer);
+    cairn_snapshot_words_release(&words);
+    cairn_cluster_found_release(&found);
+    return status;
+}

@@ -1,0 +1,107 @@
+/* A run that makes twenty snapshots by rules, on real daemons: which stay, what has a tag, what is refused,
+ * and a coordinator that is killed in the middle of it. */
+#include <cairn.h>
+#include <check.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "tests/support/suite.h"
+#include "tests/support/tiny_job.h"
+
+static const char *const quick[] = { "lease.heartbeat=100ms", NULL };
+enum { ELEMS = 5000, STEPS = 20 };
+
+static struct trainer attach(const struct cluster *cluster)
+{
+    struct trainer t = { .session = tiny_session(cluster, NULL), .name = "kept" };
+    struct tiny_job tiny;
+    tiny_describe(&tiny, ELEMS);
+    tiny.spec.snapshot_every = 1;
+    tiny.spec.snapshot_keep = 3;
+    tiny.spec.snapshot_keep_every = 5;
+    t.job = tiny_open(t.session, t.name, &tiny);
+    return t;
+}
+
+static cairn_status try_step(const struct trainer *t, uint64_t *step_out)
+{
+    static const float gradient[ELEMS];
+    const struct cairn_mem mem = trainer_mem(gradient, CAIRN_F32);
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    cairn_status status = cairn_round_begin(t->job, CLUSTER_WAIT_MS, &round);
+    if (status == CAIRN_OK) status = cairn_push(t->job, &round, 0, "w", NULL, &mem, NULL);
+    if (status == CAIRN_OK)
+        status = cairn_commit(t->job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result);
+    if (status == CAIRN_OK) *step_out = result.step;
+    return status;
+}
+
+/* One step, and its snapshot. */
+static uint64_t step(const struct trainer *t, const struct cluster *cluster)
+{
+    char committed[128];
+    uint64_t done = 0;
+    const time_t end = time(NULL) + CLUSTER_WAIT_MS / 1000;
+    while (try_step(t, &done) != CAIRN_OK)
+        ck_assert(time(NULL) < end); // the coordinator was killed
+    snprintf(committed, sizeof committed, "snapshot step-%012llu-g1 of job kept committed",
+             (unsigned long long)done);
+    while (cluster_logged(cluster, "coordinator.log", committed) == 0)
+        ck_assert_msg(time(NULL) < end, "no %s", committed);
+    return done;
+}
+
+static void expect_listed(const struct cluster *cluster, const char *expected)
+{
+    struct cluster_said said;
+    const time_t end = time(NULL) + CLUSTER_WAIT_MS / 1000;
+    do {
+        cluster_cli(cluster, &said, "snapshot", "list", "-q", "kept", NULL);
+        ck_assert_msg(time(NULL) < end, "%s, not %s", said.out, expected);
+    } while (strcmp(said.out, expected) != 0);
+}
+
+TEST(of_twenty_snapshots_those_stay_that_a_rule_or_a_tag_keeps)
+{
+    struct cluster cluster;
+    const struct cluster_options options = { .coordinator_set = quick };
+    cluster_start(&cluster, 2, &options);
+    struct trainer t = attach(&cluster);
+    for (uint64_t done = 0; done < STEPS;) {
+        done = step(&t, &cluster);
+        if (done == 7)
+            cluster_says(&cluster, 0, "paper", "snapshot", "tag", "kept", "step-000000000007-g1",
+                         "paper", NULL);
+        if (done != 12) continue;
+        cluster_kill_coordinator(&cluster); // old ones are being removed, perhaps
+        cluster_restart_coordinator(&cluster);
+    }
+    expect_listed(&cluster, "step-000000000020-g1\nstep-000000000019-g1\nstep-000000000018-g1\n"
+                            "step-000000000015-g1\nstep-000000000010-g1\nstep-000000000007-g1\n"
+                            "step-000000000005-g1\n");
+    cluster_says(&cluster, 0, "latest", "snapshot", "list", "kept", NULL);
+    cluster_says(&cluster, 0, "\"paper\"", "snapshot", "list", "kept", "-ojson", NULL);
+    cluster_says(&cluster, 0, "it has a tag", "snapshot", "prune", "kept", "--dry-run", NULL);
+    cluster_says(&cluster, 12, "has the tag paper", "snapshot", "rm", "kept",
+                 "step-000000000007-g1", "--yes", NULL);
+    cluster_says(&cluster, 2, "is no tag", "snapshot", "tag", "kept", "step-000000000007-g1", "a/b",
+                 NULL);
+    cluster_says(&cluster, 4, "has no tag", "snapshot", "tag", "kept", "step-000000000007-g1",
+                 "other", "--delete", NULL);
+    cluster_says(&cluster, 0, "", "snapshot", "tag", "kept", "step-000000000007-g1", "paper",
+                 "--delete", NULL);
+    cluster_says(&cluster, 0, "would go", "snapshot", "prune", "kept", "--dry-run", "--keep-last",
+                 "1", NULL);
+    cluster_says(&cluster, 0, "no rule keeps it", "snapshot", "prune", "kept", "--keep-last", "1",
+                 NULL);
+    expect_listed(&cluster, "step-000000000020-g1\n");
+    cluster_says(&cluster, 12, "is the only verified one", "snapshot", "rm", "kept",
+                 "step-000000000020-g1", "--yes", NULL);
+    cluster_says(&cluster, 0, "step 20", "snapshot", "restore", "kept", "latest", "--yes", NULL);
+    cairn_close(t.session);
+    cluster_stop(&cluster);
+}
+
+SUITE(100);
