@@ -16,7 +16,6 @@
 #include "server/coordinator/snapshot/cut.h"
 #include "server/coordinator/snapshot/cuts.h"
 #include "server/coordinator/snapshot/digests.h"
-#include "server/coordinator/snapshot/keep.h"
 #include "server/coordinator/snapshot/scrub.h"
 #include "server/coordinator/store/events.h"
 
@@ -117,10 +116,8 @@ static void finish(struct cairn_cluster_cut *cut)
     const struct cairn_cluster_cut_waiters next = cut->next;
     cut->next = (struct cairn_cluster_cut_waiters) { NULL, NULL };
     if (cut->cause == CAIRN_CUT_PERIODIC) cairn_cluster_periodic_ended(cut);
-    const bool is_new = cut->is_snapshot && cut->status == CAIRN_OK;
     if (cut->cause == CAIRN_CUT_PARTING) cairn_cluster_parting_cut_ended(cut);
     cairn_cluster_cut_free(cut);
-    if (is_new) cairn_cluster_snapshot_keep(job);
     cairn_cluster_cut_follow(job, next);
 }
 

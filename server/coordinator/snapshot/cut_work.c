@@ -50,12 +50,12 @@ static void note(const struct cairn_cluster_cut *cut)
     cairn_status status = cairn_snapshot_open(cut->folder, &snapshot, &why);
     if (status == CAIRN_OK) {
         cairn_snapshot_close(&snapshot);
-        status = cairn_cluster_snapshot_note_good(cut->work.cluster, cut->manifest.spec.name,
-                                                  cut->id, &why);
+        status = cairn_cluster_snapshot_note_latest(cut->work.cluster, cut->manifest.spec.name,
+                                                    cut->id, &why);
     }
     if (status != CAIRN_OK)
-        cairn_log_warn("snapshot %s of job %s is committed, and not noted as good: %s", cut->id,
-                       cut->manifest.spec.name, why.text);
+        cairn_log_warn("snapshot %s of job %s is committed, and `latest` does not name it: %s",
+                       cut->id, cut->manifest.spec.name, why.text);
 }
 
 void cairn_cluster_cut_work(struct cairn_cluster_work *work)

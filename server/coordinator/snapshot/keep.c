@@ -19,8 +19,7 @@ struct keeping {
     struct cairn_cluster_work work;
     uint64_t number; /* of the job; 0: it is not in the cluster, and nothing goes */
     struct cairn_retention_rules rules;
-    bool is_plan;                       /* nothing goes, but is said */
-    char good[CAIRN_SNAPSHOT_ID_BYTES]; /* was verified; empty: none was */
+    bool is_plan; /* nothing goes, but is said */
     cairn_status status;
     struct cairn_sentence why;
     /* owned */
@@ -69,11 +68,7 @@ static struct cairn_retention_item item_of(const struct keeping *keeping,
 static void run(struct cairn_cluster_work *work)
 {
     struct keeping *k = (struct keeping *)work;
-    k->status = CAIRN_OK;
-    if (k->good[0] != '\0')
-        k->status = cairn_cluster_snapshot_note_good(work->cluster, k->job, k->good, &k->why);
-    if (k->status == CAIRN_OK)
-        k->status = cairn_cluster_find_snapshots(work->cluster, k->job, NULL, &k->found, &k->why);
+    k->status = cairn_cluster_find_snapshots(work->cluster, k->job, NULL, &k->found, &k->why);
     if (k->status == CAIRN_OK)
         k->status = cairn_snapshot_words_load(work->cluster->storage.path, k->job, &k->words,
                                               &k->why);
@@ -187,22 +182,11 @@ static struct keeping *new_keeping(struct cairn_cluster *cluster, const char *jo
     return k;
 }
 
-static void start_unasked(struct cairn_cluster *cluster, const char *job, const char *good)
+void cairn_cluster_snapshot_keep(struct cairn_cluster *cluster, const char *job)
 {
     struct keeping *k = new_keeping(cluster, job);
     if (k == NULL) return; // the next one does it
-    snprintf(k->good, sizeof k->good, "%s", good);
     if (!cairn_cluster_work_start(&k->work, cluster, NULL, 0)) free_keeping(k);
-}
-
-void cairn_cluster_snapshot_verified(struct cairn_cluster *cluster, const char *job, const char *id)
-{
-    start_unasked(cluster, job, id);
-}
-
-void cairn_cluster_snapshot_keep(struct cairn_cluster_job *job)
-{
-    start_unasked(job->cluster, job->spec.name, "");
 }
 
 void cairn_cluster_snapshot_prune(struct cairn_cluster_session *session, uint32_t request,

@@ -73,18 +73,24 @@ static cairn_status move_latest(const struct cairn_cluster *cluster, const char 
     return cairn_snapshot_latest_set(cluster->storage.path, job, id, why);
 }
 
+cairn_status cairn_cluster_snapshot_note_latest(const struct cairn_cluster *cluster,
+                                                const char *job, const char *id,
+                                                struct cairn_sentence *why)
+{
+    pthread_mutex_lock(&one_writer);
+    cairn_status status = cairn_cluster_storage_seen(cluster, why);
+    if (status == CAIRN_OK) status = move_latest(cluster, job, id, why);
+    pthread_mutex_unlock(&one_writer);
+    return status;
+}
+
 cairn_status cairn_cluster_snapshot_note_good(const struct cairn_cluster *cluster, const char *job,
                                               const char *id, struct cairn_sentence *why)
 {
     struct cairn_snapshot_check check = { .is_good = true, .unix_s = (uint64_t)time(NULL) };
     strncpy(check.id, id, sizeof check.id - 1);
-    pthread_mutex_lock(&one_writer);
-    cairn_status status = cairn_cluster_storage_seen(cluster, why);
-    if (status == CAIRN_OK)
-        status = cairn_snapshot_check_set(cluster->storage.path, job, &check, why);
-    if (status == CAIRN_OK) status = move_latest(cluster, job, id, why);
-    pthread_mutex_unlock(&one_writer);
-    return status;
+    const cairn_status status = cairn_snapshot_check_set(cluster->storage.path, job, &check, why);
+    return status == CAIRN_OK ? cairn_cluster_snapshot_note_latest(cluster, job, id, why) : status;
 }
 
 /* Nothing but the tags, and the others that are verified, says no. */

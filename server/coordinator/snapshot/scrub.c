@@ -14,6 +14,7 @@
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/snapshot/find.h"
+#include "server/coordinator/snapshot/keep.h"
 #include "server/coordinator/store/events.h"
 
 #define WANTED_MAX    64
@@ -128,11 +129,13 @@ static void run(struct cairn_task *task, uint32_t item, uint32_t thread)
         scrub->status = find_due(scrub, &scrub->why);
     if (scrub->status == CAIRN_OK) scrub->status = verify(scrub, &scrub->why);
     if (scrub->status != CAIRN_OK && !is_damage(scrub->status)) return;
-    struct cairn_snapshot_check check = { .is_good = scrub->status == CAIRN_OK,
-                                          .unix_s = (uint64_t)time(NULL) };
+    struct cairn_snapshot_check check = { .unix_s = (uint64_t)time(NULL) };
     snprintf(check.id, sizeof check.id, "%s", scrub->at.id);
-    if (cairn_snapshot_check_set(scrub->cluster->storage.path, scrub->at.job, &check, &said) !=
-        CAIRN_OK)
+    const cairn_status noted =
+        scrub->status == CAIRN_OK
+            ? cairn_cluster_snapshot_note_good(scrub->cluster, scrub->at.job, scrub->at.id, &said)
+            : cairn_snapshot_check_set(scrub->cluster->storage.path, scrub->at.job, &check, &said);
+    if (noted != CAIRN_OK)
         cairn_log_warn("that snapshot %s of job %s was read could not be noted: %s", scrub->at.id,
                        scrub->at.job, said.text);
 }
@@ -152,6 +155,7 @@ static void on_run(struct cairn_task *task)
                                  "%s is damaged: %.900s", scrub->at.id, scrub->why.text);
     } else if (scrub->status == CAIRN_OK) {
         scrub->looked_ms = 0; // there may be more of them
+        cairn_cluster_snapshot_keep(cluster, scrub->at.job);
     } else if (scrub->status != CAIRN_ERR_NOT_READY && scrub->status != CAIRN_ERR_CANCELED &&
                scrub->status != CAIRN_ERR_NOT_FOUND) {
         cairn_log_warn("snapshots of job %s were not read: %s", scrub->at.job, scrub->why.text);
