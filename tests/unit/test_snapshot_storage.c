@@ -1,6 +1,7 @@
 /* Snapshots above their storage: on one in memory as on folders; blocks written and read by several
  * threads; every call of the storage failing once; every flipped bit found, by name. */
 #include <check.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -183,6 +184,69 @@ TEST(a_read_that_fails_is_told_and_not_taken_for_damage)
     cairn_memory_storage_fail(0, CAIRN_OK);
     ck_assert_int_eq(cairn_snapshot_verify(&snapshot, NULL, &why), CAIRN_OK);
     cairn_snapshot_close(&snapshot);
+    release(&s);
+}
+
+/* ---- storage that hangs, or vanishes ---- */
+
+struct hanging {
+    struct sample sample;
+    struct cairn_sentence why;
+    cairn_status status;
+};
+
+static void *write_hanging(void *context)
+{
+    struct hanging *h = context;
+    h->status = write_sample(&h->sample, "mem:x", &h->why);
+    return NULL;
+}
+
+TEST(storage_that_hangs_holds_up_nothing_but_its_snapshot)
+{
+    struct hanging hanging = { .sample = sample_of(BIG) };
+    struct sample other = sample_of(BIG);
+    struct cairn_sentence why = { "" };
+    struct cairn_snapshot snapshot;
+    pthread_t thread;
+    size_t count = 0;
+    cairn_memory_storage_hang(true);
+    ck_assert_int_eq(pthread_create(&thread, NULL, write_hanging, &hanging), 0);
+    ck_assert_msg(write_sample(&other, scratch, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_int_eq(cairn_snapshot_open(other.folder, &snapshot, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_snapshot_verify(&snapshot, NULL, &why), CAIRN_OK);
+    cairn_snapshot_close(&snapshot);
+    ck_assert_int_eq(cairn_snapshot_list("mem:x", NULL, count_one, &count, &why), CAIRN_OK);
+    ck_assert_uint_eq(count, 0); // it hangs before its manifest
+    cairn_memory_storage_hang(false);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    ck_assert_msg(hanging.status == CAIRN_OK, "%s", hanging.why.text);
+    ck_assert_int_eq(cairn_snapshot_list("mem:x", NULL, count_one, &count, &why), CAIRN_OK);
+    ck_assert_uint_eq(count, 1);
+    release(&hanging.sample);
+    release(&other);
+}
+
+/* Gone before a file is begun, or before the manifest is. */
+TEST_EACH(a_folder_that_vanishes_fails_the_snapshot_and_is_named, 0, 2)
+{
+    struct sample s = sample_of(1000);
+    struct cairn_sentence why = { "" };
+    char moved[CAIRN_SCRATCH_BYTES + 8];
+    snprintf(moved, sizeof moved, "%s/moved", scratch);
+    ck_assert_int_eq(cairn_snapshot_folder_make(scratch, "job", 1, 1, s.id, &s.folder, &why),
+                     CAIRN_OK);
+    if (_i == 1)
+        for (uint32_t shard = 0; shard < 2; shard++)
+            ck_assert_int_eq(write_shard(&s, shard, &why), CAIRN_OK);
+    ck_assert_int_eq(rename(s.folder, moved), 0);
+    const cairn_status status = _i == 1 ? cairn_manifest_commit(s.folder, &s.manifest, &why)
+                                        : write_shard(&s, 0, &why);
+    ck_assert_msg(status == (_i == 1 ? CAIRN_ERR_CORRUPT : CAIRN_ERR_IO), "%d: %s", status,
+                  why.text);
+    ck_assert_msg(strstr(why.text, _i == 1 ? "is not there" : "is the storage mounted") != NULL,
+                  "%s", why.text);
+    ck_assert_msg(strstr(why.text, _i == 1 ? "shard-0000" : s.folder) != NULL, "%s", why.text);
     release(&s);
 }
 
