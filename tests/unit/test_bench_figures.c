@@ -37,6 +37,7 @@ TEST(the_slowdown_is_of_the_means_of_all_steps)
     ck_assert_double_eq_tol(f.mean_without, 1.25, 1e-9);
     ck_assert_double_eq_tol(f.mean_with, 1.75, 1e-9);
     ck_assert_double_eq_tol(f.slowdown, 0.4, 1e-9);
+    ck_assert_uint_eq(f.steps, 200);
     release();
 }
 

@@ -66,6 +66,7 @@ bool cairn_bench_slowdown_of(const struct cairn_bench_interval (*pairs)[2], uint
     if (is_there) {
         const double median = cairn_bench_spread_of(without.steps, without.count).median;
         *out = (struct cairn_bench_slowdown) {
+            .steps = without.count < with.count ? without.count : with.count,
             .mean_without = without.mean,
             .mean_with = with.mean,
             .slowdown = (with.mean - without.mean) / without.mean,

@@ -14,6 +14,7 @@ struct cairn_bench_interval {
 };
 
 struct cairn_bench_slowdown {
+    uint32_t steps;                 /* without, or with, whichever are fewer */
     double mean_without, mean_with; /* of all steps */
     double slowdown;                /* (with - without) / without */
     double median;                  /* of the steps without */

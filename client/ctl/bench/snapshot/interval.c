@@ -179,6 +179,6 @@ int snapshot_interval(struct snapshot_bench *b)
     b->result->value = one(sleeping.mean_with);
     b->result->reference = one(sleeping.mean_without);
     b->result->ratio = one(sleeping.mean_without / sleeping.mean_with);
-    b->result->runs = PAIRS;
+    b->result->runs = sleeping.steps;
     return -1;
 }

@@ -165,7 +165,7 @@ static int judge(struct ctl *ctl)
     if (ctl->bench.folder == NULL)
         return cairn_ctl_usage_fail(ctl, "--dir FOLDER is needed: whose disk is to be measured");
     if (statvfs(ctl->bench.folder, &fs) != 0)
-        return cairn_ctl_fail(CAIRN_ERR_NOT_FOUND, "--dir %s: it is no folder that can be read",
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--dir %s: it is no folder that can be read",
                               ctl->bench.folder);
     if (ctl->bench.workers > CAIRN_BENCH_WORKERS_MAX)
         return cairn_ctl_fail(CAIRN_ERR_INVALID, "--workers %u: 1 to %d is allowed",
