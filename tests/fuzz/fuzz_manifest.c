@@ -25,6 +25,17 @@ static void comes_back(struct cairn_manifest *m)
     free(text);
 }
 
+/* In the snapshot's folder, one folder down, and a name of ours. */
+static void paths_stay(const char *path)
+{
+    static const char end[] = ".safetensors";
+    const char *slash = strchr(path, '/');
+    const size_t bytes = strlen(path);
+    MUST(slash != NULL && slash != path && strchr(slash + 1, '/') == NULL);
+    MUST(strstr(path, "..") == NULL && bytes > sizeof end);
+    MUST(strcmp(path + bytes - (sizeof end - 1), end) == 0);
+}
+
 static void decode(const char *text, size_t text_bytes)
 {
     struct cairn_manifest m;
@@ -33,10 +44,7 @@ static void decode(const char *text, size_t text_bytes)
         MUST(why.text[0] != '\0');
         return;
     }
-    for (size_t i = 0; i < m.file_count; i++) { // a path stays in the snapshot's folder
-        const char *path = m.files[i].path;
-        MUST(path[0] != '\0' && path[0] != '/' && strstr(path, "..") == NULL);
-    }
+    for (size_t i = 0; i < m.file_count; i++) paths_stay(m.files[i].path);
     comes_back(&m);
     cairn_manifest_release(&m);
 }
