@@ -84,6 +84,7 @@ bool cairn_bench_save_remove(struct cairn_bench_saver *s)
     prepare_call(s);
     remove.job = (char *)(uintptr_t)s->job;
     remove.id = s->id;
+    remove.force = true; // it is the only one that there is
     if (cairn_ctl_call(&s->ctl, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base, CAIRN_MSG_SNAPSHOT_REMOVED,
                        &reply) != CAIRN_OK)
         return false;
