@@ -38,12 +38,13 @@ static void close_tiny(void)
     cluster_stop(&cluster);
 }
 
-static int entries(const char *path)
+static int snapshots_in(const char *path)
 {
     int count = 0;
     DIR *dir = opendir(path);
     if (dir == NULL) return 0;
-    for (struct dirent *e; (e = readdir(dir)) != NULL;) count += e->d_name[0] != '.';
+    for (struct dirent *e; (e = readdir(dir)) != NULL;)
+        count += strncmp(e->d_name, "step-", 5) == 0;
     closedir(dir);
     return count;
 }
@@ -88,7 +89,7 @@ TEST(a_full_disk_fails_the_snapshot_alone_and_leaves_nothing)
     ck_assert_int_eq(said.status, 0);
     ck_assert_str_eq(said.out, "");
     snprintf(in_job, sizeof in_job, "%s/tiny", path);
-    ck_assert_int_eq(entries(in_job), 0);
+    ck_assert_int_eq(snapshots_in(in_job), 0);
     ck_assert_uint_eq(abuse_train(job, 2), 5);
     close_tiny();
     ck_assert_int_eq(umount2(path, MNT_DETACH), 0);

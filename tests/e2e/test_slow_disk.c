@@ -167,27 +167,52 @@ static void check_met(const char *call, long long begun_ms)
     ck_assert_int_ge(now_ms() - begun_ms, slow_ms);
 }
 
+/* What asked for it waited. The scrub and those who look after snapshots use the same disk, and may meet the
+ * call first: then again. */
+static bool is_met(const char *call, long long begun_ms)
+{
+    char name[32];
+    snprintf(name, sizeof name, "arm-%s", call);
+    return !is_there(name) && now_ms() - begun_ms >= slow_ms;
+}
+enum { TRIES = 8 };
+
+static void create_and_meet(const char *call)
+{
+    for (int i = 0; i < TRIES; i++) {
+        const long long begun = now_ms();
+        arm(call);
+        cluster_cli(&cluster, &said, "snapshot", "create", "--wait", "-q", "l", NULL);
+        ck_assert_msg(said.status == 0, "%s: %s", call, said.err);
+        if (is_met(call, begun)) return;
+    }
+    ck_abort_msg("no snapshot waited for %s", call);
+}
+
+static void list_and_meet(const char *call)
+{
+    struct cluster_said listed;
+    for (int i = 0; i < TRIES; i++) {
+        const long long begun = now_ms();
+        arm(call);
+        cluster_cli(&cluster, &listed, "snapshot", "list", NULL);
+        ck_assert_int_eq(listed.status, 0);
+        if (is_met(call, begun)) return;
+    }
+    ck_abort_msg("no list waited for %s", call);
+}
+
 /* ---- what needs the disk ---- */
 
 TEST(snapshots_are_made_listed_and_restored_under_another_name)
 {
     static const char *const calls[] = { "mkdir", "open", "fsync", "rename" };
     char folder[sizeof root + 128];
-    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
-        const long long begun = now_ms();
-        arm(calls[i]);
-        cluster_cli(&cluster, &said, "snapshot", "create", "--wait", "-q", "l", NULL);
-        ck_assert_msg(said.status == 0, "%s: %s", calls[i], said.err);
-        check_met(calls[i], begun);
-    }
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) create_and_meet(calls[i]);
     said.out[strcspn(said.out, "\n")] = '\0';
     snprintf(folder, sizeof folder, "%s/snapshots/l/%.60s", root, said.out);
-    long long begun = now_ms();
-    arm("open");
-    cluster_cli(&cluster, &said, "snapshot", "list", NULL);
-    ck_assert_int_eq(said.status, 0);
-    check_met("open", begun);
-    begun = now_ms();
+    list_and_meet("open");
+    const long long begun = now_ms();
     arm("realpath");
     cluster_cli(&cluster, &said, "snapshot", "restore", "--path", folder, "--job", "again", "--yes",
                 NULL);

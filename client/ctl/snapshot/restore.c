@@ -102,11 +102,15 @@ int cairn_ctl_snapshot_latest(struct ctl *ctl, const char *job,
                                                CAIRN_MSG_SNAPSHOT_LIST, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__SnapshotList *list = (const Cairn__SnapshotList *)reply;
-    size_t at = 0; // the newest first
-    while (at < list->n_snapshots && !list->snapshots[at]->latest) at++;
-    if (at == list->n_snapshots) at = 0; // of a cluster that knew no such word
-    for (; at < list->n_snapshots && list->snapshots[at]->nonfinite > 0; at++)
-        cairn_ctl_warn_damaged(list->snapshots[at], "is passed over");
+    size_t latest = 0, at = 0; // the newest first
+    while (latest < list->n_snapshots && !list->snapshots[latest]->latest) latest++;
+    const bool is_named = latest < list->n_snapshots; // not of a cluster that knew no such word
+    for (; at < list->n_snapshots && (!is_named || at != latest); at++) {
+        if (list->snapshots[at]->nonfinite > 0)
+            cairn_ctl_warn_damaged(list->snapshots[at], "is passed over");
+        else if (!is_named)
+            break;
+    }
     const bool found = at < list->n_snapshots;
     if (found) snprintf(id_out, CAIRN_SNAPSHOT_ID_BYTES, "%s", list->snapshots[at]->id);
     cairn_message_free(reply);
