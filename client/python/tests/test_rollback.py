@@ -49,9 +49,11 @@ class Case(unittest.TestCase):
         return session.attach(made(), cairn.AdamW(lr=1e-2), name=name, timeout=20, client_state_max=16, **options)
 
     def await_snapshot(self, name: str, step: int) -> None:
-        """It is written while training goes on, and a step takes less than a millisecond here."""
+        """It is written while training goes on, and a step takes less than a millisecond here. It is listed a moment
+        before the next one may begin."""
         deadline = time.monotonic() + 20
-        while step not in [s["step"] for s in self.cluster.ctl("snapshot", "list", name)["snapshots"]]:
+        while step not in [s["step"] for s in self.cluster.ctl("snapshot", "list", name)["snapshots"]] or \
+                self.cluster.ctl("job", "show", name)["saving"]:
             self.assertLess(time.monotonic(), deadline)
 
     def train(self, m, lose_at=None):
