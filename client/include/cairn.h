@@ -448,6 +448,10 @@ struct cairn_job_spec {
     cairn_snapshot_staging snapshot_staging; /* 0 = CAIRN_SNAPSHOT_STAGING_STATE */
     /* A restore that finds a snapshot damaged takes the newest good one before it, and says so */
     bool snapshot_fallback;
+    /* A run that began elsewhere goes on: the step of the version that the job begins with, from which
+     * schedules and the optimizer's corrections go on; moments are written to it (cairn_write_begin) before
+     * the first round. Workers that open the job afterwards may leave it out. */
+    uint64_t first_step;
 };
 #define CAIRN_OPEN_MUST_EXIST 1
 #define CAIRN_OPEN_RESUME     2

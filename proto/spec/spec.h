@@ -228,7 +228,8 @@ struct cairn_job_spec_data {
     cairn_reduce_groups reduce_groups; /* not to be amended */
     /* of each shard's elements, in host memory beside a device; likewise */
     double offload_fraction;
-    cairn_tiers tiers; /* likewise */
+    cairn_tiers tiers;   /* likewise */
+    uint64_t first_step; /* of the version that it begins with */
     /* Micro-batches of a step, whoever is there (proto/spec/batch.h); 0: each worker has micro_batches of
      * its own. Likewise */
     uint32_t global_batch;

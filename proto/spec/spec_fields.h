@@ -94,7 +94,8 @@ enum cairn_spec_part {
       RANGE(0, CAIRN_SPEC_DURABLE_S_MAX), 0, LATER, GIVEN)                                         \
     X(snapshot_fallback, policy.snapshot_fallback, FLAG, BY_CODE, false, LATER, GIVEN)             \
     X(snapshot_scrub_every_s, policy.snapshot_scrub_every_s, COUNT,                                \
-      RANGE(0, CAIRN_SPEC_SNAPSHOT_S_MAX), 0, LATER, GIVEN)
+      RANGE(0, CAIRN_SPEC_SNAPSHOT_S_MAX), 0, LATER, GIVEN)                                        \
+    X(first_step, first_step, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0, LATER, GIVEN)
 
 /* Of a group: name (struct cairn_group_hyper has it, too) | kind | what is allowed | default. */
 #define CAIRN_GROUP_FIELDS(X)                                \

@@ -40,3 +40,9 @@ def reader(job, endpoint=None, timeout=60.0):
     except BaseException:
         session.close()
         raise
+
+
+def import_checkpoint(session, path, model, optim, **options):
+    """A run that began elsewhere goes on, with its moments and its step: cairn.checkpoint.import_checkpoint."""
+    from .checkpoint import import_checkpoint as importing
+    return importing(session, path, model, optim, **options)

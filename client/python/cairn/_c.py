@@ -103,7 +103,8 @@ class JobSpec(Sized):
                 ("on_worker_loss", c_int), ("worker_loss_wait_s", c_uint32), ("snapshot_keep_every", c_uint64),
                 ("snapshot_max_bytes", c_uint64), ("snapshot_every_s", c_uint32),
                 ("snapshot_keep_within_s", c_uint32), ("snapshot_durable_within_s", c_uint32),
-                ("snapshot_scrub_every_s", c_uint32), ("snapshot_staging", c_int), ("snapshot_fallback", c_bool)]
+                ("snapshot_scrub_every_s", c_uint32), ("snapshot_staging", c_int), ("snapshot_fallback", c_bool),
+                ("first_step", c_uint64)]
 
 
 class Tie(ctypes.Structure):

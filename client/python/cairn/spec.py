@@ -149,7 +149,8 @@ class JobSpec:
     is updated by the CPU, with the same bits. `tiers`: "together"; what lies apart is refused. `global_batch`: a step
     is so many micro-batches, whoever is there, and what they make does not depend on how many workers there are, nor on
     when they come and go (Round.micro_batches says which are this worker's; stage 2 or 3); 0: each worker has
-    micro_batches of its own. `seed`: of Round.micro_seed, below 2^53."""
+    micro_batches of its own. `seed`: of Round.micro_seed, below 2^53.
+    `first_step`: of the version that the job begins with, where a run that began elsewhere goes on."""
 
     tensors: Sequence[Tensor]
     groups: Sequence[Group] = field(default_factory=lambda: (Group(),))
@@ -186,6 +187,7 @@ class JobSpec:
     snapshot_durable_within_s: int = 0
     snapshot_fallback: bool = False
     snapshot_scrub_every_s: int = 0
+    first_step: int = 0
     world: int = 0
     start_wait: float = START_WAIT_S
     chunk_leaves: int = 0
@@ -346,6 +348,7 @@ def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
                       seed=at_least(0, "seed", spec.seed, 2 ** 53 - 1),
                       chunk_leaves=at_least(0, "chunk_leaves", spec.chunk_leaves),
                       window=at_least(0, "window", spec.window),
+                      first_step=at_least(0, "first_step", spec.first_step, 2 ** 48),
                       **_snapshot_rules({name: getattr(spec, name) for name in SNAPSHOT_RULES}))
     return made, alive
 

@@ -146,6 +146,21 @@ static uint32_t count_wanted(struct cairn_cluster *cluster, const char *name, bo
     return all && here > least ? here : least;
 }
 
+/* Who opens the job later does not have to say where it began: it is taken for a former spec. */
+static cairn_status begin_at_first_step(struct cairn_cluster_job *job)
+{
+    uint8_t hash[32];
+    const uint64_t first_step = job->spec.first_step;
+    if (first_step == 0) return CAIRN_OK;
+    job->base_step = first_step;
+    job->spec.first_step = 0;
+    const cairn_status status = cairn_spec_hash(&job->spec, hash);
+    job->spec.first_step = first_step;
+    return status != CAIRN_OK || cairn_spec_was(&job->spec, hash)
+               ? status
+               : cairn_spec_add_former(&job->spec, hash);
+}
+
 struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
                                                  const struct cairn_job_spec_data *spec, bool all,
                                                  struct cairn_sentence *why)
@@ -162,6 +177,7 @@ struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
         randombytes_buf(&job->id, sizeof job->id);
         job->id |= 1; // never 0
         status = cairn_spec_copy(spec, &job->spec);
+        if (status == CAIRN_OK) status = begin_at_first_step(job);
     }
     if (status == CAIRN_OK) {
         job->planned.spec = cairn_packed_spec(&job->spec);
@@ -313,7 +329,7 @@ cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
     }
     struct cairn_cluster_job *job = cairn_cluster_job_plan(cluster, spec, false, why);
     if (job == NULL) return CAIRN_ERR_NO_MEMORY;
-    const struct cairn_cluster_job_load load = { .version = { job->generation, 0 } };
+    const struct cairn_cluster_job_load load = { .version = { job->generation, job->base_step } };
     struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_created, NULL, 0);
     if (gather == NULL) {
         cairn_cluster_job_free(job);

@@ -1,0 +1,163 @@
+"""What the .metadata of a DCP folder says, without trusting it: run as a program, it prints JSON.
+
+The file is a pickle, and unpickling calls whatever a pickle names. Here nothing is called but stand-ins: classes
+without code that keep what they are given, in place of the few of torch that such a file has; any other name is
+refused. The program takes little memory and time and opens nothing but that file: a hostile one ends it, and nothing
+else. (torch's own reader is a plain pickle.load.)
+
+  python3 -I _metadata.py FILE    exit 0: JSON on stdout; 1: a sentence on stderr
+"""
+
+import io
+import json
+import pickle
+import resource
+import sys
+
+MEMORY_BYTES, SECONDS, FILE_BYTES = 4 << 30, 120, 1 << 30
+DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64", "int64": "i64", "int32": "i32",
+          "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "bool"}
+
+
+class Kept:
+    """A stand-in: what it was made of, and its state."""
+
+    def __new__(cls, *given, **_named):
+        self = object.__new__(cls)
+        self.given, self.state = given, {}
+        return self
+
+    def __init__(self, *_given, **_named):
+        pass
+
+    def __setstate__(self, state):
+        if isinstance(state, tuple) and len(state) == 2:  # of a class with slots
+            state = {**(state[0] or {}), **(state[1] or {})}
+        if isinstance(state, dict):
+            self.__dict__["state"] = state
+        elif isinstance(state, tuple):  # TensorProperties: dtype first
+            self.__dict__["given"] = state
+
+    def __getattr__(self, name):
+        try:
+            return self.__dict__["state"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __hash__(self):  # of a key: what it says
+        return hash(repr(sorted(self.state.items(), key=str)) + repr(self.given))
+
+    def __eq__(self, other):
+        return type(self) is type(other) and self.given == other.given and self.state == other.state
+
+
+class Metadata(Kept): pass
+class TensorStorage(Kept): pass
+class BytesStorage(Kept): pass
+class Chunk(Kept): pass
+class Index(Kept): pass
+class Storage(Kept): pass
+class Other(Kept): pass
+
+
+def size(*given):
+    return tuple(given[0]) if given else ()
+
+
+_CHECKPOINT = ("torch.distributed.checkpoint.metadata", "torch.distributed._shard.checkpoint.metadata")
+_FILES = ("torch.distributed.checkpoint.filesystem", "torch.distributed._shard.checkpoint.filesystem")
+_NAMES = {"Metadata": Metadata, "TensorStorageMetadata": TensorStorage, "BytesStorageMetadata": BytesStorage,
+          "ChunkStorageMetadata": Chunk, "MetadataIndex": Index, "TensorProperties": Other, "StorageMeta": Other,
+          "_MEM_FORMAT_ENCODING": Other}
+ALLOWED = {**{(module, name): kept for module in _CHECKPOINT for name, kept in _NAMES.items()},
+           **{(module, "_StorageInfo"): Storage for module in _FILES},
+           ("torch", "Size"): size, ("torch.serialization", "_get_layout"): Other, ("torch", "strided"): "strided",
+           ("torch.distributed._shard.sharded_tensor.metadata", "TensorProperties"): Other,
+           ("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"): Other,
+           **{(module, name): Other for module in ("pathlib", "pathlib._local")
+              for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")},
+           ("collections", "OrderedDict"): dict, ("builtins", "set"): set, ("builtins", "list"): list,
+           **{("torch", name): name for name in DTYPES}}
+
+
+class Unpickler(pickle.Unpickler):
+    def find_class(self, module, name):
+        try:
+            return ALLOWED[module, name]
+        except KeyError:
+            raise ValueError(f"it names {module}.{name}, which no checkpoint needs: it is refused, and nothing of "
+                             "it was called") from None
+
+    def persistent_load(self, pid):
+        raise ValueError("it refers to objects elsewhere")
+
+
+def numbers(of):
+    found = [int(n) for n in of]
+    if any(n < 0 for n in found):
+        raise ValueError("a size below 0")
+    return found
+
+
+def dtype_of(properties):
+    dtype = properties.state.get("dtype") if properties.state else (properties.given or (None,))[0]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"a tensor is of {dtype}, which is none of {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def place_of(info):
+    path = info.relative_path
+    if not isinstance(path, str) or "/" in path or path.startswith(".") and not path.startswith("__") or not path:
+        raise ValueError(f"{path!r} is not the name of a file beside it")
+    return {"file": path, "at": int(info.offset), "bytes": int(info.length)}
+
+
+def tensors_of(metadata):
+    """{key: {"shape", "dtype", "chunks": [{"offsets", "sizes", "file", "at", "bytes"}]}}, objects without shape."""
+    places = {}
+    for index, info in metadata.storage_data.items():
+        offset = index.state.get("offset")
+        places[index.fqn, tuple(numbers(offset)) if offset is not None else None] = place_of(info)
+    found = {}
+    for key, entry in metadata.state_dict_metadata.items():
+        if isinstance(entry, BytesStorage):
+            found[key] = {"chunks": [places[key, None]]}
+            continue
+        chunks = []
+        for chunk in entry.chunks:
+            offsets, sizes = numbers(chunk.offsets), numbers(chunk.sizes)
+            chunks.append({"offsets": offsets, "sizes": sizes, **places[key, tuple(offsets)]})
+        found[key] = {"shape": numbers(entry.size), "dtype": dtype_of(entry.properties), "chunks": chunks}
+    return found
+
+
+def main(path):
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with open(path, "rb") as file:
+        data = file.read(FILE_BYTES + 1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    if len(data) > FILE_BYTES:
+        return "it is larger than 1 GiB"
+    try:
+        metadata = Unpickler(io.BytesIO(data)).load()
+        if not isinstance(metadata, Metadata):
+            return "it is no metadata of a checkpoint"
+        print(json.dumps(tensors_of(metadata)))
+    except MemoryError:
+        return "it takes more memory than any such file needs"
+    except RecursionError:
+        return "it is nested too deep"
+    except Exception as why:  # whatever a stranger's bytes lead to
+        return f"{type(why).__name__}: {why}" if not isinstance(why, ValueError) else str(why)
+    return None
+
+
+if __name__ == "__main__":
+    said = main(sys.argv[1])
+    if said is not None:
+        print(said, file=sys.stderr)
+    sys.exit(said is not None)

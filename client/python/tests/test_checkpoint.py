@@ -1,0 +1,246 @@
+"""A run of torch goes on in Cairn from its checkpoints, with moments and step, and hostile ones are refused."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+import tempfile
+import unittest
+from pathlib import Path
+
+import torched
+
+torch = torched.torch
+import cairn  # noqa: E402
+from cairn import checkpoint  # noqa: E402
+from cluster import Cluster  # noqa: E402
+
+STEPS_BEFORE, STEPS_AFTER = 5, 4
+CHUNKED = 3  # of how many chunks a DCP tensor is, made by hand
+
+
+def model() -> "torch.nn.Module":
+    torch.manual_seed(7)
+    return torch.nn.Sequential(torch.nn.Linear(9, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+
+
+def batch(step: int):
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(8, 9, generator=generator), torch.randn(8, 3, generator=generator)
+
+
+def loss_of(net, step: int):
+    x, y = batch(step)
+    return ((net(x) - y) ** 2).mean()
+
+
+def run_torch(net, optimizer, first: int, end: int) -> None:
+    for step in range(first, end):
+        optimizer.zero_grad()
+        loss_of(net, step).backward()
+        optimizer.step()
+
+
+def trained():
+    net = model()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.1)
+    run_torch(net, optimizer, 0, STEPS_BEFORE)
+    return net, optimizer
+
+
+# ---- a DCP folder, as torch writes it, without the torch that does ----
+
+
+def modules_of_torch():
+    """Classes under the names that torch has for them: what is pickled names these."""
+    import sys
+    import types
+    made = {}
+    for module, names in (("torch.distributed.checkpoint.metadata",
+                           ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
+                            "MetadataIndex", "TensorProperties")),
+                          ("torch.distributed.checkpoint.filesystem", ("_StorageInfo",))):
+        fake = types.ModuleType(module)
+        for name in names:
+            made[name] = type(name, (), {"__module__": module, "__qualname__": name})
+            setattr(fake, name, made[name])
+        made[module] = sys.modules.get(module), fake
+        sys.modules[module] = fake
+    return made
+
+
+def give_back(made) -> None:
+    import sys
+    for module in [key for key in made if "." in key]:
+        del sys.modules[module]
+        if made[module][0] is not None:
+            sys.modules[module] = made[module][0]
+
+
+def an(kind, **state):
+    thing = kind()
+    thing.__dict__.update(state)
+    return thing
+
+
+def write_dcp(folder: Path, tensors, objects, change=lambda metadata: metadata) -> None:
+    folder.mkdir()
+    made = modules_of_torch()
+    storage, entries, data = {}, {}, io.BytesIO()
+
+    def put(key, value, offset):
+        at = data.tell()
+        torch.save(value, data)
+        index = an(made["MetadataIndex"], fqn=key, offset=None if offset is None else torch.Size(offset), index=None)
+        storage[index] = an(made["_StorageInfo"], relative_path="__0_0.distcp", offset=at, length=data.tell() - at)
+
+    try:
+        for key, value in tensors.items():
+            chunks, rows = [], value.shape[0] if value.dim() else 1
+            cuts = sorted({rows * i // CHUNKED for i in range(CHUNKED + 1)}) if value.dim() else [0, 1]
+            for first, end in zip(cuts, cuts[1:]):
+                part = value[first:end].clone() if value.dim() else value.clone()
+                offset = [first] + [0] * (value.dim() - 1) if value.dim() else []
+                chunks.append(an(made["ChunkStorageMetadata"], offsets=torch.Size(offset), sizes=part.shape))
+                put(key, part, offset)
+            entries[key] = an(made["TensorStorageMetadata"], size=value.shape, chunks=chunks,
+                              properties=an(made["TensorProperties"], dtype=value.dtype))
+        for key, value in objects.items():
+            entries[key] = an(made["BytesStorageMetadata"])
+            put(key, value, None)
+        metadata = an(made["Metadata"], state_dict_metadata=entries, planner_data=None, storage_data=storage)
+        (folder / "__0_0.distcp").write_bytes(data.getvalue())
+        (folder / ".metadata").write_bytes(pickle.dumps(change(metadata)))
+    finally:
+        give_back(made)
+
+
+def dcp_of(folder: Path, net, optimizer, **options) -> None:
+    names = [name for name, _ in net.named_parameters()]
+    tensors = {f"model.{name}": p.detach() for name, p in net.named_parameters()}
+    objects = {}
+    for name, p in net.named_parameters():
+        state = optimizer.state[p]
+        tensors[f"optim.state.{name}.step"] = torch.as_tensor(float(state["step"]))
+        for what in ("exp_avg", "exp_avg_sq"):
+            tensors[f"optim.state.{name}.{what}"] = state[what]
+        objects[f"optim.param_groups.{name}.lr"] = optimizer.param_groups[0]["lr"]
+    assert len(names) == 4
+    write_dcp(folder, tensors, objects, **options)
+
+
+# Until then torch.load(weights_only=True) reads no number, so no optimizer.
+needs_numbers = unittest.skipIf(int(torch.__version__.split(".")[0]) < 2, "torch before 2.0 reads no numbers as data")
+
+
+class Checkpoints(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="cairn-test-"))
+        self.addCleanup(lambda: __import__("shutil").rmtree(self.folder))
+
+    def save(self, **more) -> Path:
+        net, optimizer = trained()
+        path = self.folder / "run.pt"
+        torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), **more}, path)
+        return path
+
+    def goes_on(self, path: Path, **options) -> None:
+        """As near to torch's own as rounding lets it: moments, step and weights are its."""
+        expected, optimizer = trained()
+        run_torch(expected, optimizer, STEPS_BEFORE, STEPS_BEFORE + STEPS_AFTER)
+        net = model()
+        with Cluster(2) as cluster, cairn.connect(cluster.endpoint) as session:
+            optim = cairn.AdamW(lr=1e-2, weight_decay=0.1)
+            m = cairn.import_checkpoint(session, path, net, optim, name="run", **options)
+            self.assertEqual(m.version.step, STEPS_BEFORE)
+            for step in range(STEPS_BEFORE, STEPS_BEFORE + STEPS_AFTER):
+                loss_of(m.model if hasattr(m, "model") else net, step).backward()
+                m.step()
+            m.close()
+            again = cairn.import_checkpoint(session, path, model(), optim, name="run", **options)
+            self.assertEqual(again.version.step, STEPS_BEFORE + STEPS_AFTER)  # it is there: nothing was written
+            again.close()
+            plain = session.attach(model(), optim, name="run")  # who goes on need not say where it began
+            plain.close()
+        for (name, ours), theirs in zip(net.named_parameters(), expected.parameters()):
+            self.assertLess(float((ours.detach() - theirs.detach()).abs().max()), 2e-6, name)
+
+    @needs_numbers
+    def test_a_file_of_torch_goes_on_with_its_moments(self):
+        names = [name for name, _ in model().named_parameters()]
+        self.goes_on(self.save(), names=names)
+
+    def test_a_dcp_folder_goes_on_with_its_moments(self):
+        net, optimizer = trained()
+        dcp_of(self.folder / "dcp", net, optimizer)
+        self.goes_on(self.folder / "dcp")
+
+    @needs_numbers
+    def test_a_folder_that_torch_itself_saved_goes_on(self):
+        try:
+            import torch.distributed.checkpoint as dcp
+            from torch.distributed.checkpoint.state_dict import get_state_dict
+        except ImportError:
+            self.skipTest("this torch has no get_state_dict")
+        net, optimizer = get_state_dict(*trained())
+        dcp.save({"model": net, "optim": optimizer}, checkpoint_id=str(self.folder / "real"), no_dist=True)
+        self.goes_on(self.folder / "real")
+
+    @needs_numbers
+    def test_what_does_not_fit_is_listed_before_anything_is_done(self):
+        names = [name for name, _ in model().named_parameters()]
+        net, optimizer = trained()
+        state = copy.deepcopy(net.state_dict())
+        state["0.weight"] = torch.zeros(2, 2)
+        state["more"] = state.pop("2.bias")
+        path = self.folder / "wrong.pt"
+        torch.save({"model": state, "optimizer": optimizer.state_dict()}, path)
+        with self.assertRaisesRegex(cairn.Mismatch,
+                                    r"it lacks: 2\.bias; it has more: more; other shapes: 0\.weight is "):
+            cairn.import_checkpoint(None, path, model(), cairn.AdamW(lr=1e-2), names=names)
+        optimizer.state[net[0].weight]["step"] = torch.as_tensor(9.0)
+        torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, path)
+        with self.assertRaisesRegex(cairn.Mismatch, "different steps, 5 to 9"):
+            cairn.import_checkpoint(None, path, model(), cairn.AdamW(lr=1e-2), names=names)
+        with self.assertRaisesRegex(cairn.Invalid, "numbered, not named"):
+            cairn.import_checkpoint(None, path, model(), cairn.AdamW(lr=1e-2))
+
+    def test_code_in_a_checkpoint_is_refused_and_not_run(self):
+        mark = self.folder / "ran"
+
+        class Evil:
+            def __reduce__(self):
+                return os.system, (f"touch {mark}",)
+
+        net, optimizer = trained()
+        path = self.save(surprise=Evil())
+        with self.assertRaisesRegex(cairn.Invalid, "no code is run"):
+            checkpoint._open(path, None)
+        dcp_of(self.folder / "dcp", net, optimizer, change=lambda metadata: Evil())
+        with self.assertRaisesRegex(cairn.Invalid, "names posix.system, which no checkpoint needs"):
+            checkpoint._open(self.folder / "dcp", None)
+        self.assertFalse(mark.exists())
+
+    def test_metadata_that_is_damaged_or_a_bomb_is_refused(self):
+        net, optimizer = trained()
+        dcp_of(self.folder / "dcp", net, optimizer)
+        metadata = self.folder / "dcp" / ".metadata"
+        good = metadata.read_bytes()
+        for data in (b"", good[:len(good) // 2], b"\x80\x04" + b"(" * 200000 + b".", pickle.dumps({"a": 1}),
+                     b"\x80\x04" + b"\x8d" + (1 << 40).to_bytes(8, "little") + b"x."):
+            metadata.write_bytes(data)
+            with self.assertRaises(cairn.Invalid):
+                checkpoint._open(self.folder / "dcp", None)
+        metadata.write_bytes(good.replace(b"__0_0.distcp", b"../0.distcp_"))
+        with self.assertRaisesRegex(cairn.Invalid, "not the name of a file beside it"):
+            checkpoint._open(self.folder / "dcp", None)
+        metadata.write_bytes(good)
+        (self.folder / "dcp" / "__0_0.distcp").write_bytes(b"short")
+        with self.assertRaisesRegex(cairn.Invalid, "cut off"):
+            checkpoint._open(self.folder / "dcp", None)
+
+
+if __name__ == "__main__":
+    unittest.main()
