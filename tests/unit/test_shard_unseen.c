@@ -260,4 +260,26 @@ TEST(a_staging_that_nobody_reads_any_more_holds_no_pass_up)
     leave();
 }
 
+TEST(a_pass_waits_for_room_no_longer_than_that_and_then_the_reader_is_told)
+{
+    struct cairn_staging staging;
+    struct cairn_sentence why;
+    struct pass pass = { .staging = &staging, .version = 2 };
+    float out[1];
+    serve(1);
+    struct cairn_shard_job *job = scene.shard->jobs;
+    ck_assert_int_eq(cairn_works_open(&pass.works, job->shard->host.home, 1, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_staging_open(&staging, job, cairn_staging_least(job), &why), CAIRN_OK);
+    staging.wait_us_max = 20000;
+    (void)run_pass(&pass); // nobody reads: the storage hangs
+    ck_assert_uint_ge(atomic_load(&staging.waited_us), 20000);
+    ck_assert_int_eq(cairn_staging_read(&staging, cairn_compute_snapshots(&job->shard->host), 0,
+                                        CAIRN_PLANE_PARAM, 0, 1, false, out, &why),
+                     CAIRN_ERR_TIMEOUT);
+    ck_assert_ptr_nonnull(strstr(why.text, "snapshot_staging = state"));
+    cairn_staging_close(&staging);
+    cairn_works_close(&pass.works);
+    leave();
+}
+
 SUITE(30);

@@ -169,15 +169,15 @@ static void press(struct writing *w)
 static cairn_status rest(struct writing *w, uint64_t bytes, struct cairn_sentence *why)
 {
     struct cairn_staging *staging = w->of->staging;
-    uint64_t us;
-    while (!atomic_load(&staging->canceled)) {
+    cairn_status status;
+    while ((status = cairn_staging_check(staging, why)) == CAIRN_OK) {
         if (atomic_load(&staging->waiting) > 0) atomic_store(&w->of->pace->hurry, true);
         press(w);
-        us = cairn_pace_rest_us(w->of->pace, bytes, uv_hrtime() / 1000);
+        const uint64_t us = cairn_pace_rest_us(w->of->pace, bytes, uv_hrtime() / 1000);
         if (us == 0) return CAIRN_OK;
         usleep((useconds_t)us);
     }
-    return cairn_fail(why, CAIRN_ERR_CANCELED, "it was given up");
+    return status;
 }
 
 /* The chunk that has the element at which the plane stands. */

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "server/shard/shard.h"
@@ -12,6 +13,11 @@ enum { PENDING, SAVING, SAVED, TAKEN };
 #define LINE        64u               /* pieces begin at one */
 #define TOUCH_BYTES ((size_t)4 << 20) /* at a time */
 #define SAVING_US   20                /* how often a reader looks whether a piece is saved now */
+
+#define STALLED                                                                                \
+    "an update waited %llu s for room in the small staging, as if the storage hung; training " \
+    "goes on "                                                                                 \
+    "without the snapshot: see to the storage, or ask for snapshot_staging = state"
 
 #define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
 
@@ -65,12 +71,18 @@ cairn_status cairn_staging_open(struct cairn_staging *staging, struct cairn_shar
 {
     const size_t pieces = (size_t)job->view->table.map.chunk_count * CAIRN_PLANE_COUNT;
     size_t largest;
-    *staging = (struct cairn_staging) { .job = job, .room = CAIRN_ARENA_NONE };
+    *staging = (struct cairn_staging) { .job = job,
+                                        .room = CAIRN_ARENA_NONE,
+                                        .wait_us_max = CAIRN_STAGING_WAIT_US };
     staging->again = bytes < sum_pieces(job->view, &largest);
     staging->slot_bytes = largest;
     staging->view = cairn_shard_view_ref(job->view);
     pthread_mutex_init(&staging->lock, NULL);
-    pthread_cond_init(&staging->freed, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&staging->freed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     staging->pieces = calloc(pieces + 1, sizeof *staging->pieces);
     staging->saved = calloc(pieces + 1, sizeof *staging->saved);
     if (staging->pieces == NULL || staging->saved == NULL)
@@ -129,6 +141,15 @@ void cairn_staging_cancel(struct cairn_staging *staging)
     pthread_mutex_unlock(&staging->lock);
 }
 
+cairn_status cairn_staging_check(const struct cairn_staging *staging, struct cairn_sentence *why)
+{
+    if (!atomic_load(&staging->canceled)) return CAIRN_OK;
+    if (!atomic_load(&staging->stalled))
+        return cairn_fail(why, CAIRN_ERR_CANCELED, "it was given up");
+    return cairn_fail(why, CAIRN_ERR_TIMEOUT, STALLED,
+                      (unsigned long long)(staging->wait_us_max / 1000000));
+}
+
 /* ---- room ---- */
 
 /* NULL: there is none; lock held. */
@@ -146,19 +167,47 @@ static uint8_t *find_room(struct cairn_staging *staging, size_t bytes)
     return at;
 }
 
+static struct timespec after(uint64_t us)
+{
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    const uint64_t ns = (uint64_t)at.tv_nsec + us % 1000000 * 1000;
+    at.tv_sec += (time_t)(us / 1000000 + ns / 1000000000);
+    at.tv_nsec = (long)(ns % 1000000000);
+    return at;
+}
+
+/* NULL: as take_room; lock held. */
+static uint8_t *wait_for_room(struct cairn_staging *staging, size_t bytes)
+{
+    const uint64_t from = uv_hrtime();
+    const struct timespec end = after(staging->wait_us_max);
+    uint8_t *at = NULL;
+    int late = 0;
+    atomic_fetch_add(&staging->waiting, 1);
+    while (!atomic_load(&staging->canceled) && (at = find_room(staging, bytes)) == NULL) {
+        if (late != 0) {
+            atomic_store(&staging->stalled, true);
+            atomic_store(&staging->canceled, true);
+            pthread_cond_broadcast(&staging->freed);
+            cairn_log_error("job %s: its snapshot is given up here: " STALLED,
+                            staging->job->spec.name,
+                            (unsigned long long)(staging->wait_us_max / 1000000));
+        } else {
+            late = pthread_cond_timedwait(&staging->freed, &staging->lock, &end);
+        }
+    }
+    atomic_fetch_sub(&staging->waiting, 1);
+    atomic_fetch_add(&staging->waited_us, (uv_hrtime() - from) / 1000);
+    return at;
+}
+
 /* NULL: nobody reads what would be saved. */
 static uint8_t *take_room(struct cairn_staging *staging, size_t bytes)
 {
     pthread_mutex_lock(&staging->lock);
     uint8_t *at = find_room(staging, bytes);
-    if (at == NULL) {
-        const uint64_t from = uv_hrtime();
-        atomic_fetch_add(&staging->waiting, 1);
-        while (!atomic_load(&staging->canceled) && (at = find_room(staging, bytes)) == NULL)
-            pthread_cond_wait(&staging->freed, &staging->lock);
-        atomic_fetch_sub(&staging->waiting, 1);
-        atomic_fetch_add(&staging->waited_us, (uv_hrtime() - from) / 1000);
-    }
+    if (at == NULL) at = wait_for_room(staging, bytes);
     pthread_mutex_unlock(&staging->lock);
     return at;
 }
@@ -297,7 +346,9 @@ cairn_status cairn_staging_read(struct cairn_staging *staging, struct cairn_work
         .bytes = (size_t)cairn_form_bytes(form, plane, elems),
         .ends = ends,
     };
-    if (atomic_load(&staging->canceled))
-        return cairn_fail(why, CAIRN_ERR_CANCELED, "it was given up");
-    return read_piece(staging, works, number_of(chunk, (int)plane), &range, to, why);
+    cairn_status status = cairn_staging_check(staging, why);
+    if (status == CAIRN_OK)
+        status = read_piece(staging, works, number_of(chunk, (int)plane), &range, to, why);
+    // Again: a pass that did not save any more may have overwritten what was pending.
+    return status == CAIRN_OK ? cairn_staging_check(staging, why) : status;
 }

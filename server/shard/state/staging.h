@@ -7,7 +7,8 @@
  * No pass ever waits for a reader that copies: the reader looks, when it has copied a piece, whether that is
  * PENDING still; else what it read may be torn, and it takes what was saved. So a reader of the lowest
  * priority holds nobody up. Where the room for what is saved is small, a pass waits until the reader has
- * made some, and how long is counted. */
+ * made some, and how long is counted; where it makes none for long (the storage hangs), the staging is given
+ * up, for training comes first. */
 #ifndef CAIRN_SHARD_STATE_STAGING_H
 #define CAIRN_SHARD_STATE_STAGING_H
 
@@ -37,7 +38,9 @@ struct cairn_staging {
     struct cairn_arena room; /* owned */
     bool again;              /* small: room is used again, by slots of slot_bytes */
     size_t slot_bytes;
+    uint64_t wait_us_max;       /* CAIRN_STAGING_WAIT_US */
     atomic_bool canceled;       /* nobody reads it any more */
+    atomic_bool stalled;        /* for a pass had waited that long */
     atomic_bool failed;         /* a copy did */
     _Atomic uint32_t waiting;   /* passes that wait for room */
     _Atomic uint64_t waited_us; /* for how long they did, added up */
@@ -47,6 +50,9 @@ struct cairn_staging {
     uint64_t used;  /* of the room, ever */
     uint8_t *spare; /* slots that are free: each begins with the next one */
 };
+
+/* For so long at most a pass waits for room: then nothing is saved any more, and the reader is told. */
+#define CAIRN_STAGING_WAIT_US ((uint64_t)30000000)
 
 /* What a job's part takes for it; and the least that it can be opened with. */
 uint64_t cairn_staging_bytes(const struct cairn_shard_job *job, cairn_snapshot_staging room);
@@ -63,6 +69,10 @@ void cairn_staging_touch(struct cairn_staging *staging, void (*touched)(void *co
                          void *context);
 /* Nobody reads it any more: no pass saves anything, or waits. */
 void cairn_staging_cancel(struct cairn_staging *staging);
+/* Whether it was: then why, and CAIRN_ERR_CANCELED, or CAIRN_ERR_TIMEOUT if a pass had waited for too long. Any
+ * thread. */
+CAIRN_MUST_CHECK cairn_status cairn_staging_check(const struct cairn_staging *staging,
+                                                  struct cairn_sentence *why);
 /* No pass that saves into it is under way. Of what is all 0, too. Loop thread. */
 void cairn_staging_close(struct cairn_staging *staging);
 
@@ -74,7 +84,7 @@ void cairn_staging_save(struct cairn_staging *staging, struct cairn_works *works
 /* ---- the one thread that reads ---- */
 /* Of a chunk's plane at that version, elements from `first` on (of the chunk), to host memory. `ends`: they
  * are the last that are asked for of the piece. Works: of the reader, of the chunk's home. As
- * cairn_works_run; CAIRN_ERR_CANCELED. */
+ * cairn_works_run, or cairn_staging_check. */
 CAIRN_MUST_CHECK cairn_status cairn_staging_read(struct cairn_staging *staging,
                                                  struct cairn_works *works, uint64_t chunk,
                                                  enum cairn_plane plane, uint64_t first,
