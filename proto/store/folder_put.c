@@ -55,7 +55,8 @@ static cairn_status begin_draft(struct draft *d, const char *at, const char *pat
 }
 
 /* `status` is that of the writing; the draft becomes the file, or is gone. Closes the folder. */
-static cairn_status end_draft(struct draft *d, cairn_status status, struct cairn_sentence *why)
+static cairn_status end_draft(struct draft *d, bool replace, cairn_status status,
+                              struct cairn_sentence *why)
 {
     const bool is_open = d->fd >= 0;
     if (status == CAIRN_OK && fsync(d->fd) != 0)
@@ -68,8 +69,9 @@ static cairn_status end_draft(struct draft *d, cairn_status status, struct cairn
         if (is_open) unlinkat(d->folder_fd, d->temp, 0);
     } else if (fsync(d->folder_fd) != 0) {
         status = cairn_folder_failed(why, "fsync", d->name);
-        // Not known to be durable, so not there: the snapshot fails and the next try has a new folder.
-        unlinkat(d->folder_fd, d->name, 0);
+        // Not known to be durable, so not there: the snapshot fails and the next try has a new folder. But what
+        // replaced another is whole, and that other one is gone.
+        if (!replace) unlinkat(d->folder_fd, d->name, 0);
     }
     if (d->folder_fd >= 0) close(d->folder_fd);
     return status;
@@ -102,7 +104,7 @@ cairn_status cairn_folder_put_begin(const char *at, const char *path, uint64_t b
     d->bytes = bytes;
     if (status == CAIRN_OK) status = make_room(d, why);
     if (status != CAIRN_OK) {
-        status = end_draft(d, status, why);
+        status = end_draft(d, false, status, why);
         free(d);
         return status;
     }
@@ -124,11 +126,13 @@ cairn_status cairn_folder_put_write(struct cairn_storage_put *put, uint64_t offs
     const uint8_t *next = from;
     // A direct write's last block is written whole; put_end cuts it off.
     size_t left = atomic_load(&d->is_direct) ? rounded_up(count) : count;
+    bool may_retry = true; // whoever of the threads that are refused turned it off
     while (left > 0) {
         const ssize_t written = pwrite(d->fd, next, left, (off_t)offset);
         if (written < 0 && errno == EINTR) continue;
-        if (written < 0 && errno == EINVAL && atomic_exchange(&d->is_direct, false)) {
-            put->is_buffered = true;
+        if (written < 0 && errno == EINVAL && may_retry) {
+            may_retry = false;
+            if (atomic_exchange(&d->is_direct, false)) put->is_buffered = true;
             if (set_direct(d->fd, false)) continue;
         }
         if (written < 0) return cairn_folder_failed(why, "write", d->temp);
@@ -145,7 +149,7 @@ cairn_status cairn_folder_put_end(struct cairn_storage_put *put, cairn_status st
     struct draft *d = (struct draft *)put;
     if (status == CAIRN_OK && ftruncate(d->fd, (off_t)d->bytes) != 0)
         status = cairn_folder_failed(why, "write", d->temp);
-    status = end_draft(d, status, why);
+    status = end_draft(d, false, status, why);
     free(d);
     return status;
 }
@@ -172,5 +176,5 @@ cairn_status cairn_folder_commit(const char *at, const char *path, const void *b
     struct draft draft;
     cairn_status status = begin_draft(&draft, at, path, replace, why);
     if (status == CAIRN_OK) status = write_all(&draft, bytes, count, why);
-    return end_draft(&draft, status, why);
+    return end_draft(&draft, replace, status, why);
 }

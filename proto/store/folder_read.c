@@ -65,14 +65,16 @@ cairn_status cairn_folder_read(struct cairn_storage_file *f, uint64_t offset, vo
 {
     struct open_file *file = (struct open_file *)f;
     size_t done = 0;
+    bool may_retry = true; // as in cairn_folder_put_write
     while (done < count) {
         size_t want = count - done;
         if (atomic_load(&file->is_direct))
             want = (want + CAIRN_STORAGE_ALIGN - 1) / CAIRN_STORAGE_ALIGN * CAIRN_STORAGE_ALIGN;
         const ssize_t got = pread(file->fd, (uint8_t *)to + done, want, (off_t)(offset + done));
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0 && errno == EINVAL && atomic_exchange(&file->is_direct, false)) {
-            f->is_buffered = true;
+        if (got < 0 && errno == EINVAL && may_retry) {
+            may_retry = false;
+            if (atomic_exchange(&file->is_direct, false)) f->is_buffered = true;
             if (fcntl(file->fd, F_SETFL, fcntl(file->fd, F_GETFL) & ~O_DIRECT) == 0) continue;
         }
         if (got < 0)

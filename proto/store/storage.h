@@ -14,8 +14,9 @@
  *   commit                          the same of a small one, at once; with `replace`, the one before it
  *                                   stays until the new one is there whole. Readers see one of the two
  *   list, open                      see what was made before they were called, from whichever host
- *   failure                         what a failed put or commit has written is not there; nothing is
- *                                   synced a second time after a failed sync, which may have lost the data
+ *   failure                         what a failed put or commit has written is not there, but with
+ *                                   `replace` one of the two is, whole; nothing is synced a second time
+ *                                   after a failed sync, which may have lost the data
  *
  * Of a folder that hosts share this asks for: rename within a folder that is atomic, fsync of files and
  * folders that reaches the server, and names that a host sees when another has made them and closed the file

@@ -1,0 +1,143 @@
+/* What a file system may refuse, and the storage of folders gets over: direct I/O that it had taken the flag
+ * of, and the last fsync of a file that replaces another. */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "proto/store/storage.h"
+#include "tests/support/scratch.h"
+#include "tests/support/suite.h"
+
+enum { THREADS = 2 };
+#define BLOCK_BYTES ((size_t)4 * 4096)
+
+ssize_t __real_pwrite(int fd, const void *from, size_t count, off_t at);
+ssize_t __real_pread(int fd, void *to, size_t count, off_t at);
+int __real_fsync(int fd);
+ssize_t __wrap_pwrite(int fd, const void *from, size_t count, off_t at);
+ssize_t __wrap_pread(int fd, void *to, size_t count, off_t at);
+int __wrap_fsync(int fd);
+
+static char folder[CAIRN_SCRATCH_BYTES];
+static struct cairn_sentence why;
+static bool folders_fail;
+static pthread_barrier_t refused;
+
+/* True: it is direct. Then all threads are refused before one of them goes on. */
+static bool refuses(int fd)
+{
+    if ((fcntl(fd, F_GETFL) & O_DIRECT) == 0) return false;
+    pthread_barrier_wait(&refused);
+    errno = EINVAL;
+    return true;
+}
+
+ssize_t __wrap_pwrite(int fd, const void *from, size_t count, off_t at)
+{
+    return refuses(fd) ? -1 : __real_pwrite(fd, from, count, at);
+}
+
+ssize_t __wrap_pread(int fd, void *to, size_t count, off_t at)
+{
+    return refuses(fd) ? -1 : __real_pread(fd, to, count, at);
+}
+
+int __wrap_fsync(int fd)
+{
+    struct stat info;
+    if (!folders_fail || fstat(fd, &info) != 0 || !S_ISDIR(info.st_mode)) return __real_fsync(fd);
+    errno = EIO;
+    return -1;
+}
+
+static void setup(void)
+{
+    cairn_scratch_make(folder);
+    folders_fail = false;
+    ck_assert_int_eq(pthread_barrier_init(&refused, NULL, THREADS), 0);
+}
+
+static void teardown(void)
+{
+    pthread_barrier_destroy(&refused);
+    cairn_scratch_remove(folder);
+}
+
+/* A block of a file that a thread writes or reads. */
+struct part {
+    pthread_t thread;
+    struct cairn_storage_put *put;
+    struct cairn_storage_file *file;
+    uint64_t offset;
+    uint8_t *bytes;
+    size_t got;
+    cairn_status status;
+    struct cairn_sentence why;
+};
+
+static void *run(void *context)
+{
+    struct part *p = context;
+    if (p->put != NULL)
+        p->status = p->put->storage->put_write(p->put, p->offset, p->bytes, BLOCK_BYTES, &p->why);
+    else
+        p->status = p->file->storage->read(p->file, p->offset, p->bytes, BLOCK_BYTES, &p->got,
+                                           &p->why);
+    return NULL;
+}
+
+static void run_all(struct cairn_storage_put *put, struct cairn_storage_file *file)
+{
+    struct part parts[THREADS];
+    memset(parts, 0, sizeof parts);
+    for (size_t i = 0; i < THREADS; i++) {
+        parts[i] = (struct part) { .put = put, .file = file, .offset = i * BLOCK_BYTES };
+        ck_assert_int_eq(posix_memalign((void **)&parts[i].bytes, CAIRN_STORAGE_ALIGN, BLOCK_BYTES),
+                         0);
+        memset(parts[i].bytes, put != NULL ? (int)i + 1 : 0, BLOCK_BYTES);
+        ck_assert_int_eq(pthread_create(&parts[i].thread, NULL, run, &parts[i]), 0);
+    }
+    for (size_t i = 0; i < THREADS; i++) {
+        ck_assert_int_eq(pthread_join(parts[i].thread, NULL), 0);
+        ck_assert_msg(parts[i].status == CAIRN_OK, "%s", parts[i].why.text);
+        ck_assert_uint_eq(parts[i].bytes[BLOCK_BYTES - 1], i + 1);
+        free(parts[i].bytes);
+    }
+}
+
+TEST(direct_io_that_is_refused_to_several_threads_at_once_goes_through_the_page_cache)
+{
+    const struct cairn_storage *storage = cairn_storage_of(folder);
+    struct cairn_storage_put *put;
+    struct cairn_storage_file *file;
+    ck_assert_int_eq(storage->put_begin(folder, "part", THREADS * BLOCK_BYTES, &put, &why),
+                     CAIRN_OK);
+    run_all(put, NULL);
+    ck_assert(put->is_buffered);
+    ck_assert_int_eq(storage->put_end(put, CAIRN_OK, &why), CAIRN_OK);
+    ck_assert_int_eq(storage->open(folder, "part", true, &file, &why), CAIRN_OK);
+    run_all(NULL, file);
+    ck_assert(file->is_buffered);
+    storage->close(file);
+}
+
+TEST(of_a_word_and_its_replacement_one_is_there_though_the_folder_cannot_be_synced)
+{
+    const struct cairn_storage *storage = cairn_storage_of(folder);
+    uint64_t bytes = 0;
+    ck_assert_int_eq(storage->commit(folder, "latest", "a\n", 2, true, &why), CAIRN_OK);
+    folders_fail = true;
+    ck_assert_int_eq(storage->commit(folder, "latest", "b\n", 2, true, &why), CAIRN_ERR_IO);
+    ck_assert_ptr_nonnull(strstr(why.text, "fsync of latest"));
+    ck_assert_int_eq(storage->stat(folder, "latest", &bytes, &why), CAIRN_OK);
+    ck_assert_uint_eq(bytes, 2);
+    ck_assert_int_eq(storage->commit(folder, "new", "c\n", 2, false, &why), CAIRN_ERR_IO);
+    ck_assert_int_eq(storage->stat(folder, "new", &bytes, &why), CAIRN_ERR_NOT_FOUND);
+}
+
+SUITE(10, setup, teardown);
