@@ -69,8 +69,8 @@ void cairn_staging_touch(struct cairn_staging *staging, void (*touched)(void *co
                          void *context);
 /* Nobody reads it any more: no pass saves anything, or waits. */
 void cairn_staging_cancel(struct cairn_staging *staging);
-/* Whether it was: then why, and CAIRN_ERR_CANCELED, or CAIRN_ERR_TIMEOUT if a pass had waited for too long. Any
- * thread. */
+/* Whether it was: then why, and CAIRN_ERR_CANCELED, or CAIRN_ERR_TIMEOUT if a pass had waited for too long.
+ * Any thread. */
 CAIRN_MUST_CHECK cairn_status cairn_staging_check(const struct cairn_staging *staging,
                                                   struct cairn_sentence *why);
 /* No pass that saves into it is under way. Of what is all 0, too. Loop thread. */
