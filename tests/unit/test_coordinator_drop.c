@@ -32,6 +32,7 @@ static uint32_t ask_remove(const char *name, const char *id)
     Cairn__SnapshotRemove remove = CAIRN__SNAPSHOT_REMOVE__INIT;
     remove.job = (char *)(uintptr_t)name;
     remove.id = (char *)(uintptr_t)id;
+    remove.force = true; // it may have been verified meanwhile, or not
     return fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base);
 }
 
@@ -136,6 +137,23 @@ TEST(one_that_is_being_restored_is_not_removed)
     cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, restore));
     cairn_message_free(
         fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED, ask_remove("toy", s->id)));
+    cairn_message_free(&s->base);
+}
+
+TEST(one_that_a_restore_may_fall_back_on_is_not_removed)
+{
+    Cairn__SnapshotStatus *older = take_snapshot(), *s = take_snapshot();
+    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
+    restore.job = (char *)(uintptr_t) "toy";
+    restore.id = s->id;
+    restore.fallback = true;
+    const uint32_t restored = fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base);
+    fake_expect_error(&fake, &admin, ask_remove("toy", older->id), CAIRN_ERR_BUSY,
+                      "being restored");
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, restored));
+    cairn_message_free(
+        fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED, ask_remove("toy", older->id)));
+    cairn_message_free(&older->base);
     cairn_message_free(&s->base);
 }
 

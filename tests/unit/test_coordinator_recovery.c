@@ -237,6 +237,7 @@ TEST(one_that_is_removed_meanwhile_is_not_counted_twice)
     Cairn__SnapshotRemove message = CAIRN__SNAPSHOT_REMOVE__INIT; // as its operator does
     message.job = (char *)(uintptr_t) "toy";
     message.id = strrchr(folders[2], '/') + 1;
+    message.force = true; // it may have been verified meanwhile, or not
     const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &message.base);
     cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED, request));
     cairn_cluster_recovery_tick(toy());

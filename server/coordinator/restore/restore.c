@@ -444,6 +444,7 @@ static void on_reserved(const struct cairn_cluster_saved *saved)
 static void begin_load(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    restore->checked = true;
     if (work->cluster->closing) {
         cairn_cluster_restore_free(restore);
         return;
@@ -491,6 +492,7 @@ static void on_checked(struct cairn_cluster_work *work)
                        "whether it was changed cannot be told but by its content root",
                        restore->folder);
     if (restore->status == CAIRN_OK && !work->cluster->closing && is_risky(restore)) {
+        restore->checked = false; // it may come to another folder yet
         work->run = prove_files;
         work->done = begin_load;
         if (cairn_cluster_work_start(work, work->cluster, NULL, 0)) return;
@@ -513,6 +515,15 @@ struct cairn_cluster_restore *cairn_cluster_restore_new(struct cairn_cluster *cl
     restore->next = cluster->restores;
     cluster->restores = restore;
     return restore;
+}
+
+bool cairn_cluster_restore_reads(const struct cairn_cluster_restore *restore, const char *job,
+                                 const char *folder)
+{
+    if (strcmp(restore->asked, folder) == 0) return true;
+    if (restore->checked) return strcmp(restore->folder, folder) == 0;
+    const bool chooses = restore->fallback || restore->asked[0] == '\0';
+    return chooses && strcmp(restore->job_name, job) == 0;
 }
 
 void cairn_cluster_restores_forget(struct cairn_cluster *cluster,

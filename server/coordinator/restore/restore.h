@@ -36,7 +36,7 @@ struct cairn_cluster_restore {
     struct cairn_key_ring ring;       /* whose signatures are trusted, when it was begun */
     struct cairn_trust_waiver waiver; /* what is taken all the same */
     /* how far it is */
-    bool checked; /* the other thread has read manifest and files */
+    bool checked; /* the other thread has read manifest and files, and chooses no other folder */
     bool made;    /* all shards said Done */
     bool unseen;  /* a shard does not find it: its storage is not the one that was checked */
     cairn_status status;
@@ -78,6 +78,9 @@ cairn_status cairn_cluster_restore_judge_signature(const struct cairn_cluster_re
                                                    const struct cairn_manifest *manifest,
                                                    const char *folder,
                                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Does it read that folder of the job, or may it choose to? While its thread looks for one: any of the job. */
+bool cairn_cluster_restore_reads(const struct cairn_cluster_restore *restore, const char *job,
+                                 const char *folder);
 /* The snapshot is to blame: the one before it may be whole. */
 bool cairn_cluster_restore_is_damage(cairn_status status);
 void cairn_cluster_restores_forget(struct cairn_cluster *cluster,

@@ -89,7 +89,7 @@ static cairn_status judge(const struct cairn_cluster *cluster, const char *job, 
                               job);
     }
     for (const struct cairn_cluster_restore *r = cluster->restores; r != NULL; r = r->next) {
-        if (strcmp(r->asked, folder) == 0 || (r->checked && strcmp(r->folder, folder) == 0))
+        if (cairn_cluster_restore_reads(r, job, folder))
             return cairn_fail(
                 why, CAIRN_ERR_BUSY,
                 "snapshot %s of job %s is being restored: ask again when that has ended", id, job);
