@@ -48,11 +48,17 @@ static cairn_status remove_part(const struct removal *r, const char *part)
     return status == CAIRN_OK ? r->storage->remove(r->root, path, true, &bytes, r->why) : status;
 }
 
+static cairn_status remove_manifest(const struct removal *r)
+{
+    const cairn_status status = remove_file(r, "", CAIRN_MANIFEST_NAME);
+    return status == CAIRN_OK ? r->storage->settle(r->root, r->place, r->why) : status;
+}
+
 static cairn_status remove_all(const struct removal *r)
 {
     uint64_t bytes;
-    cairn_status status = remove_file(r, "", CAIRN_MANIFEST_NAME);
-    if (status == CAIRN_OK) status = r->storage->settle(r->root, r->place, r->why);
+    cairn_status status = remove_manifest(
+        r); // also one that a crash left without it: it is durable then
     static const char *const rest[] = { CAIRN_MANIFEST_NAME ".tmp", CAIRN_MANIFEST_SIGNATURE_NAME,
                                         CAIRN_MANIFEST_SIGNATURE_NAME ".tmp" };
     for (size_t i = 0; i < sizeof rest / sizeof *rest && status == CAIRN_OK; i++)
@@ -61,6 +67,27 @@ static cairn_status remove_all(const struct removal *r)
         status = remove_part(r, cairn_snapshot_folder_name((enum cairn_snapshot_folder)i));
     return status == CAIRN_OK ? r->storage->remove(r->root, r->place, true, &bytes, r->why)
                               : status;
+}
+
+cairn_status cairn_snapshot_committed(const char *root, const char *job, const char *id,
+                                      struct cairn_sentence *why)
+{
+    char manifest[CAIRN_NAME_MAX + CAIRN_SNAPSHOT_ID_BYTES + sizeof CAIRN_MANIFEST_NAME + 2];
+    uint64_t bytes;
+    snprintf(manifest, sizeof manifest, "%s/%s/" CAIRN_MANIFEST_NAME, job, id);
+    return cairn_storage_of(root)->stat(root, manifest, &bytes, why);
+}
+
+cairn_status cairn_snapshot_uncommit(const char *root, const char *job, const char *id,
+                                     struct cairn_snapshot_removed *removed_out,
+                                     struct cairn_sentence *why)
+{
+    struct removal removal = { cairn_storage_of(root), root, "", removed_out, why };
+    *removed_out = (struct cairn_snapshot_removed) { 0 };
+    snprintf(removal.place, sizeof removal.place, "%s/%s", job, id);
+    return cairn_snapshot_committed(root, job, id, why) == CAIRN_ERR_NOT_FOUND
+               ? CAIRN_OK
+               : remove_manifest(&removal);
 }
 
 cairn_status cairn_snapshot_remove(const char *root, const char *job, const char *id,

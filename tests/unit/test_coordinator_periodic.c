@@ -10,6 +10,7 @@
 #include "proto/store/snapshot_word.h"
 #include "proto/store/storage.h"
 #include "server/coordinator/snapshot/cut.h"
+#include "server/coordinator/snapshot/keep.h"
 #include "tests/support/fake_shard.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
@@ -329,6 +330,70 @@ TEST(those_of_another_job_of_the_name_are_nobodys)
     }
     ck_assert_uint_eq(listed->snapshots[0]->step + listed->snapshots[1]->step, 5);
     cairn_message_free(&listed->base);
+}
+
+static cairn_status release(const char *id, enum cairn_removal_cause cause)
+{
+    struct cairn_snapshot_removed removed;
+    struct cairn_sentence why;
+    return cairn_cluster_snapshot_release(fake.cluster, "toy", id, cause, &removed, &why);
+}
+
+static void note(const char *id, bool is_good)
+{
+    struct cairn_snapshot_check check = { .is_good = is_good, .unix_s = 1 };
+    struct cairn_sentence why;
+    snprintf(check.id, sizeof check.id, "%s", id);
+    ck_assert_int_eq(cairn_snapshot_check_set(fake.snapshots, "toy", &check, &why), CAIRN_OK);
+}
+
+/* Verified, as nobody notes any more. */
+static Cairn__SnapshotStatus *take_verified(void)
+{
+    Cairn__SnapshotStatus *s = take_snapshot();
+    struct cairn_snapshot_words words;
+    struct cairn_sentence why;
+    for (bool is_noted = false; !is_noted;) {
+        fake_pump(&fake);
+        ck_assert_int_eq(cairn_snapshot_words_load(fake.snapshots, "toy", &words, &why), CAIRN_OK);
+        is_noted = cairn_snapshot_words_check(&words, s->id) != NULL;
+        cairn_snapshot_words_release(&words);
+    }
+    return s;
+}
+
+TEST(one_that_was_committed_meanwhile_is_not_taken_for_one_that_was_left)
+{
+    Cairn__SnapshotStatus *s = take_snapshot();
+    ck_assert_int_eq(release(s->id, CAIRN_REMOVAL_LEFT), CAIRN_ERR_REFUSED);
+    char path[4200];
+    snprintf(path, sizeof path, "%s/manifest.json", s->path);
+    ck_assert_int_eq(truncate(path, 10), 0); // nobody lists it, and it may be put back from a copy
+    ck_assert_int_eq(release(s->id, CAIRN_REMOVAL_LEFT), CAIRN_ERR_REFUSED);
+    ck_assert_int_eq(access(path, F_OK), 0);
+    ck_assert_int_eq(release("step-000000000077-g1", CAIRN_REMOVAL_LEFT), CAIRN_OK);
+    cairn_message_free(&s->base);
+}
+
+TEST(of_two_verified_ones_that_are_removed_at_once_one_stays)
+{
+    Cairn__SnapshotStatus *a = take_verified(), *b = take_verified();
+    ck_assert_int_eq(release(a->id, CAIRN_REMOVAL_ASKED), CAIRN_OK); // its files are still there
+    ck_assert_int_eq(release(b->id, CAIRN_REMOVAL_ASKED), CAIRN_ERR_REFUSED);
+    cairn_message_free(&a->base);
+    cairn_message_free(&b->base);
+}
+
+TEST(an_old_one_stays_where_the_one_that_stood_for_it_is_damaged_since)
+{
+    Cairn__SnapshotStatus *old = take_verified(), *s = take_verified();
+    note(old->id, false);
+    note(s->id, false);
+    ck_assert_int_eq(release(old->id, CAIRN_REMOVAL_RETIRED), CAIRN_ERR_REFUSED);
+    note(s->id, true);
+    ck_assert_int_eq(release(old->id, CAIRN_REMOVAL_RETIRED), CAIRN_OK);
+    cairn_message_free(&old->base);
+    cairn_message_free(&s->base);
 }
 
 SUITE(30, open_trained, close_fake);

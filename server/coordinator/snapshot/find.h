@@ -43,8 +43,6 @@ void cairn_cluster_snapshots_show(struct cairn_cluster_session *session, uint32_
                                   const char *job, const char *id);
 void cairn_cluster_snapshot_remove(struct cairn_cluster_session *session, uint32_t request,
                                    const Cairn__SnapshotRemove *message);
-/* One that is not wanted any more; if it cannot be removed now (it is being restored), it stays. */
-void cairn_cluster_snapshot_retire(struct cairn_cluster *cluster, const char *job, const char *id);
 /* The folder of a snapshot is being removed. */
 bool cairn_cluster_snapshot_removing(const struct cairn_cluster *cluster, const char *folder);
 

@@ -104,10 +104,12 @@ static void remove_them(const struct keeping *k)
     struct cairn_cluster *cluster = k->work.cluster;
     for (size_t i = 0; i < k->found.count; i++)
         if (cairn_retention_goes(k->items[i].fate))
-            cairn_cluster_snapshot_retire(cluster, k->job, k->found.list[i].place.id);
+            cairn_cluster_snapshot_retire(cluster, k->job, k->found.list[i].place.id,
+                                          CAIRN_REMOVAL_RETIRED);
     for (size_t i = 0; i < k->words.begun_count; i++)
         if (is_left(k, &k->words.begun[i]))
-            cairn_cluster_snapshot_retire(cluster, k->job, k->words.begun[i].id);
+            cairn_cluster_snapshot_retire(cluster, k->job, k->words.begun[i].id,
+                                          CAIRN_REMOVAL_LEFT);
 }
 
 static void answer(const struct keeping *k)

@@ -8,6 +8,7 @@
 #ifndef CAIRN_COORDINATOR_SNAPSHOT_KEEP_H
 #define CAIRN_COORDINATOR_SNAPSHOT_KEEP_H
 
+#include "proto/store/snapshot_io.h"
 #include "proto/store/snapshot_word.h"
 #include "server/coordinator/base/names.h"
 #include "server/coordinator/snapshot/find.h"
@@ -25,11 +26,27 @@ cairn_status cairn_cluster_snapshot_note_good(const struct cairn_cluster *cluste
 /* One of the job was noted as good, on the loop: removes what may go now. */
 void cairn_cluster_snapshot_keep(struct cairn_cluster *cluster, const char *job);
 
-/* May the snapshot be removed? CAIRN_ERR_REFUSED: it has a tag, or is the only verified one; the tags go with
- * one that is removed by `force`. Moves `latest` off it. Blocks; another thread than the loop's. */
+/* Why a snapshot goes, by which is judged whether it may, as things are when it does. */
+enum cairn_removal_cause {
+    CAIRN_REMOVAL_ASKED,  /* not one with a tag, nor the only verified one */
+    CAIRN_REMOVAL_FORCED, /* its tags go with it */
+    CAIRN_REMOVAL_RETIRED, /* nothing keeps it: nor one with a tag, and while another one is verified */
+    CAIRN_REMOVAL_LEFT     /* begun by one who died: not if it is committed now */
+};
+/* The first of a removal: if it may go (CAIRN_ERR_REFUSED: it may not) it is no snapshot any more, and
+ * `latest` is off it; its files are still there. Whoever asks next does not count on it. Blocks; another
+ * thread than the loop's. */
 cairn_status cairn_cluster_snapshot_release(const struct cairn_cluster *cluster, const char *job,
-                                            const char *id, bool force,
+                                            const char *id, enum cairn_removal_cause cause,
+                                            struct cairn_snapshot_removed *removed_out,
                                             struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* remove.c; on the loop: one that is not wanted any more; if it cannot be removed now (it is being restored), it
+ * stays. */
+void cairn_cluster_snapshot_retire(struct cairn_cluster *cluster, const char *job, const char *id,
+                                   enum cairn_removal_cause cause);
+/* Around what is read and then decided by tags: nothing is released meanwhile. Blocks. */
+void cairn_cluster_snapshot_words_lock(void);
+void cairn_cluster_snapshot_words_unlock(void);
 
 /* ---- what an admin asks ---- */
 

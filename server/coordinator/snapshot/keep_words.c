@@ -9,6 +9,16 @@
 
 static pthread_mutex_t one_writer = PTHREAD_MUTEX_INITIALIZER; // of words
 
+void cairn_cluster_snapshot_words_lock(void)
+{
+    pthread_mutex_lock(&one_writer);
+}
+
+void cairn_cluster_snapshot_words_unlock(void)
+{
+    pthread_mutex_unlock(&one_writer);
+}
+
 /* It was read and found good, and its results are finite. */
 static bool stands(const struct cairn_found_snapshot *found,
                    const struct cairn_snapshot_words *words)
@@ -93,42 +103,70 @@ cairn_status cairn_cluster_snapshot_note_good(const struct cairn_cluster *cluste
     return status == CAIRN_OK ? cairn_cluster_snapshot_note_latest(cluster, job, id, why) : status;
 }
 
+static const struct cairn_found_snapshot *listed(const struct cairn_cluster_found *found,
+                                                 const char *id)
+{
+    for (size_t i = 0; i < found->count; i++)
+        if (strcmp(found->list[i].place.id, id) == 0) return &found->list[i];
+    return NULL;
+}
+
 /* Nothing but the tags, and the others that are verified, says no. */
 static cairn_status judge_release(const struct cairn_cluster_found *found,
                                   const struct cairn_snapshot_words *words, const char *job,
-                                  const char *id, struct cairn_sentence *why)
+                                  const char *id, enum cairn_removal_cause cause,
+                                  struct cairn_sentence *why)
 {
+    const struct cairn_found_snapshot *it = listed(found, id);
     for (size_t i = 0; i < words->tag_count; i++)
         if (strcmp(words->tags[i].id, id) == 0)
             return cairn_fail(why, CAIRN_ERR_REFUSED,
                               "snapshot %s of job %s has the tag %s: `cairn snapshot tag %s %s %s "
                               "--delete` takes it off, --force removes it all the same",
                               id, job, words->tags[i].name, job, id, words->tags[i].name);
-    for (size_t i = 0; i < found->count; i++)
-        if (strcmp(found->list[i].place.id, id) == 0 && stands(&found->list[i], words) &&
-            newest(found, words, id) == NULL)
-            return cairn_fail(why, CAIRN_ERR_REFUSED,
-                              "snapshot %s is the only verified one of job %s: --force removes it "
-                              "all the same",
-                              id, job);
-    return CAIRN_OK;
+    if (it == NULL || newest(found, words, id) != NULL) return CAIRN_OK;
+    if (stands(it, words))
+        return cairn_fail(why, CAIRN_ERR_REFUSED,
+                          "snapshot %s is the only verified one of job %s: --force removes it "
+                          "all the same",
+                          id, job);
+    return cause == CAIRN_REMOVAL_ASKED
+               ? CAIRN_OK
+               : cairn_fail(why, CAIRN_ERR_REFUSED, "no other one is verified any more");
+}
+
+/* One whose manifest is there and cannot be read is not listed, and was committed all the same. */
+static cairn_status judge_left(const char *root, const char *job, const char *id,
+                               struct cairn_sentence *why)
+{
+    struct cairn_sentence said;
+    const cairn_status status = cairn_snapshot_committed(root, job, id, &said);
+    if (status == CAIRN_ERR_NOT_FOUND) return CAIRN_OK;
+    if (status == CAIRN_OK) return cairn_fail(why, CAIRN_ERR_REFUSED, "it was committed");
+    return cairn_fail(why, status, "%.400s", said.text);
 }
 
 cairn_status cairn_cluster_snapshot_release(const struct cairn_cluster *cluster, const char *job,
-                                            const char *id, bool force, struct cairn_sentence *why)
+                                            const char *id, enum cairn_removal_cause cause,
+                                            struct cairn_snapshot_removed *removed_out,
+                                            struct cairn_sentence *why)
 {
     const char *root = cluster->storage.path;
     struct cairn_cluster_found found = { NULL, 0 };
     struct cairn_snapshot_words words = { .latest = "" };
     pthread_mutex_lock(&one_writer);
     cairn_status status = look(cluster, job, &found, &words, why);
-    if (status == CAIRN_OK && !force) status = judge_release(&found, &words, job, id, why);
+    if (status == CAIRN_OK && cause == CAIRN_REMOVAL_LEFT)
+        status = judge_left(root, job, id, why);
+    else if (status == CAIRN_OK && cause != CAIRN_REMOVAL_FORCED)
+        status = judge_release(&found, &words, job, id, cause, why);
     const char *latest = status == CAIRN_OK ? newest(&found, &words, id) : NULL;
     if (latest != NULL && strcmp(words.latest, id) == 0)
         status = cairn_snapshot_latest_set(root, job, latest, why);
     for (size_t i = 0; i < words.tag_count && status == CAIRN_OK; i++)
         if (strcmp(words.tags[i].id, id) == 0)
             status = cairn_snapshot_tag_remove(root, job, words.tags[i].name, why);
+    if (status == CAIRN_OK) status = cairn_snapshot_uncommit(root, job, id, removed_out, why);
     pthread_mutex_unlock(&one_writer);
     cairn_snapshot_words_release(&words);
     cairn_cluster_found_release(&found);

@@ -19,7 +19,7 @@ struct cairn_cluster_removal {
     struct cairn_snapshot_removed removed;
     cairn_status status;
     struct cairn_sentence why;
-    bool force; /* whatever its tags are, and the only verified one */
+    enum cairn_removal_cause cause;
     char id[CAIRN_SNAPSHOT_ID_BYTES];
     char *job, *folder; /* owned */
 };
@@ -37,14 +37,19 @@ static void free_removal(struct cairn_cluster_removal *removal)
 static void run(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_removal *removal = (struct cairn_cluster_removal *)work;
+    struct cairn_snapshot_removed first = { 0 };
     removal->status = cairn_cluster_storage_seen(work->cluster, &removal->why);
     if (removal->status == CAIRN_OK)
         removal->status = cairn_cluster_snapshot_release(work->cluster, removal->job, removal->id,
-                                                         removal->force, &removal->why);
-    if (removal->status != CAIRN_OK) return;
+                                                         removal->cause, &first, &removal->why);
     const char *root = work->cluster->storage.path;
+    if (removal->status == CAIRN_ERR_REFUSED && removal->cause == CAIRN_REMOVAL_LEFT)
+        cairn_snapshot_begun_forget(root, removal->job, removal->id); // it is committed
+    if (removal->status != CAIRN_OK) return;
     removal->status = cairn_snapshot_remove(root, removal->job, removal->id, &removal->removed,
                                             &removal->why);
+    removal->removed.files += first.files;
+    removal->removed.bytes += first.bytes;
     if (removal->status != CAIRN_OK && removal->status != CAIRN_ERR_NOT_FOUND) return;
     cairn_snapshot_check_forget(root, removal->job, removal->id);
     cairn_snapshot_begun_forget(root, removal->job, removal->id);
@@ -101,8 +106,8 @@ static cairn_status judge(const struct cairn_cluster *cluster, const char *job, 
 
 /* Takes `folder`; nobody is answered if session is NULL. */
 static cairn_status begin(struct cairn_cluster *cluster, struct cairn_cluster_session *session,
-                          uint32_t request, const char *job, const char *id, bool force,
-                          char *folder, struct cairn_sentence *why)
+                          uint32_t request, const char *job, const char *id,
+                          enum cairn_removal_cause cause, char *folder, struct cairn_sentence *why)
 {
     cairn_status status = judge(cluster, job, id, folder, why);
     struct cairn_cluster_removal *removal = status == CAIRN_OK ? calloc(1, sizeof *removal) : NULL;
@@ -118,7 +123,7 @@ static cairn_status begin(struct cairn_cluster *cluster, struct cairn_cluster_se
     removal->work.cluster = cluster;
     removal->work.run = run;
     removal->work.done = on_removed;
-    removal->force = force;
+    removal->cause = cause;
     removal->job = name;
     removal->folder = folder;
     strncpy(removal->id, id, sizeof removal->id - 1); // it was parsed
@@ -147,16 +152,17 @@ void cairn_cluster_snapshot_remove(struct cairn_cluster_session *session, uint32
         status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
     else
         status = begin(session->cluster, session, request, message->job, message->id,
-                       message->force, folder, &why);
+                       message->force ? CAIRN_REMOVAL_FORCED : CAIRN_REMOVAL_ASKED, folder, &why);
     if (status != CAIRN_OK) cairn_cluster_session_error(session, request, status, why.text);
 }
 
-void cairn_cluster_snapshot_retire(struct cairn_cluster *cluster, const char *job, const char *id)
+void cairn_cluster_snapshot_retire(struct cairn_cluster *cluster, const char *job, const char *id,
+                                   enum cairn_removal_cause cause)
 {
     struct cairn_sentence why = { "no memory" };
     char *folder;
     if (asprintf(&folder, "%s/%s/%s", cluster->storage.path, job, id) >= 0 &&
-        begin(cluster, NULL, 0, job, id, false, folder, &why) == CAIRN_OK)
+        begin(cluster, NULL, 0, job, id, cause, folder, &why) == CAIRN_OK)
         return;
     cairn_log_info("the old periodic snapshot %s of job %s stays until the next one: %s", id, job,
                    why.text);

@@ -61,10 +61,12 @@ static void run(struct cairn_cluster_work *work)
 {
     struct tagging *t = (struct tagging *)work;
     struct cairn_snapshot_words words = { .latest = "" };
+    cairn_cluster_snapshot_words_lock();
     t->status = cairn_cluster_storage_seen(work->cluster, &t->why);
     if (t->status == CAIRN_OK)
         t->status = cairn_snapshot_words_load(work->cluster->storage.path, t->job, &words, &t->why);
     if (t->status == CAIRN_OK) t->status = (t->is_removal ? take_off : put_on)(t, &words, &t->why);
+    cairn_cluster_snapshot_words_unlock();
     cairn_snapshot_words_release(&words);
 }
 
