@@ -93,6 +93,20 @@ bool cairn_bench_save_remove(struct cairn_bench_saver *s)
     return true;
 }
 
+bool cairn_bench_save_drop_job(struct cairn_bench_saver *s)
+{
+    Cairn__JobRemove remove = CAIRN__JOB_REMOVE__INIT;
+    ProtobufCMessage *reply;
+    prepare_call(s);
+    remove.name = (char *)(uintptr_t)s->job;
+    remove.force = true;
+    if (cairn_ctl_call(&s->ctl, CAIRN_MSG_JOB_REMOVE, &remove.base, CAIRN_MSG_JOB_REMOVED,
+                       &reply) != CAIRN_OK)
+        return false;
+    cairn_message_free(reply);
+    return true;
+}
+
 static int make_cold(const char *path, const struct stat *st, int type, struct FTW *walk)
 {
     (void)st;
