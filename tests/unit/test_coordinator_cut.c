@@ -135,6 +135,35 @@ TEST(how_far_a_snapshot_is_is_what_its_shards_told_last)
     cairn_message_free(&s->base);
 }
 
+TEST(a_list_shows_the_snapshot_that_is_being_taken_apart_from_those_that_are)
+{
+    cairn_message_free(&take_snapshot()->base);
+    fake.shards[0].holds_part = fake.shards[1].holds_part = true;
+    Cairn__SnapshotStatus *s = expect_snapshot(ask_snapshot(&admin, false));
+    Cairn__SnapshotList *list = list_snapshots();
+    ck_assert_uint_eq(list->n_snapshots, 1);
+    ck_assert_uint_eq(list->n_running, 1);
+    ck_assert_str_eq(list->running[0]->id, s->id);
+    ck_assert_str_eq(list->running[0]->job, "toy");
+    ck_assert_str_eq(list->running[0]->state, "running");
+    ck_assert_uint_eq(list->running[0]->step, s->step);
+    ck_assert_uint_eq(list->running[0]->total_bytes, 0); // nobody has told
+    cairn_message_free(&list->base);
+    tell_progress(0, 3000000, 4000000);
+    tell_progress(1, 1000000, 6000000);
+    list = list_snapshots();
+    ck_assert_uint_eq(list->running[0]->done_bytes, 4000000);
+    ck_assert_uint_eq(list->running[0]->total_bytes, 10000000);
+    ck_assert_uint_gt(list->running[0]->bytes_per_s, 0);
+    cairn_message_free(&list->base);
+    expect_canceled(ask_cancel(s->id), s->id, false);
+    list = list_snapshots();
+    ck_assert_uint_eq(list->n_snapshots, 1);
+    ck_assert_uint_eq(list->n_running, 0);
+    cairn_message_free(&list->base);
+    cairn_message_free(&s->base);
+}
+
 TEST(an_operator_gives_a_snapshot_up_and_nothing_of_it_stays)
 {
     fake.shards[0].holds_part = true;

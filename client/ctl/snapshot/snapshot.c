@@ -150,11 +150,69 @@ int cairn_ctl_snapshot_cancel(struct ctl *ctl)
     return 0;
 }
 
+/* "running: 3.0 MB of 10.0 MB, 2.0 MB/s, 4 s left". */
+static void add_state(const Cairn__SnapshotStatus *s, struct cairn_sentence *out)
+{
+    cairn_sentence_set(out, "%s", s->state);
+    if (s->total_bytes == 0) return;
+    cairn_sentence_add(out, ": %s of ", cairn_ctl_bytes(s->done_bytes));
+    cairn_sentence_add(out, "%s", cairn_ctl_bytes(s->total_bytes));
+    if (s->bytes_per_s > 0)
+        cairn_sentence_add(out, ", %s/s, %llu s left", cairn_ctl_bytes(s->bytes_per_s),
+                           (unsigned long long)s->left_s);
+}
+
+static void add_row(struct ctl_table *table, const Cairn__SnapshotStatus *s, bool running)
+{
+    struct cairn_sentence text;
+    cairn_ctl_table_cell(table, "%s", s->job);
+    cairn_ctl_table_cell(table, "%s", s->id[0] != '\0' ? s->id : "-");
+    cairn_ctl_table_cell(table, "%llu", (unsigned long long)s->generation);
+    cairn_ctl_table_cell(table, "%llu", (unsigned long long)s->step);
+    cairn_ctl_table_cell(table, "%s", running ? "-" : cairn_ctl_bytes(s->bytes));
+    cairn_ctl_table_cell(table, "%u", s->shards);
+    cairn_ctl_table_cell(table, "%s", s->created_unix_ms > 0 ? created(s) : "-");
+    cairn_ctl_table_cell(table, "%s", s->periodic ? "yes" : "no");
+    cairn_ctl_table_cell(table, "%s", s->nonfinite > 0 ? "yes" : "no");
+    add_check(s, &text);
+    cairn_ctl_table_cell(table, "%s", running ? "-" : text.text);
+    add_names(s, &text);
+    cairn_ctl_table_cell(table, "%s", text.text);
+    add_state(s, &text);
+    cairn_ctl_table_cell(table, "%s", text.text);
+}
+
+/* As of a committed one, and how far it is; null: nobody has told yet. */
+static json_t *running_json(const Cairn__SnapshotStatus *s)
+{
+    json_t *object = cairn_ctl_snapshot_json(s);
+    const bool told = s->total_bytes > 0, rated = s->bytes_per_s > 0;
+    json_object_set_new(object, "done_bytes",
+                        told ? json_integer((json_int_t)s->done_bytes) : json_null());
+    json_object_set_new(object, "total_bytes",
+                        told ? json_integer((json_int_t)s->total_bytes) : json_null());
+    json_object_set_new(object, "bytes_per_s",
+                        rated ? json_integer((json_int_t)s->bytes_per_s) : json_null());
+    json_object_set_new(object, "seconds_left",
+                        rated ? json_integer((json_int_t)s->left_s) : json_null());
+    return object;
+}
+
+static void print_list_json(const Cairn__SnapshotList *list)
+{
+    json_t *snapshots = json_array(), *running = json_array();
+    for (size_t i = 0; i < list->n_snapshots; i++)
+        json_array_append_new(snapshots, cairn_ctl_snapshot_json(list->snapshots[i]));
+    for (size_t i = 0; i < list->n_running; i++)
+        json_array_append_new(running, running_json(list->running[i]));
+    cairn_ctl_print_json(json_pack("{s:o, s:o}", "snapshots", snapshots, "running", running));
+}
+
 int cairn_ctl_snapshot_list(struct ctl *ctl)
 {
     static const char *const headers[] = { "JOB",     "ID",      "GENERATION", "STEP",
                                            "SIZE",    "SHARDS",  "CREATED",    "PERIODIC",
-                                           "DAMAGED", "CHECKED", "NAMES" };
+                                           "DAMAGED", "CHECKED", "NAMES",      "STATE" };
     Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
     if (ctl->argc == 1) get.job = ctl->argv[0];
     ProtobufCMessage *reply;
@@ -163,31 +221,13 @@ int cairn_ctl_snapshot_list(struct ctl *ctl)
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__SnapshotList *list = (const Cairn__SnapshotList *)reply;
     if (ctl->json) {
-        json_t *snapshots = json_array();
-        for (size_t i = 0; i < list->n_snapshots; i++)
-            json_array_append_new(snapshots, cairn_ctl_snapshot_json(list->snapshots[i]));
-        cairn_ctl_print_json(json_pack("{s:o}", "snapshots", snapshots));
-    } else if (ctl->quiet) {
+        print_list_json(list);
+    } else if (ctl->quiet) { // ids that can be restored, verified, shown
         for (size_t i = 0; i < list->n_snapshots; i++) printf("%s\n", list->snapshots[i]->id);
     } else {
-        struct cairn_sentence text;
-        struct ctl_table *table = cairn_ctl_table_open(headers, 11);
-        for (size_t i = 0; i < list->n_snapshots; i++) {
-            const Cairn__SnapshotStatus *s = list->snapshots[i];
-            cairn_ctl_table_cell(table, "%s", s->job);
-            cairn_ctl_table_cell(table, "%s", s->id);
-            cairn_ctl_table_cell(table, "%llu", (unsigned long long)s->generation);
-            cairn_ctl_table_cell(table, "%llu", (unsigned long long)s->step);
-            cairn_ctl_table_cell(table, "%s", cairn_ctl_bytes(s->bytes));
-            cairn_ctl_table_cell(table, "%u", s->shards);
-            cairn_ctl_table_cell(table, "%s", created(s));
-            cairn_ctl_table_cell(table, "%s", s->periodic ? "yes" : "no");
-            cairn_ctl_table_cell(table, "%s", s->nonfinite > 0 ? "yes" : "no");
-            add_check(s, &text);
-            cairn_ctl_table_cell(table, "%s", text.text);
-            add_names(s, &text);
-            cairn_ctl_table_cell(table, "%s", text.text);
-        }
+        struct ctl_table *table = cairn_ctl_table_open(headers, 12);
+        for (size_t i = 0; i < list->n_running; i++) add_row(table, list->running[i], true);
+        for (size_t i = 0; i < list->n_snapshots; i++) add_row(table, list->snapshots[i], false);
         cairn_ctl_table_close(table, ctl);
     }
     cairn_message_free(reply);

@@ -292,18 +292,9 @@ void cairn_cluster_cut_follow(struct cairn_cluster_job *job,
 
 static void answer_begun(struct cairn_cluster_cut *cut)
 {
-    struct cairn_snapshot_view view = { .status = CAIRN__SNAPSHOT_STATUS__INIT };
-    Cairn__SnapshotStatus *status = &view.status;
-    cairn_cluster_snapshot_nonfinite(&cut->manifest, &view);
-    status->id = cut->id;
-    status->job = cut->job->spec.name;
-    status->state = (char *)(uintptr_t) "writing";
-    status->path = cut->folder;
-    status->generation = cut->version.generation;
-    status->step = cut->version.step;
-    status->shards = cut->job->seat_count;
-    status->created_unix_ms = cut->manifest.created_unix_s * 1000;
-    cairn_cluster_waiters_answer(&cut->now.at_begin, CAIRN_MSG_SNAPSHOT_STATUS, &status->base);
+    struct cairn_snapshot_view view;
+    cairn_cluster_cut_to_view(cut, "writing", &view);
+    cairn_cluster_waiters_answer(&cut->now.at_begin, CAIRN_MSG_SNAPSHOT_STATUS, &view.status.base);
 }
 
 static cairn_status fill_manifest(struct cairn_cluster_cut *cut)

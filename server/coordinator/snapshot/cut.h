@@ -76,6 +76,14 @@ void cairn_cluster_cut_follow(struct cairn_cluster_job *job,
 void cairn_cluster_cut_add_progress(const struct cairn_cluster_job *job,
                                     struct cairn_sentence *out);
 
+struct cairn_snapshot_view;
+/* Of a snapshot that is being taken, without how far it is; borrows from all but `view`. */
+void cairn_cluster_cut_to_view(const struct cairn_cluster_cut *cut, const char *state,
+                               struct cairn_snapshot_view *view);
+/* The same for a list, with how far it is. False: the job has no snapshot under way. */
+bool cairn_cluster_cut_running(const struct cairn_cluster_job *job,
+                               struct cairn_snapshot_view *view);
+
 /* ---- cut_end.c ---- */
 /* The first failure counts; the shards that are at work are told to stop. */
 void cairn_cluster_cut_fail(struct cairn_cluster_cut *cut, cairn_status status, const char *name,

@@ -64,3 +64,37 @@ void cairn_cluster_cut_add_progress(const struct cairn_cluster_job *job, struct 
         cairn_sentence_add(out, ", updates waited %" PRIu64 " ms for its staging",
                            progress.waited_ms);
 }
+
+void cairn_cluster_cut_to_view(const struct cairn_cluster_cut *cut, const char *state,
+                               struct cairn_snapshot_view *view)
+{
+    Cairn__SnapshotStatus *out = &view->status;
+    cairn__snapshot_status__init(out);
+    out->job = cut->job->spec.name;
+    out->state = (char *)(uintptr_t)state;
+    out->shards = cut->job->seat_count;
+    out->periodic = cut->cause == CAIRN_CUT_PERIODIC;
+    if (cut->stage == CAIRN_CUT_PINNING) return; // neither version nor manifest
+    out->generation = cut->version.generation;
+    out->step = cut->version.step;
+    out->created_unix_ms = cut->manifest.created_unix_s * 1000;
+    if (cut->status == CAIRN_OK) cairn_cluster_snapshot_nonfinite(&cut->manifest, view);
+    if (cairn_cluster_cut_id(cut)[0] == '\0') return; // another thread makes the folder
+    out->id = (char *)(uintptr_t)cut->id;
+    out->path = cut->folder;
+}
+
+bool cairn_cluster_cut_running(const struct cairn_cluster_job *job,
+                               struct cairn_snapshot_view *view)
+{
+    const struct cairn_cluster_cut *cut = job->snapshots.cut;
+    struct cairn_cut_progress progress;
+    if (cut == NULL || !cut->is_snapshot) return false;
+    cairn_cluster_cut_to_view(cut, "running", view);
+    if (!cairn_cluster_cut_progress(job, &progress)) return true;
+    view->status.done_bytes = progress.done_bytes;
+    view->status.total_bytes = progress.total_bytes;
+    view->status.bytes_per_s = progress.bytes_per_s;
+    view->status.left_s = progress.left_s;
+    return true;
+}

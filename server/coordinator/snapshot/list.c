@@ -115,6 +115,36 @@ static bool is_unknown(const struct listing *listing)
            cairn_cluster_job_find(listing->work.cluster, listing->job) == NULL;
 }
 
+/* Its manifest is there already: the loop has yet to hear of it. */
+static bool is_found(const struct listing *listing, const Cairn__SnapshotStatus *s)
+{
+    for (size_t i = 0; i < listing->found.count; i++)
+        if (strcmp(listing->found.list[i].place.id, s->id) == 0 &&
+            strcmp(listing->found.list[i].manifest.spec.name, s->job) == 0)
+            return true;
+    return false;
+}
+
+/* Those that are being taken; borrows from their jobs. Both arrays are the caller's to free. False: no
+ * memory. */
+static bool list_running(const struct listing *listing, struct cairn_snapshot_view **views,
+                         Cairn__SnapshotList *message)
+{
+    size_t count = 0;
+    const struct cairn_cluster_job *jobs = listing->work.cluster->jobs;
+    for (const struct cairn_cluster_job *j = jobs; j != NULL; j = j->next) count++;
+    *views = calloc(count + 1, sizeof **views);
+    message->running = calloc(count + 1, sizeof *message->running);
+    if (*views == NULL || message->running == NULL) return false;
+    for (const struct cairn_cluster_job *j = jobs; j != NULL; j = j->next) {
+        struct cairn_snapshot_view *view = *views + message->n_running;
+        if (listing->job != NULL && strcmp(listing->job, j->spec.name) != 0) continue;
+        if (!cairn_cluster_cut_running(j, view) || is_found(listing, &view->status)) continue;
+        message->running[message->n_running++] = &view->status;
+    }
+    return true;
+}
+
 static void send_list(struct listing *listing)
 {
     struct cairn_sentence why;
@@ -127,7 +157,10 @@ static void send_list(struct listing *listing)
     }
     struct cairn_snapshot_view *views = calloc(listing->found.count + 1, sizeof *views);
     Cairn__SnapshotStatus **list = calloc(listing->found.count + 1, sizeof *list);
-    if (views != NULL && list != NULL) {
+    struct cairn_snapshot_view *running;
+    Cairn__SnapshotList message = CAIRN__SNAPSHOT_LIST__INIT;
+    const bool whole = list_running(listing, &running, &message);
+    if (whole && views != NULL && list != NULL) {
         for (size_t i = 0; i < listing->found.count; i++) {
             const struct cairn_found_snapshot *f = &listing->found.list[i];
             cairn_cluster_manifest_to_view(&f->manifest, f->place.id, f->folder, &views[i]);
@@ -135,7 +168,6 @@ static void send_list(struct listing *listing)
             fill_words(listing, i, &views[i].status);
             list[i] = &views[i].status;
         }
-        Cairn__SnapshotList message = CAIRN__SNAPSHOT_LIST__INIT;
         message.snapshots = list;
         message.n_snapshots = listing->found.count;
         cairn_cluster_session_send(listing->work.session, CAIRN_MSG_SNAPSHOT_LIST,
@@ -144,6 +176,8 @@ static void send_list(struct listing *listing)
         cairn_cluster_session_error(listing->work.session, listing->work.request,
                                     CAIRN_ERR_NO_MEMORY, "no memory");
     }
+    free(running);
+    free(message.running);
     free(views);
     free(list);
 }
