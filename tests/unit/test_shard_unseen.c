@@ -5,7 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/shard/job/switch.h"
 #include "server/shard/state/staging.h"
+#include "tests/support/memory_storage.h"
 #include "tests/support/scratch.h"
 #include "tests/support/shard_model.h"
 #include "tests/support/shard_scene.h"
@@ -121,6 +123,31 @@ TEST(snapshots_and_digests_of_several_versions_are_of_theirs_though_updates_went
     leave();
     free(folder);
     cairn_scratch_remove(root);
+}
+
+TEST(a_snapshot_that_was_given_up_holds_up_no_layout_though_its_storage_hangs)
+{
+    char id[CAIRN_SNAPSHOT_ID_BYTES], *folder;
+    struct cairn_sentence why;
+    cairn_memory_storage_open();
+    ck_assert_int_eq(cairn_snapshot_folder_make("mem:x", "play", 1, 1, id, &folder, &why),
+                     CAIRN_OK);
+    serve(1);
+    struct cairn_shard_job *job = scene.shard->jobs;
+    cairn_memory_storage_hang(true);
+    say_pin(10, true);
+    say_folder(10, folder);
+    scene_settle(&scene);
+    ck_assert_ptr_nonnull(job->pins.list);
+    ck_assert(!cairn_shard_job_rests(job));
+    cairn_pin_cancel(job);
+    while (!cairn_shard_job_rests(job)) sched_yield();
+    ck_assert_ptr_nonnull(job->pins.list); // it hangs
+    cairn_memory_storage_hang(false);
+    ck_assert_int_eq(hear_part()->status, CAIRN_ERR_CANCELED);
+    ck_assert_ptr_null(job->pins.list);
+    leave();
+    free(folder);
 }
 
 /* ---- the staging itself, by a reader and passes on threads of their own ---- */

@@ -200,7 +200,7 @@ struct ready {
 bool cairn_shard_job_rests(const struct cairn_shard_job *job)
 {
     const enum cairn_step_phase phase = cairn_step_phase_of(job->collector.step);
-    const bool is_saved = job->pins.list != NULL || job->pins.reports != NULL;
+    const bool is_saved = !cairn_pins_rest(job) || job->pins.reports != NULL;
     return (phase == CAIRN_STEP_IDLE || phase == CAIRN_STEP_JOINING) && cairn_tiles_rest(job) &&
            !job->pass.updating && job->pass.parts_left == 0 && job->pass.republished == NULL &&
            !is_saved && !job->park.is_under_way && job->puts.write == NULL;

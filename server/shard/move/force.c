@@ -10,6 +10,8 @@
 #include "server/shard/relay/relay.h"
 #include "server/shard/state/write.h"
 
+#define PINS_MS 30000 /* that a Fence waits for snapshots */
+
 static uint64_t version_of(const struct cairn_move_part *part)
 {
     return part->view->layout->version;
@@ -186,6 +188,7 @@ bool cairn_move_on_fence(struct cairn_shard_job *job, uint64_t epoch, uint64_t l
         return false;
     }
     job->move.fence.epoch = epoch;
+    job->move.fence.since_ms = uv_now(job->shard->loop);
     cairn_pins_hurry(job);  // it waits for them
     cairn_write_close(job); // of a round that is void
     cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_GIVE_UP });
@@ -196,6 +199,9 @@ bool cairn_move_on_fence(struct cairn_shard_job *job, uint64_t epoch, uint64_t l
 
 void cairn_move_rests(struct cairn_shard_job *job)
 {
+    if (job->move.fence.epoch != 0 && !cairn_pins_rest(job) &&
+        uv_now(job->shard->loop) - job->move.fence.since_ms > PINS_MS)
+        cairn_pin_cancel(job); // training goes on, whatever the storage does
     if (job->move.fence.epoch != 0 && job->state == CAIRN_JOB_SERVING && cairn_shard_job_rests(job))
         force(job);
 }

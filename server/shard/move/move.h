@@ -44,7 +44,8 @@ struct cairn_move {
     bool is_settling; /* PartSettled came, and something of what was given is being sent */
     uint32_t sends;   /* of what was given, right out of the planes */
     struct {
-        uint64_t epoch; /* a Fence of this session, until the collector rests; epoch 0: none */
+        uint64_t epoch;    /* a Fence of this session, until the collector rests; epoch 0: none */
+        uint64_t since_ms; /* of the loop: where epoch is not 0 */
     } fence;
     struct cairn_request publishing; /* the PartPublish at work */
     struct cairn_take *leaving;      /* owned: takes that something in flight refers to */

@@ -173,6 +173,13 @@ void cairn_pin_cancel(struct cairn_shard_job *job)
         if (!pin->ended) give_up(pin);
 }
 
+bool cairn_pins_rest(const struct cairn_shard_job *job)
+{
+    const struct cairn_pin *pin = job->pins.list;
+    while (pin != NULL && (pin->ended || cairn_staging_is_quiet(&pin->staging))) pin = pin->next;
+    return pin == NULL;
+}
+
 void cairn_pins_hurry(const struct cairn_shard_job *job)
 {
     for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = pin->next)

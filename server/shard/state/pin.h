@@ -47,7 +47,9 @@ struct cairn_pins_list {
 void cairn_pins_list(const struct cairn_shard *shard, struct cairn_pins_list *out);
 /* Somebody waits for their end: they are written as fast as it goes. */
 void cairn_pins_hurry(const struct cairn_shard_job *job);
-/* The job leaves: what runs on the snapshots thread ends soon. */
+/* None looks at the planes any more: those that were given up may hang in storage still. */
+bool cairn_pins_rest(const struct cairn_shard_job *job);
+/* The job leaves, or others wait no longer: what runs on the snapshots thread ends soon. */
 void cairn_pin_cancel(struct cairn_shard_job *job);
 void cairn_pin_release(struct cairn_shard_job *job);
 

@@ -141,6 +141,13 @@ void cairn_staging_cancel(struct cairn_staging *staging)
     pthread_mutex_unlock(&staging->lock);
 }
 
+bool cairn_staging_is_quiet(const struct cairn_staging *staging)
+{
+    // In this order: a reader that begins later sees that it was canceled.
+    return staging->job != NULL && atomic_load(&staging->canceled) &&
+           !atomic_load(&staging->reading);
+}
+
 cairn_status cairn_staging_check(const struct cairn_staging *staging, struct cairn_sentence *why)
 {
     if (!atomic_load(&staging->canceled)) return CAIRN_OK;
@@ -332,9 +339,9 @@ static cairn_status read_piece(struct cairn_staging *staging, struct cairn_works
     return CAIRN_OK;
 }
 
-cairn_status cairn_staging_read(struct cairn_staging *staging, struct cairn_works *works,
-                                uint64_t chunk, enum cairn_plane plane, uint64_t first,
-                                uint64_t elems, bool ends, void *to, struct cairn_sentence *why)
+static cairn_status read_range(struct cairn_staging *staging, struct cairn_works *works,
+                               uint64_t chunk, enum cairn_plane plane, uint64_t first,
+                               uint64_t elems, bool ends, void *to, struct cairn_sentence *why)
 {
     const struct cairn_shard_view *view = staging->view;
     const uint32_t extent = view->table.extent_of[chunk];
@@ -346,9 +353,19 @@ cairn_status cairn_staging_read(struct cairn_staging *staging, struct cairn_work
         .bytes = (size_t)cairn_form_bytes(form, plane, elems),
         .ends = ends,
     };
+    return read_piece(staging, works, number_of(chunk, (int)plane), &range, to, why);
+}
+
+cairn_status cairn_staging_read(struct cairn_staging *staging, struct cairn_works *works,
+                                uint64_t chunk, enum cairn_plane plane, uint64_t first,
+                                uint64_t elems, bool ends, void *to, struct cairn_sentence *why)
+{
+    atomic_store(&staging->reading, true);
     cairn_status status = cairn_staging_check(staging, why);
     if (status == CAIRN_OK)
-        status = read_piece(staging, works, number_of(chunk, (int)plane), &range, to, why);
+        status = read_range(staging, works, chunk, plane, first, elems, ends, to, why);
     // Again: a pass that did not save any more may have overwritten what was pending.
-    return status == CAIRN_OK ? cairn_staging_check(staging, why) : status;
+    if (status == CAIRN_OK) status = cairn_staging_check(staging, why);
+    atomic_store(&staging->reading, false);
+    return status;
 }

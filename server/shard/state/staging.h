@@ -39,6 +39,7 @@ struct cairn_staging {
     bool again;              /* small: room is used again, by slots of slot_bytes */
     size_t slot_bytes;
     uint64_t wait_us_max;       /* CAIRN_STAGING_WAIT_US */
+    atomic_bool reading;        /* the reader is at the planes, or about to be */
     atomic_bool canceled;       /* nobody reads it any more */
     atomic_bool stalled;        /* for a pass had waited that long */
     atomic_bool failed;         /* a copy did */
@@ -69,6 +70,8 @@ void cairn_staging_touch(struct cairn_staging *staging, void (*touched)(void *co
                          void *context);
 /* Nobody reads it any more: no pass saves anything, or waits. */
 void cairn_staging_cancel(struct cairn_staging *staging);
+/* It was, and its reader looks at the planes no more, though it may hang in storage: they may move. */
+bool cairn_staging_is_quiet(const struct cairn_staging *staging);
 /* Whether it was: then why, and CAIRN_ERR_CANCELED, or CAIRN_ERR_TIMEOUT if a pass had waited for too long.
  * Any thread. */
 CAIRN_MUST_CHECK cairn_status cairn_staging_check(const struct cairn_staging *staging,
