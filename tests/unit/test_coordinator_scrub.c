@@ -2,10 +2,12 @@
 #include <check.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "proto/store/snapshot_io.h"
 #include "proto/store/snapshot_word.h"
 #include "server/coordinator/base/job.h"
+#include "server/coordinator/snapshot/keep.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 
@@ -96,6 +98,49 @@ TEST(a_job_that_does_not_ask_for_it_has_none_read)
     note_old(s->id);
     for (int i = 0; i < 3; i++) (void)train();
     ck_assert_uint_eq(noted(s->id).unix_s, 1);
+    cairn_message_free(&s->base);
+}
+
+/* A file that cannot be opened at all: what is wrong is not known to be damage. */
+static void make_unreadable(const char *folder)
+{
+    struct cairn_manifest m;
+    char path[4200];
+    ck_assert_int_eq(cairn_manifest_load(folder, &m, NULL), CAIRN_OK);
+    snprintf(path, sizeof path, "%s/%s", folder, m.files[0].path);
+    ck_assert_int_eq(unlink(path), 0);
+    ck_assert_int_eq(symlink("nowhere", path), 0);
+    cairn_manifest_release(&m);
+}
+
+TEST(one_that_cannot_be_read_keeps_none_of_the_others_waiting)
+{
+    Cairn__SnapshotStatus *bad = take_snapshot(), *s = take_snapshot();
+    fake_until(&fake, noted(bad->id).unix_s != 0 && noted(s->id).unix_s != 0);
+    cairn_snapshot_check_forget(fake.cluster->storage.path, "toy", bad->id); // the next one
+    note_old(s->id);
+    make_unreadable(bad->path);
+    toy()->spec.policy.snapshot_scrub_every_s = 3600;
+    fake_until(&fake, noted(s->id).unix_s > 1);
+    ck_assert_uint_eq(noted(bad->id).unix_s, 0);
+    cairn_message_free(&bad->base);
+    cairn_message_free(&s->base);
+}
+
+TEST(one_that_is_gone_before_it_was_read_is_not_noted_as_damaged)
+{
+    Cairn__SnapshotStatus *s = take_snapshot();
+    struct cairn_sentence why;
+    char path[4200];
+    fake_until(&fake, noted(s->id).unix_s != 0);
+    cairn_snapshot_check_forget(fake.cluster->storage.path, "toy", s->id);
+    snprintf(path, sizeof path, "%s/manifest.json", s->path); // the first of what a removal does
+    ck_assert_int_eq(unlink(path), 0);
+    for (int is_good = 0; is_good < 2; is_good++)
+        ck_assert_int_eq(
+            cairn_cluster_snapshot_note_check(fake.cluster, "toy", s->id, is_good, &why),
+            CAIRN_ERR_NOT_FOUND);
+    ck_assert_uint_eq(noted(s->id).unix_s, 0);
     cairn_message_free(&s->base);
 }
 

@@ -78,7 +78,7 @@ cairn_status cairn_cluster_restore_judge_signature(const struct cairn_cluster_re
                                                    const struct cairn_manifest *manifest,
                                                    const char *folder,
                                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* Does it read that folder of the job, or may it choose to? While its thread looks for one: any of the job. */
+/* Does it read that folder of the job, or may it choose to? While its thread looks for one: any of them. */
 bool cairn_cluster_restore_reads(const struct cairn_cluster_restore *restore, const char *job,
                                  const char *folder);
 /* The snapshot is to blame: the one before it may be whole. */

@@ -19,10 +19,11 @@
 cairn_status cairn_cluster_snapshot_note_latest(const struct cairn_cluster *cluster,
                                                 const char *job, const char *id,
                                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* All of it was read, and is good. */
-cairn_status cairn_cluster_snapshot_note_good(const struct cairn_cluster *cluster, const char *job,
-                                              const char *id,
-                                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* All of it was read, and is good, or damaged. CAIRN_ERR_NOT_FOUND: it is gone meanwhile, which is no damage;
+ * nothing is noted. */
+cairn_status cairn_cluster_snapshot_note_check(const struct cairn_cluster *cluster, const char *job,
+                                               const char *id, bool is_good,
+                                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* One of the job was noted as good, on the loop: removes what may go now. */
 void cairn_cluster_snapshot_keep(struct cairn_cluster *cluster, const char *job);
 
@@ -40,8 +41,8 @@ cairn_status cairn_cluster_snapshot_release(const struct cairn_cluster *cluster,
                                             const char *id, enum cairn_removal_cause cause,
                                             struct cairn_snapshot_removed *removed_out,
                                             struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* remove.c; on the loop: one that is not wanted any more; if it cannot be removed now (it is being restored), it
- * stays. */
+/* remove.c; on the loop: one that is not wanted any more; if it cannot be removed now (it is being
+ * restored), it stays. */
 void cairn_cluster_snapshot_retire(struct cairn_cluster *cluster, const char *job, const char *id,
                                    enum cairn_removal_cause cause);
 /* Around what is read and then decided by tags: nothing is released meanwhile. Blocks. */

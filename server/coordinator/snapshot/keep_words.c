@@ -94,13 +94,20 @@ cairn_status cairn_cluster_snapshot_note_latest(const struct cairn_cluster *clus
     return status;
 }
 
-cairn_status cairn_cluster_snapshot_note_good(const struct cairn_cluster *cluster, const char *job,
-                                              const char *id, struct cairn_sentence *why)
+cairn_status cairn_cluster_snapshot_note_check(const struct cairn_cluster *cluster, const char *job,
+                                               const char *id, bool is_good,
+                                               struct cairn_sentence *why)
 {
-    struct cairn_snapshot_check check = { .is_good = true, .unix_s = (uint64_t)time(NULL) };
+    const char *root = cluster->storage.path;
+    struct cairn_snapshot_check check = { .is_good = is_good, .unix_s = (uint64_t)time(NULL) };
     strncpy(check.id, id, sizeof check.id - 1);
-    const cairn_status status = cairn_snapshot_check_set(cluster->storage.path, job, &check, why);
-    return status == CAIRN_OK ? cairn_cluster_snapshot_note_latest(cluster, job, id, why) : status;
+    pthread_mutex_lock(&one_writer); // it is not removed now, so that no word of it is left over
+    cairn_status status = cairn_cluster_storage_seen(cluster, why);
+    if (status == CAIRN_OK) status = cairn_snapshot_committed(root, job, id, why);
+    if (status == CAIRN_OK) status = cairn_snapshot_check_set(root, job, &check, why);
+    if (status == CAIRN_OK && is_good) status = move_latest(cluster, job, id, why);
+    pthread_mutex_unlock(&one_writer);
+    return status;
 }
 
 static const struct cairn_found_snapshot *listed(const struct cairn_cluster_found *found,

@@ -19,11 +19,17 @@
 
 #define WANTED_MAX    64
 #define LOOK_EVERY_MS 10000 /* whether the time of one has come */
+#define PUT_OFF_S     600   /* what could not be read */
 
 struct wanted {
     char job[CAIRN_NAME_MAX + 1];
     char id
         [CAIRN_SNAPSHOT_ID_BYTES]; /* empty: the one of the job whose time has come, if there is one */
+};
+
+struct put_off {
+    struct wanted of;
+    uint64_t until_ns;
 };
 
 struct cairn_cluster_scrub {
@@ -39,6 +45,8 @@ struct cairn_cluster_scrub {
     /* the thread's, while it runs */
     struct wanted at;
     uint64_t every_s;
+    struct put_off put_off[WANTED_MAX]; /* the oldest gives way */
+    size_t put_off_count;
     uint64_t block_began_ns;
     cairn_status status; /* CAIRN_ERR_NOT_READY: no one's time has come */
     struct cairn_sentence why;
@@ -68,6 +76,17 @@ static bool pace(void *context, uint64_t done, uint64_t total, const char *file)
     return !atomic_load(&scrub->stop);
 }
 
+static bool is_put_off(const struct cairn_cluster_scrub *scrub, const char *id)
+{
+    for (size_t i = 0; i < WANTED_MAX; i++) {
+        const struct put_off *p = &scrub->put_off[i];
+        if (p->until_ns > now_ns() && strcmp(p->of.job, scrub->at.job) == 0 &&
+            strcmp(p->of.id, id) == 0)
+            return true;
+    }
+    return false;
+}
+
 /* The one that was read longest ago, if that is every_s ago, or never. */
 static cairn_status find_due(struct cairn_cluster_scrub *scrub, struct cairn_sentence *why)
 {
@@ -85,6 +104,7 @@ static cairn_status find_due(struct cairn_cluster_scrub *scrub, struct cairn_sen
         const struct cairn_snapshot_check *check = cairn_snapshot_words_check(&words, id);
         const uint64_t at_s = check != NULL ? check->unix_s : 0;
         if (at_s >= oldest_s || (at_s <= now_s && now_s - at_s < scrub->every_s)) continue;
+        if (is_put_off(scrub, id)) continue;
         oldest_s = at_s;
         snprintf(scrub->at.id, sizeof scrub->at.id, "%s", id);
     }
@@ -117,6 +137,15 @@ static bool is_damage(cairn_status status)
            status == CAIRN_ERR_MALFORMED;
 }
 
+/* What cannot be read now is not the next one again: all others would wait for it. */
+static void put_off(struct cairn_cluster_scrub *scrub)
+{
+    if (scrub->at.id[0] == '\0' || scrub->status == CAIRN_ERR_CANCELED) return;
+    struct put_off *last = &scrub->put_off[scrub->put_off_count++ % WANTED_MAX];
+    last->of = scrub->at;
+    last->until_ns = now_ns() + PUT_OFF_S * UINT64_C(1000000000);
+}
+
 static void run(struct cairn_task *task, uint32_t item, uint32_t thread)
 {
     struct cairn_cluster_scrub *scrub = (struct cairn_cluster_scrub *)task;
@@ -128,14 +157,15 @@ static void run(struct cairn_task *task, uint32_t item, uint32_t thread)
     if (scrub->status == CAIRN_OK && scrub->at.id[0] == '\0')
         scrub->status = find_due(scrub, &scrub->why);
     if (scrub->status == CAIRN_OK) scrub->status = verify(scrub, &scrub->why);
-    if (scrub->status != CAIRN_OK && !is_damage(scrub->status)) return;
-    struct cairn_snapshot_check check = { .unix_s = (uint64_t)time(NULL) };
-    snprintf(check.id, sizeof check.id, "%s", scrub->at.id);
-    const cairn_status noted =
-        scrub->status == CAIRN_OK
-            ? cairn_cluster_snapshot_note_good(scrub->cluster, scrub->at.job, scrub->at.id, &said)
-            : cairn_snapshot_check_set(scrub->cluster->storage.path, scrub->at.job, &check, &said);
-    if (noted != CAIRN_OK)
+    if (scrub->status != CAIRN_OK && !is_damage(scrub->status)) {
+        put_off(scrub);
+        return;
+    }
+    const cairn_status noted = cairn_cluster_snapshot_note_check(
+        scrub->cluster, scrub->at.job, scrub->at.id, scrub->status == CAIRN_OK, &said);
+    if (noted == CAIRN_ERR_NOT_FOUND) // removed while it was read
+        scrub->status = noted;
+    else if (noted != CAIRN_OK)
         cairn_log_warn("that snapshot %s of job %s was read could not be noted: %s", scrub->at.id,
                        scrub->at.job, said.text);
 }
