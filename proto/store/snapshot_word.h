@@ -7,8 +7,7 @@
  *                             committed or removed: what a crash leaves is known by it
  *
  * They are hostile input: a line of another form is no word. All functions block, and may be called from any
- *   <root>/<job>/checks/ID    "good SECONDS" or "damaged SECONDS": when all of it was read (since 1970)
- * has one of the two. */
+ * thread; of two that write one at a time it has one of the two. */
 #ifndef CAIRN_STORE_SNAPSHOT_WORD_H
 #define CAIRN_STORE_SNAPSHOT_WORD_H
 
