@@ -4,11 +4,13 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "client/ctl/snapshot/made_folder.h"
 #include "proto/store/storage.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
@@ -26,6 +28,7 @@ int __wrap_fsync(int fd);
 static char folder[CAIRN_SCRATCH_BYTES];
 static struct cairn_sentence why;
 static bool folders_fail;
+static int folders_synced; // before they fail
 static pthread_barrier_t refused;
 
 /* True: it is direct. Then all threads are refused before one of them goes on. */
@@ -50,7 +53,8 @@ ssize_t __wrap_pread(int fd, void *to, size_t count, off_t at)
 int __wrap_fsync(int fd)
 {
     struct stat info;
-    if (!folders_fail || fstat(fd, &info) != 0 || !S_ISDIR(info.st_mode)) return __real_fsync(fd);
+    if (!folders_fail || fstat(fd, &info) != 0 || !S_ISDIR(info.st_mode) || folders_synced-- > 0)
+        return __real_fsync(fd);
     errno = EIO;
     return -1;
 }
@@ -59,6 +63,7 @@ static void setup(void)
 {
     cairn_scratch_make(folder);
     folders_fail = false;
+    folders_synced = 0;
     ck_assert_int_eq(pthread_barrier_init(&refused, NULL, THREADS), 0);
 }
 
@@ -138,6 +143,22 @@ TEST(of_a_word_and_its_replacement_one_is_there_though_the_folder_cannot_be_sync
     ck_assert_uint_eq(bytes, 2);
     ck_assert_int_eq(storage->commit(folder, "new", "c\n", 2, false, &why), CAIRN_ERR_IO);
     ck_assert_int_eq(storage->stat(folder, "new", &bytes, &why), CAIRN_ERR_NOT_FOUND);
+}
+
+TEST(of_an_export_whose_name_cannot_be_synced_nothing_is_left)
+{
+    struct ctl_made_folder made;
+    char path[CAIRN_SCRATCH_BYTES + 8];
+    snprintf(path, sizeof path, "%s/out", folder);
+    ck_assert_int_eq(cairn_ctl_made_folder_begin(path, &made, &why), CAIRN_OK);
+    ck_assert_int_eq(
+        cairn_storage_of(path)->commit(made.temp, "model.safetensors", "x", 1, false, &why),
+        CAIRN_OK);
+    folders_fail = true;
+    folders_synced = 1; // its own, but not its parent's
+    ck_assert_int_eq(cairn_ctl_made_folder_end(&made, CAIRN_OK, &why), CAIRN_ERR_IO);
+    ck_assert_int_ne(access(path, F_OK), 0);
+    ck_assert_int_ne(access(made.temp, F_OK), 0);
 }
 
 SUITE(10, setup, teardown);

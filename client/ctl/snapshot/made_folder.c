@@ -155,7 +155,7 @@ cairn_status cairn_ctl_made_folder_end(struct ctl_made_folder *f, cairn_status s
     if (status == CAIRN_OK) status = put_in_place(f, why);
     if (status != CAIRN_OK) {
         empty(f->fd, true);
-        (void)rmdir(f->temp);
+        if (rmdir(f->temp) != 0 && errno == ENOENT) (void)rmdir(f->path); // it had its name already
     }
     close(f->fd);
     f->fd = -1;
