@@ -109,15 +109,15 @@ static void free_cluster(struct cairn_cluster *cluster)
     }
     cairn_cluster_events_close(cluster);
     cairn_cluster_keys_close(cluster);
-    cairn_cluster_scrub_free(cluster);
+    const bool is_unread = cairn_cluster_scrub_free(cluster);
     cairn_store_close(cluster->store);
     if (cluster->lock_fd >= 0) cairn_durable_unlock(cluster->lock_fd);
-    free(cluster->storage.path);
+    if (is_unread) free(cluster->storage.path);
     cairn_storage_watch_release(&cluster->storage.watch);
     cairn_cluster_adopt_close(cluster);
     cairn_cluster_backup_close(cluster);
     free(cluster->identity.dropped);
-    free(cluster);
+    if (is_unread) free(cluster);
 }
 
 void cairn_cluster_close_step(struct cairn_cluster *cluster)

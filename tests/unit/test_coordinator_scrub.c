@@ -8,6 +8,7 @@
 #include "proto/store/snapshot_word.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/snapshot/keep.h"
+#include "server/coordinator/snapshot/scrub.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 
@@ -141,6 +142,21 @@ TEST(one_that_is_gone_before_it_was_read_is_not_noted_as_damaged)
             cairn_cluster_snapshot_note_check(fake.cluster, "toy", s->id, is_good, &why),
             CAIRN_ERR_NOT_FOUND);
     ck_assert_uint_eq(noted(s->id).unix_s, 0);
+    cairn_message_free(&s->base);
+}
+
+TEST(a_scrub_that_hangs_holds_up_no_end)
+{
+    Cairn__SnapshotStatus *s = take_snapshot();
+    fake_until(&fake, noted(s->id).unix_s != 0);
+    const uint64_t began_ms = uv_hrtime() / 1000000;
+    cairn_cluster_snapshot_words_lock(); // as its storage might
+    cairn_cluster_scrub_want(fake.cluster, "toy", s->id);
+    fake_until(&fake, uv_hrtime() / 1000000 - began_ms > 100); // it is read by then
+    fake_coordinator_stop(&fake);
+    ck_assert_uint_lt(uv_hrtime() / 1000000 - began_ms, 10000);
+    cairn_cluster_snapshot_words_unlock();
+    fake_coordinator_start(&fake);
     cairn_message_free(&s->base);
 }
 

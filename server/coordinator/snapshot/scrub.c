@@ -18,6 +18,7 @@
 #include "server/coordinator/store/events.h"
 
 #define WANTED_MAX    64
+#define CLOSE_MS      2000  /* so long its thread may rest and read; else the storage hangs */
 #define LOOK_EVERY_MS 10000 /* whether the time of one has come */
 #define PUT_OFF_S     600   /* what could not be read */
 
@@ -38,9 +39,9 @@ struct cairn_cluster_scrub {
     const struct cairn_cluster *cluster;
     struct wanted wanted[WANTED_MAX]; /* [wanted_count], the oldest first */
     size_t wanted_count;
-    bool running;
-    uint64_t looked_ms; /* when a job was asked last, of the loop's clock */
-    uint64_t turn;      /* how many jobs have been asked */
+    bool running, is_left; /* left: it was closed, and its thread is not back */
+    uint64_t looked_ms;    /* when a job was asked last, of the loop's clock */
+    uint64_t turn;         /* how many jobs have been asked */
     atomic_bool stop;
     /* the thread's, while it runs */
     struct wanted at;
@@ -260,12 +261,14 @@ void cairn_cluster_scrub_close(struct cairn_cluster *cluster, void (*on_closed)(
     struct cairn_cluster_scrub *scrub = cluster->scrub;
     if (scrub == NULL || scrub->pool == NULL) return;
     atomic_store(&scrub->stop, true);
-    cairn_pool_close(scrub->pool, on_closed, context);
+    scrub->is_left = !cairn_pool_close_within(scrub->pool, CLOSE_MS, on_closed, context);
     scrub->pool = NULL;
 }
 
-void cairn_cluster_scrub_free(struct cairn_cluster *cluster)
+bool cairn_cluster_scrub_free(struct cairn_cluster *cluster)
 {
-    free(cluster->scrub);
+    const bool is_left = cluster->scrub != NULL && cluster->scrub->is_left;
+    if (!is_left) free(cluster->scrub);
     cluster->scrub = NULL;
+    return !is_left;
 }

@@ -17,8 +17,9 @@ cairn_status cairn_cluster_scrub_open(struct cairn_cluster *cluster,
 /* Gives up what is being read, and waits for its thread a moment; on_closed follows if it was open. */
 void cairn_cluster_scrub_close(struct cairn_cluster *cluster, void (*on_closed)(void *context),
                                void *context);
-/* Frees it; with the cluster, whose handles are closed. */
-void cairn_cluster_scrub_free(struct cairn_cluster *cluster);
+/* Frees it; with the cluster, whose handles are closed. False: its thread hangs in the storage, and may read
+ * the cluster's `storage` when it comes back: that stays, until the process ends. */
+bool cairn_cluster_scrub_free(struct cairn_cluster *cluster) CAIRN_MUST_CHECK;
 /* The snapshot of the job is to be read, before those whose time has come. More than 64 at a time are left to
  * these. */
 void cairn_cluster_scrub_want(struct cairn_cluster *cluster, const char *job, const char *id);
