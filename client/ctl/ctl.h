@@ -64,6 +64,7 @@
     (UINT64_C(1) << 58) /* --keep-last, --keep-every, --keep-within, --max-bytes, --dry-run */
 #define CTL_TAKES_DELETE   (UINT64_C(1) << 59) /* --delete */
 #define CTL_TAKES_FORCE_RM (UINT64_C(1) << 60) /* --force, of a snapshot */
+#define CTL_TAKES_MTBF     (UINT64_C(1) << 61) /* --mtbf */
 #define CTL_BENCHES        (CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS)
 #define CTL_ASKS           (CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT)
 #define CTL_LISTS_ONCE     (CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET)
@@ -154,6 +155,7 @@ struct ctl {
     uint32_t worker_loss_wait_s;       /* --worker-loss-wait; 0: not given */
     uint32_t workers_min, workers_max; /* --workers; 0: not given */
     uint32_t shards;                   /* --shards; 0: not given */
+    uint32_t mtbf_s;                   /* --mtbf; 0: not given */
     const char *endpoint_file, *keep, *import;
     struct ctl_bench bench;
     struct ctl_plan plan;
@@ -321,6 +323,7 @@ int cairn_ctl_snapshot_restore(struct ctl *ctl);
 int cairn_ctl_snapshot_rm(struct ctl *ctl);
 int cairn_ctl_snapshot_prune(struct ctl *ctl);
 int cairn_ctl_snapshot_tag(struct ctl *ctl);
+int cairn_ctl_snapshot_advise(struct ctl *ctl);
 int cairn_ctl_env(struct ctl *ctl);
 int cairn_ctl_capabilities(struct ctl *ctl);
 int cairn_ctl_local(struct ctl *ctl);

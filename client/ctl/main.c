@@ -149,6 +149,10 @@ static const struct subcommand subcommands[] = {
       "left; says of each why",
       1, 1, CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET | CTL_TAKES_KEEPING,
       cairn_ctl_snapshot_prune },
+    { "snapshot", "advise", "JOB [--mtbf TIME]",
+      "how often to take snapshots, from what they cost and how often something fails (Young's "
+      "rule)",
+      1, 1, CTL_ASKS | CTL_TAKES_MTBF, cairn_ctl_snapshot_advise },
     { "bench", "update", "",
       "the shard's arithmetic (fold of 2 workers, norm, AdamW, publish) against the speed of "
       "memory; parts of it with --only; on a device with --backend cuda",

@@ -125,14 +125,16 @@
     X(135, SNAPSHOT_PRUNE, SnapshotPrune, snapshot_prune)           \
     X(136, SNAPSHOT_PRUNED, SnapshotPruned, snapshot_pruned)        \
     X(137, SNAPSHOT_TAG, SnapshotTag, snapshot_tag)                 \
-    X(138, SNAPSHOT_TAGGED, SnapshotTagged, snapshot_tagged)
+    X(138, SNAPSHOT_TAGGED, SnapshotTagged, snapshot_tagged)        \
+    X(141, SNAPSHOT_ADVISE, SnapshotAdvise, snapshot_advise)        \
+    X(142, SNAPSHOT_ADVICE, SnapshotAdvice, snapshot_advice)
 
 enum cairn_message {
 #define X(number, constant, type, field) CAIRN_MSG_##constant = (number),
     CAIRN_MESSAGE_TABLE(X)
 #undef X
 };
-#define CAIRN_MSG_MAX 138
+#define CAIRN_MSG_MAX 142
 
 /* Versions of a job that can be leased at a time: for each, every shard has a published copy more. */
 #define CAIRN_LEASED_VERSIONS_MAX 4

@@ -15,6 +15,7 @@
 #include "server/coordinator/restore/restore.h"
 #include "server/coordinator/round/groups.h"
 #include "server/coordinator/seating.h"
+#include "server/coordinator/snapshot/advise.h"
 #include "server/coordinator/snapshot/cuts.h"
 #include "server/coordinator/snapshot/find.h"
 #include "server/coordinator/snapshot/keep.h"
@@ -335,6 +336,9 @@ static bool handle_snapshot(struct cairn_cluster_session *session, const struct 
         return true;
     case CAIRN_MSG_SNAPSHOT_PRUNE:
         cairn_cluster_snapshot_prune(session, request, (const Cairn__SnapshotPrune *)message);
+        return true;
+    case CAIRN_MSG_SNAPSHOT_ADVISE:
+        cairn_cluster_snapshot_advise(session, request, (const Cairn__SnapshotAdvise *)message);
         return true;
     case CAIRN_MSG_SNAPSHOT_TAG:
         cairn_cluster_snapshot_tag(session, request, (const Cairn__SnapshotTag *)message);

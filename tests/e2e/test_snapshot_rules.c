@@ -83,6 +83,12 @@ TEST(of_twenty_snapshots_those_stay_that_a_rule_or_a_tag_keeps)
                             "step-000000000005-g1\n");
     cluster_says(&cluster, 0, "latest", "snapshot", "list", "kept", NULL);
     cluster_says(&cluster, 0, "\"paper\"", "snapshot", "list", "kept", "-ojson", NULL);
+    cluster_says(&cluster, 0, "\"running\"", "snapshot", "list", "kept", "-ojson", NULL);
+    // One is taken at each step, so there is none to compare with.
+    cluster_says(&cluster, 0, "not measured yet", "snapshot", "advise", "kept", "--mtbf", "7d",
+                 NULL);
+    cluster_says(&cluster, 0, "\"interval_s\"", "snapshot", "advise", "kept", "-ojson", NULL);
+    cluster_says(&cluster, 2, "longer than 0", "snapshot", "advise", "kept", "--mtbf", "0", NULL);
     cluster_says(&cluster, 0, "it has a tag", "snapshot", "prune", "kept", "--dry-run", NULL);
     cluster_says(&cluster, 12, "has the tag paper", "snapshot", "rm", "kept",
                  "step-000000000007-g1", "--yes", NULL);

@@ -33,6 +33,7 @@ cairn member drain |s1 s2
 cairn reshard apply t|toy
 cairn reshard apply toy --add s2 --drain |s1 s2
 cairn reshard status toy --n|--no-headers
+cairn snapshot advise toy --m|--mtbf
 cairn nothing |
 END
 

@@ -57,6 +57,7 @@ enum {
     OPT_MAX_BYTES,
     OPT_DRY_RUN,
     OPT_DELETE,
+    OPT_MTBF,
     OPT_ON_SHARD_LOSS,
     OPT_SHARD_LOSS_WAIT,
     OPT_ALL,

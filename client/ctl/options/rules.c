@@ -32,6 +32,13 @@ static int parse_fallback(struct ctl *ctl, const char *text)
                           text);
 }
 
+static int parse_mtbf(struct ctl *ctl, const char *text)
+{
+    const int done = cairn_ctl_parse_duration("mtbf", text, CAIRN_SPEC_WITHIN_S_MAX, &ctl->mtbf_s);
+    if (done >= 0 || ctl->mtbf_s > 0) return done;
+    return cairn_ctl_fail(CAIRN_ERR_INVALID, "--mtbf %s: a time longer than 0 is needed", text);
+}
+
 /* Those of `snapshot prune`. */
 static int take_keeping(struct ctl *ctl, int option)
 {
@@ -54,6 +61,7 @@ static int take_keeping(struct ctl *ctl, int option)
                                      &rules->max_bytes);
     case OPT_DRY_RUN: rules->dry_run = true; return -1;
     case OPT_DELETE: ctl->deletes = true; return -1;
+    case OPT_MTBF: return parse_mtbf(ctl, optarg);
     default: return cairn_ctl_take_bench(ctl, option);
     }
 }

@@ -345,7 +345,10 @@ static void after(struct cairn_cluster_job *job)
     cairn_cluster_leases_advance(job);
     cairn_cluster_extend_advance(job);
     cairn_cluster_park_advance(job);
-    if (cairn_cluster_pace_advance(job)) cairn_cluster_reshard_note_step(job);
+    if (cairn_cluster_pace_advance(job)) {
+        cairn_cluster_reshard_note_step(job);
+        cairn_cluster_cost_note_step(job);
+    }
     cairn_cluster_reshard_advance(job);
     cairn_cluster_periodic_advance(job);
 }

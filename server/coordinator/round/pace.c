@@ -12,6 +12,14 @@ static uint64_t now_us(void)
     return uv_hrtime() / 1000;
 }
 
+void cairn_cluster_pace_note(struct cairn_cluster_pace *pace, uint32_t us)
+{
+    pace->last_us = us;
+    pace->us[pace->next] = us;
+    pace->next = (pace->next + 1) % CAIRN_PACE_STEPS;
+    if (pace->count < CAIRN_PACE_STEPS) pace->count++;
+}
+
 bool cairn_cluster_pace_advance(struct cairn_cluster_job *job)
 {
     struct cairn_cluster_pace *pace = &job->pace;
@@ -23,10 +31,7 @@ bool cairn_cluster_pace_advance(struct cairn_cluster_job *job)
     pace->seen = now;
     pace->seen_us = at_us;
     if (!is_step) return false;
-    pace->last_us = us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
-    pace->us[pace->next] = pace->last_us;
-    pace->next = (pace->next + 1) % CAIRN_PACE_STEPS;
-    if (pace->count < CAIRN_PACE_STEPS) pace->count++;
+    cairn_cluster_pace_note(pace, us < UINT32_MAX ? (uint32_t)us : UINT32_MAX);
     return true;
 }
 

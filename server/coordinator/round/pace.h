@@ -18,6 +18,8 @@ struct cairn_cluster_pace {
 
 /* An event of the core is over. True: with it a step is, which took last_us. */
 bool cairn_cluster_pace_advance(struct cairn_cluster_job *job);
+/* A step took so long. */
+void cairn_cluster_pace_note(struct cairn_cluster_pace *pace, uint32_t us);
 /* The median of the last steps, in microseconds; 0: not known. */
 uint32_t cairn_cluster_pace_median(const struct cairn_cluster_pace *pace);
 /* Nobody trains: no worker is there, or no step came for a second and for longer than three usual ones. */

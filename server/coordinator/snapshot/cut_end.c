@@ -115,6 +115,7 @@ static void finish(struct cairn_cluster_cut *cut)
     struct cairn_cluster_job *job = cut->job;
     const struct cairn_cluster_cut_waiters next = cut->next;
     cut->next = (struct cairn_cluster_cut_waiters) { NULL, NULL };
+    cairn_cluster_cost_ended(cut);
     if (cut->cause == CAIRN_CUT_PERIODIC) cairn_cluster_periodic_ended(cut);
     if (cut->cause == CAIRN_CUT_PARTING) cairn_cluster_parting_cut_ended(cut);
     cairn_cluster_cut_free(cut);

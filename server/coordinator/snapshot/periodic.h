@@ -10,6 +10,7 @@
 #define CAIRN_COORDINATOR_SNAPSHOT_PERIODIC_H
 
 #include "server/coordinator/base/names.h"
+#include "server/coordinator/snapshot/cost.h"
 #include "server/core/decision.h"
 
 struct cairn_cluster_cut;
@@ -19,6 +20,7 @@ struct cairn_cluster_snapshots {
     struct cairn_cluster_cut *cut; /* a snapshot or a digest on its way; NULL: none is (cut.h) */
     struct cairn_version stepped;  /* the version at the last event */
     uint64_t due_ms; /* snapshot_every_s: cairn_cluster_now_ms + 1 when one was due; 0: not yet */
+    struct cairn_cluster_cost cost;
     struct cairn_sentence failed;      /* the last periodic one; empty: it did not; for status */
     struct cairn_sentence passed_over; /* restore/latest.c, until a snapshot is taken; for status */
 };

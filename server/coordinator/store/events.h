@@ -73,6 +73,13 @@ cairn_status cairn_cluster_events_open(struct cairn_cluster *cluster,
 void cairn_cluster_events_tick(struct cairn_cluster *cluster);
 /* Writes what is new; the store's thread has ended, and the store is still open. */
 void cairn_cluster_events_close(struct cairn_cluster *cluster);
+/* Faults that are seen in them: shards of the cluster that went away, workers of the job that were lost. */
+struct cairn_event_faults {
+    uint64_t shards, workers;
+    uint64_t observed_ms; /* since the job was created, or the oldest event that is there */
+};
+void cairn_cluster_events_faults(const struct cairn_cluster *cluster, const char *job,
+                                 struct cairn_event_faults *out);
 void cairn_cluster_events_answer(struct cairn_cluster_session *session, uint32_t request,
                                  const Cairn__EventsGet *get);
 
