@@ -58,8 +58,9 @@ static cairn_status load_signature(const char *folder, struct cairn_manifest *ou
 {
     const struct cairn_storage *storage = cairn_storage_of(folder);
     struct cairn_storage_file *file = NULL;
+    struct cairn_sentence said; // one that has none is no failure
     const cairn_status opened = storage->open(folder, CAIRN_MANIFEST_SIGNATURE_NAME, false, &file,
-                                              why);
+                                              &said);
     if (opened == CAIRN_ERR_NOT_FOUND) return CAIRN_OK;
     out->signature = calloc(1, CAIRN_MINISIG_MAX + 1);
     cairn_status status = out->signature != NULL
