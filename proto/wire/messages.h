@@ -104,6 +104,7 @@
     X(93, CLUSTER_BACKED_UP, ClusterBackedUp, cluster_backed_up)    \
     X(94, PAUSE, Pause, pause)                                      \
     X(95, PIN_FOLDER, PinFolder, pin_folder)                        \
+    X(125, PIN_PREPARE, PinPrepare, pin_prepare)                    \
     X(110, JOB_SPEC_GET, JobSpecGet, job_spec_get)                  \
     X(111, JOB_SPEC_TOLD, JobSpecTold, job_spec_told)               \
     X(112, EVENTS_GET, EventsGet, events_get)                       \

@@ -180,6 +180,7 @@ static uint64_t job_number(uint16_t type, const ProtobufCMessage *message)
     case CAIRN_MSG_FENCE: return ((const Cairn__Fence *)message)->job;
     case CAIRN_MSG_RESOLVE: return ((const Cairn__Resolve *)message)->job;
     case CAIRN_MSG_PIN: return ((const Cairn__Pin *)message)->job;
+    case CAIRN_MSG_PIN_PREPARE: return ((const Cairn__PinPrepare *)message)->job;
     case CAIRN_MSG_LACKS_GET: return ((const Cairn__LacksGet *)message)->job;
     case CAIRN_MSG_PIN_FOLDER: return ((const Cairn__PinFolder *)message)->job;
     case CAIRN_MSG_SNAPSHOT_PART_NEXT: return ((const Cairn__SnapshotPartNext *)message)->job;
@@ -221,6 +222,9 @@ static void on_job_message(struct cairn_shard *shard, uint16_t type, uint32_t re
         on_relay_set(shard, request, job, (const Cairn__RelaySet *)message);
         break;
     case CAIRN_MSG_PIN: cairn_pin_begin(job, (const Cairn__Pin *)message); break;
+    case CAIRN_MSG_PIN_PREPARE:
+        cairn_pin_prepare(job, request, (const Cairn__PinPrepare *)message);
+        break;
     case CAIRN_MSG_LACKS_GET:
         cairn_shard_job_tell_lacks(job, (const Cairn__LacksGet *)message);
         break;
@@ -330,6 +334,7 @@ void cairn_shard_on_frame(struct cairn_shard *shard, const struct cairn_frame *f
     case CAIRN_MSG_FENCE:
     case CAIRN_MSG_RESOLVE:
     case CAIRN_MSG_PIN:
+    case CAIRN_MSG_PIN_PREPARE:
     case CAIRN_MSG_LACKS_GET:
     case CAIRN_MSG_PIN_FOLDER:
     case CAIRN_MSG_SNAPSHOT_PART_NEXT:

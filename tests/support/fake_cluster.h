@@ -142,9 +142,10 @@ struct fake_shard {
     uint64_t digest;                  /* the same */
     struct part *telling;             /* owned: a part of which more is to come */
     uint32_t part_messages;           /* SnapshotParts that it sent */
-    uint32_t told_to_stop;            /* PinFolders without a path */
-    struct fake_shard *staged;        /* owned: a generation made by `extend`, what it has alone */
-    uint64_t member, token;           /* of the last MemberJoin; and where its data goes */
+    uint64_t prepared;     /* the snapshot for which memory was made, until it is pinned; 0: none */
+    uint32_t told_to_stop; /* PinFolders without a path */
+    struct fake_shard *staged; /* owned: a generation made by `extend`, what it has alone */
+    uint64_t member, token;    /* of the last MemberJoin; and where its data goes */
     uint8_t member_address[4096];
     size_t member_address_bytes;
     bool dead;          /* says nothing any more, whatever it is asked */

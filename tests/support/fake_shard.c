@@ -758,6 +758,7 @@ static void on_park(struct fake_shard *shard, uint32_t request, const Cairn__Par
 
 static void on_pin(struct fake_shard *shard, const Cairn__Pin *pin)
 {
+    shard->prepared = 0;
     if (!pin->files && !shard->holds_part) fake_shard_answer_pin(shard, pin->snapshot, "");
 }
 
@@ -773,7 +774,9 @@ static void answer_stop(struct fake_shard *shard, uint64_t snapshot)
 
 static void on_pin_folder(struct fake_shard *shard, const Cairn__PinFolder *folder)
 {
-    if (folder->path[0] == '\0') {
+    if (folder->snapshot == shard->prepared) { // it is not pinned, and nobody waits for it
+        shard->prepared = 0;
+    } else if (folder->path[0] == '\0') {
         shard->told_to_stop++;
         if (!shard->ignores_stop) answer_stop(shard, folder->snapshot);
     } else if (!shard->holds_part) {
@@ -864,6 +867,10 @@ static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
         break;
     case CAIRN_MSG_LEASE_END: on_lease_end(shard, (const Cairn__LeaseEnd *)message); break;
     case CAIRN_MSG_PART_PARK: on_park(shard, request, (const Cairn__PartPark *)message); break;
+    case CAIRN_MSG_PIN_PREPARE:
+        shard->prepared = ((const Cairn__PinPrepare *)message)->snapshot;
+        done(shard, request);
+        break;
     case CAIRN_MSG_PIN: on_pin(shard, (const Cairn__Pin *)message); break;
     case CAIRN_MSG_PIN_FOLDER: on_pin_folder(shard, (const Cairn__PinFolder *)message); break;
     case CAIRN_MSG_SNAPSHOT_PART_NEXT:

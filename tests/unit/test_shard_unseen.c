@@ -88,6 +88,39 @@ static const Cairn__SnapshotPart *hear_part(void)
     return (const Cairn__SnapshotPart *)scene_hear(&scene, CAIRN_MSG_SNAPSHOT_PART).message;
 }
 
+static void say_prepare(uint64_t number)
+{
+    Cairn__PinPrepare message = CAIRN__PIN_PREPARE__INIT;
+    message.job = SCENE_JOB;
+    message.snapshot = number;
+    scene_say(&scene, CAIRN_MSG_PIN_PREPARE, 70, &message.base);
+    (void)scene_hear(&scene, CAIRN_MSG_DONE);
+}
+
+TEST(what_was_prepared_is_pinned_or_given_back)
+{
+    serve(2);
+    const struct cairn_budget *budget = &scene.shard->memory.budget;
+    const uint64_t before = budget->used_bytes;
+    say_prepare(10);
+    const uint64_t one = budget->used_bytes;
+    ck_assert_uint_gt(one, before);
+    say_folder(10, ""); // it failed before it was pinned
+    say_prepare(11);
+    ck_assert_uint_eq(budget->used_bytes, one);
+    model_round(&model, &scene, 1, 0); // saves nothing: it does not stand yet
+    say_pin(11, false);
+    ck_assert_uint_eq(budget->used_bytes, one);
+    struct model was = { 0 };
+    model_copy(&was, &model);
+    model_round(&model, &scene, 2, 1);
+    check_part(hear_part(), &was, 1);
+    ck_assert_ptr_null(scene.shard->jobs->pins.list);
+    ck_assert_uint_eq(budget->used_bytes, before);
+    say_prepare(12); // the job leaves with it
+    model_close(&was);
+}
+
 TEST(snapshots_and_digests_of_several_versions_are_of_theirs_though_updates_went_on)
 {
     char root[CAIRN_SCRATCH_BYTES], id[CAIRN_SNAPSHOT_ID_BYTES], *folder;

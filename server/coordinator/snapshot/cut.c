@@ -7,6 +7,7 @@
 
 #include "proto/store/snapshot_io.h"
 #include "server/base/log.h"
+#include "server/coordinator/base/calls.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/base/session.h"
@@ -212,6 +213,43 @@ static cairn_status judge(const struct cairn_cluster_job *job, bool is_snapshot,
     return is_snapshot ? judge_storage(job, why) : CAIRN_OK;
 }
 
+/* Whoever could not make its memory makes do without. */
+static void on_prepared(struct cairn_cluster_job *job, const void *about, cairn_status status,
+                        const char *why)
+{
+    uint64_t number;
+    memcpy(&number, about, sizeof number);
+    if (status != CAIRN_OK) cairn_log_debug("job %s: a snapshot: %s", job->spec.name, why);
+    if (job->snapshots.cut == NULL || job->snapshots.cut->number != number) return;
+    job->snapshots.cut->is_ready = true;
+    cairn_cluster_cut_resume(job);
+}
+
+/* Shards make memory for what updates overwrite before the version is pinned, and no update has to. False: it
+ * is not waited for; one by steps is of the version that is there now. */
+static bool prepare(const struct cairn_cluster_cut *cut)
+{
+    const bool is_of_now = cut->cause == CAIRN_CUT_PERIODIC;
+    struct cairn_cluster_gather *gather = is_of_now
+                                              ? NULL
+                                              : cairn_cluster_gather_open_job(cut->job, on_prepared,
+                                                                              &cut->number,
+                                                                              sizeof cut->number);
+    if (gather == NULL) return false;
+    Cairn__PinPrepare message = CAIRN__PIN_PREPARE__INIT;
+    message.job = cut->job->id;
+    message.snapshot = cut->number;
+    CAIRN_EACH_SHARD (cut->job, i) {
+        struct cairn_cluster_seat *seat = cut->job->shards[i].seat;
+        const uint32_t request = cairn_cluster_gather_ask(gather, seat);
+        if (request != 0)
+            cairn_cluster_session_send(seat->session, CAIRN_MSG_PIN_PREPARE, request,
+                                       &message.base);
+    }
+    cairn_cluster_gather_start(gather);
+    return true;
+}
+
 static void start(struct cairn_cluster_job *job, struct cairn_cluster_cut *cut, bool is_snapshot)
 {
     const bool inherits = job->snapshots.cut == cut;
@@ -220,13 +258,16 @@ static void start(struct cairn_cluster_job *job, struct cairn_cluster_cut *cut, 
     cut->stuck_ms = 0;
     if (inherits) return; // the core knows of it
     job->snapshots.cut = cut;
+    if (!prepare(cut)) cut->is_ready = true;
     cairn_cluster_cut_resume(job);
 }
 
 void cairn_cluster_cut_resume(struct cairn_cluster_job *job)
 {
     struct cairn_cluster_cut *cut = job->snapshots.cut;
-    if (cut == NULL || cut->is_asked || job->core == NULL || cairn_cluster_job_moves(job)) return;
+    if (cut == NULL || !cut->is_ready || cut->is_asked || job->core == NULL ||
+        cairn_cluster_job_moves(job))
+        return;
     cut->is_asked = true;
     const struct cairn_round_event pin = { .kind = CAIRN_ROUND_PIN, .snapshot = cut->number };
     cairn_cluster_job_event(job, &pin);

@@ -39,6 +39,7 @@ struct cairn_cluster_cut {
     bool is_snapshot;
     enum cairn_cut_cause cause;
     enum cairn_cluster_cut_stage stage;
+    bool is_ready; /* the shards have made memory for it, or it is not awaited */
     bool is_asked; /* the core has been told to pin it */
     bool making_folder;
     struct cairn_version version;

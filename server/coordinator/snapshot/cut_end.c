@@ -48,7 +48,8 @@ void cairn_cluster_cut_tell_folder(const struct cairn_cluster_cut *cut, const ch
     message.path = (char *)(uintptr_t)path;
     CAIRN_EACH_SHARD (cut->job, i) {
         const struct cairn_cluster_seat *seat = cut->job->shards[i].seat;
-        if (cairn_part_is_open(cut->parts[i]))
+        const bool is_prepared = cut->stage == CAIRN_CUT_PINNING && seat->session != NULL;
+        if (cairn_part_is_open(cut->parts[i]) || is_prepared)
             cairn_cluster_session_send(seat->session, CAIRN_MSG_PIN_FOLDER, 0, &message.base);
     }
 }
@@ -59,7 +60,7 @@ void cairn_cluster_cut_fail(struct cairn_cluster_cut *cut, cairn_status status, 
     if (cut->status != CAIRN_OK) return;
     cut->status = status == CAIRN_OK ? CAIRN_ERR_INTERNAL : status;
     cairn_sentence_set(&cut->why, "%s%s%s", name, *name == '\0' ? "" : ": ", text);
-    if (cut->stage == CAIRN_CUT_PINNED) cairn_cluster_cut_tell_folder(cut, ""); // of no use now
+    if (cut->stage != CAIRN_CUT_WORKING) cairn_cluster_cut_tell_folder(cut, ""); // of no use now
 }
 
 /* ---- the end ---- */

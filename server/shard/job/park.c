@@ -252,6 +252,7 @@ void cairn_park_on_message(struct cairn_shard_job *job, uint32_t request,
         take_over(job, asked);
         return;
     }
+    cairn_pins_unprepare(job);
     if (job->state != CAIRN_JOB_SERVING)
         status = cairn_fail(&why, CAIRN_ERR_NOT_READY, "the job has no version yet");
     else if (job->park.is_under_way)

@@ -21,12 +21,13 @@ static const Cairn__PartPrepare *message_of(const struct cairn_arriving *arrivin
 
 /* ---- judging ---- */
 
-static cairn_status judge(const struct cairn_shard_job *job, const Cairn__PartPrepare *message,
+static cairn_status judge(struct cairn_shard_job *job, const Cairn__PartPrepare *message,
                           struct cairn_sentence *why)
 {
     const uint64_t in_force = job->view->layout->version;
     if (job->state != CAIRN_JOB_SERVING)
         return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s has no version yet", job->spec.name);
+    cairn_pins_unprepare(job);
     cairn_pins_hurry(job);
     if (job->park.is_under_way || job->planes.parked || job->pins.list != NULL)
         return cairn_fail(why, CAIRN_ERR_BUSY,

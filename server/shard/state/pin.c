@@ -1,5 +1,6 @@
 /* Snapshots and digests: a version is pinned, and then hashed and written while training goes on.
  *
+ *   PinPrepare ─► staging is made, and its pages ─► Done: so that no update has to make them
  *   Pin ─► waits for the UPDATE at hand ─► the version stands (staging.h): updates save what they overwrite
  *       ─► waits for PinFolder, unless it is a digest ─► read, hash, write (pin_write.h) ─► SnapshotPart
  *
@@ -20,9 +21,11 @@ struct cairn_pin {
     struct cairn_shard_job *job; /* borrowed */
     struct cairn_pin *next;
     uint64_t snapshot;
-    bool waits;     /* for the UPDATE at hand */
-    bool writes;    /* files: where, PinFolder says */
-    bool stands;    /* the version does, and the task was not submitted yet */
+    bool is_prepared;           /* its staging is there, or is being made, and no Pin came yet */
+    struct cairn_request asked; /* the PinPrepare, until it is answered */
+    bool waits;                 /* for the UPDATE at hand */
+    bool writes;                /* files: where, PinFolder says */
+    bool stands;                /* the version does, and the task was not submitted yet */
     uint32_t tasks; /* under way: one that makes the pages of the staging, and that one */
     bool ended;     /* it was told: staging is freed when the UPDATE at hand is published */
     atomic_bool canceled;
@@ -100,6 +103,26 @@ static void report(struct cairn_pin *pin)
     free_if_ended(pin);
 }
 
+/* ---- prepared ---- */
+
+/* No Pin comes any more to one that has not begun. */
+static void unprepare(struct cairn_pin *pin)
+{
+    pin->is_prepared = false;
+    pin->ended = true;
+    cairn_staging_cancel(&pin->staging);
+    if (pin->tasks == 0) pin_free(pin);
+}
+
+void cairn_pins_unprepare(struct cairn_shard_job *job)
+{
+    struct cairn_pin *next;
+    for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = next) {
+        next = pin->next;
+        if (pin->is_prepared) unprepare(pin);
+    }
+}
+
 /* ---- on the snapshots thread ---- */
 
 static void run_write(struct cairn_task *task, uint32_t item, uint32_t thread)
@@ -120,7 +143,10 @@ static void run_write(struct cairn_task *task, uint32_t item, uint32_t thread)
 static void task_done(struct cairn_pin *pin)
 {
     struct cairn_shard_job *job = pin->job;
-    if (--pin->tasks == 0) report(pin);
+    if (--pin->tasks == 0 && pin->ended)
+        pin_free(pin); // it was prepared in vain
+    else if (pin->tasks == 0 && !pin->is_prepared && !pin->waits)
+        report(pin);
     cairn_shard_job_idle(job);
 }
 
@@ -154,6 +180,10 @@ void cairn_pin_folder(struct cairn_shard_job *job, const Cairn__PinFolder *messa
     while (pin != NULL && (pin->snapshot != message->snapshot || pin->ended)) pin = pin->next;
     if (pin == NULL) return;
     const bool given_up = message->path[0] == '\0';
+    if (pin->is_prepared) {
+        if (given_up) unprepare(pin);
+        return;
+    }
     if (!given_up && pin->writes && pin->path == NULL) pin->path = strdup(message->path);
     if (given_up || (pin->writes && pin->path == NULL))
         give_up(pin);
@@ -163,12 +193,14 @@ void cairn_pin_folder(struct cairn_shard_job *job, const Cairn__PinFolder *messa
 
 void cairn_pin_session_ended(struct cairn_shard_job *job)
 {
+    cairn_pins_unprepare(job);
     for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = pin->next)
         if (pin->writes && pin->path == NULL && !pin->ended) give_up(pin);
 }
 
 void cairn_pin_cancel(struct cairn_shard_job *job)
 {
+    cairn_pins_unprepare(job);
     for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = pin->next)
         if (!pin->ended) give_up(pin);
 }
@@ -211,7 +243,16 @@ void cairn_pins_list(const struct cairn_shard *shard, struct cairn_pins_list *ou
 
 static void on_touched(void *context)
 {
-    task_done(context);
+    struct cairn_pin *pin = context;
+    if (pin->asked.number != 0) cairn_session_answer(pin->job->shard, &pin->asked, CAIRN_OK, NULL);
+    task_done(pin);
+}
+
+static void begin_touch(struct cairn_pin *pin)
+{
+    pin->tasks++;
+    cairn_shard_job_busy(pin->job);
+    cairn_staging_touch(&pin->staging, on_touched, pin);
 }
 
 static cairn_status take_staging(struct cairn_pin *pin)
@@ -240,17 +281,18 @@ static void stand(struct cairn_pin *pin)
     struct cairn_shard_job *job = pin->job;
     pin->waits = false;
     pin->version = job->versions.copies[job->versions.newest].version;
-    pin->status = take_staging(pin);
+    const bool is_ready = pin->staging.job != NULL;
+    assert(!is_ready || pin->staging.view == job->view); // else cairn_pins_unprepare came before
+    if (!is_ready) pin->status = take_staging(pin);
     if (pin->status == CAIRN_OK) pin->status = cairn_report_keep_payload(pin->report, &pin->why);
     if (pin->status != CAIRN_OK) {
         report(pin);
         return;
     }
     set_pace(pin);
-    pin->tasks = 2;
+    pin->tasks++; // the writer's, from here on
     cairn_shard_job_busy(job);
-    cairn_shard_job_busy(job);
-    cairn_staging_touch(&pin->staging, on_touched, pin);
+    if (!is_ready) begin_touch(pin);
     pin->stands = true;
     go_on(pin);
 }
@@ -262,7 +304,8 @@ void cairn_pins_updating(struct cairn_shard_job *job)
     struct cairn_pins *pins = &job->pins;
     pins->saving_count = 0;
     for (struct cairn_pin *pin = pins->list; pin != NULL; pin = pin->next)
-        if (!pin->waits && !pin->ended) pins->saving[pins->saving_count++] = &pin->staging;
+        if (!pin->is_prepared && !pin->waits && !pin->ended)
+            pins->saving[pins->saving_count++] = &pin->staging;
 }
 
 void cairn_pins_save(const struct cairn_shard_job *job, struct cairn_works *works, uint64_t chunk)
@@ -280,7 +323,7 @@ static void note_step(struct cairn_pins *pins)
     if (pins->list == NULL)
         pins->step_us = pins->step_us == 0 ? took : (7 * pins->step_us + took) / 8;
     for (struct cairn_pin *pin = pins->list; pin != NULL; pin = pin->next)
-        if (!pin->waits && !pin->ended) cairn_pace_step(&pin->pace, took, now);
+        if (!pin->is_prepared && !pin->waits && !pin->ended) cairn_pace_step(&pin->pace, took, now);
 }
 
 void cairn_pin_updated(struct cairn_shard_job *job)
@@ -310,38 +353,86 @@ static void refuse(struct cairn_shard_job *job, const Cairn__Pin *message, cairn
     cairn_session_send(job->shard, CAIRN_MSG_SNAPSHOT_PART, 0, &part.base);
 }
 
-void cairn_pin_begin(struct cairn_shard_job *job, const Cairn__Pin *message)
+/* CAIRN_OK: one more may be pinned. */
+static cairn_status judge(const struct cairn_shard_job *job, struct cairn_sentence *why)
 {
     size_t count = 0;
     for (struct cairn_pin *other = job->pins.list; other != NULL; other = other->next) count++;
-    if (job->state != CAIRN_JOB_SERVING) {
-        refuse(job, message, CAIRN_ERR_NOT_READY, "the job has no version yet");
-        return;
-    }
-    if (job->park.is_under_way) {
-        refuse(job, message, CAIRN_ERR_BUSY, "its state is being parked, or comes back");
-        return;
-    }
-    if (count >= CAIRN_SHARD_PINS_MAX) {
-        refuse(job, message, CAIRN_ERR_BUSY,
-               "as many snapshots are being written as a shard takes");
-        return;
-    }
-    cairn_reports_drop(job); // a coordinator that asks for another one waits for these no more
+    if (job->state != CAIRN_JOB_SERVING)
+        return cairn_fail(why, CAIRN_ERR_NOT_READY, "the job has no version yet");
+    if (job->park.is_under_way)
+        return cairn_fail(why, CAIRN_ERR_BUSY, "its state is being parked, or comes back");
+    if (count >= CAIRN_SHARD_PINS_MAX)
+        return cairn_fail(why, CAIRN_ERR_BUSY,
+                          "as many snapshots are being written as a shard takes");
+    return CAIRN_OK;
+}
+
+static struct cairn_pin *pin_new(struct cairn_shard_job *job, uint64_t snapshot,
+                                 struct cairn_sentence *why)
+{
     struct cairn_pin *pin = calloc(1, sizeof *pin);
-    struct cairn_report *told = cairn_report_new(job, message->snapshot);
+    struct cairn_report *told = cairn_report_new(job, snapshot);
     if (pin == NULL || told == NULL) {
         free(pin);
         cairn_report_free(told);
-        refuse(job, message, CAIRN_ERR_NO_MEMORY, "no memory for a snapshot");
-        return;
+        (void)cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a snapshot");
+        return NULL;
     }
     pin->job = job;
-    pin->snapshot = message->snapshot;
-    pin->writes = message->files;
+    pin->snapshot = snapshot;
     pin->report = told;
     pin->next = job->pins.list;
     job->pins.list = pin;
+    return pin;
+}
+
+void cairn_pin_prepare(struct cairn_shard_job *job, uint32_t request,
+                       const Cairn__PinPrepare *message)
+{
+    struct cairn_request asked = cairn_session_request(job->shard, request);
+    struct cairn_sentence why;
+    cairn_status status = judge(job, &why);
+    struct cairn_pin *pin = status == CAIRN_OK ? pin_new(job, message->snapshot, &why) : NULL;
+    if (status == CAIRN_OK && pin == NULL) status = CAIRN_ERR_NO_MEMORY;
+    if (pin != NULL) {
+        status = take_staging(pin);
+        why = pin->why;
+    }
+    if (status != CAIRN_OK) {
+        if (pin != NULL) pin_free(pin);
+        cairn_session_answer(job->shard, &asked, status, &why);
+        return;
+    }
+    pin->is_prepared = true;
+    pin->asked = asked;
+    begin_touch(pin);
+}
+
+static struct cairn_pin *prepared_of(const struct cairn_shard_job *job, uint64_t snapshot)
+{
+    struct cairn_pin *pin = job->pins.list;
+    while (pin != NULL && !(pin->is_prepared && pin->snapshot == snapshot)) pin = pin->next;
+    return pin;
+}
+
+void cairn_pin_begin(struct cairn_shard_job *job, const Cairn__Pin *message)
+{
+    struct cairn_sentence why;
+    struct cairn_pin *pin = prepared_of(job, message->snapshot);
+    cairn_status status = pin == NULL ? judge(job, &why) : CAIRN_OK;
+    if (status == CAIRN_OK)
+        cairn_reports_drop(job); // a coordinator that asks for another one waits for these no more
+    if (status == CAIRN_OK && pin == NULL) {
+        pin = pin_new(job, message->snapshot, &why);
+        if (pin == NULL) status = CAIRN_ERR_NO_MEMORY;
+    }
+    if (status != CAIRN_OK) {
+        refuse(job, message, status, why.text);
+        return;
+    }
+    pin->is_prepared = false;
+    pin->writes = message->files;
     // Decided already: the version is the one after it.
     if (job->pass.updating)
         pin->waits = true;

@@ -27,6 +27,11 @@ struct cairn_pins {
     uint64_t last_us; /* when the last UPDATE was published; 0: none was */
 };
 
+/* Makes the staging of one that is soon to begin; answers when its pages are there. */
+void cairn_pin_prepare(struct cairn_shard_job *job, uint32_t request,
+                       const Cairn__PinPrepare *message);
+/* Those that have not begun give their staging back: the planes are about to lie elsewhere. */
+void cairn_pins_unprepare(struct cairn_shard_job *job);
 void cairn_pin_begin(struct cairn_shard_job *job, const Cairn__Pin *message);
 /* Where it is to be written, if anywhere. */
 void cairn_pin_folder(struct cairn_shard_job *job, const Cairn__PinFolder *message);
