@@ -38,8 +38,9 @@ static void open_shard(struct rooms *rooms, uint32_t shard)
                                                  .hub = rooms->hub,
                                                  .on_ready = on_ready,
                                                  .context = rooms };
-    ck_assert_int_eq(cairn_shard_open(&rooms->loop, &options, &rooms->shards[shard], &why),
-                     CAIRN_OK);
+    const cairn_status status = cairn_shard_open(&rooms->loop, &options, &rooms->shards[shard],
+                                                 &why);
+    ck_assert_msg(status == CAIRN_OK, "%s", why.text);
 }
 
 static void *rooms_thread(void *arg)

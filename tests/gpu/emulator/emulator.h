@@ -113,7 +113,7 @@ static inline uint32_t emulator_handle_index(uint64_t handle)
 
 /* ---- order.c: what operations touch, and what orders them ---- */
 
-#define EMULATOR_SLOTS 64 /* streams at a time; 0 is the null stream */
+#define EMULATOR_SLOTS 128 /* streams at a time; 0 is the null stream */
 
 struct emulator_clock {
     uint64_t at[EMULATOR_SLOTS]; /* by stream: its operations up to this one are known to be over */
