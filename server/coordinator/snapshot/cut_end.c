@@ -217,8 +217,18 @@ static const struct cairn_cluster_seat *stuck_at(const struct cairn_cluster_cut 
     return NULL;
 }
 
+/* A shard that does not answer is not waited for until its lease ends: the others begin. */
+static void end_preparing(struct cairn_cluster_job *job)
+{
+    struct cairn_cluster_cut *cut = job->snapshots.cut;
+    const uint64_t most_ms = (uint64_t)job->cluster->options->lease_timeout_ms / 2;
+    if (cut != NULL && !cut->is_ready && uv_now(job->cluster->loop) - cut->begun_ms >= most_ms)
+        cut->is_ready = true;
+}
+
 void cairn_cluster_cut_tick(struct cairn_cluster_job *job)
 {
+    end_preparing(job);
     cairn_cluster_cut_resume(job);
     struct cairn_cluster_cut *cut = job->snapshots.cut;
     if (cut == NULL || cut->stage == CAIRN_CUT_WORKING) return;
