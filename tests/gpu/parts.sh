@@ -153,7 +153,7 @@ train() {
     shard_settings=(--set "$4")
     cluster_start "$1" "$2"
     [ "$4" != "$card_setting" ] || shards_are_on_card
-    [ -z "${path:-}" ] || cairn snapshot restore --path "$path" >/dev/null
+    [ -z "${path:-}" ] || cairn snapshot restore --path "$path" --allow-untrusted >/dev/null
     for rank in 0 1; do
         process_start "worker-$rank" "$bin/fashion_mnist" --endpoint "$endpoint" --rank "$rank" --workers 2 \
             --steps "$3" --data "$data"
