@@ -65,6 +65,7 @@
 #define CTL_TAKES_DELETE   (UINT64_C(1) << 59) /* --delete */
 #define CTL_TAKES_FORCE_RM (UINT64_C(1) << 60) /* --force, of a snapshot */
 #define CTL_TAKES_MTBF     (UINT64_C(1) << 61) /* --mtbf */
+#define CTL_TAKES_CREATE   (UINT64_C(1) << 62) /* --from, --as, --dry-run: of a job */
 #define CTL_BENCHES        (CTL_TAKES_OUTPUT | CTL_TAKES_SECONDS)
 #define CTL_ASKS           (CTL_TAKES_ENDPOINT | CTL_TAKES_TIMEOUT | CTL_TAKES_OUTPUT)
 #define CTL_LISTS_ONCE     (CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_QUIET)
@@ -143,8 +144,9 @@ struct ctl {
     double every_s;          /* --watch, --every; 0: not given */
     const char *job, *path;  /* --job, --path; NULL: not given */
     const char *path_before; /* of two --path the first; the last is path */
-    const char *from, *to;   /* --from, --to; NULL: not given. Judged by the subcommand */
-    const char *group;       /* --group; the same */
+    /* --from, --to, --as; NULL: not given. Judged by the subcommand */
+    const char *from, *to, *as;
+    const char *group; /* --group; the same */
     bool has_lr, has_clip_norm;
     double lr, clip_norm;
     struct ctl_rules rules;
@@ -320,6 +322,7 @@ int cairn_ctl_snapshot_diff(struct ctl *ctl);
 int cairn_ctl_snapshot_export(struct ctl *ctl);
 int cairn_ctl_snapshot_verify(struct ctl *ctl);
 int cairn_ctl_snapshot_restore(struct ctl *ctl);
+int cairn_ctl_job_create(struct ctl *ctl);
 int cairn_ctl_snapshot_rm(struct ctl *ctl);
 int cairn_ctl_snapshot_prune(struct ctl *ctl);
 int cairn_ctl_snapshot_tag(struct ctl *ctl);

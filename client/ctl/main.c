@@ -102,6 +102,11 @@ static const struct subcommand subcommands[] = {
       CTL_ASKS | CTL_TAKES_QUIET, cairn_ctl_job_park },
     { "job", "unpark", "JOB", "take a parked job's state back to where it lay", 1, 1,
       CTL_ASKS | CTL_TAKES_QUIET, cairn_ctl_job_unpark },
+    { "job", "create", "--from JOB/ID|FOLDER [--as NAME] [--dry-run] [--yes]",
+      "a job out of a snapshot, over the shards there are; asks before it replaces one", 0, 0,
+      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_CREATE | CTL_TAKES_YES | CTL_TAKES_TRUST |
+          CTL_TAKES_NO_HEADERS,
+      cairn_ctl_job_create },
     { "job", "drop", "JOB [--yes] [--force]",
       "give its memory on all shards back, for good; its snapshots stay", 1, 1,
       CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_YES | CTL_TAKES_FORCE, cairn_ctl_job_drop },

@@ -4,11 +4,13 @@
 #include <check.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "tests/support/suite.h"
 #include "tests/support/tiny_job.h"
 
+static struct cluster_said said;
 static const char *const quick[] = { "lease.heartbeat=100ms", NULL };
 enum { ELEMS = 5000, STEPS = 20 };
 
@@ -55,7 +57,6 @@ static uint64_t step(const struct trainer *t, const struct cluster *cluster)
 
 static void expect_listed(const struct cluster *cluster, const char *expected)
 {
-    struct cluster_said said;
     const time_t end = time(NULL) + CLUSTER_WAIT_MS / 1000;
     do {
         cluster_cli(cluster, &said, "snapshot", "list", "-q", "kept", NULL);
@@ -106,6 +107,53 @@ TEST(of_twenty_snapshots_those_stay_that_a_rule_or_a_tag_keeps)
     cluster_says(&cluster, 12, "is the only verified one", "snapshot", "rm", "kept",
                  "step-000000000020-g1", "--yes", NULL);
     cluster_says(&cluster, 0, "step 20", "snapshot", "restore", "kept", "latest", "--yes", NULL);
+    cairn_close(t.session);
+    cluster_stop(&cluster);
+}
+
+TEST(what_reads_a_snapshot_asks_the_coordinator_where_it_is)
+{
+    struct cluster cluster;
+    char to[CAIRN_SCRATCH_BYTES + 32], root[CAIRN_SCRATCH_BYTES + 32];
+    cluster_start(&cluster, 2, NULL);
+    struct trainer t = attach(&cluster);
+    for (int i = 0; i < 2; i++) {
+        (void)step(&t, &cluster);
+        cluster_says(&cluster, 0, "step-", "snapshot", "create", "kept", "--wait", NULL);
+    }
+    snprintf(to, sizeof to, "%s/exported", cluster.folder);
+    snprintf(root, sizeof root, "%s/copied", cluster.folder);
+    ck_assert_int_eq(mkdir(root, 0750), 0);
+    cluster_says(&cluster, 0, "", "snapshot", "export", "kept", "latest", "--to", to, NULL);
+    cluster_says(&cluster, 0, "", "snapshot", "copy", "kept", "latest", "--to", root, NULL);
+    cluster_says(&cluster, 0, "", "snapshot", "verify", "kept", "latest", NULL);
+    cluster_says(&cluster, 0, "MEAN", "snapshot", "show", "kept", "latest", "--stats", NULL);
+    cluster_says(&cluster, 1, "1 in A, 2 in B", "snapshot", "diff", "kept", "step-000000000001-g1",
+                 "step-000000000002-g1", NULL);
+    cluster_says(&cluster, 4, "no committed snapshot", "snapshot", "verify", "kept",
+                 "step-000000000009-g1", NULL);
+    cairn_close(t.session);
+    cluster_stop(&cluster);
+}
+
+TEST(a_job_is_created_out_of_a_snapshot_beside_the_one_that_it_is_of)
+{
+    struct cluster cluster;
+    char root[80];
+    cluster_start(&cluster, 2, NULL);
+    struct trainer t = attach(&cluster);
+    (void)step(&t, &cluster);
+    cluster_says(&cluster, 0, "step-", "snapshot", "create", "kept", "--wait", NULL);
+    cluster_cli(&cluster, &said, "job", "digest", "-q", "kept", NULL);
+    snprintf(root, sizeof root, "%.64s", said.out);
+    cluster_says(&cluster, 0, "shard", "job", "create", "--from", "kept/latest", "--as", "copy",
+                 "--dry-run", NULL);
+    cluster_says(&cluster, 4, "copy", "job", "show", "copy", NULL); // nothing was made
+    cluster_says(&cluster, 0, "job copy", "job", "create", "--from", "kept/latest", "--as", "copy",
+                 NULL);
+    cluster_says(&cluster, 0, root, "job", "digest", "-q", "copy", NULL);
+    cluster_says(&cluster, 4, "there is no snapshot", "job", "create", "--from", "./nowhere", NULL);
+    cluster_says(&cluster, 2, "needs --from", "job", "create", NULL);
     cairn_close(t.session);
     cluster_stop(&cluster);
 }

@@ -69,6 +69,7 @@ enum {
     OPT_ON_WORKER_LOSS,
     OPT_WORKER_LOSS_WAIT,
     OPT_FROM,
+    OPT_AS,
     OPT_TO,
     OPT_FORMAT,
     OPT_DTYPE,

@@ -1,4 +1,5 @@
-/* cairn snapshot restore: asks before it replaces a job that is not lost. */
+/* cairn snapshot restore, and cairn job create, which is the same with a name of its own: ask before they
+ * replace a job that is not lost. */
 #include <limits.h>
 #include <string.h>
 
@@ -122,10 +123,34 @@ int cairn_ctl_snapshot_latest(struct ctl *ctl, const char *job,
         job);
 }
 
+/* Restores it, or says what that would be. */
+static int restore_it(struct ctl *ctl, Cairn__SnapshotRestore *restore)
+{
+    Cairn__SnapshotStatus *reply;
+    restore->allow_unsigned = ctl->allow_unsigned;
+    restore->allow_untrusted = ctl->allow_untrusted;
+    restore->fallback = ctl->fallback;
+    if (ctl->timeout_ms == 0) ctl->timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
+    const int refused = confirm(ctl, restore);
+    if (refused >= 0) return refused;
+    const cairn_status called = call(ctl, restore, &reply);
+    if (called != CAIRN_OK) return cairn_status_exit((int)called);
+    if (reply->passed_over[0] != '\0')
+        fprintf(stderr, "cairn: passed over: %s; %s, of step %llu, was restored in its place\n",
+                reply->passed_over, reply->id, (unsigned long long)reply->step);
+    if (ctl->json)
+        print_json(reply);
+    else if (ctl->quiet)
+        printf("%s\n", reply->id);
+    else
+        print(reply);
+    cairn_message_free(&reply->base);
+    return 0;
+}
+
 int cairn_ctl_snapshot_restore(struct ctl *ctl)
 {
     Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
-    Cairn__SnapshotStatus *reply;
     char path[PATH_MAX], latest[CAIRN_SNAPSHOT_ID_BYTES];
     const bool by_id = ctl->argc == 2 && ctl->path == NULL && ctl->job == NULL;
     const bool by_path = ctl->argc == 0 && ctl->path != NULL;
@@ -142,28 +167,54 @@ int cairn_ctl_snapshot_restore(struct ctl *ctl)
         restore.path = path;
         if (ctl->job != NULL) restore.job = (char *)(uintptr_t)ctl->job;
     }
-    restore.allow_unsigned = ctl->allow_unsigned;
-    restore.allow_untrusted = ctl->allow_untrusted;
-    restore.fallback = ctl->fallback;
-    if (ctl->timeout_ms == 0) ctl->timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
     if (by_id && strcmp(restore.id, "latest") == 0) {
         restore.id = latest;
         refused = cairn_ctl_snapshot_latest(ctl, restore.job, latest);
         if (refused >= 0) return refused;
     }
-    refused = confirm(ctl, &restore);
-    if (refused >= 0) return refused;
-    const cairn_status called = call(ctl, &restore, &reply);
+    return restore_it(ctl, &restore);
+}
+
+/* "JOB/ID" is one of the coordinator's; anything else a folder. -1: go on; else the exit status. */
+static int find_from(struct ctl *ctl, char folder_out[static PATH_MAX])
+{
+    char job[CAIRN_NAME_MAX + 1];
+    const char *slash = strchr(ctl->from, '/');
+    const size_t length = slash != NULL ? (size_t)(slash - ctl->from) : 0;
+    if (length == 0 || length >= sizeof job || strchr(slash + 1, '/') != NULL ||
+        ctl->from[0] == '.')
+        return cairn_ctl_absolute("--from", ctl->from, folder_out);
+    snprintf(job, sizeof job, "%.*s", (int)length, ctl->from);
+    return cairn_ctl_place_ask(ctl, job, slash + 1, folder_out);
+}
+
+int cairn_ctl_job_create(struct ctl *ctl)
+{
+    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
+    Cairn__SnapshotStatus *plan;
+    char folder[PATH_MAX], *const argument[] = { folder, NULL };
+    if (ctl->from == NULL)
+        return cairn_ctl_usage_fail(ctl,
+                                    "job create needs --from: a snapshot, as JOB/ID or a folder; a "
+                                    "job without one is made by the first worker that opens it");
+    const int found = find_from(ctl, folder);
+    if (found >= 0) return found;
+    restore.path = folder;
+    if (ctl->as != NULL) restore.job = (char *)(uintptr_t)ctl->as;
+    if (!ctl->rules.dry_run) return restore_it(ctl, &restore);
+    restore.plan = true;
+    restore.allow_unsigned = ctl->allow_unsigned;
+    restore.allow_untrusted = ctl->allow_untrusted;
+    const cairn_status called = call(ctl, &restore, &plan);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
-    if (reply->passed_over[0] != '\0')
-        fprintf(stderr, "cairn: passed over: %s; %s, of step %llu, was restored in its place\n",
-                reply->passed_over, reply->id, (unsigned long long)reply->step);
-    if (ctl->json)
-        print_json(reply);
-    else if (ctl->quiet)
-        printf("%s\n", reply->id);
-    else
-        print(reply);
-    cairn_message_free(&reply->base);
-    return 0;
+    if (!ctl->json && !ctl->quiet) {
+        cairn_ctl_snapshot_print(plan);
+        if (plan->replaced != NULL)
+            cairn_ctl_version_line("replaces", plan->replaced->generation, plan->replaced->step,
+                                   plan->replaced->version_unknown);
+    }
+    cairn_message_free(&plan->base);
+    ctl->argv = (char **)(uintptr_t)argument;
+    ctl->argc = 1;
+    return cairn_ctl_job_plan(ctl); // what it takes of the shards' memory
 }

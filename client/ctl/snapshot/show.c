@@ -283,14 +283,19 @@ int cairn_ctl_snapshot_show(struct ctl *ctl)
 {
     Cairn__SnapshotShow show = CAIRN__SNAPSHOT_SHOW__INIT;
     ProtobufCMessage *reply;
-    char folder[PATH_MAX];
+    char folder[PATH_MAX], latest[CAIRN_SNAPSHOT_ID_BYTES];
     if (ctl->path != NULL || ctl->argc != 2) {
-        const int done = cairn_ctl_place_find(ctl, folder);
-        return done >= 0 ? done : show_folder(ctl, folder, NULL);
+        const int found = cairn_ctl_place_find(ctl, folder);
+        return found >= 0 ? found : show_folder(ctl, folder, NULL);
     }
     show.job = ctl->argv[0];
     show.id = ctl->argv[1];
     if (ctl->timeout_ms == 0) ctl->timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
+    if (strcmp(show.id, "latest") == 0) {
+        const int found = cairn_ctl_snapshot_latest(ctl, show.job, latest);
+        if (found >= 0) return found;
+        show.id = latest;
+    }
     const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_SNAPSHOT_SHOW, &show.base,
                                                CAIRN_MSG_SNAPSHOT_STATUS, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);

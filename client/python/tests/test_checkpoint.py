@@ -43,6 +43,13 @@ def run_torch(net, optimizer, first: int, end: int) -> None:
         optimizer.step()
 
 
+def steps(m, net, first: int, end: int) -> None:
+    for step in range(first, end):
+        m.begin()
+        loss_of(net, step).backward()
+        m.step()
+
+
 def trained():
     net = model()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.1)
@@ -155,9 +162,7 @@ class Checkpoints(unittest.TestCase):
             optim = cairn.AdamW(lr=1e-2, weight_decay=0.1)
             m = cairn.import_checkpoint(session, path, net, optim, name="run", **options)
             self.assertEqual(m.version.step, STEPS_BEFORE)
-            for step in range(STEPS_BEFORE, STEPS_BEFORE + STEPS_AFTER):
-                loss_of(m.model if hasattr(m, "model") else net, step).backward()
-                m.step()
+            steps(m, net, STEPS_BEFORE, STEPS_BEFORE + STEPS_AFTER)
             m.close()
             again = cairn.import_checkpoint(session, path, model(), optim, name="run", **options)
             self.assertEqual(again.version.step, STEPS_BEFORE + STEPS_AFTER)  # it is there: nothing was written
@@ -187,6 +192,35 @@ class Checkpoints(unittest.TestCase):
         net, optimizer = get_state_dict(*trained())
         dcp.save({"model": net, "optim": optimizer}, checkpoint_id=str(self.folder / "real"), no_dist=True)
         self.goes_on(self.folder / "real")
+
+    @needs_numbers
+    def test_plain_torch_goes_on_from_a_snapshot_that_its_own_reader_reads(self):
+        try:
+            import torch.distributed.checkpoint as dcp
+            from torch.distributed.checkpoint import HuggingFaceStorageReader
+        except ImportError:
+            self.skipTest("this torch has no HuggingFaceStorageReader")
+        with Cluster(2) as cluster, cairn.connect(cluster.endpoint) as session:
+            net = model()
+            m = session.attach(net, cairn.AdamW(lr=1e-2, weight_decay=0.1), name="saved")
+            steps(m, net, 0, STEPS_BEFORE)
+            folder = cluster._folder / "snapshots" / "saved" / m.snapshot()
+            steps(m, net, STEPS_BEFORE, STEPS_BEFORE + STEPS_AFTER)
+            m.close()
+            theirs = model()
+            weights = {name: torch.zeros_like(p) for name, p in theirs.named_parameters()}
+            moments = {f"state.{name}.{what}": torch.zeros_like(p) for name, p in theirs.named_parameters()
+                       for what in ("exp_avg", "exp_avg_sq")}
+            for part, state in (("model", weights), ("optim", moments)):
+                dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder / part)), no_dist=True)
+        theirs.load_state_dict(weights)
+        optimizer = torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.1)
+        for name, p in theirs.named_parameters():
+            optimizer.state[p] = {"step": torch.tensor(float(STEPS_BEFORE)),
+                                  **{what: moments[f"state.{name}.{what}"] for what in ("exp_avg", "exp_avg_sq")}}
+        run_torch(theirs, optimizer, STEPS_BEFORE, STEPS_BEFORE + STEPS_AFTER)
+        for (name, ours), p in zip(net.named_parameters(), theirs.parameters()):
+            self.assertLess(float((ours.detach() - p.detach()).abs().max()), 2e-6, name)
 
     @needs_numbers
     def test_what_does_not_fit_is_listed_before_anything_is_done(self):
