@@ -219,7 +219,7 @@ cairn_status cairn_snapshot_words_load(const char *root, const char *job,
     *out = (struct cairn_snapshot_words) { .latest = "" };
     snprintf(path, sizeof path, "%s/latest", job);
     if (read_line(root, path, line, &said) == CAIRN_OK && is_id(line))
-        snprintf(out->latest, sizeof out->latest, "%s", line);
+        memcpy(out->latest, line, strlen(line) + 1); // an id is shorter than that
     cairn_status status = load_kind(root, job, &tags, &list, &out->tag_count, why);
     out->tags = list;
     list = NULL;

@@ -11,6 +11,7 @@ trap 'rm -rf "$tmp"' EXIT
 command -v strace >/dev/null || { echo "skip: strace is not installed"; exit 77; }
 strace -qq -o "$tmp/log" true 2>/dev/null || { echo "skip: strace may not trace here"; exit 77; }
 calls="openat mkdirat fallocate pwrite64 ftruncate fsync close renameat write unlinkat"
+export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0 # which nobody can who is traced
 stride=${CAIRN_TEST_LONG:+1}
 stride=${stride:-4} # every fourth call: the others in a long run
 
