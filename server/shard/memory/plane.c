@@ -147,18 +147,6 @@ cairn_status cairn_planes_open(struct cairn_planes *planes, const struct cairn_s
     return open_host(planes, why);
 }
 
-cairn_status cairn_planes_open_copy(struct cairn_planes *planes, const struct cairn_planes *of,
-                                    struct cairn_sentence *why)
-{
-    cairn_status status = CAIRN_OK;
-    *planes = of_nothing(of->map, of->forms, 0);
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
-        if (kinds[p].is_state)
-            status = cairn_arena_open_scratch("staging", host_bytes(planes, p, 0), &planes->host[p],
-                                              why);
-    return status;
-}
-
 void cairn_planes_close(struct cairn_planes *planes)
 {
     for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) cairn_arena_close(&planes->host[p]);

@@ -85,10 +85,6 @@ CAIRN_MUST_CHECK cairn_status cairn_planes_open(struct cairn_planes *planes,
                                                 const struct cairn_shard_map *map,
                                                 const struct cairn_form *forms, uint64_t host_from,
                                                 uint64_t room_elems, struct cairn_sentence *why);
-/* Room for a copy of the state of `of`, in anonymous memory of the host; the same. */
-CAIRN_MUST_CHECK cairn_status cairn_planes_open_copy(struct cairn_planes *planes,
-                                                     const struct cairn_planes *of,
-                                                     struct cairn_sentence *why);
 /* Safe to call again, and of what is all 0. */
 void cairn_planes_close(struct cairn_planes *planes);
 /* The same on another thread: release.c. */

@@ -152,29 +152,6 @@ cairn_status cairn_plane_hash_end(struct cairn_plane_hash *h, struct cairn_sente
                                  &h->tree, why);
 }
 
-/* One plane, in pieces so that a cancel is heard. */
-static cairn_status hash_plane(struct cairn_report *report, const struct cairn_planes *planes,
-                               size_t number, enum cairn_plane plane, const atomic_bool *canceled,
-                               struct cairn_sentence *why)
-{
-    struct cairn_plane_hash hash;
-    cairn_plane_hash_begin(&hash, report, planes, number, plane);
-    const cairn_status status = cairn_plane_hash_to(&hash, planes->map->extents[number].elem_count,
-                                                    canceled, why);
-    return status == CAIRN_OK ? cairn_plane_hash_end(&hash, why) : status;
-}
-
-cairn_status cairn_report_hash(struct cairn_report *report, const struct cairn_planes *planes,
-                               const atomic_bool *canceled, struct cairn_sentence *why)
-{
-    cairn_status status = CAIRN_OK;
-    for (size_t i = 0; i < planes->map->extent_count; i++)
-        for (enum cairn_plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
-            if (cairn_form_stores(&planes->forms[i], (int)p))
-                status = hash_plane(report, planes, i, p, canceled, why);
-    return status;
-}
-
 cairn_status cairn_report_add_file(struct cairn_report *report, const char *path, uint64_t bytes,
                                    uint8_t *sums, struct cairn_sentence *why)
 {

@@ -21,14 +21,9 @@ CAIRN_MUST_CHECK cairn_status cairn_report_add_tree(struct cairn_report *report,
                                                     enum cairn_plane plane,
                                                     const struct cairn_tree *tree,
                                                     struct cairn_sentence *why);
-/* Adds the digests of the state in `planes`, the job's or a copy, by works of their home. CAIRN_ERR_CANCELED,
- * CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO. */
-CAIRN_MUST_CHECK cairn_status cairn_report_hash(struct cairn_report *report,
-                                                const struct cairn_planes *planes,
-                                                const atomic_bool *canceled,
-                                                struct cairn_sentence *why);
-/* The same of one plane of an extent that comes to stand from its first element on: begin, `to` as often as
- * more of it stands, end when all does. Elements are hashed while they are in the cache. */
+/* The digests of one plane of an extent that comes to stand from its first element on: begin, `to` as
+ * often as more of it stands, end when all does. Elements are hashed while they are in the cache, by works
+ * of their home. */
 struct cairn_plane_hash {
     /* private */
     struct cairn_report *report;       /* borrowed */
