@@ -93,19 +93,10 @@ static uint64_t leaf_elem(const struct writing *w, uint64_t leaf)
 static cairn_status hash_leaves(struct writing *w, const uint8_t *bytes, uint64_t leaves,
                                 struct cairn_sentence *why)
 {
-    struct cairn_hash hashes[HASH_LEAVES];
-    struct cairn_works *works = cairn_compute_snapshots(&w->job->shard->host);
-    struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_HASH);
-    work->hash.plane = bytes;
-    work->hash.dtype = cairn_form_dtype(&w->view->forms[w->at.extent], w->at.plane);
-    work->hash.geometry = &w->view->layout->geometry[extent_of(w)->tensor];
-    work->hash.first_leaf = w->at.tree.next_leaf;
-    work->hash.leaf_count = leaves;
-    work->hash.hashes = hashes;
-    const cairn_status status = cairn_works_run(works, why);
-    for (uint64_t i = 0; status == CAIRN_OK && i < leaves; i++)
-        cairn_tree_push_leaf(&w->at.tree, &hashes[i]);
-    return status;
+    return cairn_report_leaves(cairn_compute_snapshots(&w->job->shard->host), bytes,
+                               cairn_form_dtype(&w->view->forms[w->at.extent], w->at.plane),
+                               &w->view->layout->geometry[extent_of(w)->tensor], leaves,
+                               &w->at.tree, why);
 }
 
 /* How many whole leaves begin at element `from` and end at `to`, or before it. */

@@ -1,11 +1,11 @@
 #include "server/shard/state/report.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "proto/snapshot/snapshot_file.h"
 
-#define HASH_LEAVES ((uint64_t)1024) /* of a piece */
 #define BATCH_BYTES \
     ((size_t)512 << 10) /* of a SnapshotPart, but for one entry or the payload alone */
 
@@ -73,12 +73,12 @@ cairn_status cairn_report_add_tree(struct cairn_report *report, uint32_t tensor,
     return CAIRN_OK;
 }
 
-/* The leaves from tree->next_leaf on. */
-static cairn_status hash_piece(struct cairn_works *works, const void *plane, cairn_dtype dtype,
-                               const struct cairn_geometry *geometry, uint64_t leaves,
-                               struct cairn_tree *tree, struct cairn_sentence *why)
+cairn_status cairn_report_leaves(struct cairn_works *works, const void *plane, cairn_dtype dtype,
+                                 const struct cairn_geometry *geometry, uint64_t leaves,
+                                 struct cairn_tree *tree, struct cairn_sentence *why)
 {
-    struct cairn_hash hashes[HASH_LEAVES];
+    struct cairn_hash hashes[CAIRN_REPORT_LEAVES];
+    assert(leaves <= CAIRN_REPORT_LEAVES);
     struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_HASH);
     work->hash.plane = plane;
     work->hash.dtype = dtype;
@@ -101,7 +101,7 @@ static struct cairn_works *files_works(const struct cairn_shard_job *job,
 }
 
 /* The leaves from tree->next_leaf on that lie in one home and end at `to`, or before it; at most
- * HASH_LEAVES. */
+ * CAIRN_REPORT_LEAVES. */
 static uint64_t leaves_of_piece(const struct cairn_plane_hash *h, uint64_t at, uint64_t to,
                                 const struct cairn_geometry *geometry)
 {
@@ -112,7 +112,8 @@ static uint64_t leaves_of_piece(const struct cairn_plane_hash *h, uint64_t at, u
     const uint64_t end = to == extent->elem_count
                              ? extent->first_leaf + extent->leaf_count
                              : cairn_leaf_of_elem(geometry, extent->first_elem + to);
-    return end - h->tree.next_leaf < HASH_LEAVES ? end - h->tree.next_leaf : HASH_LEAVES;
+    const uint64_t leaves = end - h->tree.next_leaf;
+    return leaves < CAIRN_REPORT_LEAVES ? leaves : CAIRN_REPORT_LEAVES;
 }
 
 void cairn_plane_hash_begin(struct cairn_plane_hash *h, struct cairn_report *report,
@@ -138,7 +139,7 @@ cairn_status cairn_plane_hash_to(struct cairn_plane_hash *h, uint64_t to,
         const uint64_t at = cairn_leaf_first_elem(geometry, h->tree.next_leaf) - extent->first_elem;
         const uint64_t leaves = leaves_of_piece(h, at, to, geometry);
         if (leaves == 0) break;
-        status = hash_piece(
+        status = cairn_report_leaves(
             files_works(job, h->planes, extent->local_elem + at),
             cairn_planes_at(h->planes, h->plane, h->extent, extent->local_elem + at), dtype,
             geometry, leaves, &h->tree, why);

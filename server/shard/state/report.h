@@ -21,6 +21,14 @@ CAIRN_MUST_CHECK cairn_status cairn_report_add_tree(struct cairn_report *report,
                                                     enum cairn_plane plane,
                                                     const struct cairn_tree *tree,
                                                     struct cairn_sentence *why);
+/* Hashes so many leaves, whose elements stand dense at `plane`, by a work of `works`, and pushes them to the
+ * tree, whose next leaves they are. What cairn_works_run returns. */
+#define CAIRN_REPORT_LEAVES ((uint64_t)1024) /* at most */
+CAIRN_MUST_CHECK cairn_status cairn_report_leaves(struct cairn_works *works, const void *plane,
+                                                  cairn_dtype dtype,
+                                                  const struct cairn_geometry *geometry,
+                                                  uint64_t leaves, struct cairn_tree *tree,
+                                                  struct cairn_sentence *why);
 /* The digests of one plane of an extent that comes to stand from its first element on: begin, `to` as
  * often as more of it stands, end when all does. Elements are hashed while they are in the cache, by works
  * of their home. */
