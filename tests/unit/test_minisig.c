@@ -4,40 +4,14 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "proto/snapshot/minisig.h"
+#include "tests/support/minisig_sample.h"
 #include "tests/support/suite.h"
 
 static const char message[] = "a manifest\n";
 
-static struct cairn_secret_key made_key(void)
-{
-    struct cairn_secret_key key;
-    ck_assert_int_ge(sodium_init(), 0);
-    cairn_secret_key_make(&key);
-    return key;
-}
-
-static void sign(const struct cairn_secret_key *key, const char *bytes,
-                 char text[CAIRN_MINISIG_BYTES])
-{
-    uint8_t prehash[CAIRN_PREHASH_BYTES];
-    cairn_prehash(bytes, strlen(bytes), prehash);
-    cairn_minisig_sign(key, prehash, "timestamp:1\tfile:manifest.json\thashed", text);
-}
-
-static cairn_status check(const char *text, const struct cairn_public_key *key, const char *bytes,
-                          struct cairn_sentence *why)
-{
-    struct cairn_minisig signature;
-    uint8_t prehash[CAIRN_PREHASH_BYTES];
-    const cairn_status status = cairn_minisig_parse(text, strlen(text), &signature, why);
-    cairn_prehash(bytes, strlen(bytes), prehash);
-    return status != CAIRN_OK ? status : cairn_minisig_check(&signature, key, prehash, why);
-}
-
 TEST(keys_survive_as_text)
 {
-    const struct cairn_secret_key key = made_key();
+    const struct cairn_secret_key key = cairn_sample_key();
     struct cairn_secret_key read_key;
     struct cairn_public_key read_public;
     char text[CAIRN_KEY_TEXT_BYTES], line[CAIRN_KEY_LINE_BYTES];
@@ -55,24 +29,26 @@ TEST(keys_survive_as_text)
 
 TEST(a_signature_fits_its_bytes_and_its_key_alone)
 {
-    const struct cairn_secret_key key = made_key();
-    struct cairn_secret_key other = made_key();
+    const struct cairn_secret_key key = cairn_sample_key();
+    struct cairn_secret_key other = cairn_sample_key();
     struct cairn_sentence why;
     char text[CAIRN_MINISIG_BYTES];
     memcpy(other.public_key.id, key.public_key.id, sizeof other.public_key.id); // anyone can
-    sign(&key, message, text);
-    ck_assert_int_eq(check(text, &key.public_key, message, &why), CAIRN_OK);
-    ck_assert_int_eq(check(text, &key.public_key, "another manifest\n", &why), CAIRN_ERR_CHECKSUM);
-    ck_assert_int_eq(check(text, &other.public_key, message, &why), CAIRN_ERR_CHECKSUM);
+    cairn_sample_sign(&key, message, text);
+    ck_assert_int_eq(cairn_sample_check(text, &key.public_key, message, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_sample_check(text, &key.public_key, "another manifest\n", &why),
+                     CAIRN_ERR_CHECKSUM);
+    ck_assert_int_eq(cairn_sample_check(text, &other.public_key, message, &why),
+                     CAIRN_ERR_CHECKSUM);
 }
 
 /* Every byte of what is signed, and of the form, counts: but for the untrusted comment. */
 TEST(a_changed_signature_is_refused)
 {
-    const struct cairn_secret_key key = made_key();
+    const struct cairn_secret_key key = cairn_sample_key();
     struct cairn_sentence why;
     char text[CAIRN_MINISIG_BYTES];
-    sign(&key, message, text);
+    cairn_sample_sign(&key, message, text);
     for (size_t i = strcspn(text, "\n") + 1; text[i] != '\0'; i++) {
         if (text[i] == '\n' && text[i + 1] == '\0') continue; // the last one may be missing
         char changed[CAIRN_MINISIG_BYTES];
@@ -83,7 +59,8 @@ TEST(a_changed_signature_is_refused)
         if (cairn_minisig_parse(changed, strlen(changed), &signature, &why) == CAIRN_OK)
             memcpy(same_id.id, signature.key_id, sizeof same_id.id); // else it is a stranger's
         if (memcmp(same_id.id, key.public_key.id, sizeof same_id.id) != 0) continue;
-        ck_assert_msg(check(changed, &same_id, message, &why) != CAIRN_OK, "byte %zu", i);
+        ck_assert_msg(cairn_sample_check(changed, &same_id, message, &why) != CAIRN_OK, "byte %zu",
+                      i);
     }
 }
 
@@ -111,7 +88,7 @@ TEST_EACH(what_is_no_key_is_refused, 0, sizeof no_keys / sizeof *no_keys)
 TEST_EACH(a_damaged_secret_key_is_refused, 0, 4)
 {
     static const size_t from_end[] = { 138, 113, 63, 20 };
-    const struct cairn_secret_key key = made_key();
+    const struct cairn_secret_key key = cairn_sample_key();
     struct cairn_secret_key out;
     struct cairn_sentence why = { "" };
     char text[CAIRN_KEY_TEXT_BYTES];

@@ -5,37 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/snapshot/minisig.h"
+#include "tests/support/minisig_sample.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 
 static const char message[] = "a manifest\n";
-
-static struct cairn_secret_key made_key(void)
-{
-    struct cairn_secret_key key;
-    ck_assert_int_ge(sodium_init(), 0);
-    cairn_secret_key_make(&key);
-    return key;
-}
-
-static void sign(const struct cairn_secret_key *key, const char *bytes,
-                 char text[CAIRN_MINISIG_BYTES])
-{
-    uint8_t prehash[CAIRN_PREHASH_BYTES];
-    cairn_prehash(bytes, strlen(bytes), prehash);
-    cairn_minisig_sign(key, prehash, "timestamp:1\tfile:manifest.json\thashed", text);
-}
-
-static cairn_status check(const char *text, const struct cairn_public_key *key, const char *bytes,
-                          struct cairn_sentence *why)
-{
-    struct cairn_minisig signature;
-    uint8_t prehash[CAIRN_PREHASH_BYTES];
-    const cairn_status status = cairn_minisig_parse(text, strlen(text), &signature, why);
-    cairn_prehash(bytes, strlen(bytes), prehash);
-    return status != CAIRN_OK ? status : cairn_minisig_check(&signature, key, prehash, why);
-}
 
 static char scratch[CAIRN_SCRATCH_BYTES];
 
@@ -78,9 +52,9 @@ static int run(const char *command)
 
 TEST(minisign_checks_what_is_signed_here)
 {
-    const struct cairn_secret_key key = made_key();
+    const struct cairn_secret_key key = cairn_sample_key();
     char text[CAIRN_MINISIG_BYTES], public_text[CAIRN_KEY_TEXT_BYTES];
-    sign(&key, message, text);
+    cairn_sample_sign(&key, message, text);
     cairn_public_key_text(&key.public_key, public_text);
     write_text("m", message);
     write_text("m.minisig", text);
@@ -92,7 +66,7 @@ TEST(minisign_checks_what_is_signed_here)
 
 TEST(minisign_signs_with_a_key_that_is_made_here)
 {
-    const struct cairn_secret_key key = made_key();
+    const struct cairn_secret_key key = cairn_sample_key();
     char text[CAIRN_MINISIG_BYTES], secret_text[CAIRN_KEY_TEXT_BYTES];
     struct cairn_sentence why = { "" };
     cairn_secret_key_text(&key, secret_text);
@@ -100,7 +74,8 @@ TEST(minisign_signs_with_a_key_that_is_made_here)
     write_text("m", message);
     ck_assert_int_eq(run("minisign -S -s key.sec -m m </dev/null"), 0);
     read_text("m.minisig", text, sizeof text);
-    ck_assert_msg(check(text, &key.public_key, message, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_msg(cairn_sample_check(text, &key.public_key, message, &why) == CAIRN_OK, "%s",
+                  why.text);
 }
 
 TEST(what_minisign_made_is_read_here)
@@ -115,7 +90,7 @@ TEST(what_minisign_made_is_read_here)
     read_text("key.pub", key_text, sizeof key_text);
     ck_assert_int_eq(cairn_public_key_parse(key_text, &key, NULL), CAIRN_OK);
     read_text("m.minisig", text, sizeof text);
-    ck_assert_msg(check(text, &key, message, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_msg(cairn_sample_check(text, &key, message, &why) == CAIRN_OK, "%s", why.text);
     read_text("key.sec", key_text, sizeof key_text);
     ck_assert_msg(cairn_secret_key_parse(key_text, &secret, &why) == CAIRN_OK, "%s", why.text);
     ck_assert_mem_eq(&secret.public_key, &key, sizeof key);
