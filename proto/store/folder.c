@@ -4,6 +4,8 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -52,6 +54,20 @@ int cairn_folder_open_parent(const char *at, const char *path, const char **name
     }
     *name_out = path[0] != '\0' ? path : ".";
     return fd;
+}
+
+static cairn_status resolve(const char *at, char **out, struct cairn_sentence *why)
+{
+    char *resolved = realpath(at, NULL), *here = NULL;
+    if (resolved == NULL && at[0] == '/') {
+        resolved = strdup(at);
+    } else if (resolved == NULL && (here = getcwd(NULL, 0)) != NULL) {
+        if (asprintf(&resolved, "%s/%s", here, at) < 0) resolved = NULL;
+        free(here);
+    }
+    if (resolved == NULL) return cairn_folder_failed(why, "resolving", at);
+    *out = resolved;
+    return CAIRN_OK;
 }
 
 static int open_folder(int parent_fd, const char *name)
@@ -168,6 +184,7 @@ static cairn_status settle(const char *at, const char *path, struct cairn_senten
 }
 
 const struct cairn_storage cairn_storage_folder = { .scheme = "",
+                                                    .resolve = resolve,
                                                     .make = make,
                                                     .list = list,
                                                     .stat = stat_file,

@@ -82,7 +82,7 @@ cairn_status cairn_manifest_load(const char *folder, struct cairn_manifest *out,
     struct cairn_storage_file *file = NULL;
     uint64_t bytes;
     if (storage->stat(folder, "", &bytes, why) == CAIRN_ERR_NOT_FOUND)
-        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "there is no folder %s", folder);
+        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "there is no snapshot %s", folder);
     cairn_status status = storage->open(folder, CAIRN_MANIFEST_NAME, false, &file, why);
     if (status == CAIRN_ERR_NOT_FOUND)
         return cairn_fail(

@@ -22,6 +22,8 @@
  * folders that reaches the server, and names that a host sees when another has made them and closed the file
  * (NFS: close-to-open, no `async` export, no `nocto`; Lustre, GPFS and CephFS do by default).
  *
+ * Above it nobody touches files by a location: what is asked for has a function here.
+ *
  * All functions block, for as long as the storage hangs; from any thread. Statuses: CAIRN_ERR_NO_SPACE
  * (also quota and limits of a file's size), CAIRN_ERR_IO, CAIRN_ERR_EXISTS, CAIRN_ERR_NOT_FOUND,
  * CAIRN_ERR_CORRUPT (no regular file), CAIRN_ERR_NO_MEMORY. The sentence names the step (open, write,
@@ -58,6 +60,10 @@ typedef void (*cairn_storage_name_fn)(void *context, const char *name, bool is_f
 
 struct cairn_storage {
     const char *scheme; /* the NAME of its locations; "": paths */
+
+    /* The one name of a location, whichever of its names is given: of a folder absolute, and without links if
+     * it is there. *out is the caller's to free. */
+    cairn_status (*resolve)(const char *at, char **out, struct cairn_sentence *why);
 
     /* ---- folders ---- */
     /* Makes a folder; one that is there is fine, but CAIRN_ERR_EXISTS if `exclusive`. */

@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "proto/store/snapshot_io.h"
 #include "server/base/log.h"
@@ -88,8 +87,10 @@ bool cairn_cluster_restore_fall_back(struct cairn_cluster_restore *restore)
     struct cairn_sentence text = restore->why, passed = restore->latest.passed;
     const cairn_status status = restore->status;
     char *folder = restore->folder;
+    uint64_t bytes;
     if (!restore->is_stored || !cairn_cluster_restore_is_damage(status) ||
-        access(folder, F_OK) != 0) // a mistyped id is no damage
+        cairn_storage_of(folder)->stat(folder, "", &bytes, NULL) == CAIRN_ERR_NOT_FOUND)
+        // a mistyped id is no damage
         return false;
     cairn_manifest_init(&damaged);
     if (cairn_manifest_load(folder, &damaged, NULL) != CAIRN_OK) cairn_manifest_init(&damaged);

@@ -123,12 +123,10 @@ static void warn_of_trust(const struct cairn_cluster_restore *restore)
 static void check_folder(struct cairn_cluster_restore *restore)
 {
     struct cairn_snapshot snapshot;
-    char *folder = realpath(restore->folder, NULL);
-    if (folder == NULL) {
-        restore->status = cairn_fail(&restore->why, CAIRN_ERR_NOT_FOUND, "there is no snapshot %s",
-                                     restore->folder);
-        return;
-    }
+    char *folder;
+    restore->status =
+        cairn_storage_of(restore->folder)->resolve(restore->folder, &folder, &restore->why);
+    if (restore->status != CAIRN_OK) return;
     free(restore->folder);
     restore->folder = folder;
     restore->status = cairn_snapshot_open(restore->folder, &snapshot, &restore->why);

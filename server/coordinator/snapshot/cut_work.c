@@ -1,6 +1,4 @@
 /* What a cut does on another thread: the content root from the digests, and the manifest. */
-#include <ftw.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "proto/store/snapshot_io.h"
@@ -12,19 +10,18 @@
 #include "server/coordinator/snapshot/keep.h"
 #include "server/coordinator/trust/keys.h"
 
-static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *ftw)
+/* What was begun goes. What stays has no manifest: nobody lists it, and it is known as begun until it is
+ * removed (keep.h). */
+static cairn_status remove_begun(const struct cairn_cluster_cut *cut)
 {
-    (void)info;
-    (void)kind;
-    (void)ftw;
-    return remove(path);
-}
-
-/* Removes a folder with everything in it. Blocks. */
-static void remove_folder(const char *path)
-{
-    // A folder that stays has no manifest: nobody lists it.
-    (void)nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    struct cairn_snapshot_removed removed;
+    struct cairn_sentence why;
+    const char *root = cut->work.cluster->storage.path, *job = cut->manifest.spec.name;
+    const cairn_status status = cairn_snapshot_remove(root, job, cut->id, &removed, &why);
+    if (status != CAIRN_OK && status != CAIRN_ERR_NOT_FOUND)
+        cairn_log_warn("what snapshot %s of job %s has written stays for now: %s", cut->id, job,
+                       why.text);
+    return status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status;
 }
 
 void cairn_cluster_cut_make_folder(struct cairn_cluster_work *work)
@@ -71,8 +68,7 @@ void cairn_cluster_cut_work(struct cairn_cluster_work *work)
         cut->status = cairn_manifest_commit_signed(
             cut->folder, m, cairn_cluster_keys_signer(work->cluster), &cut->why);
     if (cut->status == CAIRN_OK && cut->is_snapshot) note(cut);
-    if (cut->status != CAIRN_OK && cut->folder != NULL) remove_folder(cut->folder);
-    if (cut->folder != NULL)
+    if (cut->folder != NULL && (cut->status == CAIRN_OK || remove_begun(cut) == CAIRN_OK))
         cairn_snapshot_begun_forget(work->cluster->storage.path, m->spec.name, cut->id);
 }
 

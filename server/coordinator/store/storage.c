@@ -1,11 +1,6 @@
 #include "server/coordinator/store/storage.h"
 
-#include <errno.h>
 #include <inttypes.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "proto/store/snapshot_io.h"
 #include "proto/store/storage_token.h"
@@ -36,15 +31,15 @@ cairn_status cairn_cluster_storage_seen(const struct cairn_cluster *cluster,
                                         struct cairn_sentence *why)
 {
     const char *path = cluster->storage.path;
-    struct stat folder;
+    struct cairn_sentence said;
+    uint64_t bytes;
     if (cluster->storage.token != 0) {
         const cairn_status status = cairn_storage_seen(path, cluster->storage.token, why);
         return status == CAIRN_ERR_NOT_FOUND ? fail_other(path, cluster->storage.token, why)
                                              : status;
     }
-    if (stat(path, &folder) == 0) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_IO, "snapshots.path %s: %s; is the storage mounted?", path,
-                      strerror(errno));
+    if (cairn_storage_of(path)->stat(path, "", &bytes, &said) == CAIRN_OK) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_IO, "snapshots.path %s: %.600s", path, said.text);
 }
 
 /* ---- on the loop ---- */
@@ -75,16 +70,17 @@ void cairn_cluster_storage_used(struct cairn_cluster *cluster)
 
 /* ---- at the start ---- */
 
-/* Of a folder that may not be there. NULL: no memory, or no working folder. */
-static char *absolute(const char *path)
+/* A path leads to another place where nothing is mounted; what a storage makes of its own names does not, and
+ * has no token. */
+static bool is_path(const char *location)
 {
-    char *resolved = realpath(path, NULL), *here, *joined = NULL;
-    if (resolved != NULL) return resolved;
-    if (path[0] == '/') return strdup(path);
-    if ((here = getcwd(NULL, 0)) == NULL) return NULL;
-    if (asprintf(&joined, "%s/%s", here, path) < 0) joined = NULL;
-    free(here);
-    return joined;
+    return cairn_storage_of(location) == &cairn_storage_folder;
+}
+
+static cairn_status make_root(const char *location, struct cairn_sentence *why)
+{
+    return is_path(location) ? cairn_durable_folder(location, CAIRN_SNAPSHOT_FOLDER_MODE, why)
+                             : cairn_storage_of(location)->make(location, "", false, why);
 }
 
 /* The token of a folder that the store does not remember; 0: without it the shards are not asked, and what
@@ -93,6 +89,7 @@ static cairn_status begin_with(struct cairn_cluster *cluster, struct cairn_sente
 {
     const char *path = cluster->storage.path;
     struct cairn_sentence no_mark;
+    if (!is_path(path)) return CAIRN_OK;
     if (cairn_storage_mark(path, &cluster->storage.token, &no_mark) != CAIRN_OK) {
         cairn_log_warn("whether the shards see the snapshots' storage is not known: %s",
                        no_mark.text);
@@ -110,14 +107,10 @@ cairn_status cairn_cluster_storage_open(struct cairn_cluster *cluster, struct ca
         (struct cairn_storage_watch) { .judge = judge, .on_said = on_said, .context = cluster };
     cluster->storage.token = cairn_store_storage(cluster->store);
     cluster->storage.remembered = cluster->storage.token != 0;
-    cairn_status status = cluster->storage.remembered
-                              ? CAIRN_OK
-                              : cairn_durable_folder(path, CAIRN_SNAPSHOT_FOLDER_MODE, why);
-    if (status != CAIRN_OK) return status;
-    cluster->storage.path = absolute(path);
-    if (cluster->storage.path == NULL)
-        return cairn_fail(why, CAIRN_ERR_IO, "snapshots.path %s cannot be reached", path);
-    if (!cluster->storage.remembered) status = begin_with(cluster, why);
+    cairn_status status = cluster->storage.remembered ? CAIRN_OK : make_root(path, why);
+    if (status == CAIRN_OK)
+        status = cairn_storage_of(path)->resolve(path, &cluster->storage.path, why);
+    if (status == CAIRN_OK && !cluster->storage.remembered) status = begin_with(cluster, why);
     if (status == CAIRN_OK)
         status = cairn_storage_watch_open(&cluster->storage.watch, cluster->loop, why);
     if (status == CAIRN_OK)

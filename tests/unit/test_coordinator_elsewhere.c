@@ -1,0 +1,198 @@
+/* Snapshots on a storage that is no file system: taken, listed, verified, restored, removed and pruned by a
+ * coordinator as on folders, whatever call of the storage fails. The shards are fake ones. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "proto/store/snapshot_io.h"
+#include "proto/store/snapshot_word.h"
+#include "tests/support/memory_storage.h"
+#include "tests/support/suite.h"
+#include "tests/support/trained_toy.h"
+
+#define ROOT "mem:elsewhere"
+
+static void open_elsewhere(void)
+{
+    cairn_memory_storage_open();
+    open_fake();
+    fake_coordinator_stop(&fake);
+    fake.options.snapshots_path = (char *)(uintptr_t)ROOT;
+    fake_coordinator_start(&fake);
+    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
+    start_trained();
+    tick_fast();
+}
+
+/* Of the id: all of it was read, and is good. */
+static bool is_good(const char *id)
+{
+    struct cairn_snapshot_words words;
+    bool good = false;
+    if (cairn_snapshot_words_load(ROOT, "toy", &words, NULL) == CAIRN_OK) {
+        const struct cairn_snapshot_check *check = cairn_snapshot_words_check(&words, id);
+        good = check != NULL && check->is_good;
+    }
+    cairn_snapshot_words_release(&words);
+    return good;
+}
+
+static Cairn__SnapshotStatus *take_good(void)
+{
+    Cairn__SnapshotStatus *s = take_snapshot();
+    fake_until(&fake, is_good(s->id));
+    return s;
+}
+
+static void count_one(void *context, const char *name, const char *id, const char *folder)
+{
+    (void)name;
+    (void)id;
+    (void)folder;
+    ++*(size_t *)context;
+}
+
+static size_t committed(void)
+{
+    size_t count = 0;
+    ck_assert_int_eq(cairn_snapshot_list(ROOT, "toy", count_one, &count, NULL), CAIRN_OK);
+    return count;
+}
+
+TEST(one_is_taken_listed_verified_restored_and_removed)
+{
+    Cairn__SnapshotRemove removal = CAIRN__SNAPSHOT_REMOVE__INIT;
+    Cairn__SnapshotStatus *first = take_good();
+    train();
+    Cairn__SnapshotStatus *second = take_good();
+    Cairn__SnapshotList *list = list_snapshots();
+    ck_assert_uint_eq(list->n_snapshots, 2);
+    ck_assert_str_eq(list->snapshots[0]->id, second->id);
+    ck_assert(list->snapshots[0]->latest && list->snapshots[0]->checked_unix_ms > 0);
+    cairn_message_free(&list->base);
+    Cairn__SnapshotStatus *done = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS,
+                                              ask_restore("toy", first->id, ""));
+    ck_assert_uint_eq(done->step, 1);
+    ck_assert_uint_eq(done->restored_generation, 2);
+    cairn_message_free(&done->base);
+    fake_expect_error(&fake, &admin, ask_restore("toy", "step-000000000009-g1", ""),
+                      CAIRN_ERR_NOT_FOUND, "there is no snapshot");
+    removal.job = second->job;
+    removal.id = second->id;
+    Cairn__SnapshotRemoved *removed = fake_expect(
+        &fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED,
+        fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &removal.base));
+    ck_assert_uint_ge(removed->bytes, second->bytes);
+    cairn_message_free(&removed->base);
+    ck_assert_uint_eq(committed(), 1);
+    ck_assert_uint_eq(snapshot_folders(), 0); // of the path that it has no more
+    ck_assert_int_ne(access(ROOT, F_OK), 0);  // nor is the name taken for a path
+    cairn_message_free(&first->base);
+    cairn_message_free(&second->base);
+}
+
+TEST(a_damaged_one_gives_way_to_an_older_one)
+{
+    Cairn__SnapshotRestore message = CAIRN__SNAPSHOT_RESTORE__INIT;
+    Cairn__SnapshotStatus *old = take_good();
+    struct cairn_manifest m;
+    size_t count;
+    train();
+    Cairn__SnapshotStatus *new = take_good();
+    ck_assert_int_eq(cairn_manifest_load(new->path, &m, NULL), CAIRN_OK);
+    uint8_t *bytes = cairn_memory_storage_bytes(new->path, m.files[0].path, &count);
+    bytes[count - 1] ^= 1;
+    message.job = new->job;
+    message.id = new->id;
+    message.fallback = true;
+    Cairn__SnapshotStatus *done = fake_expect(
+        &fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS,
+        fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &message.base));
+    ck_assert_str_eq(done->id, old->id);
+    cairn_message_free(&done->base);
+    cairn_message_free(&old->base);
+    cairn_message_free(&new->base);
+    cairn_manifest_release(&m);
+}
+
+TEST(old_periodic_ones_are_pruned)
+{
+    Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
+    amend.job = job;
+    amend.key = 1;
+    amend.set_snapshots = true;
+    amend.snapshot_every = 1;
+    amend.snapshot_keep = 1;
+    fake_expect_amended(&fake, &w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &amend.base), 1);
+    for (int i = 0; i < 4; i++) {
+        train();
+        fake_until(&fake, toy()->snapshots.cut == NULL);
+    }
+    fake_until(&fake, committed() == 1);
+}
+
+/* ---- faults ---- */
+
+/* Whether it was committed; else the sentence names the fault. */
+static bool is_taken(uint32_t request)
+{
+    struct cairn_frame frame;
+    for (;;) {
+        fake_peer_read(&admin);
+        while (fake_peer_next(&admin, &frame)) {
+            if (frame.request != request) continue;
+            const bool taken = frame.type == CAIRN_MSG_SNAPSHOT_STATUS;
+            ProtobufCMessage *message = cairn_message_unpack(cairn_message_type(frame.type),
+                                                             frame.payload, frame.payload_bytes);
+            ck_assert_ptr_nonnull(message);
+            if (!taken) {
+                ck_assert_uint_eq(frame.type, CAIRN_MSG_ERROR);
+                const char *text = ((const Cairn__Error *)message)->text;
+                ck_assert_msg(strstr(text, "a fault of the test") != NULL, "%s", text);
+            }
+            cairn_message_free(message);
+            return taken;
+        }
+        ck_assert(!admin.ended);
+        fake_pump(&fake);
+    }
+}
+
+static void count_name(void *context, const char *name, bool is_folder)
+{
+    *(size_t *)context += is_folder && strncmp(name, "step-", 5) == 0;
+}
+
+/* The folders of snapshots, whole or not. */
+static size_t begun_folders(void)
+{
+    size_t count = 0;
+    struct cairn_sentence why;
+    ck_assert_int_eq(cairn_storage_of(ROOT)->list(ROOT, "toy", count_name, &count, &why), CAIRN_OK);
+    return count;
+}
+
+TEST(whatever_call_fails_once_it_is_whole_or_nothing_of_it_is_left)
+{
+    const uint64_t before = cairn_memory_storage_calls();
+    cairn_message_free(&take_good()->base);
+    const uint64_t calls = cairn_memory_storage_calls() - before;
+    size_t whole = 1, failed = 0;
+    ck_assert_uint_gt(calls, 20);
+    for (uint64_t n = 1; n <= calls; n++) {
+        train();
+        cairn_memory_storage_fail(n, CAIRN_ERR_IO);
+        const bool taken = is_taken(ask_snapshot(&admin, true));
+        cairn_memory_storage_fail(0, CAIRN_OK);
+        whole += taken;
+        failed += !taken;
+        ck_assert_uint_eq(committed(), whole);
+        ck_assert_uint_eq(begun_folders(), whole);
+    }
+    ck_assert_uint_gt(failed, 5);
+    cairn_message_free(&take_good()->base); // training goes on, and the next one is whole
+}
+
+SUITE(60, open_elsewhere, close_fake);
