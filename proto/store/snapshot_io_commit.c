@@ -33,7 +33,12 @@ static cairn_status make_id(const char *root, const char *job, uint64_t generati
         snprintf(place, sizeof place, "%s/%s", job, id);
         status = cairn_storage_of(root)->make(root, place, true, why);
     }
-    return status == CAIRN_OK ? make_parts(root, place, why) : status;
+    if (status != CAIRN_OK) return status;
+    struct cairn_snapshot_removed removed;
+    status = make_parts(root, place, why);
+    // Nobody knows of it yet: it would stay.
+    if (status != CAIRN_OK) (void)!cairn_snapshot_remove(root, job, id, &removed, NULL);
+    return status;
 }
 
 cairn_status cairn_snapshot_folder_make(const char *root, const char *job, uint64_t generation,
