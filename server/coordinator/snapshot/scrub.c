@@ -17,10 +17,10 @@
 #include "server/coordinator/snapshot/keep.h"
 #include "server/coordinator/store/events.h"
 
-#define WANTED_MAX    64
-#define CLOSE_MS      2000  /* so long its thread may rest and read; else the storage hangs */
-#define LOOK_EVERY_MS 10000 /* whether the time of one has come */
-#define PUT_OFF_S     600   /* what could not be read */
+#define WANTED_MAX 64
+#define CLOSE_MS   2000 /* so long its thread may rest and read; else the storage hangs */
+#define LOOK_EVERY 10   /* heartbeats: whether the time of one has come */
+#define PUT_OFF_S  600  /* what could not be read */
 
 struct wanted {
     char job[CAIRN_NAME_MAX + 1];
@@ -225,7 +225,8 @@ void cairn_cluster_scrub_tick(struct cairn_cluster *cluster)
         return;
     }
     const uint64_t now_ms = cairn_cluster_now_ms(cluster);
-    if (scrub->looked_ms != 0 && now_ms - scrub->looked_ms < LOOK_EVERY_MS) return;
+    const uint64_t look_every_ms = LOOK_EVERY * (uint64_t)cluster->options->heartbeat_ms;
+    if (scrub->looked_ms != 0 && now_ms - scrub->looked_ms < look_every_ms) return;
     const struct cairn_cluster_job *job = next_job(scrub);
     if (job == NULL) return;
     scrub->looked_ms = now_ms + 1; // not 0
