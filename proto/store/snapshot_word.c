@@ -106,6 +106,16 @@ cairn_status cairn_snapshot_begun_set(const char *root, const char *job, const c
     return write_line(root, job, "begun", id, line, why);
 }
 
+cairn_status cairn_snapshot_latest_remove(const char *root, const char *job,
+                                          struct cairn_sentence *why)
+{
+    char path[PATH_BYTES];
+    uint64_t bytes;
+    snprintf(path, sizeof path, "%s/latest", job);
+    const cairn_status status = cairn_storage_of(root)->remove(root, path, false, &bytes, why);
+    return status == CAIRN_OK ? cairn_storage_of(root)->settle(root, job, why) : status;
+}
+
 cairn_status cairn_snapshot_tag_remove(const char *root, const char *job, const char *name,
                                        struct cairn_sentence *why)
 {

@@ -69,6 +69,8 @@ cairn_status cairn_snapshot_begun_set(const char *root, const char *job, const c
                                       uint64_t number, struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* Durably. CAIRN_ERR_NOT_FOUND: there is none. */
+cairn_status cairn_snapshot_latest_remove(const char *root, const char *job,
+                                          struct cairn_sentence *why) CAIRN_MUST_CHECK;
 cairn_status cairn_snapshot_tag_remove(const char *root, const char *job, const char *name,
                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Of a snapshot that is gone, or committed: what stays of a word after a failure harms nobody. */

@@ -81,6 +81,23 @@ TEST(damage_is_named_and_ends_with_5)
     says(5, "\"state\": \"damaged\"");
 }
 
+/* As the coordinator notes it, behind its own reading of the new one. */
+TEST(what_was_found_damaged_is_said_by_list_and_is_not_latest)
+{
+    char command[700];
+    snprintf(command, sizeof command,
+             "cd %s/tiny && until [ -e checks/%s ]; do sleep 0.02; done && rm -f latest && "
+             "echo damaged 1700000000 >checks/%s",
+             cluster.snapshots_path, id, id);
+    ck_assert_int_eq(system(command), 0);
+    cluster_cli(&cluster, &said, "snapshot", "list", "tiny", NULL);
+    says(0, "damaged, ");
+    says(0, "is no good one: it is damaged, as was found when all of it was read, 2023-11-14");
+    cluster_cli(&cluster, &said, "snapshot", "restore", "tiny", "latest", "--yes", NULL);
+    says(4, "is passed over");
+    says(4, "has only damaged snapshots");
+}
+
 TEST(a_changed_signature_is_damage_and_a_strange_one_is_said)
 {
     static const char other[] = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";

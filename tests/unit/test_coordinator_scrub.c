@@ -92,6 +92,65 @@ TEST(damage_is_found_before_anybody_needs_it)
     cairn_message_free(&s->base);
 }
 
+/* The id that `latest` names; "": none. */
+static const char *latest(void)
+{
+    static char id[CAIRN_SNAPSHOT_ID_BYTES];
+    struct cairn_snapshot_words words;
+    ck_assert_int_eq(cairn_snapshot_words_load(fake.cluster->storage.path, "toy", &words, NULL),
+                     CAIRN_OK);
+    snprintf(id, sizeof id, "%s", words.latest);
+    cairn_snapshot_words_release(&words);
+    return id;
+}
+
+static void find_damage(const Cairn__SnapshotStatus *s)
+{
+    flip_last_byte(s->path);
+    cairn_cluster_scrub_want(fake.cluster, "toy", s->id);
+    fake_until(&fake, noted(s->id).unix_s != 0 && !noted(s->id).is_good);
+}
+
+TEST(latest_leaves_one_that_is_damaged_for_the_newest_verified_one)
+{
+    Cairn__SnapshotStatus *s[3];
+    for (int i = 0; i < 3; i++) {
+        train();
+        s[i] = take_snapshot();
+        fake_until(&fake, noted(s[i]->id).unix_s != 0);
+    }
+    find_damage(s[1]);
+    ck_assert_str_eq(latest(), s[2]->id); // it named another one
+    find_damage(s[2]);
+    fake_until(&fake, strcmp(latest(), s[0]->id) == 0);
+    Cairn__SnapshotList *list = list_snapshots();
+    ck_assert(list->snapshots[0]->check_failed && !list->snapshots[0]->latest);
+    ck_assert(list->snapshots[2]->latest);
+    cairn_message_free(&list->base);
+    find_damage(s[0]);
+    fake_until(&fake, strcmp(latest(), "") == 0); // rather none than that
+    train();
+    Cairn__SnapshotStatus *next = take_snapshot();
+    ck_assert_str_eq(latest(), next->id);
+    cairn_message_free(&next->base);
+    for (int i = 0; i < 3; i++) cairn_message_free(&s[i]->base);
+}
+
+/* One that nobody has read yet is as good as `latest` was when it was committed. */
+TEST(without_a_verified_one_latest_goes_to_one_that_was_not_read)
+{
+    Cairn__SnapshotStatus *old = take_snapshot();
+    fake_until(&fake, noted(old->id).unix_s != 0);
+    train();
+    Cairn__SnapshotStatus *new = take_snapshot();
+    fake_until(&fake, noted(new->id).unix_s != 0);
+    cairn_snapshot_check_forget(fake.cluster->storage.path, "toy", old->id);
+    find_damage(new);
+    fake_until(&fake, strcmp(latest(), old->id) == 0);
+    cairn_message_free(&old->base);
+    cairn_message_free(&new->base);
+}
+
 TEST(a_job_that_does_not_ask_for_it_has_none_read)
 {
     Cairn__SnapshotStatus *s = take_snapshot();

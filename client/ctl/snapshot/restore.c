@@ -107,7 +107,7 @@ int cairn_ctl_snapshot_latest(struct ctl *ctl, const char *job,
     while (latest < list->n_snapshots && !list->snapshots[latest]->latest) latest++;
     const bool is_named = latest < list->n_snapshots; // not of a cluster that knew no such word
     for (; at < list->n_snapshots && (!is_named || at != latest); at++) {
-        if (list->snapshots[at]->nonfinite > 0)
+        if (list->snapshots[at]->nonfinite > 0 || list->snapshots[at]->check_failed)
             cairn_ctl_warn_damaged(list->snapshots[at], "is passed over");
         else if (!is_named)
             break;

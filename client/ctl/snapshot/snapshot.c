@@ -74,10 +74,16 @@ void cairn_ctl_damaged_line(uint64_t nonfinite, const char *tensors)
 
 void cairn_ctl_warn_damaged(const Cairn__SnapshotStatus *s, const char *what)
 {
-    fprintf(stderr,
-            "cairn: snapshot %s of job %s %s: it is damaged, of %llu elements a result is not "
-            "finite: %s\n",
-            s->id, s->job, what, (unsigned long long)s->nonfinite, s->nonfinite_tensors);
+    if (s->nonfinite == 0)
+        fprintf(stderr,
+                "cairn: snapshot %s of job %s %s: it is damaged, as was found when all of it was "
+                "read, %s; `cairn snapshot verify %s %s` names the blocks\n",
+                s->id, s->job, what, time_text(s->checked_unix_ms), s->job, s->id);
+    else
+        fprintf(stderr,
+                "cairn: snapshot %s of job %s %s: it is damaged, of %llu elements a result is not "
+                "finite: %s\n",
+                s->id, s->job, what, (unsigned long long)s->nonfinite, s->nonfinite_tensors);
 }
 
 void cairn_ctl_snapshot_print(const Cairn__SnapshotStatus *s)
@@ -173,7 +179,7 @@ static void add_row(struct ctl_table *table, const Cairn__SnapshotStatus *s, boo
     cairn_ctl_table_cell(table, "%u", s->shards);
     cairn_ctl_table_cell(table, "%s", s->created_unix_ms > 0 ? created(s) : "-");
     cairn_ctl_table_cell(table, "%s", s->periodic ? "yes" : "no");
-    cairn_ctl_table_cell(table, "%s", s->nonfinite > 0 ? "yes" : "no");
+    cairn_ctl_table_cell(table, "%s", s->nonfinite > 0 || s->check_failed ? "yes" : "no");
     add_check(s, &text);
     cairn_ctl_table_cell(table, "%s", running ? "-" : text.text);
     add_names(s, &text);
@@ -229,6 +235,9 @@ int cairn_ctl_snapshot_list(struct ctl *ctl)
         for (size_t i = 0; i < list->n_running; i++) add_row(table, list->running[i], true);
         for (size_t i = 0; i < list->n_snapshots; i++) add_row(table, list->snapshots[i], false);
         cairn_ctl_table_close(table, ctl);
+        for (size_t i = 0; i < list->n_snapshots; i++)
+            if (list->snapshots[i]->check_failed)
+                cairn_ctl_warn_damaged(list->snapshots[i], "is no good one");
     }
     cairn_message_free(reply);
     return 0;

@@ -1,6 +1,10 @@
 /* Workers that open a job with the wish that its newest snapshot is restored, where there is no such job or
  * it is lost. One restore for all who wish it: the first begins it, those who come meanwhile wait. A snapshot
- * that turns out to be damaged gives way to the one before it. */
+ * that turns out to be damaged gives way to the one before it.
+ *
+ * The newest, and not the one that `latest` names: that word is for people and may be behind, where a
+ * coordinator died between a commit and its word. All that is loaded is judged by its checksums and by the
+ * content root before anybody trains on it, so that the word could only lose steps. */
 #include <stdlib.h>
 #include <string.h>
 

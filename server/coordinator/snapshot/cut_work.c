@@ -39,7 +39,8 @@ void cairn_cluster_cut_make_folder(struct cairn_cluster_work *work)
 }
 
 /* Whoever waits for the snapshot finds that `latest` names it: files and headers are as the manifest has
- * them. What cannot be noted is said, and the next one that is verified does it. */
+ * them, read back from the storage. All of it is read behind that, by the scrub, which takes `latest` off
+ * one that is damaged. What cannot be noted is said, and the next one that is verified does it. */
 static void note(const struct cairn_cluster_cut *cut)
 {
     struct cairn_snapshot snapshot;

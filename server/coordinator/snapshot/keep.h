@@ -1,8 +1,11 @@
 /* What becomes of snapshots that are committed: which one `latest` names, which have a tag, which stay.
  *
- * `latest` names the newest that is whole, of finite results. One that was read and found good (scrub.h) is
- * noted so (proto/store/snapshot_word.h); then those go that no rule of the job keeps (retention.h), each on
- * a thread of its own (remove.c), and what a coordinator that died has begun of this job and not committed.
+ * `latest` names the newest that is whole, of finite results: from its commit on, when its headers have been
+ * read again, until all of it is read and found damaged; then it goes back to the newest that is verified.
+ * One that was read and found good (scrub.h) is noted so (proto/store/snapshot_word.h); then those go that
+ * no rule of the job keeps (retention.h), each on a thread of its own (remove.c), and what a coordinator
+ * that died has begun of this job and not committed.
+ *
  * Where the folder is not the one that snapshots were written to, a tag cannot be read, or the clock went
  * back, nothing goes. Training waits for none of it. */
 #ifndef CAIRN_COORDINATOR_SNAPSHOT_KEEP_H

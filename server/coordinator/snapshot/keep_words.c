@@ -19,21 +19,36 @@ void cairn_cluster_snapshot_words_unlock(void)
     pthread_mutex_unlock(&one_writer);
 }
 
+/* Its results are finite. */
+static bool is_finite(const struct cairn_found_snapshot *found)
+{
+    return found->manifest.nonfinite.nonfinite == 0;
+}
+
 /* It was read and found good, and its results are finite. */
 static bool stands(const struct cairn_found_snapshot *found,
                    const struct cairn_snapshot_words *words)
 {
     const struct cairn_snapshot_check *check = cairn_snapshot_words_check(words, found->place.id);
-    return check != NULL && check->is_good && found->manifest.nonfinite.nonfinite == 0;
+    return check != NULL && check->is_good && is_finite(found);
 }
 
-/* The newest that stands, but for this id; NULL: none does. */
+/* Nobody has read it yet, and its results are finite. */
+static bool is_unread(const struct cairn_found_snapshot *found,
+                      const struct cairn_snapshot_words *words)
+{
+    return cairn_snapshot_words_check(words, found->place.id) == NULL && is_finite(found);
+}
+
+/* The newest that is so, but for this id; NULL: none is. */
 static const char *newest(const struct cairn_cluster_found *found,
-                          const struct cairn_snapshot_words *words, const char *but)
+                          const struct cairn_snapshot_words *words, const char *but,
+                          bool (*is_so)(const struct cairn_found_snapshot *found,
+                                        const struct cairn_snapshot_words *words))
 {
     for (size_t i = 0; i < found->count; i++) {
         const char *id = found->list[i].place.id;
-        if (strcmp(id, but) != 0 && stands(&found->list[i], words)) return id;
+        if (strcmp(id, but) != 0 && is_so(&found->list[i], words)) return id;
     }
     return NULL;
 }
@@ -83,6 +98,30 @@ static cairn_status move_latest(const struct cairn_cluster *cluster, const char 
     return cairn_snapshot_latest_set(cluster->storage.path, job, id, why);
 }
 
+/* `latest` does not stay on one that is damaged: it goes back to the newest that stands, else to the newest
+ * whose headers alone were read, as it was committed; else it is taken away. */
+static cairn_status leave_damaged(const struct cairn_cluster *cluster, const char *job,
+                                  const char *id, struct cairn_sentence *why)
+{
+    const char *root = cluster->storage.path;
+    struct cairn_cluster_found found = { NULL, 0 };
+    struct cairn_snapshot_words words;
+    cairn_status status = look(cluster, job, &found, &words, why);
+    if (status == CAIRN_OK && strcmp(words.latest, id) == 0) {
+        const char *next = newest(&found, &words, id, stands);
+        if (next == NULL) next = newest(&found, &words, id, is_unread);
+        status = next != NULL ? cairn_snapshot_latest_set(root, job, next, why)
+                              : cairn_snapshot_latest_remove(root, job, why);
+        if (status == CAIRN_OK)
+            cairn_log_error(
+                "`latest` of job %s named snapshot %s, which is damaged; it names %s now", job, id,
+                next != NULL ? next : "none: no other one is whole");
+    }
+    cairn_snapshot_words_release(&words);
+    cairn_cluster_found_release(&found);
+    return status;
+}
+
 cairn_status cairn_cluster_snapshot_note_latest(const struct cairn_cluster *cluster,
                                                 const char *job, const char *id,
                                                 struct cairn_sentence *why)
@@ -105,7 +144,9 @@ cairn_status cairn_cluster_snapshot_note_check(const struct cairn_cluster *clust
     cairn_status status = cairn_cluster_storage_seen(cluster, why);
     if (status == CAIRN_OK) status = cairn_snapshot_committed(root, job, id, why);
     if (status == CAIRN_OK) status = cairn_snapshot_check_set(root, job, &check, why);
-    if (status == CAIRN_OK && is_good) status = move_latest(cluster, job, id, why);
+    if (status == CAIRN_OK)
+        status = is_good ? move_latest(cluster, job, id, why)
+                         : leave_damaged(cluster, job, id, why);
     pthread_mutex_unlock(&one_writer);
     return status;
 }
@@ -131,7 +172,7 @@ static cairn_status judge_release(const struct cairn_cluster_found *found,
                               "snapshot %s of job %s has the tag %s: `cairn snapshot tag %s %s %s "
                               "--delete` takes it off, --force removes it all the same",
                               id, job, words->tags[i].name, job, id, words->tags[i].name);
-    if (it == NULL || newest(found, words, id) != NULL) return CAIRN_OK;
+    if (it == NULL || newest(found, words, id, stands) != NULL) return CAIRN_OK;
     if (stands(it, words))
         return cairn_fail(why, CAIRN_ERR_REFUSED,
                           "snapshot %s is the only verified one of job %s: --force removes it "
@@ -167,7 +208,7 @@ cairn_status cairn_cluster_snapshot_release(const struct cairn_cluster *cluster,
         status = judge_left(root, job, id, why);
     else if (status == CAIRN_OK && cause != CAIRN_REMOVAL_FORCED)
         status = judge_release(&found, &words, job, id, cause, why);
-    const char *latest = status == CAIRN_OK ? newest(&found, &words, id) : NULL;
+    const char *latest = status == CAIRN_OK ? newest(&found, &words, id, stands) : NULL;
     if (latest != NULL && strcmp(words.latest, id) == 0)
         status = cairn_snapshot_latest_set(root, job, latest, why);
     for (size_t i = 0; i < words.tag_count && status == CAIRN_OK; i++)
