@@ -24,7 +24,6 @@ static void open_elsewhere(void)
     fake_coordinator_start(&fake);
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
     start_trained();
-    tick_fast();
 }
 
 /* Of the id: all of it was read, and is good. */
