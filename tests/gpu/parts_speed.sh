@@ -28,7 +28,7 @@ print(r["params"]["params"] * r["params"]["bytes_per_param"] / r["value"] * 1e-9
 
 # What an emulated card can bear is nothing to measure.
 sizes=(100000000 1000000000) seconds=()
-[ -z "${CAIRN_TEST_EMULATED:-}" ] || sizes=(300000) seconds=(--seconds 0.1)
+[ -z "${CAIRN_TEST_EMULATED:-}" ] || sizes=(300000) seconds=(--seconds 0.01)
 
 part_update() {
     local size part
