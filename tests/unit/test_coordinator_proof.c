@@ -87,6 +87,37 @@ TEST_EACH(what_only_the_content_root_tells_is_found_before_a_job_is_given_up_for
     cairn_message_free(&s->base);
 }
 
+/* A bit of each byte of the last element of each file. */
+TEST(a_flipped_bit_is_found_and_named_before_a_job_is_given_up_for_it)
+{
+    Cairn__SnapshotStatus *s = take_snapshot();
+    struct cairn_manifest m;
+    char path[512];
+    ck_assert_int_eq(cairn_manifest_load(s->path, &m, NULL), CAIRN_OK);
+    for (size_t i = 0; i < m.file_count; i++) {
+        snprintf(path, sizeof path, "%s/%s", s->path, m.files[i].path);
+        for (long behind = 1; behind <= 4; behind++) {
+            const int bit = 1 << (behind + (long)i) % 8;
+            FILE *file = fopen(path, "r+b");
+            ck_assert_ptr_nonnull(file);
+            ck_assert_int_eq(fseek(file, -behind, SEEK_END), 0);
+            const int was = fgetc(file);
+            ck_assert_int_eq(fseek(file, -behind, SEEK_END), 0);
+            fputc(was ^ bit, file);
+            fflush(file);
+            fake_expect_error(&fake, &admin, ask_restore("toy", "", s->path), CAIRN_ERR_CHECKSUM,
+                              "is damaged: the checksum of block 0");
+            expect_job("toy", "running");
+            ck_assert_int_eq(fseek(file, -behind, SEEK_END), 0);
+            fputc(was, file);
+            fclose(file);
+        }
+    }
+    train(); // as if nothing had been asked
+    cairn_manifest_release(&m);
+    cairn_message_free(&s->base);
+}
+
 TEST(a_manifest_of_a_former_version_is_restored)
 {
     Cairn__SnapshotStatus *s = take_snapshot();

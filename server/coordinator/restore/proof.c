@@ -1,13 +1,15 @@
 /* The content root of a restore, made anew: of the files, before a job that runs is given up for them; and
- * of what the shards have in memory, before the job is ready. The second tells of whatever was changed
- * between the checksums and the loading; both, of checksums that were changed with the files. */
+ * of what the shards have in memory, before the job is ready. Each tells of every bit of the state that is
+ * not as it was saved, also where checksums were changed with the files; the second, of what was changed
+ * since the first. Where it is another one the checksums of the blocks tell which is damaged. */
+#include <pthread.h>
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "gpu/gpu.h"
 #include "proto/spec/planes.h"
-#include "proto/store/snapshot_io.h"
+#include "proto/store/snapshot_sweep.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/base/session.h"
@@ -16,8 +18,6 @@
 #include "server/coordinator/restore/restore.h"
 #include "server/coordinator/snapshot/cut.h"
 #include "server/coordinator/snapshot/digests.h"
-
-#define PIECE_ELEMS ((uint64_t)1 << 20)
 
 /* ---- on another thread ---- */
 
@@ -39,66 +39,107 @@ static cairn_status compare(struct cairn_cluster_restore *restore, const char *w
                       what, has, says);
 }
 
-static cairn_status hash_plane(struct cairn_cluster_restore *restore,
-                               struct cairn_snapshot *snapshot, uint32_t tensor,
-                               enum cairn_plane plane, void *room)
+/* The hashes of files that are being read, by several threads. */
+struct proof {
+    struct cairn_cluster_restore *restore;
+    pthread_mutex_t mutex; /* of its digests */
+};
+
+static cairn_status hash_range(void *context, uint32_t thread,
+                               const struct cairn_sweep_range *range, const void *elems,
+                               struct cairn_sentence *why)
 {
-    const struct cairn_job_spec_data *spec = &restore->manifest.spec;
-    const struct cairn_geometry g = cairn_geometry_of(&spec->tensors[tensor].shape);
-    const uint64_t leaves_a_piece = PIECE_ELEMS / CAIRN_LEAF_ELEMS;
+    struct proof *proof = context;
+    const struct cairn_job_spec_data *spec = &proof->restore->manifest.spec;
+    const struct cairn_geometry g = cairn_geometry_of(&spec->tensors[range->tensor].shape);
     struct cairn_tree tree;
-    cairn_tree_init(&tree, 0);
-    while (tree.next_leaf < g.leaf_count) {
-        uint64_t leaves = g.leaf_count - tree.next_leaf;
-        if (leaves > leaves_a_piece) leaves = leaves_a_piece;
-        const uint64_t first = cairn_leaf_first_elem(&g, tree.next_leaf);
-        const uint64_t end = cairn_leaf_first_elem(&g, tree.next_leaf + leaves);
-        const cairn_status status = cairn_snapshot_read(snapshot, tensor, (uint32_t)plane, first,
-                                                        end - first, room, &restore->why);
-        if (status != CAIRN_OK) return status;
-        cairn_backend_hash_leaves(cairn_backend_host(), room,
-                                  cairn_spec_plane_dtype(spec, tensor, (uint32_t)plane), &g, leaves,
-                                  &tree);
-    }
-    return cairn_cluster_digests_add(&restore->digests, tensor, plane, &tree, &restore->why);
+    (void)thread;
+    cairn_tree_init(&tree, range->first_leaf);
+    cairn_backend_hash_leaves(cairn_backend_host(), elems,
+                              cairn_spec_plane_dtype(spec, range->tensor, range->plane), &g,
+                              range->leaf_count, &tree);
+    pthread_mutex_lock(&proof->mutex);
+    const cairn_status status = cairn_cluster_digests_add(
+        &proof->restore->digests, range->tensor, (enum cairn_plane)range->plane, &tree, why);
+    pthread_mutex_unlock(&proof->mutex);
+    return status;
 }
 
-/* A plane of all tensors after the other: the tensors' order is that of the files of it. */
-static cairn_status hash_files(struct cairn_cluster_restore *restore,
-                               struct cairn_snapshot *snapshot, void *room)
+/* All that the files hold. */
+static cairn_status add_all(const struct cairn_job_spec_data *spec,
+                            struct cairn_sweep_ranges *ranges, struct cairn_sentence *why)
 {
-    const struct cairn_job_spec_data *spec = &restore->manifest.spec;
     cairn_status status = CAIRN_OK;
-    for (int p = 1; p < CAIRN_PLANE_COUNT; p++) {
-        for (uint32_t t = 0; t < spec->tensor_count && status == CAIRN_OK; t++) {
+    for (uint32_t t = 0; t < spec->tensor_count; t++) {
+        const struct cairn_geometry g = cairn_geometry_of(&spec->tensors[t].shape);
+        for (uint32_t p = 1; p < CAIRN_PLANE_COUNT && status == CAIRN_OK; p++) {
+            const struct cairn_sweep_range whole = { .tensor = t,
+                                                     .plane = p,
+                                                     .leaf_count = g.leaf_count };
             if (cairn_spec_planes(spec, t) & (1u << p))
-                status = hash_plane(restore, snapshot, t, (enum cairn_plane)p, room);
+                status = cairn_sweep_ranges_add(
+                    ranges, &g, cairn_dtype_bytes((int)cairn_spec_plane_dtype(spec, t, p)), &whole,
+                    why);
         }
     }
     return status;
+}
+
+static cairn_status hash_files(struct cairn_cluster_restore *restore,
+                               const struct cairn_snapshot *snapshot)
+{
+    struct proof proof = { .restore = restore };
+    struct cairn_sweep_ranges ranges = { 0 };
+    const struct cairn_sweep sweep = { .snapshot = snapshot,
+                                       .take = hash_range,
+                                       .context = &proof };
+    pthread_mutex_init(&proof.mutex, NULL);
+    cairn_status status = add_all(&restore->manifest.spec, &ranges, &restore->why);
+    if (status == CAIRN_OK) status = cairn_snapshot_sweep(&sweep, &ranges, &restore->why);
+    cairn_sweep_ranges_release(&ranges);
+    pthread_mutex_destroy(&proof.mutex);
+    return status;
+}
+
+/* The content root is another one: which file and block are to blame, if it is they. */
+static void find_damage(struct cairn_cluster_restore *restore)
+{
+    struct cairn_snapshot snapshot;
+    struct cairn_sentence why;
+    cairn_status status = cairn_snapshot_open(restore->folder, &snapshot, &why);
+    if (status == CAIRN_OK) {
+        status = cairn_snapshot_verify(&snapshot, NULL, &why);
+        cairn_snapshot_close(&snapshot);
+    }
+    if (!cairn_cluster_restore_is_damage(status)) return;
+    restore->status = status;
+    restore->why = why;
+}
+
+static void judge(struct cairn_cluster_restore *restore, const char *what)
+{
+    if (restore->status != CAIRN_OK) return;
+    restore->status = compare(restore, what);
+    if (restore->status == CAIRN_ERR_CHECKSUM) find_damage(restore);
 }
 
 void cairn_cluster_restore_prove_files(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
     struct cairn_snapshot snapshot;
-    void *room = malloc(PIECE_ELEMS * sizeof(float));
-    restore->status = room == NULL ? cairn_fail(&restore->why, CAIRN_ERR_NO_MEMORY, "no memory")
-                                   : cairn_snapshot_open(restore->folder, &snapshot, &restore->why);
+    restore->status = cairn_snapshot_open(restore->folder, &snapshot, &restore->why);
     if (restore->status == CAIRN_OK) {
-        restore->status = hash_files(restore, &snapshot, room);
+        restore->status = hash_files(restore, &snapshot);
         cairn_snapshot_close(&snapshot);
     }
-    free(room);
-    if (restore->status == CAIRN_OK) restore->status = compare(restore, "its files have");
+    judge(restore, "its files have");
     cairn_cluster_digests_release(&restore->digests);
 }
 
 void cairn_cluster_restore_prove_loaded(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
-    if (restore->status == CAIRN_OK)
-        restore->status = compare(restore, "what the shards have loaded has");
+    judge(restore, "what the shards have loaded has");
 }
 
 /* ---- on the loop ---- */

@@ -5,8 +5,7 @@
  *   reserve  a generation that the job has not used becomes durable, while the job goes on
  *   replace  the job's members are expelled, its body is planned anew over the shards there are, and
  *            JobCreate names the folder; from here on a failure leaves the job lost, and says so
- *   prove    the shards have told the digests of what they loaded, whose checksums they have judged, and
- *            these come to the manifest's root
+ *   prove    the shards have told the digests of what they loaded, and these come to the manifest's root
  *   store    the new job becomes durable
  *   done     the core READY at the snapshot's version with the payload of its last decision */
 #include <assert.h>
@@ -91,9 +90,10 @@ static void end_restore(struct cairn_cluster_restore *restore, cairn_status stat
 
 /* ---- check, on another thread ---- */
 
-/* Blocks with checksums are judged by who reads them: the shards, as they load, and where a job is given up
- * for it the proof of the files before. Of a file with one checksum over all of it, somebody has to read
- * all; and of one that may give way to another, before it is loaded. */
+/* What is loaded is hashed by who loads it, the shards, and where a job is given up for it by the proof of
+ * the files before: the content root tells of every bit of it. Checksums are asked then, for whose fault it
+ * is. But of a file with one checksum over all of it, somebody has to read all; and of one that may give way
+ * to another, before it is loaded. */
 static bool has_whole_sums(const struct cairn_manifest *m)
 {
     for (size_t i = 0; i < m->file_count; i++)

@@ -54,16 +54,37 @@ static void give_up(struct cairn_shard_job *job, cairn_status status,
     cairn_shard_job_leave(job);
 }
 
+/* There is room: what is read of a snapshot goes where pages are already. */
+static void on_state_judged(const struct cairn_reserve_request *request)
+{
+    struct cairn_shard_job *job = request->job;
+    struct cairn_sentence why;
+    const bool reads = !job->load.joins && !job->staged && job->load.path[0] != '\0';
+    if (job->state != CAIRN_JOB_LOADING || !reads) return;
+    job->load.begun = cairn_restore_begin(job, &why) ==
+                      CAIRN_OK; // else once more, behind the pages
+}
+
+static void on_took(struct cairn_shard_job *job, const void *at, uint64_t bytes)
+{
+    cairn_taken_add(&job->load.taken, at, bytes);
+}
+
 static void on_state_taken(const struct cairn_reserve_request *request, cairn_status status,
                            const struct cairn_sentence *why)
 {
     struct cairn_shard_job *job = request->job;
     struct cairn_sentence failure = *why;
+    cairn_taken_end(&job->load.taken, status == CAIRN_OK);
     if (job->state != CAIRN_JOB_LOADING) return; // it leaves, and that was answered
     if (status == CAIRN_OK) {
         cairn_log_info("holding job %s, generation %llu: its memory is there", job->spec.name,
                        (unsigned long long)job->generation);
-        status = begin_state(job, &failure);
+        job->load.pages_there = true;
+        if (!job->load.begun)
+            status = begin_state(job, &failure);
+        else if (job->load.loaded)
+            cairn_pass_seal(job);
     }
     if (status == CAIRN_OK) return;
     cairn_log_error("cannot hold job %s: %s", job->spec.name, failure.text);
@@ -75,6 +96,8 @@ void cairn_admit_loaded(struct cairn_shard_job *job, cairn_status status,
 {
     if (status != CAIRN_OK)
         give_up(job, status, why);
+    else if (!job->load.pages_there)
+        job->load.loaded = true; // it is sealed when they are
     else if (puts_follow)
         await_puts(job);
     else
@@ -89,9 +112,12 @@ cairn_status cairn_admit_job(struct cairn_shard_job *job, const Cairn__JobCreate
     job->load.path = strdup(create->snapshot_path);
     if (job->load.path == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     job->state = CAIRN_JOB_LOADING;
-    const struct cairn_reserve_request request = {
-        .job = job, .what = "the state", .prepare = add_state, .done = on_state_taken
-    };
+    const struct cairn_reserve_request request = { .job = job,
+                                                   .what = "the state",
+                                                   .prepare = add_state,
+                                                   .judged = on_state_judged,
+                                                   .took = on_took,
+                                                   .done = on_state_taken };
     return cairn_reserve_begin(&request, why);
 }
 

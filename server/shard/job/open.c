@@ -290,6 +290,7 @@ cairn_status cairn_shard_job_open(struct cairn_shard *shard, const Cairn__JobCre
     job->staged = message->extend;
     job->state = CAIRN_JOB_INITIALIZING;
     job->landing.arena = job->puts.arena = CAIRN_ARENA_NONE;
+    cairn_taken_open(&job->load.taken);
     job->versions.writing = CAIRN_PUBLISHED_NONE;
     cairn_spec_init(&job->spec);
     job->next = shard->jobs;

@@ -100,10 +100,13 @@ static void run_pages(struct cairn_task *task, uint32_t item, uint32_t thread)
     struct cairn_reserve *reserve = (struct cairn_reserve *)task;
     const struct piece *piece = &reserve->pieces[item];
     if (atomic_load(&reserve->canceled) || atomic_load(&reserve->failed)) return;
-    if (cairn_arena_take(piece->arena, piece->from, piece->bytes) != CAIRN_OK)
+    if (cairn_arena_take(piece->arena, piece->from, piece->bytes) != CAIRN_OK) {
         atomic_store(&reserve->failed, true);
-    else
-        pin(reserve, piece);
+        return;
+    }
+    pin(reserve, piece);
+    if (reserve->request.took != NULL)
+        reserve->request.took(reserve->request.job, piece->arena->base + piece->from, piece->bytes);
 }
 
 /* A host without such a lock: what others are about to take is not seen. */
@@ -187,6 +190,7 @@ static void judge_done(struct cairn_task *task)
                                           .done = pages_done,
                                           .item_count = (uint32_t)reserve->piece_count };
     cairn_pool_submit(reserve->request.job->shard->memory.pool, &reserve->task);
+    if (reserve->request.judged != NULL) reserve->request.judged(&reserve->request);
 }
 
 static void run_give(struct cairn_task *task, uint32_t item, uint32_t thread)

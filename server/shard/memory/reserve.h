@@ -34,12 +34,16 @@ struct cairn_shard_memory {
     uint64_t give_max_bytes;        /* of a turn; CAIRN_GIVE_MAX_BYTES */
 };
 
-/* What of whom. Both functions run on the loop thread. */
+/* What of whom. On the loop thread, but for `took`. */
 struct cairn_reserve_request {
     struct cairn_shard_job *job; /* borrowed */
     const char *what;            /* "the state": static; the job's name follows it in a refusal */
     /* Its turn came: adds what it needs, or nothing. CAIRN_ERR_NO_MEMORY */
     cairn_status (*prepare)(struct cairn_reserve *reserve, struct cairn_shard_job *job);
+    /* There is room for it, and pages begin to be made; `done` follows. May be NULL. */
+    void (*judged)(const struct cairn_reserve_request *request);
+    /* So many bytes have their pages now. Any thread. May be NULL. */
+    void (*took)(struct cairn_shard_job *job, const void *at, uint64_t bytes);
     /* CAIRN_ERR_NO_MEMORY, with the numbers; CAIRN_ERR_BUSY: another process kept the lock;
      * CAIRN_ERR_CANCELED: the job leaves. Then nothing may be counted on. Once; not after the shard was
      * closed. */

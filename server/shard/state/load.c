@@ -73,12 +73,14 @@ void cairn_loader_end(struct cairn_loader *loader)
 void cairn_load_cancel(struct cairn_shard_job *job)
 {
     if (job->load.at_work != NULL) atomic_store(&job->load.at_work->canceled, true);
+    cairn_taken_end(&job->load.taken, false);
 }
 
 void cairn_load_release(struct cairn_shard_job *job)
 {
     if (job->load.at_work != NULL) loader_free(job->load.at_work);
     free(job->load.path);
+    cairn_taken_close(&job->load.taken);
 }
 
 bool cairn_load_same_form(const struct cairn_tensor_spec *a, const struct cairn_tensor_spec *b)

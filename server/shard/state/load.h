@@ -8,6 +8,7 @@
 #include "proto/spec/spec.h"
 #include "server/shard/base/compute.h"
 #include "server/shard/memory/reserve.h"
+#include "server/shard/memory/taken.h"
 
 struct cairn_shard_job;
 
@@ -38,6 +39,9 @@ struct cairn_load {
     uint64_t digest; /* the SnapshotPart that tells digests of what was read; 0: nobody asks */
     struct cairn_request asked; /* the JobCreate, or a JobSeal: answered when the state is there */
     struct cairn_loader *at_work; /* owned */
+    /* A snapshot is read while the pages of the state are made: both have to end. */
+    bool begun, pages_there, loaded;
+    struct cairn_taken taken;
 };
 
 /* The loader, zero but for what its file has set, begins to work for the job. */

@@ -92,67 +92,6 @@ cairn_status cairn_report_leaves(struct cairn_works *works, const void *plane, c
     return status;
 }
 
-/* Of the home of a local element. */
-static struct cairn_works *files_works(const struct cairn_shard_job *job,
-                                       const struct cairn_planes *planes, uint64_t local_elem)
-{
-    return cairn_compute_files(local_elem < cairn_planes_device_end(planes) ? &job->shard->device
-                                                                            : &job->shard->host);
-}
-
-/* The leaves from tree->next_leaf on that lie in one home and end at `to`, or before it; at most
- * CAIRN_REPORT_LEAVES. */
-static uint64_t leaves_of_piece(const struct cairn_plane_hash *h, uint64_t at, uint64_t to,
-                                const struct cairn_geometry *geometry)
-{
-    const struct cairn_local_extent *extent = &h->planes->map->extents[h->extent];
-    const uint64_t home_end = at +
-                              cairn_planes_dense(h->planes, h->extent, extent->local_elem + at);
-    if (to > home_end) to = home_end;
-    const uint64_t end = to == extent->elem_count
-                             ? extent->first_leaf + extent->leaf_count
-                             : cairn_leaf_of_elem(geometry, extent->first_elem + to);
-    const uint64_t leaves = end - h->tree.next_leaf;
-    return leaves < CAIRN_REPORT_LEAVES ? leaves : CAIRN_REPORT_LEAVES;
-}
-
-void cairn_plane_hash_begin(struct cairn_plane_hash *h, struct cairn_report *report,
-                            const struct cairn_planes *planes, size_t extent,
-                            enum cairn_plane plane)
-{
-    *h = (struct cairn_plane_hash) {
-        .report = report, .planes = planes, .extent = extent, .plane = plane
-    };
-    cairn_tree_init(&h->tree, planes->map->extents[extent].first_leaf);
-}
-
-cairn_status cairn_plane_hash_to(struct cairn_plane_hash *h, uint64_t to,
-                                 const atomic_bool *canceled, struct cairn_sentence *why)
-{
-    const struct cairn_shard_job *job = h->report->job;
-    const struct cairn_local_extent *extent = &h->planes->map->extents[h->extent];
-    const struct cairn_geometry *geometry = &job->view->layout->geometry[extent->tensor];
-    const cairn_dtype dtype = cairn_form_dtype(&h->planes->forms[h->extent], h->plane);
-    cairn_status status = CAIRN_OK;
-    while (h->tree.next_leaf < extent->first_leaf + extent->leaf_count && status == CAIRN_OK) {
-        if (atomic_load(canceled)) return cairn_fail(why, CAIRN_ERR_CANCELED, "it was given up");
-        const uint64_t at = cairn_leaf_first_elem(geometry, h->tree.next_leaf) - extent->first_elem;
-        const uint64_t leaves = leaves_of_piece(h, at, to, geometry);
-        if (leaves == 0) break;
-        status = cairn_report_leaves(
-            files_works(job, h->planes, extent->local_elem + at),
-            cairn_planes_at(h->planes, h->plane, h->extent, extent->local_elem + at), dtype,
-            geometry, leaves, &h->tree, why);
-    }
-    return status;
-}
-
-cairn_status cairn_plane_hash_end(struct cairn_plane_hash *h, struct cairn_sentence *why)
-{
-    return cairn_report_add_tree(h->report, h->planes->map->extents[h->extent].tensor, h->plane,
-                                 &h->tree, why);
-}
-
 cairn_status cairn_report_add_file(struct cairn_report *report, const char *path, uint64_t bytes,
                                    uint8_t *sums, struct cairn_sentence *why)
 {

@@ -4,8 +4,6 @@
 #ifndef CAIRN_SHARD_STATE_REPORT_H
 #define CAIRN_SHARD_STATE_REPORT_H
 
-#include <stdatomic.h>
-
 #include "server/shard/shard.h"
 
 /* Owned by who gathers it, until it is sent. */
@@ -16,7 +14,7 @@ struct cairn_report *cairn_report_new(struct cairn_shard_job *job, uint64_t snap
 void cairn_report_free(struct cairn_report *report); /* NULL is fine */
 
 /* ---- any thread, one at a time ---- */
-/* Adds the digests of an extent's plane, of which all leaves were pushed. CAIRN_ERR_NO_MEMORY. */
+/* Adds the digests of the leaves of a plane that were pushed to the tree. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status cairn_report_add_tree(struct cairn_report *report, uint32_t tensor,
                                                     enum cairn_plane plane,
                                                     const struct cairn_tree *tree,
@@ -29,27 +27,6 @@ CAIRN_MUST_CHECK cairn_status cairn_report_leaves(struct cairn_works *works, con
                                                   const struct cairn_geometry *geometry,
                                                   uint64_t leaves, struct cairn_tree *tree,
                                                   struct cairn_sentence *why);
-/* The digests of one plane of an extent that comes to stand from its first element on: begin, `to` as
- * often as more of it stands, end when all does. Elements are hashed while they are in the cache, by works
- * of their home. */
-struct cairn_plane_hash {
-    /* private */
-    struct cairn_report *report;       /* borrowed */
-    const struct cairn_planes *planes; /* borrowed */
-    size_t extent;                     /* of the planes' map */
-    enum cairn_plane plane;
-    struct cairn_tree tree;
-};
-void cairn_plane_hash_begin(struct cairn_plane_hash *hash, struct cairn_report *report,
-                            const struct cairn_planes *planes, size_t extent,
-                            enum cairn_plane plane);
-/* Elements [0, to) of the extent stand. CAIRN_ERR_CANCELED, CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO. */
-CAIRN_MUST_CHECK cairn_status cairn_plane_hash_to(struct cairn_plane_hash *hash, uint64_t to,
-                                                  const atomic_bool *canceled,
-                                                  struct cairn_sentence *why);
-/* Adds its digests to the report. CAIRN_ERR_NO_MEMORY. */
-CAIRN_MUST_CHECK cairn_status cairn_plane_hash_end(struct cairn_plane_hash *hash,
-                                                   struct cairn_sentence *why);
 CAIRN_MUST_CHECK cairn_status cairn_report_add_file(struct cairn_report *report, const char *path,
                                                     uint64_t bytes, uint8_t *sums,
                                                     struct cairn_sentence *why);
