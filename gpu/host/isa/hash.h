@@ -11,6 +11,7 @@
 
 #include <assert.h>
 
+#include "gpu/blake2b.h"
 #include "gpu/host/host.h"
 #include "gpu/host/isa/vector.h"
 
@@ -25,8 +26,7 @@ static void hash_each(const void *plane, cairn_dtype dtype, const struct cairn_g
 #else
 
 #define HASH_LANES ((size_t)VECTOR_BYTES / sizeof(uint64_t))
-#define HASH_BLOCK ((size_t)128)
-#define HASH_WORDS 16
+#define HASH_BLOCK ((size_t)BLAKE2B_BLOCK)
 
 typedef uint64_t u64_lanes __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint8_t u8_bytes __attribute__((vector_size(VECTOR_BYTES)));
@@ -62,27 +62,9 @@ static inline __attribute__((always_inline)) void hash_mix(u64_lanes *v, int a, 
     v[b] = ROTATE_RIGHT(v[b] ^ v[c], 63);
 }
 
-/* RFC 7693, 2.7: the order of the message's words, by round; 10 and 11 are 0 and 1 again. */
-static const uint8_t hash_sigma[12][HASH_WORDS] = {
-    { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 },
-    { 14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3 },
-    { 11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4 },
-    { 7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8 },
-    { 9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13 },
-    { 2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9 },
-    { 12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11 },
-    { 13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10 },
-    { 6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5 },
-    { 10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0 },
-    { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 },
-    { 14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3 },
-};
-
-static const uint64_t hash_iv[8] = { 0x6a09e667f3bcc908, 0xbb67ae8584caa73b, 0x3c6ef372fe94f82b,
-                                     0xa54ff53a5f1d36f1, 0x510e527fade682d1, 0x9b05688c2b3e6c1f,
-                                     0x1f83d9abfb41bd6b, 0x5be0cd19137e2179 };
-
-#define HASH_STATE_0 (hash_iv[0] ^ 0x01010000 ^ CAIRN_HASH_BYTES) /* no key, 32 bytes, sequential */
+#define HASH_SIGMA_ROW(...) { __VA_ARGS__ },
+static const uint8_t hash_sigma[][BLAKE2B_WORDS] = { BLAKE2B_ROUNDS(HASH_SIGMA_ROW) };
+static const uint64_t hash_iv[8] = BLAKE2B_IV;
 
 /* A lane, and the leaf that it is at. */
 struct hash_lane {
@@ -127,7 +109,7 @@ static inline __attribute__((always_inline)) void transpose(const uint8_t *const
     }
 #else
 #pragma GCC unroll 4
-    for (size_t i = 0; i < HASH_WORDS; i += 4) {
+    for (size_t i = 0; i < BLAKE2B_WORDS; i += 4) {
         __m256i r[4], s[4];
 #pragma GCC unroll 4
         for (size_t k = 0; k < 4; k++)
@@ -148,7 +130,7 @@ static inline __attribute__((always_inline)) void transpose(const uint8_t *const
 static inline __attribute__((always_inline)) void
 hash_compress(u64_lanes *state, const uint8_t *const *block, u64_lanes counted, u64_lanes last)
 {
-    u64_lanes v[16], word[HASH_WORDS];
+    u64_lanes v[16], word[BLAKE2B_WORDS];
     transpose(block, word);
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
@@ -276,7 +258,7 @@ struct hash_run {
 static void begin_lane(struct hash_run *run, struct hash_queue *queue, size_t i)
 {
     struct hash_lane *lane = &run->lane[i];
-    for (int k = 0; k < 8; k++) run->state[k][i] = k == 0 ? HASH_STATE_0 : hash_iv[k];
+    for (int k = 0; k < 8; k++) run->state[k][i] = hash_iv[k] ^ (k == 0 ? BLAKE2B_256 : 0);
     run->counted[i] = 0;
     lane->is_first = true;
     if (take_leaf(queue, lane))
