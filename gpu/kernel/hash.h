@@ -4,11 +4,9 @@
 #ifndef CAIRN_GPU_KERNEL_HASH_H
 #define CAIRN_GPU_KERNEL_HASH_H
 
+#include "gpu/blake2b.h"
 #include "gpu/kernel/copy.h"
 #include "gpu/kernel/fold_sums.h"
-
-#define HASH_WORDS 16 /* of a block */
-#define HASH_BYTES 128
 
 /* ---- BLAKE2b ---- */
 
@@ -38,7 +36,7 @@ KERNEL_FN void hash_mix(uint64_t *a, uint64_t *b, uint64_t *c, uint64_t *d, uint
     hash_mix(&v[0], &v[5], &v[10], &v[15], word[i], word[j]);      \
     hash_mix(&v[1], &v[6], &v[11], &v[12], word[k], word[l]);      \
     hash_mix(&v[2], &v[7], &v[8], &v[13], word[m], word[n]);       \
-    hash_mix(&v[3], &v[4], &v[9], &v[14], word[o], word[p])
+    hash_mix(&v[3], &v[4], &v[9], &v[14], word[o], word[p]);
 
 struct hash_iv {
     uint64_t of[8];
@@ -46,9 +44,7 @@ struct hash_iv {
 
 KERNEL_FN struct hash_iv hash_iv(void)
 {
-    const struct hash_iv iv = { { 0x6a09e667f3bcc908, 0xbb67ae8584caa73b, 0x3c6ef372fe94f82b,
-                                  0xa54ff53a5f1d36f1, 0x510e527fade682d1, 0x9b05688c2b3e6c1f,
-                                  0x1f83d9abfb41bd6b, 0x5be0cd19137e2179 } };
+    const struct hash_iv iv = { BLAKE2B_IV };
     return iv;
 }
 
@@ -64,18 +60,7 @@ KERNEL_FN void hash_block(uint64_t *state, const uint64_t *word, uint64_t bytes,
     }
     v[12] ^= bytes;
     if (last) v[14] = ~v[14];
-    HASH_ROUND(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    HASH_ROUND(14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3);
-    HASH_ROUND(11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4);
-    HASH_ROUND(7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8);
-    HASH_ROUND(9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13);
-    HASH_ROUND(2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9);
-    HASH_ROUND(12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11);
-    HASH_ROUND(13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10);
-    HASH_ROUND(6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5);
-    HASH_ROUND(10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0);
-    HASH_ROUND(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    HASH_ROUND(14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3);
+    BLAKE2B_ROUNDS(HASH_ROUND)
     KERNEL_UNROLL
     for (int i = 0; i < 8; i++) state[i] ^= v[i] ^ v[8 + i];
 }
@@ -135,12 +120,12 @@ KERNEL_FN_APART uint64_t load_word(uint64_t at, uint64_t bytes, uint64_t width)
     return word;
 }
 
-/* Up to HASH_BYTES of them. */
+/* Up to BLAKE2B_BLOCK of them. */
 KERNEL_FN void load_words(uint64_t *word, uint64_t at, uint64_t bytes, uint64_t width)
 {
-    if (bytes >= HASH_BYTES && at % 16 == 0) {
+    if (bytes >= BLAKE2B_BLOCK && at % 16 == 0) {
         KERNEL_UNROLL
-        for (int i = 0; i < HASH_WORDS / 2; i++) {
+        for (int i = 0; i < BLAKE2B_WORDS / 2; i++) {
             const struct u64x2 pair = *MEMORY_AT(const struct u64x2, at + 16 * (uint64_t)i);
             word[2 * i] = pair.of[0];
             word[2 * i + 1] = pair.of[1];
@@ -148,7 +133,7 @@ KERNEL_FN void load_words(uint64_t *word, uint64_t at, uint64_t bytes, uint64_t 
         return;
     }
     KERNEL_UNROLL
-    for (uint64_t i = 0; i < HASH_WORDS; i++)
+    for (uint64_t i = 0; i < BLAKE2B_WORDS; i++)
         word[i] = load_word(at + 8 * i, bytes > 8 * i ? bytes - 8 * i : 0, width);
 }
 
@@ -161,18 +146,18 @@ KERNEL_FN void hash_leaf(uint64_t at, uint64_t elems, uint64_t dtype, uint64_t o
     uint64_t state[8], carry = 0;
     KERNEL_UNROLL
     for (int i = 0; i < 8; i++) state[i] = iv.of[i];
-    state[0] ^= 0x01010000 ^ 32; // no key, 32 bytes
-    for (uint64_t done = 0; done <= size; done += HASH_BYTES) {
-        uint64_t word[HASH_WORDS];
+    state[0] ^= BLAKE2B_256;
+    for (uint64_t done = 0; done <= size; done += BLAKE2B_BLOCK) {
+        uint64_t word[BLAKE2B_WORDS];
         load_words(word, at + done, done < size ? size - done : 0, width);
         KERNEL_UNROLL
-        for (int i = 0; i < HASH_WORDS; i++) {
+        for (int i = 0; i < BLAKE2B_WORDS; i++) {
             const uint64_t own = canonical(word[i], dtype);
             word[i] = own << 8 | carry;
             carry = own >> 56;
         }
-        const bool last = done + HASH_BYTES > size;
-        hash_block(state, word, last ? size + 1 : done + HASH_BYTES, last);
+        const bool last = done + BLAKE2B_BLOCK > size;
+        hash_block(state, word, last ? size + 1 : done + BLAKE2B_BLOCK, last);
     }
     KERNEL_UNROLL
     for (int i = 0; i < 4; i++) *MEMORY_AT(uint64_t, out + 8 * (uint64_t)i) = state[i];

@@ -2,6 +2,11 @@
  * vector has 64-bit lanes. What a hash waits for is its own last block; lanes wait together. A lane whose
  * leaf ends takes the next one, so leaves may be of any lengths.
  *
+ * What limits it is the vector arithmetic: 14 operations a mix, 16 with AVX2, and 96 mixes a block. So
+ * nothing else is done by vectors: a block's words are copied one by one, so that the words of a number lie
+ * in a row, and while the block before them is mixed; the adds read them from memory, so that registers
+ * hold the state alone.
+ *
  * The 0x00 shifts the message by a byte against the leaf: block b is the leaf's bytes [128 b - 1, 128 b +
  * 127), read where they lie; the first and the last are put together in a buffer of the lane. A leaf with a
  * NaN is hashed out of a copy that has the one pattern (cairn_host_canonical). Without AVX2 the lanes would
@@ -11,6 +16,7 @@
 
 #include <assert.h>
 
+#include "gpu/blake2b.h"
 #include "gpu/host/host.h"
 #include "gpu/host/isa/vector.h"
 
@@ -25,11 +31,12 @@ static void hash_each(const void *plane, cairn_dtype dtype, const struct cairn_g
 #else
 
 #define HASH_LANES ((size_t)VECTOR_BYTES / sizeof(uint64_t))
-#define HASH_BLOCK ((size_t)128)
-#define HASH_WORDS 16
+#define HASH_BLOCK ((size_t)BLAKE2B_BLOCK)
 
 typedef uint64_t u64_lanes __attribute__((vector_size(VECTOR_BYTES)));
-typedef uint8_t u8_bytes __attribute__((vector_size(VECTOR_BYTES)));
+
+/* The words of a block of every lane. */
+typedef uint64_t hash_words[BLAKE2B_WORDS][HASH_LANES] __attribute__((aligned(VECTOR_BYTES)));
 
 /* Each lane, by a compile-time number of bits. */
 #if defined(__AVX512F__)
@@ -49,40 +56,133 @@ static inline u64_lanes rotate_bytes(u64_lanes x, int bytes)
     ((bits) == 63 ? ((x) + (x)) ^ ((x) >> 63) : rotate_bytes((x), (bits) / 8))
 #endif
 
-static inline __attribute__((always_inline)) void hash_mix(u64_lanes *v, int a, int b, int c, int d,
-                                                           u64_lanes x, u64_lanes y)
+#define HASH_SIGMA_ROW(...) { __VA_ARGS__ },
+static const uint8_t hash_sigma[][BLAKE2B_WORDS] = { BLAKE2B_ROUNDS(HASH_SIGMA_ROW) };
+static const uint64_t hash_iv[8] = BLAKE2B_IV;
+
+static inline u64_lanes load_lanes(const uint64_t *at)
 {
-    v[a] = v[a] + v[b] + x;
-    v[d] = ROTATE_RIGHT(v[d] ^ v[a], 32);
-    v[c] = v[c] + v[d];
-    v[b] = ROTATE_RIGHT(v[b] ^ v[c], 24);
-    v[a] = v[a] + v[b] + y;
-    v[d] = ROTATE_RIGHT(v[d] ^ v[a], 16);
-    v[c] = v[c] + v[d];
-    v[b] = ROTATE_RIGHT(v[b] ^ v[c], 63);
+    u64_lanes x;
+    memcpy(&x, at, sizeof x);
+    return x;
 }
 
-/* RFC 7693, 2.7: the order of the message's words, by round; 10 and 11 are 0 and 1 again. */
-static const uint8_t hash_sigma[12][HASH_WORDS] = {
-    { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 },
-    { 14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3 },
-    { 11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4 },
-    { 7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8 },
-    { 9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13 },
-    { 2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9 },
-    { 12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11 },
-    { 13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10 },
-    { 6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5 },
-    { 10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0 },
-    { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 },
-    { 14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3 },
+/* The i-th word of every lane's block. Volatile: compilers would put a vector together of them, by more
+ * operations than these are, and on the ports that the mixes need. */
+static inline __attribute__((always_inline)) void copy_word(hash_words words, size_t i,
+                                                            const uint8_t *const *block)
+{
+#pragma GCC unroll 8
+    for (size_t k = 0; k < HASH_LANES; k++) {
+        uint64_t word;
+        memcpy(&word, block[k] + sizeof word * i, sizeof word);
+        *(volatile uint64_t *)&words[i][k] = word;
+    }
+}
+
+#define EACH_OF_TWO(i) _Pragma("GCC unroll 2") for (int i = 0; i < 2; i++)
+
+/* Columns k and k + 1, or the diagonals (diagonal == 1) that begin there; `order` of their words. In step:
+ * neither waits for the other, and more than two would not fit into AVX2's registers. */
+static inline __attribute__((always_inline)) void
+mix_two(u64_lanes *v, int k, int diagonal, const hash_words words, const uint8_t *order)
+{
+    u64_lanes *a[2], *b[2], *c[2], *d[2];
+    EACH_OF_TWO (i) {
+        a[i] = &v[k + i];
+        b[i] = &v[4 + (k + i + diagonal) % 4];
+        c[i] = &v[8 + (k + i + 2 * diagonal) % 4];
+        d[i] = &v[12 + (k + i + 3 * diagonal) % 4];
+    }
+    EACH_OF_TWO (i) *a[i] += load_lanes(words[order[2 * i]]); // before b, which comes last
+    EACH_OF_TWO (i) *a[i] += *b[i];
+    EACH_OF_TWO (i) *d[i] = ROTATE_RIGHT(*d[i] ^ *a[i], 32);
+    EACH_OF_TWO (i) *c[i] += *d[i];
+    EACH_OF_TWO (i) *b[i] = ROTATE_RIGHT(*b[i] ^ *c[i], 24);
+    EACH_OF_TWO (i) *a[i] += load_lanes(words[order[2 * i + 1]]);
+    EACH_OF_TWO (i) *a[i] += *b[i];
+    EACH_OF_TWO (i) *d[i] = ROTATE_RIGHT(*d[i] ^ *a[i], 16);
+    EACH_OF_TWO (i) *c[i] += *d[i];
+    EACH_OF_TWO (i) *b[i] = ROTATE_RIGHT(*b[i] ^ *c[i], 63);
+}
+
+/* Where the blocks after these lie, whose words are copied to `words`, and how far behind them memory is
+ * asked for. */
+struct hash_next {
+    const uint8_t *block[HASH_LANES];
+    uint64_t (*words)[HASH_LANES];
+    size_t ahead_bytes;
 };
 
-static const uint64_t hash_iv[8] = { 0x6a09e667f3bcc908, 0xbb67ae8584caa73b, 0x3c6ef372fe94f82b,
-                                     0xa54ff53a5f1d36f1, 0x510e527fade682d1, 0x9b05688c2b3e6c1f,
-                                     0x1f83d9abfb41bd6b, 0x5be0cd19137e2179 };
+/* A share of it, i < BLAKE2B_WORDS. */
+static inline __attribute__((always_inline)) void copy_next(const struct hash_next *next, size_t i)
+{
+    copy_word(next->words, i, next->block);
+    if (i < 2 * HASH_LANES) // a block is two lines
+        __builtin_prefetch(next->block[i / 2] + 64 * (i % 2) + next->ahead_bytes, 0, 2);
+}
 
-#define HASH_STATE_0 (hash_iv[0] ^ 0x01010000 ^ CAIRN_HASH_BYTES) /* no key, 32 bytes, sequential */
+/* counted: bytes of each lane's message up to the end of its block; last: all ones where it is the last;
+ * next: NULL, or what is copied meanwhile. */
+static inline __attribute__((always_inline)) void hash_compress(u64_lanes *state,
+                                                                const hash_words words,
+                                                                u64_lanes counted, u64_lanes last,
+                                                                const struct hash_next *next)
+{
+    u64_lanes v[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        v[i] = state[i];
+        v[8 + i] = (u64_lanes) { 0 } + hash_iv[i];
+    }
+    v[12] ^= counted;
+    v[14] ^= last;
+#pragma GCC unroll 12
+    for (size_t r = 0; r < 12; r++) {
+        const uint8_t *order = hash_sigma[r];
+        __asm__ volatile("" ::: "memory"); // no word stays in a register for another round
+        mix_two(v, 0, 0, words, order);
+        mix_two(v, 2, 0, words, order + 4);
+        if (next != NULL && 2 * r < BLAKE2B_WORDS) copy_next(next, 2 * r);
+        mix_two(v, 0, 1, words, order + 8);
+        mix_two(v, 2, 1, words, order + 12);
+        if (next != NULL && 2 * r < BLAKE2B_WORDS) copy_next(next, 2 * r + 1);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) state[i] ^= v[i] ^ v[8 + i];
+}
+
+static __attribute__((noinline)) void hash_one(u64_lanes *state, const uint8_t *const *block,
+                                               u64_lanes counted, u64_lanes last)
+{
+    hash_words words;
+    for (size_t i = 0; i < BLAKE2B_WORDS; i++) copy_word(words, i, block);
+    hash_compress(state, words, counted, last, NULL);
+}
+
+/* `count` blocks of every lane that lie one behind the other, none of them the last: most of all. */
+static __attribute__((noinline)) void hash_many(u64_lanes *state, const uint8_t *const *block,
+                                                u64_lanes *counted, uint64_t count,
+                                                size_t ahead_bytes)
+{
+    hash_words words[2];
+    struct hash_next next = { .ahead_bytes = ahead_bytes };
+    u64_lanes now = *counted, own[8];
+    for (int i = 0; i < 8; i++) own[i] = state[i];
+    for (size_t i = 0; i < HASH_LANES; i++) next.block[i] = block[i];
+    for (size_t i = 0; i < BLAKE2B_WORDS; i++) copy_word(words[0], i, block);
+    for (uint64_t n = 0; n < count; n++) {
+        const size_t step = n + 1 < count ? HASH_BLOCK : 0; // behind the last one memory may end
+        for (size_t i = 0; i < HASH_LANES; i++) next.block[i] += step;
+        next.words = words[(n + 1) % 2];
+        now += HASH_BLOCK;
+        hash_compress(own, words[n % 2], now, (u64_lanes) { 0 }, &next);
+    }
+    for (int i = 0; i < 8; i++) state[i] = own[i];
+    *counted = now;
+}
+
+/* ---- leaves ---- */
 
 /* A lane, and the leaf that it is at. */
 struct hash_lane {
@@ -94,109 +194,6 @@ struct hash_lane {
     uint8_t *copy;            /* of a leaf with a NaN; borrowed: [CAIRN_LEAF_ELEMS * 8] */
 };
 
-/* word[i]: the i-th word of the block of every lane. */
-static inline __attribute__((always_inline)) void transpose(const uint8_t *const *block,
-                                                            u64_lanes *word)
-{
-#if defined(__AVX512F__)
-#pragma GCC unroll 2
-    for (size_t half = 0; half < 2; half++) {
-        __m512i r[8], s[8], t[8];
-#pragma GCC unroll 8
-        for (size_t i = 0; i < 8; i++) r[i] = _mm512_loadu_si512(block[i] + 64 * half);
-#pragma GCC unroll 4
-        for (size_t i = 0; i < 8; i += 2) {
-            s[i] = _mm512_unpacklo_epi64(r[i], r[i + 1]);
-            s[i + 1] = _mm512_unpackhi_epi64(r[i], r[i + 1]);
-        }
-#pragma GCC unroll 2
-        for (size_t i = 0; i < 8; i += 4) {
-#pragma GCC unroll 2
-            for (size_t k = 0; k < 2; k++) {
-                t[i + k] = _mm512_shuffle_i64x2(s[i + k], s[i + 2 + k], 0x88);
-                t[i + 2 + k] = _mm512_shuffle_i64x2(s[i + k], s[i + 2 + k], 0xdd);
-            }
-        }
-#pragma GCC unroll 2
-        for (size_t k = 0; k < 2; k++) {
-            word[8 * half + k] = (u64_lanes)_mm512_shuffle_i64x2(t[k], t[4 + k], 0x88);
-            word[8 * half + 4 + k] = (u64_lanes)_mm512_shuffle_i64x2(t[k], t[4 + k], 0xdd);
-            word[8 * half + 2 + k] = (u64_lanes)_mm512_shuffle_i64x2(t[2 + k], t[6 + k], 0x88);
-            word[8 * half + 6 + k] = (u64_lanes)_mm512_shuffle_i64x2(t[2 + k], t[6 + k], 0xdd);
-        }
-    }
-#else
-#pragma GCC unroll 4
-    for (size_t i = 0; i < HASH_WORDS; i += 4) {
-        __m256i r[4], s[4];
-#pragma GCC unroll 4
-        for (size_t k = 0; k < 4; k++)
-            r[k] = _mm256_loadu_si256((const __m256i *)(const void *)(block[k] + 8 * i));
-        s[0] = _mm256_unpacklo_epi64(r[0], r[1]);
-        s[1] = _mm256_unpackhi_epi64(r[0], r[1]);
-        s[2] = _mm256_unpacklo_epi64(r[2], r[3]);
-        s[3] = _mm256_unpackhi_epi64(r[2], r[3]);
-        word[i] = (u64_lanes)_mm256_permute2x128_si256(s[0], s[2], 0x20);
-        word[i + 1] = (u64_lanes)_mm256_permute2x128_si256(s[1], s[3], 0x20);
-        word[i + 2] = (u64_lanes)_mm256_permute2x128_si256(s[0], s[2], 0x31);
-        word[i + 3] = (u64_lanes)_mm256_permute2x128_si256(s[1], s[3], 0x31);
-    }
-#endif
-}
-
-/* counted: bytes of each lane's message up to the end of its block; last: all ones where it is the last. */
-static inline __attribute__((always_inline)) void
-hash_compress(u64_lanes *state, const uint8_t *const *block, u64_lanes counted, u64_lanes last)
-{
-    u64_lanes v[16], word[HASH_WORDS];
-    transpose(block, word);
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-        v[i] = state[i];
-        v[8 + i] = (u64_lanes) { 0 } + hash_iv[i];
-    }
-    v[12] ^= counted;
-    v[14] ^= last;
-#pragma GCC unroll 12
-    for (int r = 0; r < 12; r++) {
-        const uint8_t *s = hash_sigma[r];
-        hash_mix(v, 0, 4, 8, 12, word[s[0]], word[s[1]]);
-        hash_mix(v, 1, 5, 9, 13, word[s[2]], word[s[3]]);
-        hash_mix(v, 2, 6, 10, 14, word[s[4]], word[s[5]]);
-        hash_mix(v, 3, 7, 11, 15, word[s[6]], word[s[7]]);
-        hash_mix(v, 0, 5, 10, 15, word[s[8]], word[s[9]]);
-        hash_mix(v, 1, 6, 11, 12, word[s[10]], word[s[11]]);
-        hash_mix(v, 2, 7, 8, 13, word[s[12]], word[s[13]]);
-        hash_mix(v, 3, 4, 9, 14, word[s[14]], word[s[15]]);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) state[i] ^= v[i] ^ v[8 + i];
-}
-
-static __attribute__((noinline)) void hash_one(u64_lanes *state, const uint8_t *const *block,
-                                               u64_lanes counted, u64_lanes last)
-{
-    hash_compress(state, block, counted, last);
-}
-
-/* `count` blocks of every lane that lie one behind the other, none of them the last: most of all. Moves on.
- * */
-static __attribute__((noinline)) void hash_many(u64_lanes *state, const uint8_t **block,
-                                                u64_lanes *counted, uint64_t count)
-{
-    u64_lanes now = *counted, own[8];
-    for (int i = 0; i < 8; i++) own[i] = state[i];
-    for (uint64_t n = 0; n < count; n++) {
-        now += HASH_BLOCK;
-        hash_compress(own, block, now, (u64_lanes) { 0 });
-        for (size_t i = 0; i < HASH_LANES; i++) block[i] += HASH_BLOCK;
-    }
-    for (int i = 0; i < 8; i++) state[i] = own[i];
-    *counted = now;
-}
-
-/* ---- leaves ---- */
-
 /* The leaves that no lane has taken yet. */
 struct hash_queue {
     const uint8_t *at; /* the next leaf's first byte */
@@ -206,34 +203,34 @@ struct hash_queue {
     struct cairn_hash *out; /* of the next leaf */
 };
 
+/* The largest of the elements as numbers without their sign: a NaN is above infinity. */
+#define DEFINE_LARGEST(bits)                                              \
+    static uint##bits##_t largest_##bits(const uint8_t *at, size_t elems) \
+    {                                                                     \
+        uint##bits##_t most = 0;                                          \
+        for (size_t i = 0; i < elems; i++) {                              \
+            uint##bits##_t u;                                             \
+            memcpy(&u, at + sizeof u * i, sizeof u);                      \
+            u &= INT##bits##_MAX;                                         \
+            most = u > most ? u : most;                                   \
+        }                                                                 \
+        return most;                                                      \
+    }
+DEFINE_LARGEST(16)
+DEFINE_LARGEST(32)
+DEFINE_LARGEST(64)
+
 /* True if a canonical copy would be another one: most planes have none, and are hashed where they lie. */
 static bool has_nan(const uint8_t *at, cairn_dtype dtype, size_t elems)
 {
-    size_t nans = 0;
-    if (dtype == CAIRN_F32) {
-        uint32_t any = 0;
-        for (size_t i = 0; i < elems; i++) {
-            uint32_t u;
-            memcpy(&u, at + sizeof u * i, sizeof u);
-            any |= 0u - (uint32_t)((u & 0x7fffffffu) > 0x7f800000u);
-        }
-        return any != 0;
+    switch (dtype) {
+    case CAIRN_F32: return largest_32(at, elems) > 0x7f800000u;
+    case CAIRN_BF16: return largest_16(at, elems) > 0x7f80;
+    case CAIRN_F16: return largest_16(at, elems) > 0x7c00;
+    case CAIRN_F64: return largest_64(at, elems) > (uint64_t)0x7ff << 52;
+    case CAIRN_U8: break;
     }
-    if (dtype == CAIRN_BF16 || dtype == CAIRN_F16) {
-        const uint16_t infinity = dtype == CAIRN_BF16 ? 0x7f80 : 0x7c00;
-        for (size_t i = 0; i < elems; i++) {
-            uint16_t u;
-            memcpy(&u, at + sizeof u * i, sizeof u);
-            nans += (u & 0x7fff) > infinity;
-        }
-    } else if (dtype == CAIRN_F64) {
-        for (size_t i = 0; i < elems; i++) {
-            uint64_t u;
-            memcpy(&u, at + sizeof u * i, sizeof u);
-            nans += (u & UINT64_MAX >> 1) > (uint64_t)0x7ff << 52;
-        }
-    }
-    return nans > 0;
+    return false;
 }
 
 /* The last bytes of the message, with zeros behind them; `from` the leaf's byte that they begin with. */
@@ -271,12 +268,13 @@ struct hash_run {
     u64_lanes state[8], counted; /* bytes of the message so far */
     struct hash_lane lane[HASH_LANES];
     size_t busy;
+    size_t ahead_bytes; /* from a lane's leaf to its next one, if they are whole */
 };
 
 static void begin_lane(struct hash_run *run, struct hash_queue *queue, size_t i)
 {
     struct hash_lane *lane = &run->lane[i];
-    for (int k = 0; k < 8; k++) run->state[k][i] = k == 0 ? HASH_STATE_0 : hash_iv[k];
+    for (int k = 0; k < 8; k++) run->state[k][i] = hash_iv[k] ^ (k == 0 ? BLAKE2B_256 : 0);
     run->counted[i] = 0;
     lane->is_first = true;
     if (take_leaf(queue, lane))
@@ -343,7 +341,7 @@ static void hash_inside(struct hash_run *run, uint64_t count)
         if (run->lane[i].out != NULL) idle = run->lane[i].next; // there is one
     for (size_t i = 0; i < HASH_LANES; i++)
         block[i] = run->lane[i].out != NULL ? run->lane[i].next : idle;
-    hash_many(run->state, block, &run->counted, count);
+    hash_many(run->state, block, &run->counted, count, run->ahead_bytes);
     for (size_t i = 0; i < HASH_LANES; i++) {
         if (run->lane[i].out == NULL) continue;
         run->lane[i].next += count * HASH_BLOCK;
@@ -357,7 +355,8 @@ static void hash_each(const void *plane, cairn_dtype dtype, const struct cairn_g
     uint8_t copies[HASH_LANES][CAIRN_LEAF_ELEMS * sizeof(double)];
     struct hash_queue queue = { plane,     geometry, dtype, first_leaf, first_leaf + leaf_count,
                                 hashes_out };
-    struct hash_run run = { .busy = 0 };
+    struct hash_run run = { .ahead_bytes = HASH_LANES * CAIRN_LEAF_ELEMS *
+                                           cairn_dtype_bytes((int)dtype) };
     assert(leaf_count <= geometry->leaf_count && first_leaf <= geometry->leaf_count - leaf_count);
     for (size_t i = 0; i < HASH_LANES; i++) {
         run.lane[i].copy = copies[i];
