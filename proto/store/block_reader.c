@@ -9,7 +9,8 @@
 #include "proto/store/io_thread.h"
 #include "proto/store/snapshot_writer.h"
 
-#define AHEAD_MAX 64
+#define AHEAD_MAX   64
+#define THREADS_MAX 8 // more do not make a disk faster
 
 enum slot_state { SLOT_EMPTY, SLOT_WANTED, SLOT_READING, SLOT_READ };
 
@@ -18,6 +19,7 @@ struct slot {
     uint8_t *at; /* owned: [CAIRN_SNAPSHOT_BLOCK_BYTES] */
     enum slot_state state;
     bool is_taken; /* somebody has had it: another may have its place */
+    bool is_done;  /* and has no more use of it: its place goes first */
     size_t file;
     uint64_t block;
     uint64_t used; /* by the clock of gets: the least is the oldest */
@@ -37,8 +39,10 @@ struct cairn_block_reader {
     const struct cairn_manifest *manifest;
     uint32_t slot_count, thread_count;
     struct slot slots[AHEAD_MAX + 1];
-    pthread_t threads[AHEAD_MAX];
+    pthread_t threads[THREADS_MAX];
     struct handle own; /* of who calls, if there are no threads */
+    struct slot *lent; /* to who calls; NULL: none */
+    bool is_told;      /* by cairn_block_reader_want, what comes next */
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     /* under the mutex, as the states of slots */
@@ -171,8 +175,8 @@ static struct slot *find_slot(struct cairn_block_reader *r, size_t file, uint64_
     return NULL;
 }
 
-/* A slot for a block that is in none: an empty one, else the one that was taken longest ago; for one that
- * is needed now, else one that was read ahead in vain. NULL: there is none yet. */
+/* A slot for a block that is in none: an empty one, else one that is done, else the one that was taken
+ * longest ago; for one that is needed now, else one that was read ahead in vain. NULL: there is none yet. */
 static struct slot *room_for(struct cairn_block_reader *r, const struct slot *keep, bool is_ahead)
 {
     struct slot *best = NULL;
@@ -181,9 +185,9 @@ static struct slot *room_for(struct cairn_block_reader *r, const struct slot *ke
         if (slot == keep) continue;
         if (slot->state == SLOT_EMPTY) return slot;
         if (slot->state != SLOT_READ || (is_ahead && !slot->is_taken)) continue;
-        if (best == NULL || slot->is_taken > best->is_taken ||
-            (slot->is_taken == best->is_taken && slot->used < best->used))
-            best = slot;
+        const int rank = slot->is_taken + slot->is_done;
+        const int best_rank = best != NULL ? best->is_taken + best->is_done : -1;
+        if (rank > best_rank || (rank == best_rank && slot->used < best->used)) best = slot;
     }
     return best;
 }
@@ -191,7 +195,7 @@ static struct slot *room_for(struct cairn_block_reader *r, const struct slot *ke
 static void want(struct cairn_block_reader *r, struct slot *slot, size_t file, uint64_t block)
 {
     slot->state = SLOT_WANTED;
-    slot->is_taken = false;
+    slot->is_taken = slot->is_done = false;
     slot->file = file;
     slot->block = block;
     slot->used = ++r->clock;
@@ -220,11 +224,50 @@ static void want_ahead(struct cairn_block_reader *r, const struct slot *slot)
 static void start_threads(struct cairn_block_reader *r, size_t file)
 {
     if (r->thread_count > 0 || r->manifest->files[file].bytes <= CAIRN_SNAPSHOT_BLOCK_BYTES) return;
-    while (r->thread_count + 1 < r->slot_count) {
+    while (r->thread_count + 1 < r->slot_count && r->thread_count < THREADS_MAX) {
         if (!cairn_io_thread_start(&r->threads[r->thread_count], "cairn-read", read_blocks, r))
             return;
         r->thread_count++;
     }
+}
+
+/* How many are read, or will be, for who has not come yet. */
+static uint32_t count_ahead(const struct cairn_block_reader *r)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < r->slot_count; i++)
+        count += r->slots[i].state != SLOT_EMPTY && !r->slots[i].is_taken;
+    return count;
+}
+
+bool cairn_block_reader_want(struct cairn_block_reader *r, size_t file, uint64_t block)
+{
+    start_threads(r, file);
+    if (r->thread_count == 0) return false;
+    pthread_mutex_lock(&r->mutex);
+    r->is_told = true;
+    struct slot *slot = find_slot(r, file, block);
+    if (slot != NULL && slot->state == SLOT_READ) {
+        slot->is_done = false;
+        slot->used = ++r->clock;
+    } else if (slot == NULL) {
+        slot = room_for(r, r->lent, true);
+        // One of which a part is needed yet goes only where there are more of these than room.
+        if (slot != NULL && slot->state == SLOT_READ && !slot->is_done &&
+            count_ahead(r) >= r->slot_count / 2)
+            slot = NULL;
+        if (slot != NULL) want(r, slot, file, block);
+    }
+    pthread_mutex_unlock(&r->mutex);
+    return slot != NULL;
+}
+
+void cairn_block_reader_return(struct cairn_block_reader *r)
+{
+    pthread_mutex_lock(&r->mutex);
+    if (r->lent != NULL) r->lent->is_done = true;
+    r->lent = NULL;
+    pthread_mutex_unlock(&r->mutex);
 }
 
 cairn_status cairn_block_reader_get(struct cairn_block_reader *r, size_t file, uint64_t block,
@@ -245,10 +288,11 @@ cairn_status cairn_block_reader_get(struct cairn_block_reader *r, size_t file, u
         read_slot(r, &r->own, slot);
         slot->state = SLOT_READ;
     }
-    want_ahead(r, slot);
+    if (!r->is_told) want_ahead(r, slot);
     while (slot->state != SLOT_READ) pthread_cond_wait(&r->changed, &r->mutex);
     slot->used = ++r->clock;
     slot->is_taken = true;
+    r->lent = slot;
     pthread_mutex_unlock(&r->mutex);
     *bytes_out = slot->at;
     *count_out = slot->count;

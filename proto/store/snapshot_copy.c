@@ -1,51 +1,58 @@
 #include "proto/store/snapshot_copy.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "proto/snapshot/manifest_trust.h"
 #include "proto/store/block_reader.h"
+#include "proto/store/snapshot_writer.h"
 
 struct copying {
     struct cairn_snapshot *from;
     const struct cairn_snapshot_copy *copy;
     const char *root, *folder; /* of the copy */
     const char *id;
-    struct cairn_block_reader *reader; /* owned */
+    struct cairn_block_reader *reader;    /* owned */
+    struct cairn_snapshot_writer *writer; /* owned */
+    size_t file;                          /* that is copied */
     uint64_t done_bytes;
     bool made; /* the folder is ours: it was not there before */
 };
 
-static cairn_status copy_blocks(struct copying *c, size_t file, struct cairn_storage_put *put,
-                                struct cairn_sentence *why)
+/* A cairn_snapshot_fill_fn: a block of the file as it is, judged. */
+static cairn_status give_block(void *context, const struct cairn_safetensors_entry *entry,
+                               uint64_t first_byte, uint64_t byte_count, void *to,
+                               struct cairn_sentence *why)
 {
-    const uint64_t blocks = cairn_snapshot_block_count(c->from->manifest.files[file].bytes);
-    cairn_status status = CAIRN_OK;
-    for (uint64_t block = 0; block < blocks && status == CAIRN_OK; block++) {
-        const uint8_t *bytes;
-        size_t count;
-        status = cairn_block_reader_get(c->reader, file, block, &bytes, &count, why);
-        if (status == CAIRN_OK)
-            status = put->storage->put_write(put, block * CAIRN_SNAPSHOT_BLOCK_BYTES, bytes, count,
-                                             why);
-        if (status != CAIRN_OK) return status;
-        c->done_bytes += count;
-        if (c->copy->progress != NULL && !c->copy->progress(c->copy->context, c->done_bytes))
-            status = cairn_fail(why, CAIRN_ERR_CANCELED, "the copy was given up");
-    }
-    return status;
+    struct copying *c = context;
+    const uint8_t *bytes;
+    size_t count;
+    (void)entry;
+    if (c->copy->progress != NULL && !c->copy->progress(c->copy->context, c->done_bytes))
+        return cairn_fail(why, CAIRN_ERR_CANCELED, "the copy was given up");
+    const cairn_status status = cairn_block_reader_get(
+        c->reader, c->file, first_byte / CAIRN_SNAPSHOT_BLOCK_BYTES, &bytes, &count, why);
+    if (status != CAIRN_OK) return status;
+    assert(first_byte % CAIRN_SNAPSHOT_BLOCK_BYTES == 0 && count == byte_count);
+    memcpy(to, bytes, count);
+    c->done_bytes += count;
+    return CAIRN_OK;
 }
 
+/* As a file without a header, whose bytes are one tensor. */
 static cairn_status copy_file(struct copying *c, size_t file, struct cairn_sentence *why)
 {
     const struct cairn_manifest_file *listed = &c->from->manifest.files[file];
-    const struct cairn_storage *storage = cairn_storage_of(c->folder);
-    struct cairn_storage_put *put;
-    cairn_status status = storage->put_begin(c->folder, listed->path, listed->bytes, &put, why);
-    if (status != CAIRN_OK) return status;
-    status = copy_blocks(c, file, put, why);
-    return storage->put_end(put, status, why);
+    struct cairn_safetensors_entry all = { .dtype = CAIRN_U8, .end = listed->bytes };
+    struct cairn_snapshot_file as_it_is = { .entries = &all,
+                                            .entry_count = 1,
+                                            .file_bytes = listed->bytes };
+    const struct cairn_snapshot_source source = { .fill = give_block, .context = c };
+    snprintf(as_it_is.path, sizeof as_it_is.path, "%s", listed->path);
+    c->file = file;
+    return cairn_snapshot_writer_put_other(c->writer, c->folder, &as_it_is, &source, NULL, why);
 }
 
 /* The manifest as it stands there, which is what was signed. *text_out is malloc'd, the caller's. */
@@ -147,8 +154,11 @@ static cairn_status copy_all(struct copying *c, struct cairn_sentence *why)
     if (status == CAIRN_OK)
         status = cairn_block_reader_open(c->from->folder, &c->from->manifest, c->from->ahead,
                                          &c->reader, why);
+    if (status == CAIRN_OK) status = cairn_snapshot_writer_open(0, &c->writer, why);
     for (size_t i = 0; i < c->from->manifest.file_count && status == CAIRN_OK; i++)
         status = copy_file(c, i, why);
+    if (status == CAIRN_OK && c->copy->progress != NULL)
+        (void)c->copy->progress(c->copy->context, c->done_bytes); // too late to give it up
     if (status == CAIRN_OK) status = commit(c, why);
     if (status != CAIRN_OK && c->made) {
         struct cairn_snapshot_removed removed;
@@ -177,6 +187,7 @@ cairn_status cairn_snapshot_copy(struct cairn_snapshot *snapshot, const char *ro
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to copy a snapshot");
     struct copying c = { .from = snapshot, .copy = copy, .root = root, .folder = folder, .id = id };
     status = copy_all(&c, why);
+    cairn_snapshot_writer_close(c.writer);
     cairn_block_reader_close(c.reader);
     if (status == CAIRN_OK)
         *folder_out = folder;

@@ -9,7 +9,8 @@
 #include "proto/store/snapshot_io.h"
 
 struct cairn_snapshot_copy {
-    /* After each block; `done` of all files' bytes. False: give it up. NULL: none. */
+    /* Before each block, and at the end; `done` of all files' bytes were read and judged. False: give it up.
+     * NULL: none. */
     bool (*progress)(void *context, uint64_t done);
     void *context;
 };

@@ -94,7 +94,7 @@ struct cairn_snapshot {
     struct cairn_block_reader *reader;     /* NULL until something is read */
 
     /* the caller's, before the first read: blocks that are read ahead; 0: as others do. Who reads what lies
-     * in many files at once needs one a file, else each is read again and again */
+     * in many places at once needs two a place, else each is read again and again */
     uint32_t ahead;
 };
 
@@ -128,6 +128,11 @@ cairn_status cairn_snapshot_verify(struct cairn_snapshot *snapshot,
 cairn_status cairn_snapshot_read(struct cairn_snapshot *snapshot, uint32_t tensor, uint32_t plane,
                                  uint64_t first_elem, uint64_t elem_count, void *out,
                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* For who reads not in the order of the files: these will be read, behind what was wanted before, and are
+ * fetched meanwhile. How many of them, from the first: for the others there is no room yet, so say it again
+ * when some were read. */
+uint64_t cairn_snapshot_want(struct cairn_snapshot *snapshot, uint32_t tensor, uint32_t plane,
+                             uint64_t first_elem, uint64_t elem_count);
 void cairn_snapshot_close(struct cairn_snapshot *snapshot);
 
 #endif

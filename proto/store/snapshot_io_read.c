@@ -198,13 +198,18 @@ void cairn_snapshot_close(struct cairn_snapshot *s)
 
 /* ---- bytes ---- */
 
+static cairn_status open_reader(struct cairn_snapshot *s, struct cairn_sentence *why)
+{
+    return s->reader != NULL
+               ? CAIRN_OK
+               : cairn_block_reader_open(s->folder, &s->manifest, s->ahead, &s->reader, why);
+}
+
 static cairn_status get_block(struct cairn_snapshot *s, size_t file, uint64_t block,
                               const uint8_t **bytes_out, size_t *count_out,
                               struct cairn_sentence *why)
 {
-    cairn_status status = CAIRN_OK;
-    if (s->reader == NULL)
-        status = cairn_block_reader_open(s->folder, &s->manifest, s->ahead, &s->reader, why);
+    const cairn_status status = open_reader(s, why);
     return status != CAIRN_OK
                ? status
                : cairn_block_reader_get(s->reader, file, block, bytes_out, count_out, why);
@@ -251,6 +256,7 @@ static cairn_status read_bytes(struct cairn_snapshot *s, size_t file, uint64_t f
         if (status != CAIRN_OK) break;
         const size_t part = have - skip < count ? have - skip : count;
         memcpy(out, bytes + skip, part);
+        if (skip + part == have) cairn_block_reader_return(s->reader); // mostly read in order
         out += part;
         first += part;
         count -= part;
@@ -268,29 +274,74 @@ static cairn_status in_tensor(const struct cairn_snapshot *s, uint32_t tensor, u
     return status;
 }
 
+/* Elements of a plane that stand side by side in a file. */
+struct run {
+    size_t file;
+    uint64_t first_byte, elem_count;
+    size_t elem_bytes;
+};
+
+/* From `elem` on, `most` at most. False: the snapshot has no such element. */
+static bool find_run(const struct cairn_snapshot *s, uint32_t tensor, uint32_t plane, uint64_t elem,
+                     uint64_t most, struct run *run_out)
+{
+    const struct cairn_snapshot_piece *piece = cairn_snapshot_index_find(&s->index, tensor, plane,
+                                                                         elem);
+    if (piece == NULL) return false;
+    const uint64_t skip = elem - piece->first_elem, left = piece->elem_count - skip;
+    const size_t elem_bytes = cairn_dtype_bytes(
+        (int)cairn_spec_plane_dtype(&s->manifest.spec, tensor, plane));
+    *run_out = (struct run) { .file = piece->file,
+                              .first_byte = piece->file_byte + skip * elem_bytes,
+                              .elem_count = left < most ? left : most,
+                              .elem_bytes = elem_bytes };
+    return true;
+}
+
 cairn_status cairn_snapshot_read(struct cairn_snapshot *s, uint32_t tensor, uint32_t plane,
                                  uint64_t first_elem, uint64_t elem_count, void *out,
                                  struct cairn_sentence *why)
 {
+    uint8_t *next = out;
     for (uint64_t done = 0; done < elem_count;) {
-        const uint64_t elem = first_elem + done;
-        const struct cairn_snapshot_piece *piece = cairn_snapshot_index_find(&s->index, tensor,
-                                                                             plane, elem);
-        if (piece == NULL) {
+        struct run run;
+        if (!find_run(s, tensor, plane, first_elem + done, elem_count - done, &run))
             return cairn_fail(why, CAIRN_ERR_INVALID,
                               "the snapshot has no element %" PRIu64 " of tensor %u, plane %u",
-                              elem, tensor, plane);
-        }
-        const uint64_t skip = elem - piece->first_elem;
-        const size_t elem_bytes = cairn_dtype_bytes(
-            (int)cairn_spec_plane_dtype(&s->manifest.spec, tensor, plane));
-        uint64_t count = piece->elem_count - skip;
-        if (count > elem_count - done) count = elem_count - done;
-        const cairn_status status = read_bytes(s, piece->file, piece->file_byte + skip * elem_bytes,
-                                               (size_t)count * elem_bytes,
-                                               (uint8_t *)out + done * elem_bytes, why);
+                              first_elem + done, tensor, plane);
+        const size_t bytes = (size_t)run.elem_count * run.elem_bytes;
+        const cairn_status status = read_bytes(s, run.file, run.first_byte, bytes, next, why);
         if (status != CAIRN_OK) return in_tensor(s, tensor, plane, status, why);
-        done += count;
+        next += bytes;
+        done += run.elem_count;
     }
     return CAIRN_OK;
+}
+
+/* How many of `count` bytes from `first` on stand in blocks that are wanted now. */
+static uint64_t want_bytes(struct cairn_snapshot *s, size_t file, uint64_t first, uint64_t count)
+{
+    const uint64_t end = first + count;
+    uint64_t block = first / CAIRN_SNAPSHOT_BLOCK_BYTES;
+    while (block * CAIRN_SNAPSHOT_BLOCK_BYTES < end &&
+           cairn_block_reader_want(s->reader, file, block))
+        block++;
+    const uint64_t wanted = block * CAIRN_SNAPSHOT_BLOCK_BYTES;
+    return wanted <= first ? 0 : wanted < end ? wanted - first : count;
+}
+
+uint64_t cairn_snapshot_want(struct cairn_snapshot *s, uint32_t tensor, uint32_t plane,
+                             uint64_t first_elem, uint64_t elem_count)
+{
+    uint64_t done = 0;
+    struct run run;
+    if (open_reader(s, NULL) != CAIRN_OK) return 0; // who reads is told
+    while (done < elem_count &&
+           find_run(s, tensor, plane, first_elem + done, elem_count - done, &run)) {
+        const uint64_t bytes = run.elem_count * run.elem_bytes;
+        const uint64_t wanted = want_bytes(s, run.file, run.first_byte, bytes);
+        done += wanted / run.elem_bytes;
+        if (wanted < bytes) break;
+    }
+    return done;
 }

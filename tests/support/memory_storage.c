@@ -29,7 +29,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t let_go = PTHREAD_COND_INITIALIZER;
 static struct object objects[OBJECTS_MAX];
 static size_t object_count;
-static uint64_t calls, fails_at;
+static uint64_t calls, fails_at, read_bytes;
 static cairn_status fails_with;
 static bool hangs;
 
@@ -257,6 +257,7 @@ static cairn_status read_object(struct cairn_storage_file *f, uint64_t offset, v
     const size_t have = offset < o->count ? o->count - (size_t)offset : 0;
     *got_out = have < count ? have : count;
     if (status == CAIRN_OK && *got_out > 0) memcpy(to, o->bytes + offset, *got_out);
+    read_bytes += *got_out;
     pthread_mutex_unlock(&mutex);
     return status;
 }
@@ -290,7 +291,7 @@ void cairn_memory_storage_open(void)
     registered = true;
     for (size_t i = 0; i < object_count; i++) free(objects[i].bytes);
     object_count = 0;
-    calls = fails_at = 0;
+    calls = fails_at = read_bytes = 0;
 }
 
 void cairn_memory_storage_fail(uint64_t n, cairn_status status)
@@ -304,6 +305,14 @@ void cairn_memory_storage_fail(uint64_t n, cairn_status status)
 uint64_t cairn_memory_storage_calls(void)
 {
     return calls;
+}
+
+uint64_t cairn_memory_storage_read_bytes(void)
+{
+    pthread_mutex_lock(&mutex);
+    const uint64_t bytes = read_bytes;
+    pthread_mutex_unlock(&mutex);
+    return bytes;
 }
 
 void cairn_memory_storage_hang(bool does)

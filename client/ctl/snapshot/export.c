@@ -1,5 +1,6 @@
-/* cairn snapshot export: a snapshot as others read it. It is read, judged, rounded and written block by
- * block: memory is that of the blocks under way, whatever the model's size. */
+/* cairn snapshot export: a snapshot as others read it. Blocks are read and judged ahead, in the order in
+ * which they are written, and written beside that: memory is that of the blocks under way, whatever the
+ * model's size. */
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -13,7 +14,8 @@
 #include "client/ctl/snapshot/round.h"
 
 #define FILE_BYTES_DEFAULT UINT64_C(5000000000) // as the Hub's tools have it
-#define AHEAD_MAX          32                   // blocks: 128 MiB
+#define AHEAD              16                   // blocks that are read ahead, and besides
+#define BLOCKS_MAX         32                   // all that are held; 128 MiB
 #define IN_FLIGHT          8                    // blocks that are written; 32 MiB
 
 static volatile sig_atomic_t interrupted;
@@ -24,13 +26,57 @@ static void on_signal(int signal)
     interrupted = 1;
 }
 
+/* A place in what is written. */
+struct place {
+    size_t file, entry;
+    uint64_t elem; /* of the entry */
+};
+
 struct exporting {
     struct cairn_snapshot *snapshot;
     const struct ctl_export_plan *plan;
+    struct place ahead; /* up to here it is read, or will be */
+    size_t file;        /* that is written */
     struct ctl_progress progress;
     uint64_t done_bytes;
     float *rounded; /* owned: [CAIRN_SNAPSHOT_BLOCK_BYTES / 2], what is to be bf16 */
 };
+
+/* ---- reading ahead ---- */
+
+static bool is_before(const struct place *a, const struct place *b)
+{
+    if (a->file != b->file) return a->file < b->file;
+    return a->entry != b->entry ? a->entry < b->entry : a->elem < b->elem;
+}
+
+static uint64_t elems_of(const struct cairn_safetensors_entry *entry)
+{
+    return (entry->end - entry->begin) / cairn_dtype_bytes((int)entry->dtype);
+}
+
+/* Asks for what is written behind `end`, as far as there is room for it. */
+static void look_ahead(struct exporting *x, struct place end)
+{
+    struct place *at = &x->ahead;
+    if (is_before(at, &end)) *at = end;
+    while (at->file < x->plan->file_count) {
+        const struct cairn_snapshot_file *file = &x->plan->files[at->file].file;
+        if (at->entry == file->entry_count) {
+            *at = (struct place) { .file = at->file + 1 };
+            continue;
+        }
+        const struct cairn_safetensors_entry *entry = &file->entries[at->entry];
+        const uint64_t elems = elems_of(entry);
+        if (entry->plane != CTL_EXPORT_PLANE_STEP)
+            at->elem += cairn_snapshot_want(x->snapshot, entry->tensor, entry->plane, at->elem,
+                                            elems - at->elem);
+        else
+            at->elem = elems;
+        if (at->elem < elems) return;
+        *at = (struct place) { .file = at->file, .entry = at->entry + 1 };
+    }
+}
 
 /* ---- the bytes ---- */
 
@@ -42,6 +88,8 @@ static cairn_status fill(void *context, const struct cairn_safetensors_entry *en
     if (interrupted) return cairn_fail(why, CAIRN_ERR_CANCELED, "interrupted");
     const bool rounds = entry->dtype == CAIRN_BF16;
     cairn_status status = CAIRN_OK;
+    look_ahead(x, (struct place) { x->file, (size_t)(entry - x->plan->files[x->file].file.entries),
+                                   first_elem });
     if (entry->plane == CTL_EXPORT_PLANE_STEP) {
         const float step = (float)x->snapshot->manifest.step;
         memcpy(to, &step, sizeof step);
@@ -65,9 +113,11 @@ static cairn_status write_all(struct exporting *x, const char *at, struct cairn_
     for (size_t i = 0; i < plan->part_count && status == CAIRN_OK; i++)
         if (plan->parts[i].folder[0] != '\0')
             status = storage->make(at, plan->parts[i].folder, true, why);
-    for (size_t i = 0; i < plan->file_count && status == CAIRN_OK; i++)
+    for (size_t i = 0; i < plan->file_count && status == CAIRN_OK; i++) {
+        x->file = i;
         status = cairn_snapshot_writer_put_other(writer, at, &plan->files[i].file, &source, NULL,
                                                  why);
+    }
     for (size_t i = 0; i < plan->part_count && status == CAIRN_OK; i++) {
         const struct ctl_export_part *part = &plan->parts[i];
         char path[CAIRN_SNAPSHOT_PATH_BYTES];
@@ -177,11 +227,11 @@ static int judge(const struct ctl *ctl, struct ctl_export_wish *wish)
     return -1;
 }
 
-/* One block for each file that a tensor may be cut over: they are read side by side. */
-static uint32_t blocks_ahead(const struct cairn_manifest *m)
+/* Two for each place that a tensor may be read from: the one in use, and the next. */
+static uint32_t blocks_held(const struct cairn_manifest *m)
 {
-    const size_t wanted = 4 + 2 * (size_t)m->shard_count;
-    return (uint32_t)(wanted < AHEAD_MAX ? wanted : AHEAD_MAX);
+    const size_t wanted = AHEAD + 2 * (size_t)m->shard_count;
+    return (uint32_t)(wanted < BLOCKS_MAX ? wanted : BLOCKS_MAX);
 }
 
 int cairn_ctl_snapshot_export(struct ctl *ctl)
@@ -198,7 +248,7 @@ int cairn_ctl_snapshot_export(struct ctl *ctl)
     if (done < 0) done = cairn_ctl_place_open(from, &snapshot);
     if (done >= 0) return done;
     const double begun = now_s();
-    snapshot.ahead = blocks_ahead(&snapshot.manifest);
+    snapshot.ahead = blocks_held(&snapshot.manifest);
     cairn_status status = cairn_ctl_export_plan_make(&snapshot.manifest.spec, &wish, &plan);
     if (status == CAIRN_OK) {
         struct exporting x = { .snapshot = &snapshot, .plan = &plan };

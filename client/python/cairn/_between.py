@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Container, Dict, Iterator, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -74,6 +74,18 @@ class Between(Held):
         """Writes whole tensors outside the optimizer, between two steps, as one new version: {"head.bias": tensor}.
         Buffers and blobs (bytes) too; `plane` "exp_avg" or "exp_avg_sq" for moments. By one worker: the others have it
         with the next round."""
+        version = self._write_only(values, plane)
+        self._load_after(version)
+        self._take_buffers(values)
+        return version
+
+    def _take_buffers(self, names: Container[str]) -> None:
+        """Those that are written outside of rounds, of the version that is here."""
+        buffers = [(slot, slot.parameter) for slot in self._buffers if slot.name in names]
+        _transfer.load(self._job, self._version, buffers, self.timeout)
+
+    def _write_only(self, values: Mapping[str, Any], plane: str) -> Version:
+        """As write(), but what is here stays as it is."""
         slots = {slot.name: slot for slot in self._slots + self._buffers}
         opaque = {name: _blobs.to_write(self.blobs, name, value, plane) for name, value in values.items()
                   if name in self.blobs}
@@ -87,15 +99,11 @@ class Between(Held):
         masters: Dict[str, Any] = {name: host if can_lend(host) else host.contiguous() for name, host in hosts.items()}
         for left in reversed(range(TRIES)):
             try:
-                version = self._write_once({**masters, **opaque}, plane)
-                break
+                return self._write_once({**masters, **opaque}, plane)
             except (EpochChanged, Stale):  # somebody came or went, nothing was written
                 if left == 0:
                     raise
-        self._load_after(version)
-        buffers = [(slot, slot.parameter) for slot in self._buffers if slot.name in values]
-        _transfer.load(self._job, self._version, buffers, self.timeout)
-        return version
+        raise AssertionError("TRIES is 0")
 
     @goes_on
     def amend(self, groups: Optional[Mapping[str, Mapping[str, Any]]] = None, freeze: Sequence[str] = (),

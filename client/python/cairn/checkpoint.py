@@ -3,8 +3,8 @@
     m = cairn.import_checkpoint(session, "ckpt/step-1000", model, cairn.AdamW(lr=3e-4), name="gpt")
 
 Read are a DCP folder (FSDP2's, with its optimizer) and a file of torch.save; of either only data, no code: see
-_metadata.py, and torch.load(weights_only=True). Parameters and moments are written window by window, so a worker has
-WINDOW_BYTES of the optimizer's state in memory, not all of it.
+_metadata.py, and torch.load(weights_only=True). Parameters and moments are written window by window, and the next one
+is read meanwhile, so a worker has twice WINDOW_BYTES of a DCP folder in memory, not all of it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
@@ -73,6 +74,39 @@ def _catalog(folder: Path) -> Dict[str, Any]:
     return json.loads(ran.stdout)
 
 
+class _Item(io.RawIOBase):
+    """A part of a file as a file of its own: torch reads from it into the tensor's memory."""
+
+    def __init__(self, path: Path, at: int, count: int):
+        self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._at, self._count, self._next = at, count, 0
+        if os.fstat(self._fd).st_size < at + count:
+            self.close()
+            raise Invalid(f"{path} ends before byte {at + count}: it is cut off")
+        os.posix_fadvise(self._fd, at, count, os.POSIX_FADV_WILLNEED)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._next = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._next, io.SEEK_END: self._count}[whence])
+        return self._next
+
+    def readinto(self, into: Any) -> int:
+        left = max(0, self._count - self._next)
+        got = os.preadv(self._fd, [memoryview(into).cast("B")[:left]], self._at + self._next)
+        self._next += got
+        return got
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._fd)
+        super().close()
+
+
 class _Dcp:
     def __init__(self, folder: Path):
         self._folder, self._catalog = folder, _catalog(folder)
@@ -85,19 +119,16 @@ class _Dcp:
         return None if shape is None else tuple(shape)
 
     def _item(self, chunk: Mapping[str, Any]) -> Any:
-        path = self._folder / chunk["file"]
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-            file.seek(chunk["at"])
-            data = file.read(chunk["bytes"])
-        if len(data) != chunk["bytes"]:
-            raise Invalid(f"{path} ends before byte {chunk['at'] + chunk['bytes']}: it is cut off")
-        return _load(io.BytesIO(data))
+        with io.BufferedReader(_Item(self._folder / chunk["file"], chunk["at"], chunk["bytes"])) as item:
+            return _load(item)
 
     def value(self, key: str) -> Any:
         """Whole: its chunks must cover it exactly."""
         entry, torch = self._catalog[key], _torch()
         if "shape" not in entry:
             return self._item(entry["chunks"][0])
+        if len(entry["chunks"]) == 1 and entry["chunks"][0]["sizes"] == entry["shape"]:
+            return self._whole(key, entry)
         whole, elems = torch.empty(entry["shape"], dtype=torch.float32), 0
         for chunk in entry["chunks"]:
             part = self._item(chunk)
@@ -111,6 +142,15 @@ class _Dcp:
         if elems != whole.numel():
             raise Invalid(f"{key}: its chunks have {elems} elements, it has {whole.numel()}")
         return whole
+
+
+    def _whole(self, key: str, entry: Mapping[str, Any]) -> Any:
+        part = self._item(entry["chunks"][0])
+        if list(part.shape) != entry["shape"]:
+            raise Invalid(f"{key}: a chunk is of {list(part.shape)}, .metadata says {entry['shape']}")
+        if any(entry["chunks"][0]["offsets"]):
+            raise Invalid(f"{key}: a chunk at {entry['chunks'][0]['offsets']} lies outside of {entry['shape']}")
+        return part
 
 
 def _of_dcp(folder: Path) -> Found:
@@ -297,7 +337,9 @@ def _windows(items: Sequence[Tuple[str, str, int]]) -> List[List[Tuple[str, str,
     return windows
 
 
-def _write(m: Any, found: Found, items: Sequence[Tuple[str, str, int]], shapes: Mapping[str, Tuple[int, ...]]) -> None:
+def _read(found: Found, items: Sequence[Tuple[str, str, int]],
+          shapes: Mapping[str, Tuple[int, ...]]) -> Dict[str, Dict[str, Any]]:
+    """{plane: {tensor: its values}}"""
     torch = _torch()
     by_plane: Dict[str, Dict[str, Any]] = {}
     for name, plane, _ in items:
@@ -306,8 +348,20 @@ def _write(m: Any, found: Found, items: Sequence[Tuple[str, str, int]], shapes: 
         if tuple(value.shape) != tuple(shapes[name]):
             raise Mismatch(f"{name} ({plane}) is {list(value.shape)} there and {list(shapes[name])} here")
         by_plane.setdefault(plane, {})[name] = value.to(torch.float32)
-    for plane, values in by_plane.items():
-        m.write(values, plane)
+    return by_plane
+
+
+def _pour(m: Any, found: Found, windows: Sequence[Sequence[Tuple[str, str, int]]],
+          shapes: Mapping[str, Tuple[int, ...]]) -> None:
+    """Writes all windows; each is read while the one before is written."""
+    with ThreadPoolExecutor(1, "cairn-import") as reader:
+        coming = reader.submit(_read, found, windows[0], shapes)
+        for after in [*windows[1:], None]:
+            window = coming.result()
+            if after is not None:
+                coming = reader.submit(_read, found, after, shapes)
+            for plane, values in window.items():
+                m._write_only(values, plane)  # what is new is taken once, behind the last
 
 
 def import_checkpoint(session: Any, path: Union[str, "os.PathLike[str]"], model: Any, optim: Any, *,
@@ -348,8 +402,9 @@ def import_checkpoint(session: Any, path: Union[str, "os.PathLike[str]"], model:
 def _bring(m: Any, found: Found, shapes: Mapping[str, Tuple[int, ...]], planes: Mapping[str, Sequence[str]],
            step: int) -> None:
     known = {slot.name for slot in m._slots + m._buffers}
-    items = [(name, plane, 4 * _elems(shapes[name])) for name in shapes if name in known and name in found.params
-             for plane in ["param", *[p for p in planes.get(name, ()) if (name, p) in found.moments]]]
+    names = [name for name in shapes if name in known and name in found.params]
+    items = [(name, plane, 4 * _elems(shapes[name])) for plane in ("param", "exp_avg", "exp_avg_sq") for name in names
+             if plane == "param" or plane in planes.get(name, ()) and (name, plane) in found.moments]
     windows = _windows(items)
     writes = sum(len({plane for _, plane, _ in window}) for window in windows)
     whole = Version(1 + writes, step)  # each write is a generation
@@ -359,10 +414,11 @@ def _bring(m: Any, found: Found, shapes: Mapping[str, Tuple[int, ...]], planes: 
     if m._spec.rank == 0:
         group_of = {t.name: g for t in m._spec.tensors for g in m._spec.groups if t.group in (g.name, None)}
         _say_differences(m.name, found, group_of)
-        for window in windows:
-            _write(m, found, window, shapes)
+        _pour(m, found, windows, shapes)
     m._job.version_wait(whole, timeout=m.timeout)
     m.resume()
+    if m._spec.rank == 0:  # the others have them with the first round
+        m._take_buffers(found.params)
 
 
 def _elems(shape: Sequence[int]) -> int:

@@ -182,6 +182,27 @@ class Checkpoints(unittest.TestCase):
         dcp_of(self.folder / "dcp", net, optimizer)
         self.goes_on(self.folder / "dcp")
 
+    def test_buffers_come_along_and_windows_of_one_tensor_are_written_whole(self):
+        def net():
+            return torch.nn.Sequential(torch.nn.Linear(9, 16), torch.nn.BatchNorm1d(16))
+        saved, ours = net(), net()
+        saved[1].running_mean.uniform_()
+        tensors = {f"model.{name}": value for name, value in saved.state_dict().items() if value.dim() > 0}
+        moments = {f"optim.state.{name}.{what}": torch.rand_like(p) for name, p in saved.named_parameters()
+                   for what in ("exp_avg", "exp_avg_sq")}
+        write_dcp(self.folder / "dcp", {**tensors, **moments}, {})
+        self.addCleanup(setattr, checkpoint, "WINDOW_BYTES", checkpoint.WINDOW_BYTES)
+        checkpoint.WINDOW_BYTES = 1
+        with Cluster(2) as cluster, cairn.connect(cluster.endpoint) as session:
+            m = cairn.import_checkpoint(session, self.folder / "dcp", ours, cairn.AdamW(lr=1e-2), name="run")
+            for what in ("exp_avg", "exp_avg_sq"):
+                for name, value in m.state_dict(what).items():
+                    self.assertTrue(torch.equal(value, moments[f"optim.state.{name}.{what}"]), (name, what))
+            m.close()
+        for name, value in ours.state_dict().items():
+            if value.dim() > 0:
+                self.assertTrue(torch.equal(value, saved.state_dict()[name]), name)
+
     @needs_numbers
     def test_a_folder_that_torch_itself_saved_goes_on(self):
         try:

@@ -16,8 +16,7 @@
 
 /* A pass over the file: threads take blocks until there are none. */
 struct pass {
-    int fd;
-    bool writes;
+    int from, to; /* -1: nothing is read, or written */
     uint64_t bytes;
     _Atomic uint64_t next; /* the first byte that nobody has taken */
     atomic_int left;       /* threads at work */
@@ -25,12 +24,13 @@ struct pass {
     atomic_bool gives_up;
 };
 
-static bool move_block(const struct pass *pass, char *block, uint64_t at, size_t bytes)
+static bool move_block(int fd, bool writes, char *block, uint64_t at)
 {
-    for (size_t done = 0; done < bytes;) {
+    for (size_t done = 0; done < CAIRN_BENCH_DISK_BLOCK_BYTES;) {
         const off_t from = (off_t)(at + done);
-        const ssize_t moved = pass->writes ? pwrite(pass->fd, block + done, bytes - done, from)
-                                           : pread(pass->fd, block + done, bytes - done, from);
+        const size_t left = CAIRN_BENCH_DISK_BLOCK_BYTES - done;
+        const ssize_t moved = writes ? pwrite(fd, block + done, left, from)
+                                     : pread(fd, block + done, left, from);
         if (moved < 0 && errno == EINTR) continue;
         if (moved == 0) errno = EIO; // the file is shorter than it was made
         if (moved <= 0) return false;
@@ -51,7 +51,8 @@ static void *run(void *context)
     while (atomic_load(&pass->error) == 0 && !atomic_load(&pass->gives_up)) {
         const uint64_t at = atomic_fetch_add(&pass->next, CAIRN_BENCH_DISK_BLOCK_BYTES);
         if (at >= pass->bytes) break;
-        if (!move_block(pass, block, at, CAIRN_BENCH_DISK_BLOCK_BYTES))
+        if ((pass->from >= 0 && !move_block(pass->from, false, block, at)) ||
+            (pass->to >= 0 && !move_block(pass->to, true, block, at)))
             atomic_compare_exchange_strong(&pass->error, &none, errno);
     }
     free(block);
@@ -60,9 +61,9 @@ static void *run(void *context)
 }
 
 /* All blocks, and fsync of what was written. Seconds; 0, and said. */
-static double make_pass(struct cairn_bench_disk *disk, int fd, bool writes, uint64_t bytes)
+static double make_pass(struct cairn_bench_disk *disk, int from, int to, uint64_t bytes)
 {
-    struct pass pass = { .fd = fd, .writes = writes, .bytes = bytes };
+    struct pass pass = { .from = from, .to = to, .bytes = bytes };
     pthread_t threads[CAIRN_BENCH_DISK_THREADS];
     int begun = 0;
     atomic_store(&pass.left, CAIRN_BENCH_DISK_THREADS);
@@ -77,13 +78,13 @@ static double make_pass(struct cairn_bench_disk *disk, int fd, bool writes, uint
     }
     for (int i = 0; i < begun; i++) pthread_join(threads[i], NULL);
     int error = begun == 0 ? EAGAIN : atomic_load(&pass.error);
-    if (error == 0 && writes && fsync(fd) != 0) error = errno;
+    if (error == 0 && to >= 0 && fsync(to) != 0) error = errno;
     const double seconds = cairn_bench_now() - begin;
     if (error == 0 && !atomic_load(&pass.gives_up)) return seconds;
     if (error != 0)
         (void)cairn_ctl_fail(CAIRN_ERR_IO, "a file of %s in %s cannot be %s: %s",
                              cairn_ctl_bytes(bytes), disk->local->folder,
-                             writes ? "written" : "read", strerror(error));
+                             to >= 0 ? "written" : "read", strerror(error));
     return 0;
 }
 
@@ -121,24 +122,41 @@ double cairn_bench_disk_write(struct cairn_bench_disk *disk, uint64_t bytes)
     const int fd = open_file(disk);
     if (fd < 0) return 0;
     bytes = whole_blocks(bytes);
-    const double seconds = make_pass(disk, fd, true, bytes);
+    const double seconds = make_pass(disk, -1, fd, bytes);
     close(fd);
     return seconds > 0 ? (double)bytes * 1e-9 / seconds : 0;
+}
+
+/* The file that is read, of whole blocks. False, and said. */
+static bool have_file(struct cairn_bench_disk *disk, uint64_t bytes)
+{
+    if (disk->bytes != bytes) cairn_bench_disk_close(disk);
+    if (disk->fd == 0) {
+        const int fd = open_file(disk);
+        if (fd < 0) return false;
+        disk->fd = fd;
+        disk->bytes = bytes;
+        if (!(make_pass(disk, -1, fd, bytes) > 0)) return false;
+    }
+    if (disk->is_buffered) posix_fadvise(disk->fd, 0, 0, POSIX_FADV_DONTNEED);
+    return true;
 }
 
 double cairn_bench_disk_read(struct cairn_bench_disk *disk, uint64_t bytes)
 {
     bytes = whole_blocks(bytes);
-    if (disk->bytes != bytes) cairn_bench_disk_close(disk);
-    if (disk->fd == 0) {
-        const int fd = open_file(disk);
-        if (fd < 0) return 0;
-        disk->fd = fd;
-        disk->bytes = bytes;
-        if (!(make_pass(disk, fd, true, bytes) > 0)) return 0;
-    }
-    if (disk->is_buffered) posix_fadvise(disk->fd, 0, 0, POSIX_FADV_DONTNEED);
-    const double seconds = make_pass(disk, disk->fd, false, bytes);
+    if (!have_file(disk, bytes)) return 0;
+    const double seconds = make_pass(disk, disk->fd, -1, bytes);
+    return seconds > 0 ? (double)bytes * 1e-9 / seconds : 0;
+}
+
+double cairn_bench_disk_copy(struct cairn_bench_disk *disk, uint64_t bytes)
+{
+    bytes = whole_blocks(bytes);
+    const int fd = have_file(disk, bytes) ? open_file(disk) : -1;
+    if (fd < 0) return 0;
+    const double seconds = make_pass(disk, disk->fd, fd, bytes);
+    close(fd);
     return seconds > 0 ? (double)bytes * 1e-9 / seconds : 0;
 }
 

@@ -1,6 +1,6 @@
 /* What the bench of snapshots is held against: one file of as many bytes, written from its begin to its end
- * and synced, and read, by direct I/O of large blocks, several in flight. The file has no name, so nothing of
- * it stays. */
+ * and synced, and read, or both, by direct I/O of large blocks, several in flight. The files have no name, so
+ * nothing of them stays. */
 #ifndef CAIRN_CTL_BENCH_SNAPSHOT_DISK_H
 #define CAIRN_CTL_BENCH_SNAPSHOT_DISK_H
 
@@ -22,6 +22,8 @@ struct cairn_bench_disk {
 double cairn_bench_disk_write(struct cairn_bench_disk *disk, uint64_t bytes);
 /* GB/s of the file's bytes, which are not in the page cache; as above. The first time it is written. */
 double cairn_bench_disk_read(struct cairn_bench_disk *disk, uint64_t bytes);
+/* The same of a file that is read and, by the same threads, written to another, until all is on the disk. */
+double cairn_bench_disk_copy(struct cairn_bench_disk *disk, uint64_t bytes);
 void cairn_bench_disk_close(struct cairn_bench_disk *disk);
 
 #endif

@@ -17,7 +17,7 @@
 #define SHARD_BYTES      28  /* of state, with what is beside it */
 #define STAGING_BYTES    12  /* of it, while a snapshot is taken */
 #define WORKER_BYTES     8
-#define ON_DISK          2.2 /* a snapshot, and a raw or torch's file; with what is beside them */
+#define ON_DISK          3.2 /* a snapshot, and raw files or torch's; with what is beside them */
 
 static const struct part {
     const char *name, *unit, *reference_name;
