@@ -67,6 +67,9 @@ def _catalog(folder: Path) -> Dict[str, Any]:
                              timeout=METADATA_S, stdin=subprocess.DEVNULL, text=True, errors="replace")
     except subprocess.TimeoutExpired:
         raise Invalid(f"{folder}/.metadata: reading it took more than {METADATA_S} s") from None
+    if ran.returncode < 0:
+        raise Invalid(f"{folder}/.metadata: reading it was ended by signal {-ran.returncode}: it takes more time or "
+                      "memory than any such file needs")
     if ran.returncode != 0:
         said = ran.stderr.strip().splitlines()
         raise Invalid(f"{folder}/.metadata: {said[-1] if said else f'reading it ended with {ran.returncode}'}")
@@ -86,9 +89,12 @@ class _Dcp:
 
     def _item(self, chunk: Mapping[str, Any]) -> Any:
         path = self._folder / chunk["file"]
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-            file.seek(chunk["at"])
-            data = file.read(chunk["bytes"])
+        try:
+            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+                file.seek(chunk["at"])
+                data = file.read(chunk["bytes"])
+        except OSError as why:
+            raise Invalid(f"{path} cannot be read: {why.strerror}; .metadata says that a tensor lies there") from None
         if len(data) != chunk["bytes"]:
             raise Invalid(f"{path} ends before byte {chunk['at'] + chunk['bytes']}: it is cut off")
         return _load(io.BytesIO(data))
