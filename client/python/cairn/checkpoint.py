@@ -104,7 +104,10 @@ class _Dcp:
         entry, torch = self._catalog[key], _torch()
         if "shape" not in entry:
             return self._item(entry["chunks"][0])
-        whole, elems = torch.empty(entry["shape"], dtype=torch.float32), 0
+        try:
+            whole, elems = torch.empty(entry["shape"], dtype=torch.float32), 0
+        except (RuntimeError, MemoryError):
+            raise Invalid(f"{key}: .metadata says that it is {entry['shape']}; there is no memory for that") from None
         for chunk in entry["chunks"]:
             part = self._item(chunk)
             if list(part.shape) != chunk["sizes"]:

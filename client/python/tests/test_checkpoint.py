@@ -273,7 +273,13 @@ class Checkpoints(unittest.TestCase):
             next(iter(metadata.state_dict_metadata.values())).__dict__["size"] = torch.Size([9 * 16])
             return metadata
 
-        for i, (change, word) in enumerate(((moved, "below 0"), (numbered, "no text that can be printed"),
+        def vast(metadata):
+            step = metadata.state_dict_metadata["optim.state.0.weight.step"]
+            step.__dict__.update(size=torch.Size([1 << 60]), chunks=[])
+            return metadata
+
+        for i, (change, word) in enumerate(((moved, "below 0"), (vast, "no memory for"),
+                                            (numbered, "no text that can be printed"),
                                             (flat, "has other dimensions than the tensor"))):
             dcp_of(self.folder / str(i), net, optimizer, change=change)
             with self.assertRaisesRegex(cairn.Invalid, word):
