@@ -60,10 +60,7 @@ class Storage(Kept): pass
 class Other(Kept): pass
 
 
-def size(*given):
-    return tuple(given[0]) if given else ()
-
-
+# No function among them: a pickle may set attributes of what it names, and of a function they count.
 _CHECKPOINT = ("torch.distributed.checkpoint.metadata", "torch.distributed._shard.checkpoint.metadata")
 _FILES = ("torch.distributed.checkpoint.filesystem", "torch.distributed._shard.checkpoint.filesystem")
 _NAMES = {"Metadata": Metadata, "TensorStorageMetadata": TensorStorage, "BytesStorageMetadata": BytesStorage,
@@ -71,7 +68,7 @@ _NAMES = {"Metadata": Metadata, "TensorStorageMetadata": TensorStorage, "BytesSt
           "_MEM_FORMAT_ENCODING": Other}
 ALLOWED = {**{(module, name): kept for module in _CHECKPOINT for name, kept in _NAMES.items()},
            **{(module, "_StorageInfo"): Storage for module in _FILES},
-           ("torch", "Size"): size, ("torch.serialization", "_get_layout"): Other, ("torch", "strided"): "strided",
+           ("torch", "Size"): tuple, ("torch.serialization", "_get_layout"): Other, ("torch", "strided"): "strided",
            ("torch.distributed._shard.sharded_tensor.metadata", "TensorProperties"): Other,
            ("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"): Other,
            **{(module, name): Other for module in ("pathlib", "pathlib._local")
@@ -80,37 +77,61 @@ ALLOWED = {**{(module, name): kept for module in _CHECKPOINT for name, kept in _
            **{("torch", name): name for name in DTYPES}}
 
 
+class Refused(ValueError):
+    """A sentence of ours."""
+
+
 class Unpickler(pickle.Unpickler):
     def find_class(self, module, name):
         try:
             return ALLOWED[module, name]
         except KeyError:
-            raise ValueError(f"it names {module}.{name}, which no checkpoint needs: it is refused, and nothing of "
-                             "it was called") from None
+            raise Refused(f"it names {module}.{name}, which no checkpoint needs: it is refused, and nothing of it was "
+                          "called") from None
 
     def persistent_load(self, pid):
-        raise ValueError("it refers to objects elsewhere")
+        raise Refused("it refers to objects elsewhere")
 
 
-def numbers(of):
-    found = [int(n) for n in of]
-    if any(n < 0 for n in found):
-        raise ValueError("a size below 0")
-    return found
+def count(value):
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise Refused("a size or a place in it is no number, below 0 or too large")
+    return value
+
+
+def counts(of):
+    if not isinstance(of, (tuple, list)):
+        raise Refused("a shape in it is no list of numbers")
+    return [count(n) for n in of]
+
+
+def named(value):
+    """A name that may be printed, and be a key of JSON."""
+    if not isinstance(value, str) or not value.isprintable():
+        raise Refused("a name in it is no text that can be printed")
+    return value
 
 
 def dtype_of(properties):
     dtype = properties.state.get("dtype") if properties.state else (properties.given or (None,))[0]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ValueError(f"a tensor is of {dtype}, which is none of {', '.join(DTYPES)}")
+        raise Refused(f"a tensor is of {dtype if isinstance(dtype, str) else 'no dtype'}, which is none of "
+                      + ", ".join(DTYPES))
     return DTYPES[dtype]
 
 
 def place_of(info):
-    path = info.relative_path
-    if not isinstance(path, str) or "/" in path or path.startswith(".") and not path.startswith("__") or not path:
-        raise ValueError(f"{path!r} is not the name of a file beside it")
-    return {"file": path, "at": int(info.offset), "bytes": int(info.length)}
+    path = named(info.relative_path)
+    if not path or "/" in path or path.startswith(".") or len(path) > 255:
+        raise Refused(f"{path[:80]!r} is not the name of a file beside it")
+    return {"file": path, "at": count(info.offset), "bytes": count(info.length)}
+
+
+def place_in(places, key, offset):
+    try:
+        return places[key, offset]
+    except KeyError:
+        raise Refused(f"it does not say where {key[:80]} lies") from None
 
 
 def tensors_of(metadata):
@@ -118,42 +139,60 @@ def tensors_of(metadata):
     places = {}
     for index, info in metadata.storage_data.items():
         offset = index.state.get("offset")
-        places[index.fqn, tuple(numbers(offset)) if offset is not None else None] = place_of(info)
+        places[named(index.fqn), tuple(counts(offset)) if offset is not None else None] = place_of(info)
     found = {}
     for key, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, BytesStorage):
-            found[key] = {"chunks": [places[key, None]]}
+            found[key] = {"chunks": [place_in(places, named(key), None)]}
             continue
-        chunks = []
+        chunks, shape = [], counts(entry.size)
         for chunk in entry.chunks:
-            offsets, sizes = numbers(chunk.offsets), numbers(chunk.sizes)
-            chunks.append({"offsets": offsets, "sizes": sizes, **places[key, tuple(offsets)]})
-        found[key] = {"shape": numbers(entry.size), "dtype": dtype_of(entry.properties), "chunks": chunks}
+            offsets, sizes = counts(chunk.offsets), counts(chunk.sizes)
+            if not len(offsets) == len(sizes) == len(shape):
+                raise Refused(f"a chunk of {named(key)[:80]} has other dimensions than the tensor")
+            chunks.append({"offsets": offsets, "sizes": sizes, **place_in(places, named(key), tuple(offsets))})
+        found[named(key)] = {"shape": shape, "dtype": dtype_of(entry.properties), "chunks": chunks}
     return found
+
+
+def judge(data):
+    """(JSON, None), or (None, why not): a line that may be printed. What a stranger's bytes lead to is never shown as
+    it is: it may be endless."""
+    try:
+        metadata = Unpickler(io.BytesIO(data)).load()
+        if type(metadata) is not Metadata:
+            raise Refused("it is no metadata of a checkpoint")
+        return json.dumps(tensors_of(metadata)), None
+    except Refused as why:
+        said = str(why)
+    except (pickle.UnpicklingError, EOFError) as why:
+        said = f"it is damaged, or no pickle: {str(why)[:100]}"
+    except MemoryError:
+        said = "it takes more memory than any such file needs"
+    except RecursionError:
+        said = "it is nested too deep"
+    except Exception as why:
+        said = f"it is damaged: what it describes is no metadata of a checkpoint ({type(why).__name__})"
+    return None, "".join(c if c.isprintable() else "?" for c in said[:400])
 
 
 def main(path):
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with open(path, "rb") as file:
-        data = file.read(FILE_BYTES + 1)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(FILE_BYTES + 1)
+    except OSError as why:
+        return f"it cannot be read: {why.strerror}"
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     if len(data) > FILE_BYTES:
         return "it is larger than 1 GiB"
-    try:
-        metadata = Unpickler(io.BytesIO(data)).load()
-        if not isinstance(metadata, Metadata):
-            return "it is no metadata of a checkpoint"
-        print(json.dumps(tensors_of(metadata)))
-    except MemoryError:
-        return "it takes more memory than any such file needs"
-    except RecursionError:
-        return "it is nested too deep"
-    except Exception as why:  # whatever a stranger's bytes lead to
-        return f"{type(why).__name__}: {why}" if not isinstance(why, ValueError) else str(why)
-    return None
+    catalog, said = judge(data)
+    if said is None:
+        print(catalog)
+    return said
 
 
 if __name__ == "__main__":

@@ -68,6 +68,9 @@ def _catalog(folder: Path) -> Dict[str, Any]:
                              timeout=METADATA_S, stdin=subprocess.DEVNULL, text=True, errors="replace")
     except subprocess.TimeoutExpired:
         raise Invalid(f"{folder}/.metadata: reading it took more than {METADATA_S} s") from None
+    if ran.returncode < 0:
+        raise Invalid(f"{folder}/.metadata: reading it was ended by signal {-ran.returncode}: it takes more time or "
+                      "memory than any such file needs")
     if ran.returncode != 0:
         said = ran.stderr.strip().splitlines()
         raise Invalid(f"{folder}/.metadata: {said[-1] if said else f'reading it ended with {ran.returncode}'}")
@@ -119,8 +122,12 @@ class _Dcp:
         return None if shape is None else tuple(shape)
 
     def _item(self, chunk: Mapping[str, Any]) -> Any:
-        with io.BufferedReader(_Item(self._folder / chunk["file"], chunk["at"], chunk["bytes"])) as item:
-            return _load(item)
+        path = self._folder / chunk["file"]
+        try:
+            with io.BufferedReader(_Item(path, chunk["at"], chunk["bytes"])) as item:
+                return _load(item)
+        except OSError as why:
+            raise Invalid(f"{path} cannot be read: {why.strerror}; .metadata says that a tensor lies there") from None
 
     def value(self, key: str) -> Any:
         """Whole: its chunks must cover it exactly."""
@@ -129,7 +136,10 @@ class _Dcp:
             return self._item(entry["chunks"][0])
         if len(entry["chunks"]) == 1 and entry["chunks"][0]["sizes"] == entry["shape"]:
             return self._whole(key, entry)
-        whole, elems = torch.empty(entry["shape"], dtype=torch.float32), 0
+        try:
+            whole, elems = torch.empty(entry["shape"], dtype=torch.float32), 0
+        except (RuntimeError, MemoryError):
+            raise Invalid(f"{key}: .metadata says that it is {entry['shape']}; there is no memory for that") from None
         for chunk in entry["chunks"]:
             part = self._item(chunk)
             if list(part.shape) != chunk["sizes"]:

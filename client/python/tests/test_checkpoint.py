@@ -278,6 +278,34 @@ class Checkpoints(unittest.TestCase):
             checkpoint._open(self.folder / "dcp", None)
         self.assertFalse(mark.exists())
 
+    def test_metadata_that_describes_what_no_checkpoint_has_is_refused(self):
+        net, optimizer = trained()
+
+        def moved(metadata):  # before the file's first byte
+            next(iter(metadata.storage_data.values())).__dict__["offset"] = -5
+            return metadata
+
+        def numbered(metadata):
+            entries = metadata.state_dict_metadata
+            entries[7] = entries.pop(next(iter(entries)))
+            return metadata
+
+        def flat(metadata):
+            next(iter(metadata.state_dict_metadata.values())).__dict__["size"] = torch.Size([9 * 16])
+            return metadata
+
+        def vast(metadata):
+            step = metadata.state_dict_metadata["optim.state.0.weight.step"]
+            step.__dict__.update(size=torch.Size([1 << 60]), chunks=[])
+            return metadata
+
+        for i, (change, word) in enumerate(((moved, "below 0"), (vast, "no memory for"),
+                                            (numbered, "no text that can be printed"),
+                                            (flat, "has other dimensions than the tensor"))):
+            dcp_of(self.folder / str(i), net, optimizer, change=change)
+            with self.assertRaisesRegex(cairn.Invalid, word):
+                checkpoint._open(self.folder / str(i), None)
+
     def test_metadata_that_is_damaged_or_a_bomb_is_refused(self):
         net, optimizer = trained()
         dcp_of(self.folder / "dcp", net, optimizer)
@@ -291,6 +319,10 @@ class Checkpoints(unittest.TestCase):
         metadata.write_bytes(good.replace(b"__0_0.distcp", b"../0.distcp_"))
         with self.assertRaisesRegex(cairn.Invalid, "not the name of a file beside it"):
             checkpoint._open(self.folder / "dcp", None)
+        for word, found in ((b"\0", "that can be printed"), (b"\n", "that can be printed"), (b"q", "read: No such")):
+            metadata.write_bytes(good.replace(b"__0_0.distcp", b"__0_0.distc" + word))
+            with self.assertRaisesRegex(cairn.Invalid, found):
+                checkpoint._open(self.folder / "dcp", None)
         metadata.write_bytes(good)
         (self.folder / "dcp" / "__0_0.distcp").write_bytes(b"short")
         with self.assertRaisesRegex(cairn.Invalid, "cut off"):
