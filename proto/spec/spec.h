@@ -38,6 +38,7 @@
 #define CAIRN_SPEC_KEEP_MAX         1000                /* snapshot_keep: as many as are listed */
 #define CAIRN_SPEC_SNAPSHOT_S_MAX   (366 * 86400)       /* snapshot_every_s, _scrub_every_s */
 #define CAIRN_SPEC_WITHIN_S_MAX     (10 * 366 * 86400)  /* snapshot_keep_within_s */
+#define CAIRN_SPEC_DURABLE_S        60                  /* of a snapshot, unless said */
 #define CAIRN_SPEC_DURABLE_S_MAX    86400               /* snapshot_durable_within_s */
 #define CAIRN_SPEC_KEEP_BYTES_MAX   ((uint64_t)1 << 60) /* snapshot_max_bytes */
 #define CAIRN_SPEC_LOSS_WAIT_S      300                 /* shard_loss_wait_s, worker_loss_wait_s */
@@ -280,6 +281,10 @@ void cairn_spec_canonicalize(struct cairn_job_spec_data *spec);
 size_t cairn_spec_find_tensor(const struct cairn_job_spec_data *spec, const char *name);
 size_t cairn_spec_find_group(const struct cairn_job_spec_data *spec, const char *name);
 
+/* Seconds that a snapshot beside training may take: from its cut until it is durable; and before the cut,
+ * while shards make memory for it. */
+uint32_t cairn_policy_durable_within_s(const struct cairn_policy *policy);
+uint32_t cairn_policy_prepare_within_s(const struct cairn_policy *policy);
 bool cairn_policy_same(const struct cairn_policy *a, const struct cairn_policy *b);
 
 /* Judges everything this page promises of a spec, in any order of tensors: names (UTF-8, no control

@@ -403,6 +403,17 @@ size_t cairn_spec_diff(const struct cairn_job_spec_data *here,
 
 /* ---- what joins what ---- */
 
+uint32_t cairn_policy_durable_within_s(const struct cairn_policy *policy)
+{
+    return policy->snapshot_durable_within_s > 0 ? policy->snapshot_durable_within_s
+                                                 : CAIRN_SPEC_DURABLE_S;
+}
+
+uint32_t cairn_policy_prepare_within_s(const struct cairn_policy *policy)
+{
+    return cairn_policy_durable_within_s(policy) / 3;
+}
+
 bool cairn_policy_same(const struct cairn_policy *a, const struct cairn_policy *b)
 {
     // The flag apart: behind it is padding.

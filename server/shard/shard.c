@@ -106,6 +106,10 @@ void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *contex
         cairn_pool_close(shard->memory.pool, on_part_closed, shard);
     }
     cairn_reserves_free(shard);
+    if (shard->memory.toucher != NULL) {
+        shard->end.handles++;
+        cairn_pool_close(shard->memory.toucher, on_part_closed, shard);
+    }
     if (shard->memory.releaser != NULL) {
         shard->end.handles++;
         cairn_pool_close(shard->memory.releaser, on_part_closed, shard);
@@ -194,6 +198,9 @@ static cairn_status open_parts(struct cairn_shard *shard, const struct cairn_sha
     if (status == CAIRN_OK)
         status = cairn_pool_open(shard->loop, "cairn-memory", MEMORY_THREADS, NULL,
                                  &shard->memory.pool, why);
+    if (status == CAIRN_OK)
+        status = cairn_pool_open(shard->loop, "cairn-touch", 1, cairn_thread_yield,
+                                 &shard->memory.toucher, why);
     if (status == CAIRN_OK)
         status = cairn_pool_open(shard->loop, "cairn-release", 1, NULL, &shard->memory.releaser,
                                  why);

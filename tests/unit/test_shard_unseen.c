@@ -252,8 +252,17 @@ static void read_all(struct cairn_staging *staging, struct cairn_works *works, u
     }
 }
 
-static void read_beside_passes(uint64_t (*room)(const struct cairn_shard_job *job))
+static void *save_ahead(void *arg)
 {
+    cairn_staging_save_ahead(arg);
+    return NULL;
+}
+
+/* With `ahead`, another thread of the reader's has begun before them. */
+static void read_beside_passes(uint64_t (*room)(const struct cairn_shard_job *job), bool ahead)
+{
+    pthread_t ahead_of;
+    uint64_t saved_ahead = 0;
     struct cairn_shard_job *job;
     struct cairn_sentence why;
     struct pass passes[2];
@@ -267,16 +276,25 @@ static void read_beside_passes(uint64_t (*room)(const struct cairn_shard_job *jo
         struct cairn_staging staging;
         for (uint64_t c = 0; c < scene.map.chunk_count; c++) overwrite(version, c);
         ck_assert_int_eq(cairn_staging_open(&staging, job, room(job), &why), CAIRN_OK);
+        if (ahead) {
+            ck_assert_int_eq(pthread_create(&ahead_of, NULL, save_ahead, &staging), 0);
+            while (version % 2 == 0 && atomic_load(&staging.saved_bytes) == 0) sched_yield();
+            saved_ahead += atomic_load(&staging.saved_bytes);
+            atomic_store(&job->pins.updating, true);
+        }
         for (uint64_t i = 0; i < 2; i++) {
             passes[i].staging = &staging;
             passes[i].version = version + 1;
             passes[i].first = i;
             ck_assert_int_eq(pthread_create(&threads[i], NULL, run_pass, &passes[i]), 0);
         }
+        if (ahead) pthread_join(ahead_of, NULL); // it and the reader are one
         read_all(&staging, cairn_compute_snapshots(&job->shard->host), version);
         for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
         cairn_staging_close(&staging);
+        atomic_store(&job->pins.updating, false);
     }
+    ck_assert(!ahead || saved_ahead > 0);
     for (int i = 0; i < 2; i++) cairn_works_close(&passes[i].works);
     leave();
 }
@@ -288,12 +306,17 @@ static uint64_t room_for_all(const struct cairn_shard_job *job)
 
 TEST(what_is_read_beside_passes_is_what_was_before_them)
 {
-    read_beside_passes(room_for_all);
+    read_beside_passes(room_for_all, false);
+}
+
+TEST(what_is_saved_ahead_of_passes_is_what_was_before_them)
+{
+    read_beside_passes(room_for_all, true);
 }
 
 TEST(with_the_least_room_passes_wait_for_the_reader_and_it_for_none_of_them)
 {
-    read_beside_passes(cairn_staging_least);
+    read_beside_passes(cairn_staging_least, false);
 }
 
 TEST(a_staging_that_nobody_reads_any_more_holds_no_pass_up)

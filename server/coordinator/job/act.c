@@ -348,6 +348,7 @@ static void after(struct cairn_cluster_job *job)
     if (cairn_cluster_pace_advance(job)) {
         cairn_cluster_reshard_note_step(job);
         cairn_cluster_cost_note_step(job);
+        cairn_cluster_cut_resume(job, false);
     }
     cairn_cluster_reshard_advance(job);
     cairn_cluster_periodic_advance(job);

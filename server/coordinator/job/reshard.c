@@ -86,7 +86,7 @@ void cairn_cluster_reshard_slice_ended(struct cairn_cluster_job *job, cairn_stat
     } else if (status != CAIRN_ERR_CANCELED) {
         cairn_cluster_reshard_end(job, CAIRN_RESHARD_FAILED, text);
     }
-    cairn_cluster_cut_resume(job);
+    cairn_cluster_cut_resume(job, false);
 }
 
 /* ---- the last steps ---- */

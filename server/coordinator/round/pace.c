@@ -6,6 +6,7 @@
 #include "server/coordinator/base/job.h"
 
 #define RESTS_US 1000000 /* without a step, at least */
+#define NEAR_US  1000000 /* a step that takes longer is not near */
 
 static uint64_t now_us(void)
 {
@@ -55,4 +56,11 @@ bool cairn_cluster_pace_rests(const struct cairn_cluster_job *job)
     if (job->core == NULL || cairn_round_worker_count(job->core) == 0) return true;
     const uint64_t quiet_us = now_us() - job->pace.seen_us;
     return quiet_us > RESTS_US && quiet_us > 3 * (uint64_t)cairn_cluster_pace_median(&job->pace);
+}
+
+bool cairn_cluster_pace_nears_step(const struct cairn_cluster_job *job)
+{
+    const uint64_t median_us = cairn_cluster_pace_median(&job->pace);
+    return median_us <= NEAR_US && now_us() - job->pace.seen_us < 2 * median_us &&
+           !cairn_cluster_pace_rests(job);
 }

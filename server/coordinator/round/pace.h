@@ -24,5 +24,7 @@ void cairn_cluster_pace_note(struct cairn_cluster_pace *pace, uint32_t us);
 uint32_t cairn_cluster_pace_median(const struct cairn_cluster_pace *pace);
 /* Nobody trains: no worker is there, or no step came for a second and for longer than three usual ones. */
 bool cairn_cluster_pace_rests(const struct cairn_cluster_job *job);
+/* It trains, by steps of a second at most, and one of them is about to end: it can be waited for. */
+bool cairn_cluster_pace_nears_step(const struct cairn_cluster_job *job);
 
 #endif

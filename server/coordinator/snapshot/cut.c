@@ -14,6 +14,7 @@
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/round/groups.h"
+#include "server/coordinator/round/pace.h"
 #include "server/coordinator/snapshot/cut.h"
 #include "server/coordinator/snapshot/cuts.h"
 #include "server/coordinator/snapshot/digests.h"
@@ -222,7 +223,7 @@ static void on_prepared(struct cairn_cluster_job *job, const void *about, cairn_
     if (status != CAIRN_OK) cairn_log_debug("job %s: a snapshot: %s", job->spec.name, why);
     if (job->snapshots.cut == NULL || job->snapshots.cut->number != number) return;
     job->snapshots.cut->is_ready = true;
-    cairn_cluster_cut_resume(job);
+    cairn_cluster_cut_resume(job, cairn_cluster_pace_nears_step(job));
 }
 
 /* Shards make memory for what updates overwrite before the version is pinned, and no update has to. False: it
@@ -259,13 +260,13 @@ static void start(struct cairn_cluster_job *job, struct cairn_cluster_cut *cut, 
     if (inherits) return; // the core knows of it
     job->snapshots.cut = cut;
     if (!prepare(cut)) cut->is_ready = true;
-    cairn_cluster_cut_resume(job);
+    cairn_cluster_cut_resume(job, false);
 }
 
-void cairn_cluster_cut_resume(struct cairn_cluster_job *job)
+void cairn_cluster_cut_resume(struct cairn_cluster_job *job, bool awaits_step)
 {
     struct cairn_cluster_cut *cut = job->snapshots.cut;
-    if (cut == NULL || !cut->is_ready || cut->is_asked || job->core == NULL ||
+    if (awaits_step || cut == NULL || !cut->is_ready || cut->is_asked || job->core == NULL ||
         cairn_cluster_job_moves(job))
         return;
     cut->is_asked = true;

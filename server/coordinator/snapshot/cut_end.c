@@ -13,6 +13,7 @@
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/round/pace.h"
 #include "server/coordinator/snapshot/cut.h"
 #include "server/coordinator/snapshot/cuts.h"
 #include "server/coordinator/snapshot/digests.h"
@@ -217,19 +218,31 @@ static const struct cairn_cluster_seat *stuck_at(const struct cairn_cluster_cut 
     return NULL;
 }
 
-/* A shard that does not answer is not waited for until its lease ends: the others begin. */
+/* A shard was not heard for half a lease: it is away, or hangs. */
+static bool is_any_silent(const struct cairn_cluster_job *job)
+{
+    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
+    const uint64_t most_ms = (uint64_t)job->cluster->options->lease_timeout_ms / 2;
+    CAIRN_EACH_SHARD (job, i) {
+        const struct cairn_cluster_session *session = job->shards[i].seat->session;
+        if (session == NULL || now_ms - session->last_frame_ms >= most_ms) return true;
+    }
+    return false;
+}
+
+/* Shards that make memory beside training are waited for, one that is silent is not: the others begin. */
 static void end_preparing(struct cairn_cluster_job *job)
 {
     struct cairn_cluster_cut *cut = job->snapshots.cut;
-    const uint64_t most_ms = (uint64_t)job->cluster->options->lease_timeout_ms / 2;
-    if (cut != NULL && !cut->is_ready && uv_now(job->cluster->loop) - cut->begun_ms >= most_ms)
-        cut->is_ready = true;
+    if (cut == NULL || cut->is_ready) return;
+    const uint64_t most_ms = 1000 * (uint64_t)cairn_policy_prepare_within_s(&job->spec.policy);
+    cut->is_ready = is_any_silent(job) || uv_now(job->cluster->loop) - cut->begun_ms >= most_ms;
 }
 
 void cairn_cluster_cut_tick(struct cairn_cluster_job *job)
 {
     end_preparing(job);
-    cairn_cluster_cut_resume(job);
+    cairn_cluster_cut_resume(job, cairn_cluster_pace_nears_step(job));
     struct cairn_cluster_cut *cut = job->snapshots.cut;
     if (cut == NULL || cut->stage == CAIRN_CUT_WORKING) return;
     const struct cairn_cluster_seat *seat = stuck_at(cut);

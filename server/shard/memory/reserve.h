@@ -26,6 +26,7 @@ struct cairn_shard_memory {
     char *lock, *host_root; /* owned: as of cairn_shard_options */
     struct cairn_budget budget;
     struct cairn_pool *pool;        /* owned: makes pages */
+    struct cairn_pool *toucher;     /* owned: makes those that nobody waits for, and gives way */
     struct cairn_reserve *reserves; /* what takes memory, one at a time */
     struct cairn_pool *releaser;    /* owned */
     struct cairn_release *releases; /* what is being unmapped: release.c */

@@ -53,11 +53,15 @@ bool cairn_pace_presses(const struct cairn_pace *pace, uint64_t now_us)
            asked_rate(pace, now_us) > (double)atomic_load(&pace->rate);
 }
 
+bool cairn_pace_is_free(const struct cairn_pace *pace, uint64_t now_us)
+{
+    return atomic_load(&pace->hurry) || is_idle(pace, now_us) || now_us >= pace->deadline_us;
+}
+
 uint64_t cairn_pace_rate(const struct cairn_pace *pace, uint64_t now_us)
 {
     const uint64_t rate = atomic_load(&pace->rate);
-    if (atomic_load(&pace->hurry) || is_idle(pace, now_us) || now_us >= pace->deadline_us)
-        return CAIRN_PACE_FREE;
+    if (cairn_pace_is_free(pace, now_us)) return CAIRN_PACE_FREE;
     const double asked = asked_rate(pace, now_us);
     return asked > (double)rate ? (uint64_t)asked : rate;
 }

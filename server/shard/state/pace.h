@@ -35,6 +35,8 @@ void cairn_pace_init(struct cairn_pace *pace, uint64_t total_bytes, uint64_t bef
 void cairn_pace_step(struct cairn_pace *pace, uint64_t took_us, uint64_t now_us);
 /* Bytes a second that may be written now; any thread. */
 uint64_t cairn_pace_rate(const struct cairn_pace *pace, uint64_t now_us);
+/* Nobody trains, or nobody minds. Any thread. */
+bool cairn_pace_is_free(const struct cairn_pace *pace, uint64_t now_us);
 /* The deadline asks for more than the steps allow, or somebody waits: it is time to be in nobody's way no
  * more. Any thread. */
 bool cairn_pace_presses(const struct cairn_pace *pace, uint64_t now_us);

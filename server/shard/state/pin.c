@@ -269,8 +269,7 @@ static cairn_status take_staging(struct cairn_pin *pin)
 static void set_pace(struct cairn_pin *pin)
 {
     const struct cairn_shard_job *job = pin->job;
-    const uint64_t asked_s = job->spec.policy.snapshot_durable_within_s,
-                   within_s = asked_s > 0 ? asked_s : CAIRN_PIN_WITHIN_S;
+    const uint64_t within_s = cairn_policy_durable_within_s(&job->spec.policy);
     cairn_pace_init(&pin->pace, cairn_planes_state_bytes(&job->planes), job->pins.step_us,
                     job->pins.last_us, uv_hrtime() / 1000 + within_s * 1000000);
 }
@@ -302,6 +301,7 @@ static void stand(struct cairn_pin *pin)
 void cairn_pins_updating(struct cairn_shard_job *job)
 {
     struct cairn_pins *pins = &job->pins;
+    atomic_store(&pins->updating, true);
     pins->saving_count = 0;
     for (struct cairn_pin *pin = pins->list; pin != NULL; pin = pin->next)
         if (!pin->is_prepared && !pin->waits && !pin->ended)
@@ -329,6 +329,7 @@ static void note_step(struct cairn_pins *pins)
 void cairn_pin_updated(struct cairn_shard_job *job)
 {
     struct cairn_pin *next;
+    atomic_store(&job->pins.updating, false);
     note_step(&job->pins);
     job->pins.saving_count = 0;
     for (struct cairn_pin *pin = job->pins.list; pin != NULL; pin = next) {

@@ -2,6 +2,8 @@
 #ifndef CAIRN_SHARD_STATE_PIN_H
 #define CAIRN_SHARD_STATE_PIN_H
 
+#include <stdatomic.h>
+
 #include "proto/wire/messages.h"
 
 struct cairn_pin;
@@ -13,9 +15,6 @@ struct cairn_works;
 
 enum { CAIRN_SHARD_PINS_MAX = 4 }; /* snapshots and digests of a job at a time */
 
-/* How long one may take, where training goes on and nothing else was said. */
-#define CAIRN_PIN_WITHIN_S 60
-
 /* The pins of a job, and what is told of them. */
 struct cairn_pins {
     struct cairn_pin *list;       /* owned */
@@ -23,8 +22,9 @@ struct cairn_pins {
     /* Borrowed: [saving_count] into which the UPDATE at hand saves what it overwrites; constant during it. */
     struct cairn_staging *saving[CAIRN_SHARD_PINS_MAX];
     uint32_t saving_count;
-    uint64_t step_us; /* what a step takes while none is there, smoothed; 0: not known */
-    uint64_t last_us; /* when the last UPDATE was published; 0: none was */
+    atomic_bool updating; /* an UPDATE's pass is under way: it needs the memory's bandwidth */
+    uint64_t step_us;     /* what a step takes while none is there, smoothed; 0: not known */
+    uint64_t last_us;     /* when the last UPDATE was published; 0: none was */
 };
 
 /* Makes the staging of one that is soon to begin; answers when its pages are there. */

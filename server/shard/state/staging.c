@@ -1,18 +1,22 @@
 #include "server/shard/state/staging.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "server/base/yield.h"
 #include "server/shard/shard.h"
 
 enum { PENDING, SAVING, SAVED, TAKEN };
 
 #define LINE        64u               /* pieces begin at one */
-#define TOUCH_BYTES ((size_t)4 << 20) /* at a time */
-#define SAVING_US   20                /* how often a reader looks whether a piece is saved now */
+#define TOUCH_BYTES ((size_t)2 << 20) /* at a time: a large page */
+#define REST_US     500     /* .. and how often it is looked whether an update still runs */
+#define REST_MAX_US 5000000 /* for so long at most, of all such rests together */
+#define SAVING_US   20      /* how often a reader looks whether a piece is saved now */
 
 #define STALLED                                                                                \
     "an update waited %llu s for room in the small staging, as if the storage hung; training " \
@@ -61,7 +65,8 @@ uint64_t cairn_staging_bytes(const struct cairn_shard_job *job, cairn_snapshot_s
     const uint64_t all = sum_pieces(job->view, &largest);
     uint64_t small = (uint64_t)largest * CAIRN_PLANE_COUNT;
     if (small < CAIRN_STAGING_SMALL_BYTES) small = CAIRN_STAGING_SMALL_BYTES;
-    return room == CAIRN_SNAPSHOT_STAGING_SMALL && small < all ? small : all;
+    // One more: a piece may be saved ahead and by a pass at once, and one of the two is in vain.
+    return room == CAIRN_SNAPSHOT_STAGING_SMALL && small < all ? small : all + largest;
 }
 
 /* ---- open and close ---- */
@@ -102,19 +107,34 @@ void cairn_staging_close(struct cairn_staging *staging)
     *staging = (struct cairn_staging) { .job = NULL };
 }
 
+/* The kernel clears pages with the bandwidth that an update needs: they take turns, but not for ever. */
+static void give_way(const struct cairn_staging *staging, uint64_t *rests_left)
+{
+    while (atomic_load(&staging->job->pins.updating) && !atomic_load(&staging->canceled) &&
+           *rests_left > 0) {
+        usleep(REST_US);
+        --*rests_left;
+    }
+}
+
 /* Pages that a pass has made meanwhile stay as they are. */
 static void touch(struct cairn_task *task, uint32_t item, uint32_t thread)
 {
     struct cairn_staging *staging = (struct cairn_staging *)task;
+    uint64_t rests_left = REST_MAX_US / REST_US;
+    bool presses = false;
     (void)item;
     (void)thread;
     for (size_t at = 0; at < staging->room.bytes && !atomic_load(&staging->canceled);
          at += TOUCH_BYTES) {
+        give_way(staging, &rests_left);
+        if (!presses && uv_hrtime() > staging->press_ns) cairn_thread_press(), presses = true;
         const size_t left = staging->room.bytes - at;
         if (madvise(staging->room.base + at, left < TOUCH_BYTES ? left : TOUCH_BYTES,
                     MADV_POPULATE_WRITE) != 0)
-            return; // who needs a page makes it
+            break; // who needs a page makes it
     }
+    if (presses) cairn_thread_yield();
 }
 
 static void touch_done(struct cairn_task *task)
@@ -128,8 +148,11 @@ void cairn_staging_touch(struct cairn_staging *staging, void (*touched)(void *co
 {
     staging->touched = touched;
     staging->context = context;
+    staging->press_ns = uv_hrtime() +
+                        (uint64_t)cairn_policy_prepare_within_s(&staging->job->spec.policy) *
+                            1000000000 / 2;
     staging->touch = (struct cairn_task) { .run = touch, .done = touch_done, .item_count = 1 };
-    cairn_pool_submit(staging->job->shard->memory.pool, &staging->touch);
+    cairn_pool_submit(staging->job->shard->memory.toucher, &staging->touch);
 }
 
 void cairn_staging_cancel(struct cairn_staging *staging)
@@ -159,18 +182,21 @@ cairn_status cairn_staging_check(const struct cairn_staging *staging, struct cai
 
 /* ---- room ---- */
 
-/* NULL: there is none; lock held. */
-static uint8_t *find_room(struct cairn_staging *staging, size_t bytes)
+/* Of what was never used; NULL: there is none left. Without a lock: a pass never waits for a thread that
+ * gives way to everybody. */
+static uint8_t *new_room(struct cairn_staging *staging, size_t bytes)
 {
-    const size_t take = staging->again ? staging->slot_bytes : ALIGN_UP(bytes, LINE);
+    const uint64_t at = atomic_fetch_add(&staging->used, bytes);
+    return at <= staging->room.bytes && bytes <= staging->room.bytes - at ? staging->room.base + at
+                                                                          : NULL;
+}
+
+/* A slot; NULL: there is none; lock held. */
+static uint8_t *find_slot(struct cairn_staging *staging)
+{
     uint8_t *at = staging->spare;
-    if (at != NULL) {
-        memcpy(&staging->spare, at, sizeof staging->spare);
-        return at;
-    }
-    if (take > staging->room.bytes - staging->used) return NULL;
-    at = staging->room.base + staging->used;
-    staging->used += take;
+    if (at == NULL) return new_room(staging, staging->slot_bytes);
+    memcpy(&staging->spare, at, sizeof staging->spare);
     return at;
 }
 
@@ -185,14 +211,14 @@ static struct timespec after(uint64_t us)
 }
 
 /* NULL: as take_room; lock held. */
-static uint8_t *wait_for_room(struct cairn_staging *staging, size_t bytes)
+static uint8_t *wait_for_slot(struct cairn_staging *staging)
 {
     const uint64_t from = uv_hrtime();
     const struct timespec end = after(staging->wait_us_max);
     uint8_t *at = NULL;
     int late = 0;
     atomic_fetch_add(&staging->waiting, 1);
-    while (!atomic_load(&staging->canceled) && (at = find_room(staging, bytes)) == NULL) {
+    while (!atomic_load(&staging->canceled) && (at = find_slot(staging)) == NULL) {
         if (late != 0) {
             atomic_store(&staging->stalled, true);
             atomic_store(&staging->canceled, true);
@@ -212,9 +238,10 @@ static uint8_t *wait_for_room(struct cairn_staging *staging, size_t bytes)
 /* NULL: nobody reads what would be saved. */
 static uint8_t *take_room(struct cairn_staging *staging, size_t bytes)
 {
+    if (!staging->again) return new_room(staging, ALIGN_UP(bytes, LINE));
     pthread_mutex_lock(&staging->lock);
-    uint8_t *at = find_room(staging, bytes);
-    if (at == NULL) at = wait_for_room(staging, bytes);
+    uint8_t *at = find_slot(staging);
+    if (at == NULL) at = wait_for_slot(staging);
     pthread_mutex_unlock(&staging->lock);
     return at;
 }
@@ -245,6 +272,7 @@ static bool begin_save(struct cairn_staging *staging, struct cairn_works *works,
     if (bytes == 0 || atomic_load(&staging->pieces[n]) != PENDING) return false;
     uint8_t *at = take_room(staging, bytes); // before it is SAVING: the reader waits for that
     uint8_t pending = PENDING;
+    assert(at != NULL || staging->again); // else what the update overwrites would be lost
     if (at == NULL) return false;
     if (!atomic_compare_exchange_strong(&staging->pieces[n], &pending, SAVING)) {
         give_room(staging, at);
@@ -354,6 +382,47 @@ static cairn_status read_range(struct cairn_staging *staging, struct cairn_works
         .ends = ends,
     };
     return read_piece(staging, works, number_of(chunk, (int)plane), &range, to, why);
+}
+
+/* ---- ahead of an update ---- */
+
+/* A piece that is pending and in host memory. False: there is no room. */
+static bool save_piece_ahead(struct cairn_staging *staging, struct cairn_works *works,
+                             uint64_t chunk, int plane)
+{
+    const struct cairn_shard_view *view = staging->view;
+    const size_t n = number_of(chunk, plane), bytes = piece_bytes(view, chunk, plane);
+    const uint64_t local = cairn_shard_map_chunk(&view->table.map, chunk).local_elem;
+    struct cairn_sentence unsaid;
+    uint8_t pending = PENDING;
+    if (bytes == 0 || atomic_load(&staging->pieces[n]) != PENDING) return true;
+    uint8_t *at = take_room(staging, bytes);
+    if (at == NULL) return false;
+    // In place: it cannot fail.
+    (void)peek_at_live_state(works,
+                             cairn_planes_at(&staging->job->planes, (enum cairn_plane)plane,
+                                             view->table.extent_of[chunk], local),
+                             bytes, at, &unsaid);
+    // Still pending: what was read is whole. Else a pass has saved it, and is under way: no more follow.
+    if (!atomic_compare_exchange_strong(&staging->pieces[n], &pending, SAVING)) return true;
+    staging->saved[n] = at;
+    atomic_fetch_add(&staging->saved_bytes, bytes);
+    atomic_store(&staging->pieces[n], SAVED);
+    return true;
+}
+
+void cairn_staging_save_ahead(struct cairn_staging *staging)
+{
+    struct cairn_works *works = cairn_compute_snapshots(&staging->job->shard->host);
+    const uint64_t first = staging->job->pass.host.first; // the chunks before it lie on a device
+    bool goes_on = !staging->again;
+    atomic_store(&staging->reading, true);
+    for (uint64_t c = first; c < staging->view->table.map.chunk_count && goes_on; c++) {
+        for (int p = 0; p < CAIRN_PLANE_COUNT && goes_on; p++)
+            goes_on = !atomic_load(&staging->job->pins.updating) &&
+                      !atomic_load(&staging->canceled) && save_piece_ahead(staging, works, c, p);
+    }
+    atomic_store(&staging->reading, false);
 }
 
 cairn_status cairn_staging_read(struct cairn_staging *staging, struct cairn_works *works,

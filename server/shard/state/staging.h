@@ -33,6 +33,7 @@ struct cairn_staging {
     struct cairn_shard_view *view;  /* counted */
     void (*touched)(void *context); /* of cairn_staging_touch */
     void *context;
+    uint64_t press_ns; /* uv_hrtime: from then on the pages are made in nobody's way no more */
     _Atomic uint8_t *pieces; /* owned: [chunk_count][CAIRN_PLANE_COUNT] enum */
     uint8_t **saved;         /* owned: the same: where it was saved */
     struct cairn_arena room; /* owned */
@@ -46,9 +47,10 @@ struct cairn_staging {
     _Atomic uint32_t waiting;   /* passes that wait for room */
     _Atomic uint64_t waited_us; /* for how long they did, added up */
     _Atomic uint64_t saved_bytes;
+    _Atomic uint64_t used; /* of the room, ever */
+    /* of a room that is used again */
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t freed;
-    uint64_t used;  /* of the room, ever */
     uint8_t *spare; /* slots that are free: each begins with the next one */
 };
 
@@ -93,5 +95,9 @@ CAIRN_MUST_CHECK cairn_status cairn_staging_read(struct cairn_staging *staging,
                                                  enum cairn_plane plane, uint64_t first,
                                                  uint64_t elems, bool ends, void *to,
                                                  struct cairn_sentence *why);
+
+/* Where there is room for all: saves what it can before the next pass begins, which then has less to save. It
+ * is not to be called where no pass is near: what is read where it lies is copied once less. */
+void cairn_staging_save_ahead(struct cairn_staging *staging);
 
 #endif
