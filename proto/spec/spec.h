@@ -39,6 +39,7 @@
 #define CAIRN_SPEC_SNAPSHOT_S_MAX   (366 * 86400)       /* snapshot_every_s, _scrub_every_s */
 #define CAIRN_SPEC_WITHIN_S_MAX     (10 * 366 * 86400)  /* snapshot_keep_within_s */
 #define CAIRN_SPEC_DURABLE_S        60                  /* of a snapshot, unless said */
+#define CAIRN_SPEC_PREPARE_S_MAX    20                  /* a third of that at most */
 #define CAIRN_SPEC_DURABLE_S_MAX    86400               /* snapshot_durable_within_s */
 #define CAIRN_SPEC_KEEP_BYTES_MAX   ((uint64_t)1 << 60) /* snapshot_max_bytes */
 #define CAIRN_SPEC_LOSS_WAIT_S      300                 /* shard_loss_wait_s, worker_loss_wait_s */

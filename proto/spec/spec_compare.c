@@ -411,7 +411,8 @@ uint32_t cairn_policy_durable_within_s(const struct cairn_policy *policy)
 
 uint32_t cairn_policy_prepare_within_s(const struct cairn_policy *policy)
 {
-    return cairn_policy_durable_within_s(policy) / 3;
+    const uint32_t third_s = cairn_policy_durable_within_s(policy) / 3;
+    return third_s < CAIRN_SPEC_PREPARE_S_MAX ? third_s : CAIRN_SPEC_PREPARE_S_MAX;
 }
 
 bool cairn_policy_same(const struct cairn_policy *a, const struct cairn_policy *b)

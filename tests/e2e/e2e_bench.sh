@@ -40,6 +40,9 @@ grep -q '^skip: torch.save' "$disk/said" || fail "that there is no torch is not 
 snapshot snapshot.read snapshot --only read
 snapshot snapshot.interval snapshot --only interval
 snapshot snapshot.export snapshot --only export
+PYTHONPATH=$disk "$cairn" bench snapshot --dir "$disk/here" --params 1M --only import >"$disk/out" 2>"$disk/said" &&
+    fail "an import without torch says that it is well"
+grep -q 'no python3 has torch and cairn' "$disk/said" || fail "without torch, import says: $(cat "$disk/said")"
 snapshot snapshot.manifest snapshot --only manifest
 status=0
 PYTHONPATH=$disk timeout -s INT 1 "$cairn" bench snapshot --dir "$disk/here" --params 1M --tensors 4 --only interval \

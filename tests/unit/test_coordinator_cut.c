@@ -2,6 +2,7 @@
 #include <check.h>
 
 #include "server/coordinator/job/jobs.h"
+#include "server/coordinator/round/pace.h"
 #include "server/coordinator/snapshot/cut.h"
 #include "server/coordinator/snapshot/cuts.h"
 #include "tests/support/suite.h"
@@ -232,6 +233,8 @@ TEST(a_job_that_is_freed_leaves_a_cut_at_work_to_its_thread)
 TEST(a_job_that_is_freed_leaves_a_cut_that_makes_its_folder_to_the_thread)
 {
     fake.shards[1].holds_part = true;
+    // Else a tick may pin it, and the folder be there in the same turn of the loop.
+    fake_until(&fake, !cairn_cluster_pace_nears_step(toy()));
     const uint32_t request = ask_snapshot(&admin, false);
     fake_until(&fake, toy()->snapshots.cut != NULL && toy()->snapshots.cut->making_folder);
     free_job();

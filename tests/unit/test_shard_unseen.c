@@ -254,7 +254,9 @@ static void read_all(struct cairn_staging *staging, struct cairn_works *works, u
 
 static void *save_ahead(void *arg)
 {
-    cairn_staging_save_ahead(arg);
+    struct cairn_pace pace;
+    cairn_pace_init(&pace, 1, 0, 0, UINT64_MAX);
+    cairn_staging_save_ahead(arg, &pace);
     return NULL;
 }
 
@@ -280,6 +282,7 @@ static void read_beside_passes(uint64_t (*room)(const struct cairn_shard_job *jo
             ck_assert_int_eq(pthread_create(&ahead_of, NULL, save_ahead, &staging), 0);
             while (version % 2 == 0 && atomic_load(&staging.saved_bytes) == 0) sched_yield();
             saved_ahead += atomic_load(&staging.saved_bytes);
+            atomic_fetch_add(&job->pins.passes, 1);
             atomic_store(&job->pins.updating, true);
         }
         for (uint64_t i = 0; i < 2; i++) {

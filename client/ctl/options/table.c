@@ -250,7 +250,7 @@ const struct ctl_option cairn_ctl_options[] = {
       CTL_TAKES_ONLY,
       "--only NAME",
       "one part of it: of update adamw, fold, hash, copy; of snapshot write, read, interval, "
-      "export, manifest" },
+      "export, import, manifest" },
     { { "dir", 1, 0, OPT_DIR },
       CTL_TAKES_DIR,
       "--dir FOLDER",

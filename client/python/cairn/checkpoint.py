@@ -80,6 +80,8 @@ def _catalog(folder: Path) -> Dict[str, Any]:
 class _Item(io.RawIOBase):
     """A part of a file as a file of its own: torch reads from it into the tensor's memory."""
 
+    _fd = -1
+
     def __init__(self, path: Path, at: int, count: int):
         self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._at, self._count, self._next = at, count, 0
@@ -105,7 +107,7 @@ class _Item(io.RawIOBase):
         return got
 
     def close(self) -> None:
-        if not self.closed:
+        if self._fd >= 0 and not self.closed:
             os.close(self._fd)
         super().close()
 

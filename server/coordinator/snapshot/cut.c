@@ -227,10 +227,14 @@ static void on_prepared(struct cairn_cluster_job *job, const void *about, cairn_
 }
 
 /* Shards make memory for what updates overwrite before the version is pinned, and no update has to. False: it
- * is not waited for; one by steps is of the version that is there now. */
+ * is not waited for; one by steps is of the version that is there now, as the last before a parting is, and
+ * nobody needs the memory where nobody trains. */
 static bool prepare(const struct cairn_cluster_cut *cut)
 {
-    const bool is_of_now = cut->cause == CAIRN_CUT_PERIODIC;
+    const bool by_steps = cut->cause == CAIRN_CUT_PERIODIC &&
+                          cut->job->spec.policy.snapshot_every_s == 0;
+    const bool is_of_now = by_steps || cut->cause == CAIRN_CUT_PARTING ||
+                           cairn_cluster_pace_rests(cut->job);
     struct cairn_cluster_gather *gather = is_of_now
                                               ? NULL
                                               : cairn_cluster_gather_open_job(cut->job, on_prepared,
@@ -272,6 +276,12 @@ void cairn_cluster_cut_resume(struct cairn_cluster_job *job, bool awaits_step)
     cut->is_asked = true;
     const struct cairn_round_event pin = { .kind = CAIRN_ROUND_PIN, .snapshot = cut->number };
     cairn_cluster_job_event(job, &pin);
+}
+
+void cairn_cluster_cut_hurry(struct cairn_cluster_job *job)
+{
+    if (job->snapshots.cut != NULL) job->snapshots.cut->is_ready = true;
+    cairn_cluster_cut_resume(job, false);
 }
 
 bool cairn_cluster_cut_holds_layout(const struct cairn_cluster_job *job)

@@ -57,6 +57,7 @@ void cairn_cluster_cut_part_missed(struct cairn_cluster_job *job, uint32_t shard
 /* The layout may stand still again, or a step has ended: a cut that waited for that is pinned; not if it
  * awaits the next step. One that is pinned between two steps gives shards the longest time to copy what the
  * next update overwrites. */
+void cairn_cluster_cut_hurry(struct cairn_cluster_job *job); /* and waits for no memory any more */
 void cairn_cluster_cut_resume(struct cairn_cluster_job *job, bool awaits_step);
 /* It stands still for a cut; one that waits for that holds nothing up, or both would wait for ever. */
 bool cairn_cluster_cut_holds_layout(const struct cairn_cluster_job *job);

@@ -34,6 +34,7 @@ bool cairn_cluster_parting_advance(struct cairn_cluster_job *job)
     say_unsaved(job, "its snapshot was not done in time");
     const cairn_status status = cairn_cluster_cut_begin_unasked(job, CAIRN_CUT_PARTING, &why);
     if (status == CAIRN_OK) return p->state == CAIRN_PARTING_ENDED;
+    if (status == CAIRN_ERR_BUSY) cairn_cluster_cut_hurry(job); // it is behind that one
     p->state = status == CAIRN_ERR_BUSY ? CAIRN_PARTING_WANTED : CAIRN_PARTING_ENDED;
     say_unsaved(job, why.text);
     return p->state == CAIRN_PARTING_ENDED;

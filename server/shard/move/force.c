@@ -189,6 +189,7 @@ bool cairn_move_on_fence(struct cairn_shard_job *job, uint64_t epoch, uint64_t l
     }
     job->move.fence.epoch = epoch;
     job->move.fence.since_ms = uv_now(job->shard->loop);
+    cairn_pins_unprepare(job);
     cairn_pins_hurry(job);  // it waits for them
     cairn_write_close(job); // of a round that is void
     cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_GIVE_UP });

@@ -301,6 +301,7 @@ static void stand(struct cairn_pin *pin)
 void cairn_pins_updating(struct cairn_shard_job *job)
 {
     struct cairn_pins *pins = &job->pins;
+    atomic_fetch_add(&pins->passes, 1);
     atomic_store(&pins->updating, true);
     pins->saving_count = 0;
     for (struct cairn_pin *pin = pins->list; pin != NULL; pin = pin->next)

@@ -22,9 +22,10 @@ struct cairn_pins {
     /* Borrowed: [saving_count] into which the UPDATE at hand saves what it overwrites; constant during it. */
     struct cairn_staging *saving[CAIRN_SHARD_PINS_MAX];
     uint32_t saving_count;
-    atomic_bool updating; /* an UPDATE's pass is under way: it needs the memory's bandwidth */
-    uint64_t step_us;     /* what a step takes while none is there, smoothed; 0: not known */
-    uint64_t last_us;     /* when the last UPDATE was published; 0: none was */
+    atomic_bool updating;    /* an UPDATE\'s pass is under way: it needs the memory\'s bandwidth */
+    _Atomic uint64_t passes; /* of UPDATEs that have begun, ever */
+    uint64_t step_us;        /* what a step takes while none is there, smoothed; 0: not known */
+    uint64_t last_us;        /* when the last UPDATE was published; 0: none was */
 };
 
 /* Makes the staging of one that is soon to begin; answers when its pages are there. */

@@ -329,7 +329,7 @@ cairn_status cairn_pin_write(const struct cairn_pin_write *write, struct cairn_s
     w->job = write->staging->job;
     w->view = write->staging->view;
     if (!cairn_pace_is_free(write->pace, uv_hrtime() / 1000))
-        cairn_staging_save_ahead(write->staging);
+        cairn_staging_save_ahead(write->staging, write->pace);
     const cairn_status status = write->path != NULL ? write_files(w, why) : digest_all(w, why);
     for (struct plane_later *later; (later = w->later) != NULL; free(later)) w->later = later->next;
     if (w->presses) cairn_thread_yield();

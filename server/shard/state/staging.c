@@ -403,7 +403,7 @@ static bool save_piece_ahead(struct cairn_staging *staging, struct cairn_works *
                              cairn_planes_at(&staging->job->planes, (enum cairn_plane)plane,
                                              view->table.extent_of[chunk], local),
                              bytes, at, &unsaid);
-    // Still pending: what was read is whole. Else a pass has saved it, and is under way: no more follow.
+    // Still pending: what was read is whole. Else a pass has begun and saved it: no more follow.
     if (!atomic_compare_exchange_strong(&staging->pieces[n], &pending, SAVING)) return true;
     staging->saved[n] = at;
     atomic_fetch_add(&staging->saved_bytes, bytes);
@@ -411,16 +411,27 @@ static bool save_piece_ahead(struct cairn_staging *staging, struct cairn_works *
     return true;
 }
 
-void cairn_staging_save_ahead(struct cairn_staging *staging)
+/* No pass has begun since, and its end is awaited by nobody. */
+static bool is_ahead(const struct cairn_staging *staging, const struct cairn_pace *pace,
+                     uint64_t passes)
 {
+    const struct cairn_pins *pins = &staging->job->pins;
+    return !staging->again && !atomic_load(&staging->canceled) && !atomic_load(&pins->updating) &&
+           atomic_load(&pins->passes) == passes && !cairn_pace_presses(pace, uv_hrtime() / 1000);
+}
+
+void cairn_staging_save_ahead(struct cairn_staging *staging, const struct cairn_pace *pace)
+{
+    const struct cairn_shard_view *view = staging->view;
     struct cairn_works *works = cairn_compute_snapshots(&staging->job->shard->host);
-    const uint64_t first = staging->job->pass.host.first; // the chunks before it lie on a device
-    bool goes_on = !staging->again;
+    const uint64_t passes = atomic_load(&staging->job->pins.passes);
+    bool goes_on = true;
     atomic_store(&staging->reading, true);
-    for (uint64_t c = first; c < staging->view->table.map.chunk_count && goes_on; c++) {
+    // The chunks before pass.host.first lie on a device.
+    for (uint64_t c = staging->job->pass.host.first; c < view->table.map.chunk_count; c++) {
+        if (!view->forms[view->table.extent_of[c]].trained) continue; // no update overwrites it
         for (int p = 0; p < CAIRN_PLANE_COUNT && goes_on; p++)
-            goes_on = !atomic_load(&staging->job->pins.updating) &&
-                      !atomic_load(&staging->canceled) && save_piece_ahead(staging, works, c, p);
+            goes_on = is_ahead(staging, pace, passes) && save_piece_ahead(staging, works, c, p);
     }
     atomic_store(&staging->reading, false);
 }

@@ -20,6 +20,7 @@
 #include "server/base/pool.h"
 #include "server/shard/base/works.h"
 #include "server/shard/memory/plane.h"
+#include "server/shard/state/pace.h"
 
 struct cairn_shard_job;
 struct cairn_shard_view;
@@ -96,8 +97,9 @@ CAIRN_MUST_CHECK cairn_status cairn_staging_read(struct cairn_staging *staging,
                                                  uint64_t elems, bool ends, void *to,
                                                  struct cairn_sentence *why);
 
-/* Where there is room for all: saves what it can before the next pass begins, which then has less to save. It
- * is not to be called where no pass is near: what is read where it lies is copied once less. */
-void cairn_staging_save_ahead(struct cairn_staging *staging);
+/* Where there is room for all: saves what it can before the next pass begins, which then has less to save;
+ * until the pace presses. It is not to be called where no pass is near: what is read where it lies is copied
+ * once less. */
+void cairn_staging_save_ahead(struct cairn_staging *staging, const struct cairn_pace *pace);
 
 #endif

@@ -1,6 +1,6 @@
 /* Writes at a step boundary: in a round of its own a worker puts chunks of planes, or boxes of them. They are
- * kept beside the state, each chunk in memory of its own which begins as the state is, and take effect
- * together by the decision WRITE; a write that ends otherwise is forgotten. What readers have is never
+ * kept beside the state, each chunk in memory of its own, where boxes lie over what the state has, and take
+ * effect together by the decision WRITE; a write that ends otherwise is forgotten. What readers have is never
  * touched: the new values go with the next version. */
 #include <stdlib.h>
 #include <string.h>
@@ -100,7 +100,6 @@ static cairn_status copy_state(struct cairn_shard_job *job, const struct cairn_p
                                struct cairn_sentence *why)
 {
     struct cairn_works *works = cairn_compute_loop(job->compute);
-    if (to == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a write");
     cairn_works_copy(
         works, to, cairn_planes_at(&job->planes, put->header.plane, extent, put->place.local_elem),
         byte_count);
@@ -109,10 +108,11 @@ static cairn_status copy_state(struct cairn_shard_job *job, const struct cairn_p
     return status;
 }
 
-/* Where the chunk of a plane is kept, made with what the state has. */
+/* Where the chunk of a plane is kept; made with what the state has, unless the put is all of it. */
 static cairn_status stage(struct cairn_shard_job *job, const struct cairn_put *put, uint8_t **out,
                           struct cairn_sentence *why)
 {
+    const bool is_whole = put->header.tile != CAIRN_TILE_BOX;
     struct cairn_write *write = job->puts.write;
     const uint32_t extent = job->view->table.extent_of[put->chunk];
     uint8_t **staged = staged_of(write, put->chunk, put->header.plane);
@@ -122,7 +122,9 @@ static cairn_status stage(struct cairn_shard_job *job, const struct cairn_put *p
                                                    why);
         if (status != CAIRN_OK) return status;
         uint8_t *bytes = malloc(byte_count + 1);
-        status = copy_state(job, put, extent, bytes, byte_count, why);
+        status = bytes == NULL ? cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a write")
+                 : is_whole    ? CAIRN_OK
+                               : copy_state(job, put, extent, bytes, byte_count, why);
         if (status != CAIRN_OK) {
             cairn_shard_job_give(job, &job->memory.staging, byte_count);
             free(bytes);

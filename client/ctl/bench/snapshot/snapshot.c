@@ -33,6 +33,8 @@ static const struct part {
       snapshot_interval },
     { "export", "GB/s", "direct sequential writes of a file, and fsync", false, REST_PARAMS, 1,
       snapshot_export },
+    { "import", "GB/s", "direct sequential reads of a file", false, INTERVAL_PARAMS, 1,
+      snapshot_import },
     { "manifest", "s", "a limit of 5 s", true, 0, 1, snapshot_manifest },
 };
 #define PART_COUNT (sizeof parts / sizeof *parts)
@@ -140,6 +142,7 @@ static int run_part(struct snapshot_bench *b, const struct part *part)
 static void add_result(struct snapshot_bench *b, const struct part *part)
 {
     char name[64];
+    if (!(b->result->value.median > 0)) return; // it was skipped
     snprintf(name, sizeof name, "%s_%s", part->name, part->unit);
     snapshot_set(b, name, b->result->value.median);
     snprintf(name, sizeof name, "%s_reference_%s", part->name, part->unit);
@@ -160,7 +163,8 @@ static int judge(struct ctl *ctl)
         is_known = strcmp(parts[i].name, only) == 0;
     if (!is_known)
         return cairn_ctl_fail(CAIRN_ERR_INVALID,
-                              "--only %s: write, read, interval, export and manifest are allowed",
+                              "--only %s: write, read, interval, export, import and manifest are "
+                              "allowed",
                               only);
     if (ctl->bench.folder == NULL)
         return cairn_ctl_usage_fail(ctl, "--dir FOLDER is needed: whose disk is to be measured");

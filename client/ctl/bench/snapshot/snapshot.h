@@ -43,6 +43,7 @@ int snapshot_write(struct snapshot_bench *b);
 int snapshot_read(struct snapshot_bench *b);
 int snapshot_interval(struct snapshot_bench *b);
 int snapshot_export(struct snapshot_bench *b);
+int snapshot_import(struct snapshot_bench *b);
 int snapshot_manifest(struct snapshot_bench *b);
 
 #endif

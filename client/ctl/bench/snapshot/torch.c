@@ -124,8 +124,8 @@ static int run(struct local *local, const char *python, const char *script, uint
     return is_there;
 }
 
-static int run_any(struct local *local, const char *script, uint64_t elems, uint32_t count,
-                   double numbers_out[static 2])
+int cairn_bench_torch_run(struct local *local, const char *script, uint64_t elems, uint32_t count,
+                          double numbers_out[static 2])
 {
     const int is_there = run(local, "python3", script, elems, count, numbers_out);
     return is_there != 0 ? is_there
@@ -137,11 +137,12 @@ bool cairn_bench_torch_measure(struct local *local, uint64_t elems, uint32_t wor
 {
     double numbers[2];
     *out = (struct cairn_bench_torch) { .save_s = 0 };
-    int is_there = run_any(local, save_script, elems, 1, numbers);
+    int is_there = cairn_bench_torch_run(local, save_script, elems, 1, numbers);
     if (is_there < 0) return false;
     if (is_there > 0) out->save_s = numbers[0];
     if (is_there == 0) fprintf(stderr, "skip: torch.save: no python3 has torch, or it failed\n");
-    is_there = is_there > 0 ? run_any(local, async_script, elems, workers, numbers) : 0;
+    is_there = is_there > 0 ? cairn_bench_torch_run(local, async_script, elems, workers, numbers)
+                            : 0;
     if (is_there < 0) return false;
     if (is_there > 0) out->stall_s = numbers[0], out->async_s = numbers[1];
     if (is_there == 0)

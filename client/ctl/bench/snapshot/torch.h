@@ -18,4 +18,9 @@ struct cairn_bench_torch {
 bool cairn_bench_torch_measure(struct local *local, uint64_t elems, uint32_t workers,
                                struct cairn_bench_torch *out);
 
+/* A script by `count` processes at a time, which is given a folder, `elems`, `count` and which of them it is,
+ * and prints two numbers: the greatest of each. 1: they are there; 0: not; -1: a signal came. */
+int cairn_bench_torch_run(struct local *local, const char *script, uint64_t elems, uint32_t count,
+                          double numbers_out[static 2]);
+
 #endif
