@@ -34,8 +34,10 @@ struct put_off {
 };
 
 struct cairn_cluster_scrub {
-    struct cairn_task task;
-    struct cairn_pool *pool; /* owned */
+    struct cairn_task task;                /* first */
+    struct cairn_cluster_scrub *next_left; /* of those whose threads were not back */
+    struct cairn_pool *pool_left;          /* its pool then */
+    struct cairn_pool *pool;               /* owned */
     const struct cairn_cluster *cluster;
     struct wanted wanted[WANTED_MAX]; /* [wanted_count], the oldest first */
     size_t wanted_count;
@@ -268,13 +270,20 @@ void cairn_cluster_scrub_close(struct cairn_cluster *cluster, void (*on_closed)(
     if (scrub == NULL || scrub->pool == NULL) return;
     atomic_store(&scrub->stop, true);
     scrub->is_left = !cairn_pool_close_within(scrub->pool, CLOSE_MS, on_closed, context);
+    if (scrub->is_left) scrub->pool_left = scrub->pool;
     scrub->pool = NULL;
 }
 
 bool cairn_cluster_scrub_free(struct cairn_cluster *cluster)
 {
+    static struct cairn_cluster_scrub *left; // until the process ends
     const bool is_left = cluster->scrub != NULL && cluster->scrub->is_left;
-    if (!is_left) free(cluster->scrub);
+    if (is_left) {
+        cluster->scrub->next_left = left;
+        left = cluster->scrub;
+    } else {
+        free(cluster->scrub);
+    }
     cluster->scrub = NULL;
     return !is_left;
 }
