@@ -25,7 +25,7 @@ static const char import_script[] =
     "session = cairn.connect()\n"
     "begin = time.monotonic()\n"
     "m = cairn.import_checkpoint(session, path, model, cairn.AdamW(lr=1e-3), names=names,\n"
-    "                            job='bench.snapshot')\n"
+    "                            name='bench.snapshot')\n"
     "took = time.monotonic() - begin\n"
     "m.close()\n"
     "print(took, os.path.getsize(path), flush=True)\n";
@@ -36,6 +36,9 @@ static double import_once(void *context)
     struct snapshot_bench *b = context;
     double numbers[2]; // seconds, bytes
     const int ran = cairn_bench_torch_run(b->local, import_script, snapshot_elems(b), 1, numbers);
+    if (ran == 0)
+        (void)cairn_ctl_fail(CAIRN_ERR_IO, "cairn.import_checkpoint failed, of %s in %s",
+                             cairn_ctl_bytes(snapshot_bytes(b)), b->local->folder);
     if (ran <= 0) return 0;
     return cairn_bench_save_drop_job(&b->saver) ? numbers[1] * 1e-9 / numbers[0] : 0;
 }
