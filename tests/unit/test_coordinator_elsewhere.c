@@ -8,7 +8,6 @@
 
 #include "proto/store/snapshot_io.h"
 #include "proto/store/snapshot_word.h"
-#include "server/coordinator/snapshot/scrub.h"
 #include "tests/support/memory_storage.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
@@ -180,22 +179,21 @@ TEST(whatever_call_fails_once_it_is_whole_or_nothing_of_it_is_left)
     const uint64_t before = cairn_memory_storage_calls();
     cairn_message_free(&take_snapshot()->base);
     const uint64_t calls = cairn_memory_storage_calls() - before;
-    size_t whole = 1, failed = 0;
+    size_t whole = 1, met = 0;
     ck_assert_uint_gt(calls, 20);
     for (uint64_t n = 1; n <= calls; n++) {
         train();
-        // Else that which reads the one before meets the fault.
-        fake_until(&fake, cairn_cluster_scrub_rests(fake.cluster));
+        const uint64_t from = cairn_memory_storage_calls();
         cairn_memory_storage_fail(n, CAIRN_ERR_IO);
         const bool taken = is_taken(ask_snapshot(&admin, true));
         cairn_memory_storage_fail(0, CAIRN_OK);
         whole += taken;
-        failed += !taken;
+        met += cairn_memory_storage_calls() - from >= n;
         ck_assert_uint_eq(committed(), whole);
         fake_until(&fake, begun_folders() == whole); // who asked hears of it before
     }
-    ck_assert_uint_gt(failed, 0); // some faults meet what else the coordinator asks of its storage
+    ck_assert_uint_gt(met, 5);                  // by the snapshot, or by what reads the one before
     cairn_message_free(&take_snapshot()->base); // training goes on, and the next one is whole
 }
 
-SUITE(60, open_elsewhere, close_fake);
+SUITE(150, open_elsewhere, close_fake);

@@ -216,11 +216,6 @@ static void start(struct cairn_cluster_scrub *scrub)
     cairn_pool_submit(scrub->pool, &scrub->task);
 }
 
-bool cairn_cluster_scrub_rests(const struct cairn_cluster *cluster)
-{
-    return !cluster->scrub->running && cluster->scrub->wanted_count == 0;
-}
-
 void cairn_cluster_scrub_tick(struct cairn_cluster *cluster)
 {
     struct cairn_cluster_scrub *scrub = cluster->scrub;

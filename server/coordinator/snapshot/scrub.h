@@ -23,8 +23,6 @@ bool cairn_cluster_scrub_free(struct cairn_cluster *cluster) CAIRN_MUST_CHECK;
 /* The snapshot of the job is to be read, before those whose time has come. More than 64 at a time are left to
  * these. */
 void cairn_cluster_scrub_want(struct cairn_cluster *cluster, const char *job, const char *id);
-/* Nothing is being read, or wanted. */
-bool cairn_cluster_scrub_rests(const struct cairn_cluster *cluster);
 /* Begins the next one, if there is one. */
 void cairn_cluster_scrub_tick(struct cairn_cluster *cluster);
 
