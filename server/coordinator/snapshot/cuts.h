@@ -54,10 +54,11 @@ bool cairn_cluster_cut_progress(const struct cairn_cluster_job *job,
 void cairn_cluster_cut_shard_gone(struct cairn_cluster_job *job, uint32_t shard);
 /* The shard came without its part of the job: nothing will be pinned. */
 void cairn_cluster_cut_part_missed(struct cairn_cluster_job *job, uint32_t shard);
+/* Something waits for the end of the one that stands, if any: that waits for no memory any more. */
+void cairn_cluster_cut_hurry(struct cairn_cluster_job *job);
 /* The layout may stand still again, or a step has ended: a cut that waited for that is pinned; not if it
  * awaits the next step. One that is pinned between two steps gives shards the longest time to copy what the
  * next update overwrites. */
-void cairn_cluster_cut_hurry(struct cairn_cluster_job *job); /* and waits for no memory any more */
 void cairn_cluster_cut_resume(struct cairn_cluster_job *job, bool awaits_step);
 /* It stands still for a cut; one that waits for that holds nothing up, or both would wait for ever. */
 bool cairn_cluster_cut_holds_layout(const struct cairn_cluster_job *job);
