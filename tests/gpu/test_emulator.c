@@ -272,6 +272,35 @@ TEST(two_that_read_are_no_race)
     ck_assert_uint_eq(complaints(), 0);
 }
 
+/* In either order of the two, and whether the host waits for the kernel first or not. */
+TEST_EACH(a_peek_at_what_a_kernel_writes_brings_poison, 1, SEEDS)
+{
+    char options[32];
+    snprintf(options, sizeof options, "peeks=1,seed=%d", _i);
+    emulated_set(&card, options);
+    good(cu->cuMemsetD8Async(memory.at, 7, BYTES, one));
+    good(cu->cuStreamSynchronize(one));
+    good(cu->cuMemcpyDtoHAsync(pinned, memory.at, BYTES, one));
+    launch_add(two, memory.at + BYTES / 2, memory.at + PAGE / 2);
+    if (_i % 2 == 0) good(cu->cuStreamSynchronize(two));
+    good(cu->cuStreamSynchronize(one));
+    good(cu->cuStreamSynchronize(two));
+    ck_assert_uint_eq(complaints(), 0);
+    const bool is_before = _i % 2 != 0 && pinned[0] == 0x07070707; // the kernel had not begun
+    for (size_t i = 0; i < ELEMS; i++)
+        ck_assert_uint_eq(pinned[i], is_before ? 0x07070707 : 0xA5A5A5A5);
+}
+
+TEST(a_peek_may_not_bring_what_it_reads_to_where_others_write)
+{
+    emulated_set(&card, "peeks=1");
+    good(cu->cuMemcpyDtoHAsync(pinned, memory.at, BYTES, one));
+    good(cu->cuMemcpyDtoHAsync(pinned, memory.at + PAGE / 2, BYTES, two));
+    good(cu->cuStreamSynchronize(one));
+    good(cu->cuStreamSynchronize(two));
+    ck_assert_uint_eq(complaints(), 1);
+}
+
 TEST(two_mappings_of_the_same_memory_are_the_same_bytes)
 {
     int descriptor;

@@ -2,7 +2,7 @@
  *
  * Pinned host memory is read and written when the copy runs, and then it is compared with what it was when
  * the copy was put into the queue: a host that has written to it in between is found. Where a copy will
- * write to host memory, there is HOST_POISON until it has. Pageable memory is staged, as documented: to the
+ * write to host memory, there is EMULATOR_POISON until it has. Pageable memory is staged, as documented: to the
  * device it is read at once, and what comes from the device is there when the call returns. */
 #include "tests/gpu/emulator/emulator.h"
 #include "gpu/kernel/host.h"
@@ -11,8 +11,6 @@
 #include <string.h>
 #include <time.h>
 #include <xxhash.h>
-
-#define HOST_POISON 0xA5
 
 struct copy_op {
     struct emulator_op op;
@@ -31,7 +29,7 @@ struct fill_op {
 
 static bool all_poison(const uint8_t *bytes, uint64_t count)
 {
-    return count == 0 || (bytes[0] == HOST_POISON && memcmp(bytes, bytes + 1, count - 1) == 0);
+    return count == 0 || (bytes[0] == EMULATOR_POISON && memcmp(bytes, bytes + 1, count - 1) == 0);
 }
 
 static void be_slow(uint64_t bytes)
@@ -107,7 +105,7 @@ static enum emulator_result prepare(struct copy_op *copy, bool from_pageable)
     }
     if (!emulator_memory_has(copy->to) && !emulator_order_pending(copy->to, copy->bytes, true)) {
         copy->poisoned = true;
-        memset(cairn_kernel_memory_at(copy->to), HOST_POISON, copy->bytes);
+        memset(cairn_kernel_memory_at(copy->to), EMULATOR_POISON, copy->bytes);
     }
     return EMULATOR_OK;
 }
@@ -142,7 +140,7 @@ enum emulator_result emulator_copy(uint64_t to, uint64_t from, uint64_t bytes,
                                emulator_host_pinned(from, bytes) == EMULATOR_PAGEABLE;
     const bool to_pageable = way == EMULATOR_TO_HOST &&
                              emulator_host_pinned(to, bytes) == EMULATOR_PAGEABLE;
-    struct emulator_touch touch = { 0 };
+    struct emulator_touch touch = { .to_host = way == EMULATOR_TO_HOST };
     result = emulator_memory_touch(&touch, device, to, bytes, true, names[way]);
     if (result == EMULATOR_OK && !from_pageable)
         result = emulator_memory_touch(&touch, device, from, bytes, false, names[way]);

@@ -43,7 +43,8 @@ enum emulator_result {
     EMULATOR_UNKNOWN = 999, /* a card that has fallen off its bus */
 };
 
-#define EMULATOR_PAGE ((uint64_t)2 << 20) /* the granularity of memory, as cards have it */
+#define EMULATOR_PAGE   ((uint64_t)2 << 20) /* the granularity of memory, as cards have it */
+#define EMULATOR_POISON 0xA5                /* where a copy will write to host memory, until it has */
 
 extern pthread_mutex_t emulator_lock;
 extern pthread_cond_t emulator_progress; /* an operation has ended */
@@ -60,7 +61,7 @@ struct emulator_options {
     uint64_t copy_rate;       /* bytes a second; 0: as fast as it goes */
     uint64_t driver, devices; /* 13000: 13.0 */
     uint64_t no_pinning, no_export, peers, mps, mode;
-    uint64_t captured, queues, stuck; /* control.h */
+    uint64_t captured, queues, stuck, peeks; /* control.h */
     uint64_t count, quiet;            /* count: what is misused is counted, and nothing aborts */
 };
 
@@ -130,6 +131,7 @@ struct emulator_ranges {
  * which two mappings of it share. */
 struct emulator_touch {
     struct emulator_ranges reads, writes;
+    bool to_host; /* it copies to host memory: it may peek (control.h) */
 };
 
 void emulator_clock_join(struct emulator_clock *clock, const struct emulator_clock *other);

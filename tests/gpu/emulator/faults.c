@@ -49,6 +49,7 @@ static uint64_t *option(const char *name, size_t length)
         { "captured", &o->captured },
         { "queues", &o->queues },
         { "stuck", &o->stuck },
+        { "peeks", &o->peeks },
         { "count", &o->count },
         { "quiet", &o->quiet },
     };

@@ -10,6 +10,7 @@
  * over, and all that waits in queues, is before all that comes, and is forgotten. The host is one: threads
  * of it that tell each other nothing are ThreadSanitizer's to find. */
 #include "tests/gpu/emulator/emulator.h"
+#include "gpu/kernel/host.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -24,6 +25,7 @@ struct record {
     uint64_t number;
     uint32_t slot;
     bool ran;
+    bool is_spoilt; /* a peek, and something wrote what it reads */
 };
 
 struct emulator_clock emulator_host;
@@ -134,6 +136,29 @@ static void complain_of(const struct record *a, const struct record *b, const ch
                       (unsigned long long)b->number, how, where);
 }
 
+/* What a peek has brought, if the host may not have looked at it yet. */
+static void poison(const struct record *peek)
+{
+    if (!peek->ran || emulator_host.at[peek->slot] >= peek->number) return;
+    const struct emulator_ranges *to = &peek->touch.writes;
+    for (size_t i = 0; i < to->count; i++)
+        memset(cairn_kernel_memory_at(to->at[i].from), EMULATOR_POISON,
+               to->at[i].to - to->at[i].from);
+}
+
+/* False: `peek` is none, or clashes with `writer` in what it writes. */
+static bool spoil(struct record *peek, const struct record *writer)
+{
+    struct emulator_range common;
+    if (!emulator_options.peeks || !peek->touch.to_host ||
+        meet(&peek->touch.writes, &writer->touch.reads, &common) ||
+        meet(&peek->touch.writes, &writer->touch.writes, &common))
+        return false;
+    peek->is_spoilt = true;
+    poison(peek);
+    return true;
+}
+
 static bool knows(const struct record *later, const struct record *earlier)
 {
     return later->clock.at[earlier->slot] >= earlier->number;
@@ -144,21 +169,25 @@ void emulator_order_add(uint32_t slot, uint64_t number, const struct emulator_cl
 {
     struct record *record = malloc(sizeof *record);
     assert(record != NULL);
-    *record = (struct record) { records, name, *touch, *clock, number, slot, false };
+    *record = (struct record) { records, name, *touch, *clock, number, slot, false, false };
     *touch = (struct emulator_touch) { 0 };
-    for (const struct record *r = records; r != NULL; r = r->next) {
+    for (struct record *r = records; r != NULL; r = r->next) {
         struct emulator_range common;
         if (knows(record, r) || knows(r, record)) continue;
         const char *how = clash(&r->touch, &record->touch, &common);
-        if (how != NULL) complain_of(r, record, how, common);
+        if (how == NULL || spoil(r, record) || spoil(record, r)) continue;
+        complain_of(r, record, how, common);
     }
     records = record;
 }
 
 void emulator_order_ran(uint32_t slot, uint64_t number)
 {
-    for (struct record *r = records; r != NULL; r = r->next)
-        if (r->slot == slot && r->number == number) r->ran = true;
+    for (struct record *r = records; r != NULL; r = r->next) {
+        if (r->slot != slot || r->number != number) continue;
+        r->ran = true;
+        if (r->is_spoilt) poison(r);
+    }
 }
 
 bool emulator_order_pending(uint64_t from, uint64_t bytes, bool reads)
