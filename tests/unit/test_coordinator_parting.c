@@ -91,6 +91,19 @@ TEST(where_no_shard_can_save_nothing_is_begun)
     expect_told(0, lost, "shard s1 cannot save: /snapshots: there is no such folder");
 }
 
+TEST(the_last_one_is_of_now_and_waits_for_no_memory_as_others_do)
+{
+    (void)train(); // a job that rests prepares nothing
+    cairn_message_free(&take_snapshot()->base);
+    for (int i = 0; i < 2; i++) ck_assert_uint_eq(fake.shards[i].seen[CAIRN_MSG_PIN_PREPARE], 1);
+    drain(0, 100);
+    drain(1, 100);
+    expect_told(0, "", saved);
+    expect_told(1, "", saved);
+    expect_snapshots(2);
+    for (int i = 0; i < 2; i++) ck_assert_uint_eq(fake.shards[i].seen[CAIRN_MSG_PIN_PREPARE], 1);
+}
+
 TEST(one_that_is_being_taken_is_awaited_and_another_one_follows)
 {
     fake.shards[0].holds_part = true;

@@ -133,6 +133,25 @@ TEST(a_fence_that_waits_ends_with_its_coordinator)
     stage_close();
 }
 
+/* It would wait for a Pin that may never come. */
+TEST(a_fence_that_brings_a_layout_gives_back_what_a_snapshot_has_prepared)
+{
+    Cairn__PinPrepare message = CAIRN__PIN_PREPARE__INIT;
+    message.job = SCENE_JOB;
+    message.snapshot = 10;
+    stage_open("mem");
+    const struct cairn_budget *budget = &stage.shard[0].shard->memory.budget;
+    stage_prepare(stage_half);
+    const uint64_t before = budget->used_bytes;
+    scene_say(&stage.shard[0], CAIRN_MSG_PIN_PREPARE, 70, &message.base);
+    (void)scene_hear(&stage.shard[0], CAIRN_MSG_DONE);
+    ck_assert_uint_gt(budget->used_bytes, before);
+    stage_force(stage_half);
+    ck_assert_ptr_null(stage_job(0)->pins.list);
+    stage_complete();
+    stage_close();
+}
+
 TEST(another_coordinator_hears_again_who_is_whole_and_settles)
 {
     stage_open("mem");

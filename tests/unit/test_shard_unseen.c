@@ -317,6 +317,30 @@ TEST(what_is_saved_ahead_of_passes_is_what_was_before_them)
     read_beside_passes(room_for_all, true);
 }
 
+TEST(what_no_update_overwrites_is_not_saved_ahead)
+{
+    struct cairn_staging staging;
+    struct cairn_sentence why;
+    uint64_t expected = 0, frozen = 0;
+    serve(1);
+    struct cairn_shard_job *job = scene.shard->jobs;
+    for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
+        for (int p = 0; p < CAIRN_PLANE_COUNT; p++) {
+            uint64_t elems;
+            if (live_at(c, p, &elems) == NULL) continue;
+            const bool is_trained = job->view->forms[job->view->table.extent_of[c]].trained;
+            *(is_trained ? &expected : &frozen) += elems * sizeof(float);
+        }
+    }
+    ck_assert_uint_gt(expected, 0);
+    ck_assert_uint_gt(frozen, 0);
+    ck_assert_int_eq(cairn_staging_open(&staging, job, room_for_all(job), &why), CAIRN_OK);
+    (void)save_ahead(&staging);
+    ck_assert_uint_eq(atomic_load(&staging.saved_bytes), expected);
+    cairn_staging_close(&staging);
+    leave();
+}
+
 TEST(with_the_least_room_passes_wait_for_the_reader_and_it_for_none_of_them)
 {
     read_beside_passes(cairn_staging_least, false);
