@@ -2,8 +2,8 @@
  *
  * Pinned host memory is read and written when the copy runs, and then it is compared with what it was when
  * the copy was put into the queue: a host that has written to it in between is found. Where a copy will
- * write to host memory, there is EMULATOR_POISON until it has. Pageable memory is staged, as documented: to the
- * device it is read at once, and what comes from the device is there when the call returns. */
+ * write to host memory, there is EMULATOR_POISON until it has. Pageable memory is staged, as documented: to
+ * the device it is read at once, and what comes from the device is there when the call returns. */
 #include "tests/gpu/emulator/emulator.h"
 #include "gpu/kernel/host.h"
 

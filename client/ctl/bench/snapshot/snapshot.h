@@ -6,7 +6,7 @@
 #include "client/ctl/bench/bench.h"
 #include "client/ctl/bench/snapshot/disk.h"
 #include "client/ctl/bench/snapshot/saver.h"
-#include "client/ctl/bench/step.h"
+#include "client/ctl/bench/step/step.h"
 
 #define SNAPSHOT_RUNS 5 /* of each, where they are not timed by --seconds */
 

@@ -5,7 +5,7 @@
 #include <time.h>
 
 #include "client/ctl/bench/bench.h"
-#include "client/ctl/bench/update.h"
+#include "client/ctl/bench/update/update.h"
 
 #define ROUNDS      9
 #define ROUND_ELEMS ((size_t)4 << 20)

@@ -1,6 +1,6 @@
-/* cairn bench step: what its parts share. The bench (step.c) orders, workers (step_worker.c) do it. */
-#ifndef CAIRN_CTL_BENCH_STEP_H
-#define CAIRN_CTL_BENCH_STEP_H
+/* cairn bench step: what its parts share. The bench (step.c) orders, workers (worker.c) do it. */
+#ifndef CAIRN_CTL_BENCH_STEP_STEP_H
+#define CAIRN_CTL_BENCH_STEP_STEP_H
 
 #include "client/ctl/bench/model.h"
 #include "client/ctl/bench/timeline.h"
@@ -24,7 +24,7 @@ enum {
 };
 
 /* How the parameters are read: all of them behind the commit, copied or lent (and one byte of each page is
- * read), or unit by unit, in a forward and a backward (step_units.c). */
+ * read), or unit by unit, in a forward and a backward (units.c). */
 enum step_read { STEP_READ_FETCH, STEP_READ_MAP, STEP_READ_UNITS };
 
 struct step_plan {

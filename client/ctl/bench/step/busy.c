@@ -2,7 +2,7 @@
 #include <pthread.h>
 
 #include "client/ctl/bench/bench.h"
-#include "client/ctl/bench/step_worker.h"
+#include "client/ctl/bench/step/worker.h"
 
 enum { TURNS = 4096 };
 

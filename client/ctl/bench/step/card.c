@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "client/ctl/bench/bench.h"
-#include "client/ctl/bench/step_worker.h"
+#include "client/ctl/bench/step/worker.h"
 #include "gpu/home.h"
 
 /* For the reference alone: what is copied on the card, and the stream that copies it. */

@@ -1,8 +1,8 @@
-/* A worker of the bench of a step, in its process: what step_worker.c and step_units.c share. */
+/* A worker of the bench of a step, in its process: what worker.c and units.c share. */
 #ifndef CAIRN_CTL_BENCH_STEP_WORKER_H
 #define CAIRN_CTL_BENCH_STEP_WORKER_H
 
-#include "client/ctl/bench/step.h"
+#include "client/ctl/bench/step/step.h"
 
 /* A unit that was asked for, and is not known to be there. */
 struct step_asked {
@@ -37,7 +37,7 @@ struct step_worker {
 struct cairn_bench_span *step_add_span(struct step_worker *w, enum cairn_bench_span_kind kind,
                                        uint32_t tensor, double begin);
 void step_sleep_until(double seconds);
-/* ---- step_busy.c ---- */
+/* ---- busy.c ---- */
 void step_compute_until(double seconds);
 /* A look at each page of a tensor, so that to have it there is in the time. */
 void step_look_at(const struct step_worker *w, const struct cairn_view *view);
@@ -52,21 +52,21 @@ struct cairn_mem step_tensor_of(const struct step_worker *w, char *memory, uint3
 cairn_status step_fetch_all(struct step_worker *w, const struct cairn_bench_member *member,
                             struct cairn_version version);
 
-/* ---- step_batch.c ---- */
+/* ---- batch.c ---- */
 /* The second job, and gradients as the wire has them. False, and said. */
 bool step_batch_open(struct step_worker *w, const struct cairn_bench_worker *worker);
 /* A step of all micro-batches, of `member` or of `added`. False, and said. */
 bool step_batch_run(struct step_worker *w, const struct cairn_bench_member *member,
                     struct cairn_bench_report *report);
 
-/* ---- step_card.c ---- */
+/* ---- card.c ---- */
 /* Memory on the card for gradients and parameters. The gradients are what the parameters of the job are,
  * which begin as random numbers: nothing here writes to a card by itself. False, and said. */
 bool step_card_take(struct step_worker *w);
 /* Copies the bytes of all gradients on the card so many times. Seconds; 0, and said: it failed. */
 double step_card_copy(struct step_worker *w, int copies);
 
-/* ---- step_units.c ---- */
+/* ---- units.c ---- */
 /* Forward and backward of the round's version, unit by unit, with all pushes. */
 cairn_status step_units_run(struct step_worker *w, const struct cairn_round *round);
 

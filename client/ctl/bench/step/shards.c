@@ -1,4 +1,4 @@
-#include "client/ctl/bench/step_shards.h"
+#include "client/ctl/bench/step/shards.h"
 
 #include <stdlib.h>
 

@@ -9,9 +9,9 @@
 #include <unistd.h>
 
 #include "client/ctl/bench/bench.h"
-#include "client/ctl/bench/reshard_copy.h"
-#include "client/ctl/bench/reshard_move.h"
-#include "client/ctl/bench/step.h"
+#include "client/ctl/bench/reshard/copy.h"
+#include "client/ctl/bench/reshard/move.h"
+#include "client/ctl/bench/step/step.h"
 
 #define PARAMS_DEFAULT  90000000u /* 1 GiB of state */
 #define TENSORS_DEFAULT 32

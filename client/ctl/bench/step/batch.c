@@ -2,7 +2,7 @@
  * and beside it the same micro-batches in a job of stage 1, where each worker adds its own up and pushes the
  * sums once. Both push the same gradients, which are as the wire has them before the clock starts. */
 #include "client/ctl/bench/bench.h"
-#include "client/ctl/bench/step_worker.h"
+#include "client/ctl/bench/step/worker.h"
 #include "gpu/gpu.h"
 
 bool step_batch_open(struct step_worker *w, const struct cairn_bench_worker *worker)

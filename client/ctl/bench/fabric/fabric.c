@@ -1,5 +1,5 @@
 /* cairn bench fabric: what the fabric makes of the bytes of pushes and fetches, with all that client and
- * shard do to a chunk on its way (fabric_ends.h), against what moves as many and does nothing else:
+ * shard do to a chunk on its way (ends.h), against what moves as many and does nothing else:
  *
  *   --path ucx        ucx_perftest -t ucp_am_bw -E sleep -e with chunks, window, header and settings of the
  *                     fabric (raw TCP where it is not installed)
@@ -15,8 +15,8 @@
 #include <string.h>
 
 #include "client/ctl/bench/bench.h"
-#include "client/ctl/bench/fabric_ends.h"
-#include "client/ctl/bench/fabric_reference.h"
+#include "client/ctl/bench/fabric/ends.h"
+#include "client/ctl/bench/fabric/reference.h"
 #include "proto/geometry/tensor.h"
 
 #define RUN_BYTES     ((uint64_t)128 << 20)

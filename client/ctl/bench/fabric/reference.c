@@ -1,5 +1,5 @@
-/* References of the bench of the fabric: fabric_reference.h. */
-#include "client/ctl/bench/fabric_reference.h"
+/* References of the bench of the fabric: reference.h. */
+#include "client/ctl/bench/fabric/reference.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "client/ctl/bench/bench.h"
-#include "client/ctl/bench/fabric_ends.h"
+#include "client/ctl/bench/fabric/ends.h"
 
 #define PROGRAM     "ucx_perftest"
 #define WARM_CHUNKS 16

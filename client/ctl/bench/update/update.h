@@ -1,13 +1,13 @@
 /* The arrays of `cairn bench update` in a home, and passes over them by threads that give the home lists of
  * works, as a shard's pool does. Private to the bench of the update; calls are made from one thread. */
-#ifndef CAIRN_CTL_BENCH_UPDATE_H
-#define CAIRN_CTL_BENCH_UPDATE_H
+#ifndef CAIRN_CTL_BENCH_UPDATE_UPDATE_H
+#define CAIRN_CTL_BENCH_UPDATE_UPDATE_H
 
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "client/ctl/bench/streams.h"
+#include "client/ctl/bench/update/streams.h"
 #include "gpu/home.h"
 
 #define CAIRN_UPDATE_CHUNK_LEAVES 64

@@ -17,7 +17,7 @@
 #include <string.h>
 
 #include "client/ctl/bench/bench.h"
-#include "client/ctl/bench/update.h"
+#include "client/ctl/bench/update/update.h"
 
 #define PARAMS_DEFAULT      ((uint64_t)64 << 20)
 #define THREADS_OF_DEVICE   2 /* while one waits for its list the other one's is at work */

@@ -3,7 +3,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "client/ctl/bench/update.h"
+#include "client/ctl/bench/update/update.h"
 #include "proto/base/pages.h"
 #include "proto/fabric/stagger.h"
 

@@ -1,4 +1,4 @@
-#include "client/ctl/bench/streams.h"
+#include "client/ctl/bench/update/streams.h"
 
 #include <assert.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
 /* The yardstick of memory speed: arrays that are updated in place, one add to each element. Private to
  * the bench of the update. */
-#ifndef CAIRN_CTL_BENCH_STREAMS_H
-#define CAIRN_CTL_BENCH_STREAMS_H
+#ifndef CAIRN_CTL_BENCH_UPDATE_STREAMS_H
+#define CAIRN_CTL_BENCH_UPDATE_STREAMS_H
 
 #include <stddef.h>
 

@@ -1,5 +1,5 @@
-/* The worker's end and the shard's: fabric_ends.h. */
-#include "client/ctl/bench/fabric_ends.h"
+/* The worker's end and the shard's: ends.h. */
+#include "client/ctl/bench/fabric/ends.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -5,7 +5,7 @@
 #include <time.h>
 
 #include "client/ctl/bench/bench.h"
-#include "client/ctl/bench/update.h"
+#include "client/ctl/bench/update/update.h"
 
 #define CHUNK_ELEMS CAIRN_UPDATE_CHUNK_ELEMS
 

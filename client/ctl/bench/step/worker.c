@@ -1,8 +1,8 @@
 /* A worker of the bench of a step. Its gradients are made once, as fp32, as autograd leaves them; a step
  * begins a round, casts them for the wire where that is bf16, pushes each tensor as it is ready, commits,
- * and fetches all parameters (or had read them before, unit by unit: step_units.c). All of its memory is of
+ * and fetches all parameters (or had read them before, unit by unit: units.c). All of its memory is of
  * cairn_alloc, as the gradients of the Python package are: so the library may take the shortest way there is,
- * and it has large pages. On a card (step_card.c) gradients are of the wire's type already. */
+ * and it has large pages. On a card (card.c) gradients are of the wire's type already. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "client/ctl/bench/bench.h"
-#include "client/ctl/bench/step_worker.h"
+#include "client/ctl/bench/step/worker.h"
 #include "gpu/gpu.h"
 
 /* ---- memory ---- */

@@ -6,7 +6,7 @@
  *
  * To use one is to look at each of its pages and to sleep. */
 #include "client/ctl/bench/bench.h"
-#include "client/ctl/bench/step_worker.h"
+#include "client/ctl/bench/step/worker.h"
 
 static cairn_status ask(struct step_worker *w, struct cairn_version version, uint32_t i)
 {

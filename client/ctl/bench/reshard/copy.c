@@ -1,4 +1,4 @@
-#include "client/ctl/bench/reshard_copy.h"
+#include "client/ctl/bench/reshard/copy.h"
 
 #include <pthread.h>
 #include <string.h>

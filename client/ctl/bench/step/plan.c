@@ -2,7 +2,7 @@
 #include <sys/mman.h>
 
 #include "client/ctl/bench/bench.h"
-#include "client/ctl/bench/step.h"
+#include "client/ctl/bench/step/step.h"
 
 static size_t spans_bytes(const struct step_plan *plan, uint32_t workers)
 {

@@ -1,4 +1,4 @@
-#include "client/ctl/bench/reshard_move.h"
+#include "client/ctl/bench/reshard/move.h"
 
 #include <poll.h>
 #include <string.h>
