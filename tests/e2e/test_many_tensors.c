@@ -7,7 +7,7 @@
 #include <time.h>
 
 #include "proto/base/xxh.h"
-#include "proto/store/snapshot_io.h"
+#include "proto/snapshot_io/snapshot_io.h"
 #include "tests/support/cluster.h"
 #include "tests/support/good.h"
 #include "tests/support/suite.h"

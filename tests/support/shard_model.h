@@ -3,7 +3,7 @@
 #ifndef CAIRN_SUPPORT_SHARD_MODEL_H
 #define CAIRN_SUPPORT_SHARD_MODEL_H
 
-#include "proto/store/snapshot_io.h"
+#include "proto/snapshot_io/snapshot_io.h"
 #include "tests/support/shard_scene.h"
 
 struct model {

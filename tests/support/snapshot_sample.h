@@ -2,7 +2,7 @@
 #ifndef CAIRN_SUPPORT_SNAPSHOT_SAMPLE_H
 #define CAIRN_SUPPORT_SNAPSHOT_SAMPLE_H
 
-#include "proto/store/snapshot_io.h"
+#include "proto/snapshot_io/snapshot_io.h"
 
 /* A job "job" without tensors, with one group "all". The caller's to release. */
 struct cairn_job_spec_data cairn_sample_spec(const char *optimizer);

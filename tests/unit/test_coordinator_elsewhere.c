@@ -6,8 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "proto/store/snapshot_io.h"
-#include "proto/store/snapshot_word.h"
+#include "proto/snapshot_io/snapshot_io.h"
+#include "proto/snapshot_io/word.h"
 #include "tests/support/memory_storage.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/store/snapshot_io.h"
+#include "proto/snapshot_io/snapshot_io.h"
 #include "server/coordinator/round/groups.h"
 #include "tests/support/fake_cluster.h"
 #include "tests/support/suite.h"

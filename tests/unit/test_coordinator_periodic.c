@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "proto/store/snapshot_word.h"
+#include "proto/snapshot_io/word.h"
 #include "proto/store/storage.h"
 #include "server/coordinator/snapshot/cut.h"
 #include "server/coordinator/snapshot/keep.h"

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "proto/base/xxh.h"
-#include "proto/store/snapshot_io.h"
+#include "proto/snapshot_io/snapshot_io.h"
 #include "server/coordinator/trust/keys.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"

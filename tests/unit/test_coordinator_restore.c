@@ -4,7 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "proto/store/snapshot_io.h"
+#include "proto/snapshot_io/snapshot_io.h"
 #include "server/coordinator/base/job.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"

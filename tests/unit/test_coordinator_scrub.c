@@ -4,8 +4,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "proto/store/snapshot_io.h"
-#include "proto/store/snapshot_word.h"
+#include "proto/snapshot_io/snapshot_io.h"
+#include "proto/snapshot_io/word.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/snapshot/keep.h"
 #include "server/coordinator/snapshot/scrub.h"

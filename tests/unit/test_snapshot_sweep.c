@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "proto/spec/planes.h"
-#include "proto/store/snapshot_sweep.h"
+#include "proto/snapshot_io/sweep.h"
 #include "tests/support/scratch.h"
 #include "tests/support/snapshot_sample.h"
 #include "tests/support/suite.h"

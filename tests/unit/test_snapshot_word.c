@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "proto/store/snapshot_word.h"
+#include "proto/snapshot_io/word.h"
 #include "tests/support/memory_storage.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"

@@ -5,7 +5,7 @@
 
 #include "client/ctl/progress.h"
 #include "client/ctl/snapshot/place.h"
-#include "proto/store/snapshot_copy.h"
+#include "proto/snapshot_io/copy.h"
 
 static volatile sig_atomic_t interrupted;
 

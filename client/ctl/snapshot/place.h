@@ -4,7 +4,7 @@
 #define CAIRN_CTL_SNAPSHOT_PLACE_H
 
 #include "client/ctl/ctl.h"
-#include "proto/store/snapshot_io.h"
+#include "proto/snapshot_io/snapshot_io.h"
 
 /* All functions: -1: go on; else the exit status, and what is wrong was said. */
 

@@ -4,7 +4,7 @@
 #define CAIRN_CTL_SNAPSHOT_SWEEP_H
 
 #include "client/ctl/progress.h"
-#include "proto/store/snapshot_io.h"
+#include "proto/snapshot_io/snapshot_io.h"
 
 #define CTL_SWEEP_THREADS_MAX 8
 #define CTL_SWEEP_PIECE_BYTES ((size_t)4 << 20)

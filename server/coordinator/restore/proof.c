@@ -9,7 +9,7 @@
 
 #include "gpu/gpu.h"
 #include "proto/spec/planes.h"
-#include "proto/store/snapshot_sweep.h"
+#include "proto/snapshot_io/sweep.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/base/session.h"

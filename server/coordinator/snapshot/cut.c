@@ -5,7 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "proto/store/snapshot_io.h"
+#include "proto/snapshot_io/snapshot_io.h"
 #include "server/base/log.h"
 #include "server/coordinator/base/calls.h"
 #include "server/coordinator/base/job.h"

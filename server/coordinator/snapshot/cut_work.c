@@ -1,7 +1,7 @@
 /* What a cut does on another thread: the content root from the digests, and the manifest. */
 #include <string.h>
 
-#include "proto/store/snapshot_io.h"
+#include "proto/snapshot_io/snapshot_io.h"
 #include "server/base/log.h"
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"

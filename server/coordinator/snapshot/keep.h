@@ -2,7 +2,7 @@
  *
  * `latest` names the newest that is whole, of finite results: from its commit on, when its headers have been
  * read again, until all of it is read and found damaged; then it goes back to the newest that is verified.
- * One that was read and found good (scrub.h) is noted so (proto/store/snapshot_word.h); then those go that
+ * One that was read and found good (scrub.h) is noted so (proto/snapshot_io/word.h); then those go that
  * no rule of the job keeps (retention.h), each on a thread of its own (remove.c), and what a coordinator
  * that died has begun of this job and not committed.
  *
@@ -11,8 +11,8 @@
 #ifndef CAIRN_COORDINATOR_SNAPSHOT_KEEP_H
 #define CAIRN_COORDINATOR_SNAPSHOT_KEEP_H
 
-#include "proto/store/snapshot_io.h"
-#include "proto/store/snapshot_word.h"
+#include "proto/snapshot_io/snapshot_io.h"
+#include "proto/snapshot_io/word.h"
 #include "server/coordinator/base/names.h"
 #include "server/coordinator/snapshot/find.h"
 

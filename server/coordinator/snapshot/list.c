@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/store/snapshot_word.h"
+#include "proto/snapshot_io/word.h"
 #include "server/base/log.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/session.h"

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/store/snapshot_io.h"
+#include "proto/snapshot_io/snapshot_io.h"
 #include "server/base/log.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/session.h"

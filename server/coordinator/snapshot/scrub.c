@@ -6,8 +6,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "proto/store/snapshot_io.h"
-#include "proto/store/snapshot_word.h"
+#include "proto/snapshot_io/snapshot_io.h"
+#include "proto/snapshot_io/word.h"
 #include "server/base/log.h"
 #include "server/base/pool.h"
 #include "server/base/yield.h"

@@ -2,7 +2,7 @@
  * committed, and then as often as the job's snapshot_scrub_every_s says. One at a time, on a thread of its
  * own that yields to all others and works no more than half of the time, past the page cache.
  *
- * What it finds stands in checks/ID beside the snapshots (proto/store/snapshot_word.h), so that a
+ * What it finds stands in checks/ID beside the snapshots (proto/snapshot_io/word.h), so that a
  * coordinator that starts again knows when each was read last; damage is an event and a line of the log.
  * Loop thread only. */
 #ifndef CAIRN_COORDINATOR_SNAPSHOT_SCRUB_H

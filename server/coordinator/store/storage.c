@@ -2,7 +2,7 @@
 
 #include <inttypes.h>
 
-#include "proto/store/snapshot_io.h"
+#include "proto/snapshot_io/snapshot_io.h"
 #include "proto/store/storage_token.h"
 #include "server/base/durable.h"
 #include "server/base/log.h"

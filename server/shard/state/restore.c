@@ -1,13 +1,13 @@
 /* Loading: this shard's part of a snapshot, read into the state and hashed on the way: each thread reads,
- * copies and hashes what it takes (proto/store/snapshot_sweep.h), while it is in the cache. */
+ * copies and hashes what it takes (proto/snapshot_io/sweep.h), while it is in the cache. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "proto/spec/planes.h"
-#include "proto/store/snapshot_io.h"
-#include "proto/store/snapshot_sweep.h"
+#include "proto/snapshot_io/snapshot_io.h"
+#include "proto/snapshot_io/sweep.h"
 #include "server/shard/shard.h"
 #include "server/shard/state/report.h"
 #include "server/shard/state/restore.h"

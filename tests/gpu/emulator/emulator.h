@@ -44,7 +44,7 @@ enum emulator_result {
 };
 
 #define EMULATOR_PAGE   ((uint64_t)2 << 20) /* the granularity of memory, as cards have it */
-#define EMULATOR_POISON 0xA5                /* where a copy will write to host memory, until it has */
+#define EMULATOR_POISON 0xA5 /* where a copy will write to host memory, until it has */
 
 extern pthread_mutex_t emulator_lock;
 extern pthread_cond_t emulator_progress; /* an operation has ended */
@@ -62,7 +62,7 @@ struct emulator_options {
     uint64_t driver, devices; /* 13000: 13.0 */
     uint64_t no_pinning, no_export, peers, mps, mode;
     uint64_t captured, queues, stuck, peeks; /* control.h */
-    uint64_t count, quiet;            /* count: what is misused is counted, and nothing aborts */
+    uint64_t count, quiet; /* count: what is misused is counted, and nothing aborts */
 };
 
 extern struct emulator_options emulator_options;

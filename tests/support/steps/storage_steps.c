@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/store/snapshot_io.h"
+#include "proto/snapshot_io/snapshot_io.h"
 
 #define ELEMS \
     ((uint64_t)1300000) /* of a tensor that two shards share: the optimizer's file has three blocks */

@@ -9,7 +9,7 @@
 
 #include "client/ctl/bench/snapshot/snapshot.h"
 #include "proto/snapshot/manifest.h"
-#include "proto/store/snapshot_io.h"
+#include "proto/snapshot_io/snapshot_io.h"
 
 #define TENSORS_DEFAULT 100000
 #define SHARDS_DEFAULT  256

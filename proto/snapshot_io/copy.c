@@ -1,4 +1,4 @@
-#include "proto/store/snapshot_copy.h"
+#include "proto/snapshot_io/copy.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "proto/snapshot/manifest_trust.h"
-#include "proto/store/block_reader.h"
-#include "proto/store/snapshot_writer.h"
+#include "proto/snapshot_io/block_reader.h"
+#include "proto/snapshot_io/writer.h"
 
 struct copying {
     struct cairn_snapshot *from;

@@ -4,8 +4,8 @@
  *
  * A writer is used by one thread; its threads are started by that one when a file of more than a block
  * comes, with that one's priorities of CPU and I/O. All functions block. Statuses as of storage.h. */
-#ifndef CAIRN_STORE_SNAPSHOT_WRITER_H
-#define CAIRN_STORE_SNAPSHOT_WRITER_H
+#ifndef CAIRN_SNAPSHOT_IO_WRITER_H
+#define CAIRN_SNAPSHOT_IO_WRITER_H
 
 #include "proto/snapshot/snapshot_file.h"
 #include "proto/store/storage.h"

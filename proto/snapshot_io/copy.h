@@ -3,10 +3,10 @@
  * checksums on the way, each block before it is written.
  *
  * Blocks; from any thread. Statuses as of snapshot_io.h. */
-#ifndef CAIRN_STORE_SNAPSHOT_COPY_H
-#define CAIRN_STORE_SNAPSHOT_COPY_H
+#ifndef CAIRN_SNAPSHOT_IO_COPY_H
+#define CAIRN_SNAPSHOT_IO_COPY_H
 
-#include "proto/store/snapshot_io.h"
+#include "proto/snapshot_io/snapshot_io.h"
 
 struct cairn_snapshot_copy {
     /* Before each block, and at the end; `done` of all files' bytes were read and judged. False: give it up.

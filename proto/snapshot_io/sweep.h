@@ -6,13 +6,13 @@
  * given, leaf by leaf, and compares the content root; which block is to blame cairn_snapshot_verify tells.
  *
  * Memory: CAIRN_SWEEP_THREADS blocks. */
-#ifndef CAIRN_STORE_SNAPSHOT_SWEEP_H
-#define CAIRN_STORE_SNAPSHOT_SWEEP_H
+#ifndef CAIRN_SNAPSHOT_IO_SWEEP_H
+#define CAIRN_SNAPSHOT_IO_SWEEP_H
 
 #include <stdatomic.h>
 
 #include "proto/geometry/tensor.h"
-#include "proto/store/snapshot_io.h"
+#include "proto/snapshot_io/snapshot_io.h"
 
 #define CAIRN_SWEEP_THREADS 6u /* some wait for the disk while others hash */
 

@@ -4,8 +4,8 @@
  *
  * A reader is used by one thread; its threads are started with that one's priorities. Memory: the blocks
  * that are read ahead. */
-#ifndef CAIRN_STORE_BLOCK_READER_H
-#define CAIRN_STORE_BLOCK_READER_H
+#ifndef CAIRN_SNAPSHOT_IO_BLOCK_READER_H
+#define CAIRN_SNAPSHOT_IO_BLOCK_READER_H
 
 #include "proto/snapshot/manifest.h"
 #include "proto/store/storage.h"

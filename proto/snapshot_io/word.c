@@ -1,4 +1,4 @@
-#include "proto/store/snapshot_word.h"
+#include "proto/snapshot_io/word.h"
 
 #include <inttypes.h>
 #include <stdio.h>

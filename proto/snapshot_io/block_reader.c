@@ -1,4 +1,4 @@
-#include "proto/store/block_reader.h"
+#include "proto/snapshot_io/block_reader.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -7,7 +7,7 @@
 
 #include "proto/snapshot/snapshot_file.h"
 #include "proto/store/io_thread.h"
-#include "proto/store/snapshot_writer.h"
+#include "proto/snapshot_io/writer.h"
 
 #define AHEAD_MAX   64
 #define THREADS_MAX 8 // more do not make a disk faster

@@ -8,8 +8,8 @@
  *
  * They are hostile input: a line of another form is no word. All functions block, and may be called from any
  * thread; of two that write one at a time it has one of the two. */
-#ifndef CAIRN_STORE_SNAPSHOT_WORD_H
-#define CAIRN_STORE_SNAPSHOT_WORD_H
+#ifndef CAIRN_SNAPSHOT_IO_WORD_H
+#define CAIRN_SNAPSHOT_IO_WORD_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "proto/snapshot/manifest_trust.h"
-#include "proto/store/snapshot_io.h"
+#include "proto/snapshot_io/snapshot_io.h"
 
 /* ---- folders ---- */
 

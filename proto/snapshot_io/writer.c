@@ -1,4 +1,4 @@
-#include "proto/store/snapshot_writer.h"
+#include "proto/snapshot_io/writer.h"
 
 #include <assert.h>
 #include <pthread.h>

@@ -1,4 +1,4 @@
-#include "proto/store/snapshot_sweep.h"
+#include "proto/snapshot_io/sweep.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "proto/spec/planes.h"
-#include "proto/store/block_reader.h"
+#include "proto/snapshot_io/block_reader.h"
 #include "proto/store/io_thread.h"
 
 #define GAP_BYTES  ((uint64_t)64 << 10) /* a smaller one is read along */

@@ -8,8 +8,8 @@
  * Statuses: CAIRN_ERR_NO_SPACE (also quota and file size limits), CAIRN_ERR_IO, CAIRN_ERR_EXISTS,
  * CAIRN_ERR_NOT_FOUND, CAIRN_ERR_CORRUPT and CAIRN_ERR_MALFORMED (damaged or incomplete),
  * CAIRN_ERR_NO_MEMORY. The sentence names file and step (open, write, fsync, rename, ...). */
-#ifndef CAIRN_STORE_SNAPSHOT_IO_H
-#define CAIRN_STORE_SNAPSHOT_IO_H
+#ifndef CAIRN_SNAPSHOT_IO_SNAPSHOT_IO_H
+#define CAIRN_SNAPSHOT_IO_SNAPSHOT_IO_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -21,9 +21,9 @@
 #include "proto/snapshot/snapshot_file.h"
 #include "proto/snapshot/snapshot_index.h"
 #include "proto/store/storage.h"
-#include "proto/store/snapshot_writer.h"
+#include "proto/snapshot_io/writer.h"
 
-/* ---- writing: the files of shards are snapshot_writer.h's ---- */
+/* ---- writing: the files of shards are writer.h's ---- */
 
 /* Makes <root>/<job>/<id>/{model,optim}, durably, with an id that was not there before. `root` must
  * exist. id_out and *folder_out (malloc'd, the caller's) are set only on success. */

@@ -5,7 +5,7 @@
 
 #include "proto/snapshot/manifest_trust.h"
 #include "proto/store/names.h"
-#include "proto/store/snapshot_io.h"
+#include "proto/snapshot_io/snapshot_io.h"
 
 /* What is being removed: all paths are beneath the root. */
 struct removal {

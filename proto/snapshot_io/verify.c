@@ -6,8 +6,8 @@
 
 #include "proto/base/xxh.h"
 #include "proto/spec/planes.h"
-#include "proto/store/block_reader.h"
-#include "proto/store/snapshot_io.h"
+#include "proto/snapshot_io/block_reader.h"
+#include "proto/snapshot_io/snapshot_io.h"
 
 #define NAMES_MAX 3 /* tensors that a sentence names */
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "proto/store/names.h"
-#include "proto/store/snapshot_io.h"
+#include "proto/snapshot_io/snapshot_io.h"
 
 /* A folder that is not there has no names. */
 static cairn_status scan(const char *root, const char *path, struct cairn_names *names,
