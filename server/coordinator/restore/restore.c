@@ -10,20 +10,16 @@
  *   done     the core READY at the snapshot's version with the payload of its last decision */
 #include <assert.h>
 #include <inttypes.h>
-#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/snapshot_io/snapshot_io.h"
 #include "server/base/log.h"
-#include "server/coordinator/base/calls.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/restore/recovery.h"
 #include "server/coordinator/restore/restore.h"
-#include "server/coordinator/round/groups.h"
 #include "server/coordinator/snapshot/cut.h"
 #include "server/coordinator/snapshot/cuts.h"
 #include "server/coordinator/snapshot/digests.h"
@@ -88,89 +84,7 @@ static void end_restore(struct cairn_cluster_restore *restore, cairn_status stat
     cairn_cluster_openings_advance(cluster);
 }
 
-/* ---- check, on another thread ---- */
-
-/* What is loaded is hashed by who loads it, the shards, and where a job is given up for it by the proof of
- * the files before: the content root tells of every bit of it. Checksums are asked then, for whose fault it
- * is. But of a file with one checksum over all of it, somebody has to read all; and of one that may give way
- * to another, before it is loaded. */
-static bool has_whole_sums(const struct cairn_manifest *m)
-{
-    for (size_t i = 0; i < m->file_count; i++)
-        if (m->files[i].is_whole) return true;
-    return false;
-}
-
-cairn_status cairn_cluster_restore_judge_signature(const struct cairn_cluster_restore *restore,
-                                                   const struct cairn_manifest *manifest,
-                                                   const char *folder, struct cairn_sentence *why)
-{
-    struct cairn_sentence said = { "" };
-    const cairn_status status = cairn_manifest_accept(manifest, &restore->ring, restore->waiver,
-                                                      &said);
-    return status == CAIRN_OK ? CAIRN_OK : cairn_fail(why, status, "%s: %s", folder, said.text);
-}
-
-/* One that is taken without the word of a trusted key is told of. */
-static void warn_of_trust(const struct cairn_cluster_restore *restore)
-{
-    struct cairn_sentence what;
-    if (cairn_manifest_trust(&restore->manifest, &restore->ring, &what) != CAIRN_TRUST_SIGNED)
-        cairn_log_warn("%s is restored, and is %s", restore->folder, what.text);
-}
-
-/* Of restore->folder; which is then without links. */
-static void check_folder(struct cairn_cluster_restore *restore)
-{
-    struct cairn_snapshot snapshot;
-    char *folder;
-    restore->status =
-        cairn_storage_of(restore->folder)->resolve(restore->folder, &folder, &restore->why);
-    if (restore->status != CAIRN_OK) return;
-    free(restore->folder);
-    restore->folder = folder;
-    restore->status = cairn_snapshot_open(restore->folder, &snapshot, &restore->why);
-    if (restore->status != CAIRN_OK) return;
-    restore->status = cairn_cluster_restore_judge_signature(restore, &snapshot.manifest,
-                                                            restore->folder, &restore->why);
-    const bool is_read = restore->fallback || has_whole_sums(&snapshot.manifest);
-    if (restore->status == CAIRN_OK && !restore->plan && is_read)
-        restore->status = cairn_snapshot_verify(&snapshot, NULL, &restore->why);
-    if (restore->status == CAIRN_OK) {
-        restore->manifest = snapshot.manifest; // moves
-        cairn_manifest_init(&snapshot.manifest);
-    }
-    cairn_snapshot_close(&snapshot);
-}
-
-static void check_in_turn(struct cairn_cluster_restore *restore)
-{
-    do check_folder(restore);
-    while (restore->status != CAIRN_OK && cairn_cluster_restore_fall_back(restore));
-}
-
-/* What the files say, of a job that would be given up for them. */
-static void prove_files(struct cairn_cluster_work *work)
-{
-    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
-    while (restore->status == CAIRN_OK) {
-        cairn_cluster_restore_prove_files(work);
-        if (restore->status == CAIRN_OK || !cairn_cluster_restore_fall_back(restore)) return;
-        cairn_manifest_release(&restore->manifest);
-        check_in_turn(restore);
-    }
-}
-
-static void check(struct cairn_cluster_work *work)
-{
-    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
-    if (restore->is_stored)
-        restore->status = cairn_cluster_storage_seen(restore->cluster, &restore->why);
-    if (restore->folder == NULL) cairn_cluster_restore_find_latest(restore);
-    if (restore->status == CAIRN_OK) check_in_turn(restore);
-}
-
-/* ---- replace, on the loop ---- */
+/* ---- loaded and stored, on the loop ---- */
 
 static void end_load(struct cairn_cluster_restore *restore, struct cairn_cluster_job *job,
                      cairn_status status, const char *text)
@@ -268,135 +182,6 @@ static void on_made(void *context, cairn_status status, const char *text)
     cairn_cluster_restore_advance(restore);
 }
 
-/* Above all that the job has used, or may use by what is durable of it. */
-static uint64_t next_generation(const struct cairn_cluster_job *old, const struct cairn_manifest *m)
-{
-    uint64_t newest = m->generation;
-    if (old == NULL) return newest + 1;
-    const uint64_t now = cairn_cluster_job_version(old).generation;
-    if (now > newest) newest = now;
-    if (old->reserved.generation > newest) newest = old->reserved.generation;
-    return newest + 1;
-}
-
-/* What stays of the job that was: its number, its epochs and rounds, and no generation twice. */
-static void inherit(struct cairn_cluster_job *body, const struct cairn_cluster_job *old,
-                    const struct cairn_cluster_restore *restore)
-{
-    body->generation = restore->generation;
-    body->base_step = restore->manifest.step;
-    body->restoring = true;
-    if (old == NULL) return;
-    body->id = old->id;
-    body->epoch = old->epoch;
-    body->reserved.round = old->reserved.round;
-    body->reserved.generation = body->generation;
-    body->stored = old->stored;
-    body->members.pause.ends_ms = old->members.pause.ends_ms;
-    memcpy(body->members.pause.what, old->members.pause.what, sizeof body->members.pause.what);
-    if (restore->latest.of_job == 0) return;
-    body->loss.recovery = old->loss.recovery;
-    body->loss.recovery.waited = true;
-}
-
-static void remove_old(struct cairn_cluster_job *old, const struct cairn_cluster_job *body,
-                       const char *folder)
-{
-    struct cairn_sentence text;
-    cairn_sentence_set(
-        &text, "job %s was restored from %s, of step %" PRIu64 ": close it and open it again",
-        old->spec.name, folder, body->base_step);
-    while (old->members.list != NULL)
-        cairn_cluster_member_expel(old->members.list, CAIRN_ERR_ROLLED_BACK, text.text);
-    CAIRN_EACH_SHARD (old, i) {
-        struct cairn_cluster_seat *seat = old->shards[i].seat;
-        if (!cairn_cluster_job_has_seat(body, seat))
-            cairn_cluster_job_send_drop(old->cluster, seat, old->id);
-    }
-    cairn_cluster_job_unlink(old);
-    cairn_cluster_job_free(old);
-}
-
-static cairn_status judge_replace(const struct cairn_cluster_restore *restore,
-                                  const struct cairn_cluster_job *old, struct cairn_sentence *why)
-{
-    const struct cairn_manifest *m = &restore->manifest;
-    if (restore->latest.of_job != 0 &&
-        (old == NULL || old->id != restore->latest.of_job || old->state != CAIRN_CLUSTER_JOB_LOST))
-        return cairn_fail(why, CAIRN_ERR_CANCELED,
-                          "job %s was lost, and is not any more: it needs no restore",
-                          m->spec.name);
-    if (restore->latest.ended != NULL && restore->latest.of_job == 0 && old != NULL &&
-        old->state != CAIRN_CLUSTER_JOB_LOST)
-        return cairn_fail(why, CAIRN_ERR_EXISTS, "job %s is there again", old->spec.name);
-    if (old != NULL && old->snapshots.cut != NULL) return cairn_cluster_cut_refuse(old, why);
-    if (old != NULL && (old->extension.body != NULL || old->amends.amending != NULL ||
-                        old->state == CAIRN_CLUSTER_JOB_CREATING)) {
-        return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being made, amended or restored",
-                          m->spec.name);
-    }
-    if (old != NULL && old->loss.behind)
-        return cairn_fail(why, CAIRN_ERR_NOT_READY, "job %s is %s", old->spec.name,
-                          old->loss.why.text);
-    if (cairn_cluster_job_is_strange(restore->cluster, m->spec.name, why))
-        return CAIRN_ERR_NOT_READY;
-    if (cairn_cluster_snapshot_removing(restore->cluster, restore->folder))
-        return cairn_fail(why, CAIRN_ERR_BUSY, "%s is being removed", restore->folder);
-    return cairn_cluster_judge_workers(restore->cluster, &m->spec, why);
-}
-
-/* Every shard will tell of what it has loaded. */
-static cairn_status await_parts(struct cairn_cluster_restore *restore,
-                                const struct cairn_cluster_job *body, struct cairn_sentence *why)
-{
-    restore->parts = malloc(body->layout->shard_count);
-    if (restore->parts == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
-    memset(restore->parts, CAIRN_PART_AWAITED, body->layout->shard_count);
-    randombytes_buf(&restore->number, sizeof restore->number);
-    restore->number |= 1; // never 0
-    return CAIRN_OK;
-}
-
-static cairn_status replace(struct cairn_cluster_restore *restore, struct cairn_cluster_job *old,
-                            struct cairn_sentence *why)
-{
-    struct cairn_manifest *m = &restore->manifest;
-    struct cairn_cluster_job *body = cairn_cluster_job_plan(restore->cluster, &m->spec, true, why);
-    if (body == NULL) return CAIRN_ERR_NOT_READY;
-    if (old != NULL) cairn_cluster_job_keep_pauses(old);
-    inherit(body, old, restore);
-    cairn_status status = cairn_cluster_groups_restored(body, &m->reduce_groups);
-    if (status == CAIRN_OK) status = await_parts(restore, body, why);
-    if (status != CAIRN_OK) {
-        cairn_cluster_job_free(body);
-        return status;
-    }
-    const struct cairn_decision last = { .kind = CAIRN_DECISION_NONE,
-                                         .version_after = { body->generation, m->step },
-                                         .payload = m->payload,
-                                         .payload_bytes = m->payload_bytes };
-    const struct cairn_cluster_job_load load = { .snapshot_path = restore->folder,
-                                                 .digest = restore->number,
-                                                 .version = { body->generation, m->step },
-                                                 .last = &last };
-    if (old != NULL) {
-        cairn_cluster_restore_replaces(restore, old);
-        remove_old(old, body, restore->folder);
-    }
-    cairn_cluster_halts_restored(body, &m->nonfinite);
-    cairn_cluster_job_link(body);
-    restore->job_id = body->id;
-    struct cairn_cluster_gather *gather = cairn_cluster_gather_open(body->cluster, on_made,
-                                                                    restore);
-    if (gather == NULL) {
-        cairn_cluster_job_lose(body, false, "no memory to restore it");
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
-    }
-    cairn_cluster_job_send_create(body, &load, gather);
-    cairn_cluster_gather_start(gather);
-    return CAIRN_OK;
-}
-
 static void on_reserved(const struct cairn_cluster_saved *saved);
 
 /* Reserves a generation of the job that is there, and replaces it when that is durable. The job goes on
@@ -406,12 +191,13 @@ static void advance(struct cairn_cluster_restore *restore)
     struct cairn_manifest *m = &restore->manifest;
     struct cairn_cluster_job *old = cairn_cluster_job_find(restore->cluster, m->spec.name);
     struct cairn_sentence why;
-    cairn_status status = judge_replace(restore, old, &why);
+    cairn_status status = cairn_cluster_restore_judge_replace(restore, old, &why);
     if (status == CAIRN_OK && restore->latest.ended != NULL && old != NULL)
         status = cairn_cluster_recovery_keep(&m->spec, &old->spec);
     if (status == CAIRN_OK && restore->latest.ended != NULL && restore->latest.of_job == 0)
         status = cairn_cluster_openers_judge(restore->cluster, &m->spec, &why);
-    const uint64_t next = next_generation(old, m), id = old != NULL ? old->id : 0;
+    const uint64_t next = cairn_cluster_restore_next_generation(old, m),
+                   id = old != NULL ? old->id : 0;
     if (status == CAIRN_OK && (restore->generation < next || restore->old_id != id)) {
         restore->generation = next;
         restore->old_id = id;
@@ -420,7 +206,7 @@ static void advance(struct cairn_cluster_restore *restore)
             status = cairn_cluster_save_generation(old, next, on_reserved, &why);
         if (restore->reserving && status == CAIRN_OK) return;
     }
-    if (status == CAIRN_OK) status = replace(restore, old, &why);
+    if (status == CAIRN_OK) status = cairn_cluster_restore_replace(restore, old, on_made, &why);
     if (status != CAIRN_OK) end_restore(restore, status, why.text);
 }
 
@@ -484,14 +270,10 @@ static void on_checked(struct cairn_cluster_work *work)
         end_plan(restore);
         return;
     }
-    if (restore->status == CAIRN_OK) warn_of_trust(restore);
-    if (restore->status == CAIRN_OK && restore->manifest.unsealed)
-        cairn_log_warn("the manifest of %s is of a former version, without a hash over itself: "
-                       "whether it was changed cannot be told but by its content root",
-                       restore->folder);
+    if (restore->status == CAIRN_OK) cairn_cluster_restore_warn(restore);
     if (restore->status == CAIRN_OK && !work->cluster->closing && is_risky(restore)) {
         restore->checked = false; // it may come to another folder yet
-        work->run = prove_files;
+        work->run = cairn_cluster_restore_prove;
         work->done = begin_load;
         if (cairn_cluster_work_start(work, work->cluster, NULL, 0)) return;
         restore->status = cairn_fail(&restore->why, CAIRN_ERR_NO_MEMORY, "no thread for it");
@@ -508,7 +290,7 @@ struct cairn_cluster_restore *cairn_cluster_restore_new(struct cairn_cluster *cl
     restore->cluster = cluster;
     cairn_manifest_init(&restore->manifest);
     cairn_cluster_keys_ring(cluster, &restore->ring);
-    restore->work.run = check;
+    restore->work.run = cairn_cluster_restore_check;
     restore->work.done = on_checked;
     restore->next = cluster->restores;
     cluster->restores = restore;

@@ -1,9 +1,11 @@
-/* A restore under way: restore.c runs it, latest.c chooses the newest snapshot, proof.c
- * proves that what was loaded is what was saved. */
+/* A restore under way: restore.c runs it, check.c reads before anything is touched, latest.c chooses the
+ * newest snapshot, replace.c makes the job on the shards, proof.c proves that what was loaded is what was
+ * saved. */
 #ifndef CAIRN_COORDINATOR_RESTORE_RESTORE_H
 #define CAIRN_COORDINATOR_RESTORE_RESTORE_H
 
 #include "proto/snapshot/manifest_trust.h"
+#include "server/coordinator/base/calls.h"
 #include "server/coordinator/base/names.h"
 #include "server/coordinator/snapshot/cut.h"
 #include "server/coordinator/snapshot/find.h"
@@ -95,6 +97,29 @@ void cairn_cluster_restores_seat_gone(struct cairn_cluster *cluster,
                                       const struct cairn_cluster_seat *seat);
 
 /* ---- for its own files ---- */
+
+/* check.c; on another thread */
+/* Reads manifest and files of the folder that was asked for, or chosen, and moves the manifest here. */
+void cairn_cluster_restore_check(struct cairn_cluster_work *work);
+/* What the files say, of a job that would be given up for them; another folder may be chosen for it. */
+void cairn_cluster_restore_prove(struct cairn_cluster_work *work);
+/* On the loop: tells of one that no trusted key has signed, or whose manifest has no hash over itself. */
+void cairn_cluster_restore_warn(const struct cairn_cluster_restore *restore);
+
+/* replace.c */
+/* Above all that the job has used, or may use by what is durable of it. */
+uint64_t cairn_cluster_restore_next_generation(const struct cairn_cluster_job *old,
+                                               const struct cairn_manifest *m);
+/* old: the job of that name; NULL: there is none. May it go for the snapshot now? */
+cairn_status cairn_cluster_restore_judge_replace(const struct cairn_cluster_restore *restore,
+                                                 const struct cairn_cluster_job *old,
+                                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* The job `old` is gone, and the one of the snapshot is being made; `on_made` hears, with the restore. A
+ * failure leaves `old` as it was, but for one of memory. */
+cairn_status cairn_cluster_restore_replace(struct cairn_cluster_restore *restore,
+                                           struct cairn_cluster_job *old,
+                                           cairn_cluster_gather_fn on_made,
+                                           struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* latest.c; on the other thread. */
 /* The one that was asked for by its id is damaged, as restore->why says: with `fallback` the newest that is

@@ -1,0 +1,90 @@
+/* What a restore reads before anything is touched, on another thread: manifest, signature, files; where one
+ * is damaged and may give way, the next older one. */
+#include <stdlib.h>
+
+#include "proto/snapshot_io/snapshot_io.h"
+#include "server/base/log.h"
+#include "server/coordinator/cluster.h"
+#include "server/coordinator/restore/restore.h"
+
+/* What is loaded is hashed by who loads it, the shards, and where a job is given up for it by the proof of
+ * the files before: the content root tells of every bit of it. Checksums are asked then, for whose fault it
+ * is. But of a file with one checksum over all of it, somebody has to read all; and of one that may give way
+ * to another, before it is loaded. */
+static bool has_whole_sums(const struct cairn_manifest *m)
+{
+    for (size_t i = 0; i < m->file_count; i++)
+        if (m->files[i].is_whole) return true;
+    return false;
+}
+
+cairn_status cairn_cluster_restore_judge_signature(const struct cairn_cluster_restore *restore,
+                                                   const struct cairn_manifest *manifest,
+                                                   const char *folder, struct cairn_sentence *why)
+{
+    struct cairn_sentence said = { "" };
+    const cairn_status status = cairn_manifest_accept(manifest, &restore->ring, restore->waiver,
+                                                      &said);
+    return status == CAIRN_OK ? CAIRN_OK : cairn_fail(why, status, "%s: %s", folder, said.text);
+}
+
+/* Of restore->folder; which is then without links. */
+static void check_folder(struct cairn_cluster_restore *restore)
+{
+    struct cairn_snapshot snapshot;
+    char *folder;
+    restore->status =
+        cairn_storage_of(restore->folder)->resolve(restore->folder, &folder, &restore->why);
+    if (restore->status != CAIRN_OK) return;
+    free(restore->folder);
+    restore->folder = folder;
+    restore->status = cairn_snapshot_open(restore->folder, &snapshot, &restore->why);
+    if (restore->status != CAIRN_OK) return;
+    restore->status = cairn_cluster_restore_judge_signature(restore, &snapshot.manifest,
+                                                            restore->folder, &restore->why);
+    const bool is_read = restore->fallback || has_whole_sums(&snapshot.manifest);
+    if (restore->status == CAIRN_OK && !restore->plan && is_read)
+        restore->status = cairn_snapshot_verify(&snapshot, NULL, &restore->why);
+    if (restore->status == CAIRN_OK) {
+        restore->manifest = snapshot.manifest; // moves
+        cairn_manifest_init(&snapshot.manifest);
+    }
+    cairn_snapshot_close(&snapshot);
+}
+
+static void check_in_turn(struct cairn_cluster_restore *restore)
+{
+    do check_folder(restore);
+    while (restore->status != CAIRN_OK && cairn_cluster_restore_fall_back(restore));
+}
+
+void cairn_cluster_restore_prove(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    while (restore->status == CAIRN_OK) {
+        cairn_cluster_restore_prove_files(work);
+        if (restore->status == CAIRN_OK || !cairn_cluster_restore_fall_back(restore)) return;
+        cairn_manifest_release(&restore->manifest);
+        check_in_turn(restore);
+    }
+}
+
+void cairn_cluster_restore_check(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    if (restore->is_stored)
+        restore->status = cairn_cluster_storage_seen(restore->cluster, &restore->why);
+    if (restore->folder == NULL) cairn_cluster_restore_find_latest(restore);
+    if (restore->status == CAIRN_OK) check_in_turn(restore);
+}
+
+void cairn_cluster_restore_warn(const struct cairn_cluster_restore *restore)
+{
+    struct cairn_sentence what;
+    if (cairn_manifest_trust(&restore->manifest, &restore->ring, &what) != CAIRN_TRUST_SIGNED)
+        cairn_log_warn("%s is restored, and is %s", restore->folder, what.text);
+    if (restore->manifest.unsealed)
+        cairn_log_warn("the manifest of %s is of a former version, without a hash over itself: "
+                       "whether it was changed cannot be told but by its content root",
+                       restore->folder);
+}
