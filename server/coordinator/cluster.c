@@ -20,7 +20,7 @@
 #include "server/coordinator/restore/resume.h"
 #include "server/coordinator/seating.h"
 #include "server/coordinator/sessions.h"
-#include "server/coordinator/snapshot/cuts.h"
+#include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/snapshot/scrub.h"
 #include "server/coordinator/store/backup.h"
 #include "server/coordinator/store/store.h"

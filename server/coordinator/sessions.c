@@ -18,7 +18,7 @@
 #include "server/coordinator/restore/restore.h"
 #include "server/coordinator/seating.h"
 #include "server/coordinator/sessions.h"
-#include "server/coordinator/snapshot/cuts.h"
+#include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/store/backup.h"
 #include "server/coordinator/trust/keys.h"
 

@@ -34,8 +34,9 @@ DOORS = {
 # Dependencies run one way: a room, and the rooms it may include and call besides itself. The longest name wins.
 # A folder that a room lies in is allowed without the other rooms in it. A name may be a file's, with "." for its .c
 # and .h: some headers are sums of modules' structs (coordinator/base/job.h and member.h, client/session.h and job.h);
-# a snapshot that is being restored is not removed; and who opens a job may wish a restore.
-COORDINATOR = [f"server/coordinator/{room}/" for room in "base store trust round member snapshot job restore".split()]
+# a snapshot that is being taken or restored is not removed; and who opens a job may wish a restore.
+COORDINATOR = [f"server/coordinator/{room}/"
+               for room in "base store trust round member snapshot cut job restore".split()]
 CLUSTER = "server/coordinator/cluster.h"
 SHARD = [f"server/shard/{room}/" for room in "base memory collect read state relay job move".split()]
 CLIENT = ["client/" + room
@@ -64,6 +65,7 @@ ROOMS = {
     "server/coordinator/base/job.h": ["proto/", "server/core/", *COORDINATOR],
     "server/coordinator/base/member.h": ["proto/", *COORDINATOR],
     "server/coordinator/snapshot/remove.": ["server/base/", "proto/", CLUSTER, *COORDINATOR[:6],
+                                            "server/coordinator/cut/cuts.h",
                                             "server/coordinator/restore/restore.h"],
     "server/coordinator/job/openings.": ["server/base/", "proto/", CLUSTER, *COORDINATOR],
     **{room: ["server/core/", "server/base/", "gpu/", "proto/", CLUSTER, *COORDINATOR[:above + 1]]

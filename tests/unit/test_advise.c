@@ -6,7 +6,7 @@
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/snapshot/advise.h"
-#include "server/coordinator/snapshot/cut.h"
+#include "server/coordinator/cut/cut.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 

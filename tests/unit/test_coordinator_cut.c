@@ -3,8 +3,8 @@
 
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/round/pace.h"
-#include "server/coordinator/snapshot/cut.h"
-#include "server/coordinator/snapshot/cuts.h"
+#include "server/coordinator/cut/cut.h"
+#include "server/coordinator/cut/cuts.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 

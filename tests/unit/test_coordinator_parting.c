@@ -5,7 +5,7 @@
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/member/seats.h"
-#include "server/coordinator/snapshot/cut.h"
+#include "server/coordinator/cut/cut.h"
 #include "tests/support/fake_move.h"
 #include "tests/support/fake_shard.h"
 #include "tests/support/suite.h"

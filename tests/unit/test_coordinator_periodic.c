@@ -9,7 +9,7 @@
 
 #include "proto/snapshot_io/word.h"
 #include "proto/store/storage.h"
-#include "server/coordinator/snapshot/cut.h"
+#include "server/coordinator/cut/cut.h"
 #include "server/coordinator/snapshot/keep.h"
 #include "tests/support/fake_shard.h"
 #include "tests/support/suite.h"

@@ -22,8 +22,8 @@
 #include "server/coordinator/round/straggler.h"
 #include "server/coordinator/round/pace.h"
 #include "server/coordinator/round/times.h"
-#include "server/coordinator/snapshot/parting.h"
-#include "server/coordinator/snapshot/periodic.h"
+#include "server/coordinator/cut/parting.h"
+#include "server/coordinator/cut/periodic.h"
 
 struct cairn_cluster_groups;
 struct cairn_round;

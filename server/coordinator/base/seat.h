@@ -55,8 +55,8 @@ struct cairn_cluster_seat {
         uint32_t request; /* the shard's own; 0: none */
         /* cairn_cluster_now_ms: nothing moves any more from then on, and it is given up; 0: never */
         uint64_t saves_ms, ends_ms;
-        bool is_over;   /* it holds nothing, and was told to end */
-        bool is_saving; /* it cannot be brought to hold nothing, and ends: snapshot/parting.h */
+        bool is_over;        /* it holds nothing, and was told to end */
+        bool is_saving;      /* it cannot be brought to hold nothing, and ends: cut/parting.h */
         cairn_status status; /* then: why not */
         struct cairn_sentence why;
     } drain;

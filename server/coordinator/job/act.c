@@ -12,7 +12,7 @@
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/round/groups.h"
 #include "server/coordinator/round/terms.h"
-#include "server/coordinator/snapshot/cuts.h"
+#include "server/coordinator/cut/cuts.h"
 
 /* ---- to the shards ---- */
 

@@ -13,7 +13,7 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/job/drop.h"
 #include "server/coordinator/job/jobs.h"
-#include "server/coordinator/snapshot/cuts.h"
+#include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/store/events.h"
 
 #define NAMED_MAX 4 /* members in a refusal */

@@ -11,7 +11,7 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/member/seats.h"
 #include "server/coordinator/member/waiting.h"
-#include "server/coordinator/snapshot/cuts.h"
+#include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/store/events.h"
 
 /* ---- what comes next ---- */

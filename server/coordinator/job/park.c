@@ -12,7 +12,7 @@
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/snapshot/cuts.h"
+#include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/store/events.h"
 
 void cairn_cluster_park_release(struct cairn_cluster_job *job)

@@ -7,7 +7,7 @@
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/job/parts.h"
 #include "server/coordinator/round/groups.h"
-#include "server/coordinator/snapshot/cuts.h"
+#include "server/coordinator/cut/cuts.h"
 
 /* ---- shards come and go ---- */
 

@@ -13,7 +13,7 @@
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/snapshot/cuts.h"
+#include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/store/events.h"
 #include "server/coordinator/store/saves.h"
 

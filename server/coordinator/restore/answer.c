@@ -5,7 +5,7 @@
 #include "server/coordinator/base/member.h"
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/restore/restore.h"
-#include "server/coordinator/snapshot/cut.h"
+#include "server/coordinator/cut/cut.h"
 
 const char *cairn_cluster_restore_job_name(const struct cairn_cluster_restore *restore)
 {

@@ -16,8 +16,8 @@
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/restore/restore.h"
-#include "server/coordinator/snapshot/cut.h"
-#include "server/coordinator/snapshot/digests.h"
+#include "server/coordinator/cut/cut.h"
+#include "server/coordinator/cut/digests.h"
 
 /* ---- on another thread ---- */
 

@@ -10,8 +10,8 @@
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/restore/restore.h"
 #include "server/coordinator/round/groups.h"
-#include "server/coordinator/snapshot/cut.h"
-#include "server/coordinator/snapshot/cuts.h"
+#include "server/coordinator/cut/cut.h"
+#include "server/coordinator/cut/cuts.h"
 
 uint64_t cairn_cluster_restore_next_generation(const struct cairn_cluster_job *old,
                                                const struct cairn_manifest *m)

@@ -7,7 +7,7 @@
 #include "proto/snapshot/manifest_trust.h"
 #include "server/coordinator/base/calls.h"
 #include "server/coordinator/base/names.h"
-#include "server/coordinator/snapshot/cut.h"
+#include "server/coordinator/cut/cut.h"
 #include "server/coordinator/snapshot/find.h"
 
 struct cairn_cluster_restore;

@@ -1,4 +1,4 @@
-/* The committed snapshots in the store folder: for lists, for periodic.c, and for a restore of the newest. */
+/* The committed snapshots in the store folder: for lists, and for a restore of the newest. */
 #ifndef CAIRN_COORDINATOR_SNAPSHOT_FIND_H
 #define CAIRN_COORDINATOR_SNAPSHOT_FIND_H
 
@@ -35,12 +35,8 @@ bool cairn_snapshot_place_behind(const struct cairn_snapshot_place *a,
                                  const struct cairn_snapshot_place *b);
 void cairn_cluster_found_release(struct cairn_cluster_found *found);
 
-/* ---- list.c, remove.c: what an admin asks of them ---- */
+/* ---- remove.c ---- */
 
-void cairn_cluster_snapshots_list(struct cairn_cluster_session *session, uint32_t request,
-                                  const char *job);
-void cairn_cluster_snapshots_show(struct cairn_cluster_session *session, uint32_t request,
-                                  const char *job, const char *id);
 void cairn_cluster_snapshot_remove(struct cairn_cluster_session *session, uint32_t request,
                                    const Cairn__SnapshotRemove *message);
 /* The folder of a snapshot is being removed. */

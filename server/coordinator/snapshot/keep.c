@@ -11,7 +11,6 @@
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/snapshot/cut.h"
 #include "server/coordinator/snapshot/retention.h"
 
 /* The snapshots of a job are looked at on another thread, and those go that nothing keeps. */

@@ -9,7 +9,7 @@
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/restore/restore.h"
-#include "server/coordinator/snapshot/cut.h"
+#include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/snapshot/find.h"
 #include "server/coordinator/snapshot/keep.h"
 
@@ -88,8 +88,7 @@ static cairn_status judge(const struct cairn_cluster *cluster, const char *job, 
                           const char *folder, struct cairn_sentence *why)
 {
     for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) {
-        if (j->snapshots.cut != NULL && strcmp(j->spec.name, job) == 0 &&
-            strcmp(cairn_cluster_cut_id(j->snapshots.cut), id) == 0)
+        if (strcmp(j->spec.name, job) == 0 && cairn_cluster_cut_takes(j, id))
             return cairn_fail(why, CAIRN_ERR_BUSY, "snapshot %s of job %s is being written", id,
                               job);
     }

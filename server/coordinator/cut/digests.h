@@ -1,7 +1,7 @@
 /* The digests that shards send of a job's state, and the content root that they come to: of a cut, and of
  * what a restore has loaded. */
-#ifndef CAIRN_COORDINATOR_SNAPSHOT_DIGESTS_H
-#define CAIRN_COORDINATOR_SNAPSHOT_DIGESTS_H
+#ifndef CAIRN_COORDINATOR_CUT_DIGESTS_H
+#define CAIRN_COORDINATOR_CUT_DIGESTS_H
 
 #include <stddef.h>
 #include <stdint.h>

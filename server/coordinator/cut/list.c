@@ -9,7 +9,8 @@
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/snapshot/cut.h"
+#include "server/coordinator/cut/cut.h"
+#include "server/coordinator/cut/list.h"
 #include "server/coordinator/snapshot/find.h"
 #include "server/coordinator/trust/keys.h"
 

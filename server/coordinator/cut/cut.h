@@ -6,16 +6,16 @@
  *
  * One a job at a time. A part that fails, a shard that goes away, or an operator's word fails the set: the
  * others are told to stop, the folder is removed when they have, and training never notices. */
-#ifndef CAIRN_COORDINATOR_SNAPSHOT_CUT_H
-#define CAIRN_COORDINATOR_SNAPSHOT_CUT_H
+#ifndef CAIRN_COORDINATOR_CUT_CUT_H
+#define CAIRN_COORDINATOR_CUT_CUT_H
 
 #include "proto/snapshot/manifest.h"
 #include "proto/snapshot/snapshot_file.h"
 #include "proto/spec/results.h"
 #include "server/coordinator/base/names.h"
 #include "server/coordinator/base/works.h"
-#include "server/coordinator/snapshot/cuts.h"
-#include "server/coordinator/snapshot/digests.h"
+#include "server/coordinator/cut/cuts.h"
+#include "server/coordinator/cut/digests.h"
 
 enum cairn_cluster_cut_stage { CAIRN_CUT_PINNING, CAIRN_CUT_PINNED, CAIRN_CUT_WORKING };
 
@@ -72,7 +72,7 @@ struct cairn_cluster_cut {
 void cairn_cluster_cut_follow(struct cairn_cluster_job *job,
                               struct cairn_cluster_cut_waiters waiters);
 
-/* ---- cut_progress.c ---- */
+/* ---- progress.c ---- */
 /* For people, behind what the sentence says: bytes, rate, seconds left; nothing if nobody has told. */
 void cairn_cluster_cut_add_progress(const struct cairn_cluster_job *job,
                                     struct cairn_sentence *out);
@@ -85,7 +85,7 @@ void cairn_cluster_cut_to_view(const struct cairn_cluster_cut *cut, const char *
 bool cairn_cluster_cut_running(const struct cairn_cluster_job *job,
                                struct cairn_snapshot_view *view);
 
-/* ---- cut_end.c ---- */
+/* ---- end.c ---- */
 /* The first failure counts; the shards that are at work are told to stop. */
 void cairn_cluster_cut_fail(struct cairn_cluster_cut *cut, cairn_status status, const char *name,
                             const char *text);
@@ -98,7 +98,7 @@ void cairn_cluster_cut_tell_folder(const struct cairn_cluster_cut *cut, const ch
 /* Answers nobody. */
 void cairn_cluster_cut_free(struct cairn_cluster_cut *cut);
 
-/* ---- cut_work.c ---- */
+/* ---- work.c ---- */
 /* Makes the folder, and the id. Any thread, as the next one; touches, too, what is constant of the cluster.
  * */
 void cairn_cluster_cut_make_folder(struct cairn_cluster_work *work);

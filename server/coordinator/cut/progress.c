@@ -3,7 +3,7 @@
 
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/snapshot/cut.h"
+#include "server/coordinator/cut/cut.h"
 
 static void take(struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat,
                  const Cairn__PinTold *told)

@@ -1,6 +1,6 @@
 /* Cuts of jobs, for those who ask for one and those who tell of its shards: cut.h says what one is. */
-#ifndef CAIRN_COORDINATOR_SNAPSHOT_CUTS_H
-#define CAIRN_COORDINATOR_SNAPSHOT_CUTS_H
+#ifndef CAIRN_COORDINATOR_CUT_CUTS_H
+#define CAIRN_COORDINATOR_CUT_CUTS_H
 
 #include "server/coordinator/base/names.h"
 #include "server/core/decision.h"
@@ -20,6 +20,8 @@ cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snap
 cairn_status cairn_cluster_cut_begin_unasked(struct cairn_cluster_job *job,
                                              enum cairn_cut_cause cause,
                                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* The snapshot of that id is being taken. */
+bool cairn_cluster_cut_takes(const struct cairn_cluster_job *job, const char *id);
 /* For whom the job's cut waits; empty: for nobody. True: for somebody who is not there. */
 bool cairn_cluster_cut_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out);
 /* Which is being taken, for how long, and for whom it waits; empty: none is. */

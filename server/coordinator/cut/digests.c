@@ -1,4 +1,4 @@
-#include "server/coordinator/snapshot/digests.h"
+#include "server/coordinator/cut/digests.h"
 
 #include <stdlib.h>
 #include <string.h>

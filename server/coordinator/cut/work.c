@@ -5,8 +5,8 @@
 #include "server/base/log.h"
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/snapshot/cut.h"
-#include "server/coordinator/snapshot/digests.h"
+#include "server/coordinator/cut/cut.h"
+#include "server/coordinator/cut/digests.h"
 #include "server/coordinator/snapshot/keep.h"
 #include "server/coordinator/trust/keys.h"
 

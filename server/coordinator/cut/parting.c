@@ -1,10 +1,10 @@
-#include "server/coordinator/snapshot/parting.h"
+#include "server/coordinator/cut/parting.h"
 
 #include <inttypes.h>
 
 #include "server/coordinator/base/job.h"
-#include "server/coordinator/snapshot/cut.h"
-#include "server/coordinator/snapshot/cuts.h"
+#include "server/coordinator/cut/cut.h"
+#include "server/coordinator/cut/cuts.h"
 
 static void say_unsaved(struct cairn_cluster_job *job, const char *why)
 {

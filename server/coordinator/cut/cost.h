@@ -1,7 +1,7 @@
 /* What a job's snapshots cost it: the time by which its steps were longer while one was written. Counted with
  * each step, in memory alone: a new incarnation of the coordinator begins anew. Loop thread only. */
-#ifndef CAIRN_COORDINATOR_SNAPSHOT_COST_H
-#define CAIRN_COORDINATOR_SNAPSHOT_COST_H
+#ifndef CAIRN_COORDINATOR_CUT_COST_H
+#define CAIRN_COORDINATOR_CUT_COST_H
 
 #include "server/coordinator/base/names.h"
 #include "server/coordinator/round/pace.h"

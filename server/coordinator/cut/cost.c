@@ -1,10 +1,10 @@
-#include "server/coordinator/snapshot/cost.h"
+#include "server/coordinator/cut/cost.h"
 
 #include <uv.h>
 
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/snapshot/cut.h"
+#include "server/coordinator/cut/cut.h"
 
 static void begin(struct cairn_cluster_cost *cost, const struct cairn_cluster_cut *cut)
 {

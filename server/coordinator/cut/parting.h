@@ -1,8 +1,8 @@
 /* What is saved for a shard that ends before what it holds is on other shards (job/drain.h): a snapshot of
  * each of its jobs, one for all shards that end together, which the coordinator begins itself. Training goes
  * on meanwhile; what comes behind the snapshot is lost with the shard. */
-#ifndef CAIRN_COORDINATOR_SNAPSHOT_PARTING_H
-#define CAIRN_COORDINATOR_SNAPSHOT_PARTING_H
+#ifndef CAIRN_COORDINATOR_CUT_PARTING_H
+#define CAIRN_COORDINATOR_CUT_PARTING_H
 
 #include "server/coordinator/base/names.h"
 #include "server/core/decision.h"

@@ -1,4 +1,4 @@
-#include "server/coordinator/snapshot/periodic.h"
+#include "server/coordinator/cut/periodic.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -6,8 +6,8 @@
 #include "server/base/log.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/snapshot/cut.h"
-#include "server/coordinator/snapshot/cuts.h"
+#include "server/coordinator/cut/cut.h"
+#include "server/coordinator/cut/cuts.h"
 
 static void say_failed(struct cairn_cluster_job *job, uint64_t step, const char *why)
 {

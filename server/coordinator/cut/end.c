@@ -14,9 +14,9 @@
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/round/pace.h"
-#include "server/coordinator/snapshot/cut.h"
-#include "server/coordinator/snapshot/cuts.h"
-#include "server/coordinator/snapshot/digests.h"
+#include "server/coordinator/cut/cut.h"
+#include "server/coordinator/cut/cuts.h"
+#include "server/coordinator/cut/digests.h"
 #include "server/coordinator/snapshot/scrub.h"
 #include "server/coordinator/store/events.h"
 
@@ -39,6 +39,12 @@ void cairn_cluster_cut_free(struct cairn_cluster_cut *cut)
 const char *cairn_cluster_cut_id(const struct cairn_cluster_cut *cut)
 {
     return cut->making_folder ? "" : cut->id; // the other thread writes it
+}
+
+bool cairn_cluster_cut_takes(const struct cairn_cluster_job *job, const char *id)
+{
+    const struct cairn_cluster_cut *cut = job->snapshots.cut;
+    return cut != NULL && strcmp(cairn_cluster_cut_id(cut), id) == 0;
 }
 
 void cairn_cluster_cut_tell_folder(const struct cairn_cluster_cut *cut, const char *path)

@@ -6,11 +6,11 @@
  * ones go when a newer one is committed, never before. One that fails, or is due while another cut runs, is
  * said, and the next is tried at its step. While results of the job are not finite (round/halts.h) none is
  * taken. Training waits for none of it. */
-#ifndef CAIRN_COORDINATOR_SNAPSHOT_PERIODIC_H
-#define CAIRN_COORDINATOR_SNAPSHOT_PERIODIC_H
+#ifndef CAIRN_COORDINATOR_CUT_PERIODIC_H
+#define CAIRN_COORDINATOR_CUT_PERIODIC_H
 
 #include "server/coordinator/base/names.h"
-#include "server/coordinator/snapshot/cost.h"
+#include "server/coordinator/cut/cost.h"
 #include "server/core/decision.h"
 
 struct cairn_cluster_cut;

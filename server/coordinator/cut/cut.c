@@ -15,9 +15,9 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/round/groups.h"
 #include "server/coordinator/round/pace.h"
-#include "server/coordinator/snapshot/cut.h"
-#include "server/coordinator/snapshot/cuts.h"
-#include "server/coordinator/snapshot/digests.h"
+#include "server/coordinator/cut/cut.h"
+#include "server/coordinator/cut/cuts.h"
+#include "server/coordinator/cut/digests.h"
 
 /* ---- parts ---- */
 
