@@ -86,6 +86,33 @@ TEST(they_are_of_their_steps_and_only_old_periodic_ones_go)
     expect_listed("12p 3");
 }
 
+/* Until then every one of its updates would make memory for what it overwrites. */
+TEST(one_by_steps_is_prepared_ahead_and_what_is_prepared_in_vain_goes)
+{
+    amend(3, 0, 1);
+    train_to(2);
+    const uint64_t number = fake.shards[0].prepared;
+    ck_assert_uint_ne(number, 0);
+    ck_assert_uint_eq(fake.shards[1].prepared, number);
+    for (int i = 0; i < 2; i++) fake.shards[i].holds_part = true;
+    train();
+    fake_until(&fake,
+               toy()->snapshots.cut != NULL && fake.shards[1].seen[CAIRN_MSG_PIN_FOLDER] > 0);
+    ck_assert_uint_eq(toy()->snapshots.cut->number, number);
+    for (int i = 0; i < 2; i++) {
+        ck_assert_uint_eq(fake.shards[i].seen[CAIRN_MSG_PIN_PREPARE], 1);
+        fake.shards[i].holds_part = false;
+        fake_shard_answer_pin(&fake.shards[i], number, toy()->snapshots.cut->folder);
+    }
+    train_to(5);
+    expect_listed("3p");
+    ck_assert_uint_ne(fake.shards[0].prepared, 0);
+    amend(0, 0, 2);
+    train_to(6);
+    fake_until(&fake, fake.shards[0].prepared == 0 && fake.shards[1].prepared == 0);
+    ck_assert_uint_eq(toy()->snapshots.ahead, 0);
+}
+
 TEST(without_a_number_to_keep_all_stay)
 {
     amend(1, 0, 1);

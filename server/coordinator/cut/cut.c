@@ -172,7 +172,6 @@ static struct cairn_cluster_cut *new_cut(struct cairn_cluster_job *job)
     cut->job = job;
     cut->job_id = job->id;
     cut->work.cluster = job->cluster;
-    randombytes_buf(&cut->number, sizeof cut->number);
     cut->parts = calloc(job->shard_room, 1);
     cut->progress = calloc(job->shard_room, sizeof *cut->progress);
     if (cut->parts != NULL && cut->progress != NULL) return cut;
@@ -194,9 +193,8 @@ static cairn_status judge_storage(const struct cairn_cluster_job *job, struct ca
     return CAIRN_OK;
 }
 
-/* But for a cut that runs. */
-static cairn_status judge(const struct cairn_cluster_job *job, bool is_snapshot,
-                          struct cairn_sentence *why)
+cairn_status cairn_cluster_cut_judge(const struct cairn_cluster_job *job, bool is_snapshot,
+                                     struct cairn_sentence *why)
 {
     if (job->state == CAIRN_CLUSTER_JOB_LOST)
         return cairn_fail(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
@@ -214,47 +212,6 @@ static cairn_status judge(const struct cairn_cluster_job *job, bool is_snapshot,
     return is_snapshot ? judge_storage(job, why) : CAIRN_OK;
 }
 
-/* Whoever could not make its memory makes do without. */
-static void on_prepared(struct cairn_cluster_job *job, const void *about, cairn_status status,
-                        const char *why)
-{
-    uint64_t number;
-    memcpy(&number, about, sizeof number);
-    if (status != CAIRN_OK) cairn_log_debug("job %s: a snapshot: %s", job->spec.name, why);
-    if (job->snapshots.cut == NULL || job->snapshots.cut->number != number) return;
-    job->snapshots.cut->is_ready = true;
-    cairn_cluster_cut_resume(job, cairn_cluster_pace_nears_step(job));
-}
-
-/* Shards make memory for what updates overwrite before the version is pinned, and no update has to. False: it
- * is not waited for; one by steps is of the version that is there now, as the last before a parting is, and
- * nobody needs the memory where nobody trains. */
-static bool prepare(const struct cairn_cluster_cut *cut)
-{
-    const bool by_steps = cut->cause == CAIRN_CUT_PERIODIC &&
-                          cut->job->spec.policy.snapshot_every_s == 0;
-    const bool is_of_now = by_steps || cut->cause == CAIRN_CUT_PARTING ||
-                           cairn_cluster_pace_rests(cut->job);
-    struct cairn_cluster_gather *gather = is_of_now
-                                              ? NULL
-                                              : cairn_cluster_gather_open_job(cut->job, on_prepared,
-                                                                              &cut->number,
-                                                                              sizeof cut->number);
-    if (gather == NULL) return false;
-    Cairn__PinPrepare message = CAIRN__PIN_PREPARE__INIT;
-    message.job = cut->job->id;
-    message.snapshot = cut->number;
-    CAIRN_EACH_SHARD (cut->job, i) {
-        struct cairn_cluster_seat *seat = cut->job->shards[i].seat;
-        const uint32_t request = cairn_cluster_gather_ask(gather, seat);
-        if (request != 0)
-            cairn_cluster_session_send(seat->session, CAIRN_MSG_PIN_PREPARE, request,
-                                       &message.base);
-    }
-    cairn_cluster_gather_start(gather);
-    return true;
-}
-
 static void start(struct cairn_cluster_job *job, struct cairn_cluster_cut *cut, bool is_snapshot)
 {
     const bool inherits = job->snapshots.cut == cut;
@@ -263,7 +220,8 @@ static void start(struct cairn_cluster_job *job, struct cairn_cluster_cut *cut, 
     cut->stuck_ms = 0;
     if (inherits) return; // the core knows of it
     job->snapshots.cut = cut;
-    if (!prepare(cut)) cut->is_ready = true;
+    cut->number = cairn_cluster_cut_number(job, &cut->is_ahead);
+    if (!cairn_cluster_cut_prepare(cut)) cut->is_ready = true;
     cairn_cluster_cut_resume(job, false);
 }
 
@@ -296,7 +254,7 @@ cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snap
     const bool inherits = job->snapshots.cut != NULL && is_abandoned(job->snapshots.cut);
     const bool follows = job->snapshots.cut != NULL &&
                          job->snapshots.cut->cause == CAIRN_CUT_PERIODIC && is_snapshot;
-    const cairn_status status = judge(job, is_snapshot, why);
+    const cairn_status status = cairn_cluster_cut_judge(job, is_snapshot, why);
     if (status != CAIRN_OK) return status;
     if (!inherits && !follows && job->snapshots.cut != NULL)
         return cairn_cluster_cut_refuse(job, why);
@@ -315,7 +273,7 @@ cairn_status cairn_cluster_cut_begin(struct cairn_cluster_job *job, bool is_snap
 cairn_status cairn_cluster_cut_begin_unasked(struct cairn_cluster_job *job,
                                              enum cairn_cut_cause cause, struct cairn_sentence *why)
 {
-    const cairn_status status = judge(job, true, why);
+    const cairn_status status = cairn_cluster_cut_judge(job, true, why);
     if (status != CAIRN_OK) return status;
     if (job->snapshots.cut != NULL) return cairn_cluster_cut_refuse(job, why);
     struct cairn_cluster_cut *cut = new_cut(job);
@@ -330,7 +288,7 @@ void cairn_cluster_cut_follow(struct cairn_cluster_job *job,
 {
     struct cairn_sentence why;
     if (waiters.at_begin == NULL && waiters.at_end == NULL) return;
-    cairn_status status = judge(job, true, &why);
+    cairn_status status = cairn_cluster_cut_judge(job, true, &why);
     struct cairn_cluster_cut *cut = status == CAIRN_OK ? new_cut(job) : NULL;
     if (cut != NULL) {
         cut->now = waiters;

@@ -39,6 +39,7 @@ struct cairn_cluster_cut {
     bool is_snapshot;
     enum cairn_cut_cause cause;
     enum cairn_cluster_cut_stage stage;
+    bool is_ahead; /* it was prepared before it began */
     bool is_ready; /* the shards have made memory for it, or it is not awaited */
     bool is_asked; /* the core has been told to pin it */
     bool making_folder;
@@ -67,7 +68,16 @@ struct cairn_cluster_cut {
     struct cairn_cluster_waiter *at_cancel;
 };
 
+/* ---- prepare.c ---- */
+/* Asks the shards for memory. False: it is not waited for. */
+bool cairn_cluster_cut_prepare(const struct cairn_cluster_cut *cut);
+/* Of the next one; *is_ahead_out: shards were asked ahead to prepare it. */
+uint64_t cairn_cluster_cut_number(struct cairn_cluster_job *job, bool *is_ahead_out);
+
 /* ---- cut.c ---- */
+/* May one be begun, but for a cut that runs? */
+cairn_status cairn_cluster_cut_judge(const struct cairn_cluster_job *job, bool is_snapshot,
+                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* One has ended: takes those who wait for the next. */
 void cairn_cluster_cut_follow(struct cairn_cluster_job *job,
                               struct cairn_cluster_cut_waiters waiters);
