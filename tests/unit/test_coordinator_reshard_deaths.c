@@ -256,6 +256,29 @@ TEST(a_fresh_taker_that_is_back_while_the_layout_is_being_stored_is_left_out_aga
     train();
 }
 
+/* However long the way back takes: nobody waits for what that one lacks. */
+TEST(a_job_whose_fresh_taker_is_left_out_is_not_lost_while_the_way_back_takes_its_time)
+{
+    fake.shards[0].move.holds_prepare = true;
+    apply_shards(3);
+    for (int i = 0; i < 3; i++) fake_until(&fake, fake.shards[i].move.next != NULL);
+    hold_disk();
+    fake_move_prepared(&fake.shards[0]);
+    fake_until(&fake, toy()->layouts.storing);
+    fake_shard_forget(&fake, 2);
+    fake_shard_up(&fake, 2);
+    release_disk();
+    fake_until(&fake, toy()->layout->version == 2 && toy()->shards[2].lost);
+    const uint64_t then_ms = cairn_cluster_now_ms(fake.cluster);
+    fake_until(&fake, cairn_cluster_now_ms(fake.cluster) > then_ms + 200);
+    ck_assert_int_eq(toy()->state, CAIRN_CLUSTER_JOB_RUNNING);
+    fake.shards[0].move.holds_prepare = false;
+    fake_move_prepared(&fake.shards[0]);
+    fake_until(&fake, fake.shards[0].move.settled == 3 && fake.shards[1].move.settled == 3);
+    ck_assert_uint_eq(toy()->seat_count, 2);
+    train();
+}
+
 TEST(a_fresh_taker_that_dies_with_the_coordinator_is_left_out_again)
 {
     fake.shards[2].move.holds_moved = true;

@@ -138,6 +138,7 @@ void cairn_cluster_job_parts_tick(struct cairn_cluster_job *job)
     CAIRN_EACH_SHARD (job, i) {
         const struct cairn_cluster_job_shard *s = &job->shards[i];
         if (s->missed_ms == 0 || now_ms < s->missed_ms + s->patience_ms) continue;
+        if (cairn_cluster_slice_left_out(job, i)) continue; // all that it had others have, too
         cairn_cluster_job_lose(
             job, true,
             "%s restarted without its part, and the process that had it is not back (if it still "
