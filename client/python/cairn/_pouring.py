@@ -13,7 +13,7 @@ from ._stored import Room
 from .job import Job
 
 WINDOW_BYTES = 64 << 20  # of f32; a tensor that is larger is a window of its own
-ROOMS = 3
+ROOMS = 2
 
 Item = Tuple[str, str, int]  # a tensor, its plane, bytes
 Values = Dict[str, Dict[str, Any]]  # {plane: {tensor: its values}}
