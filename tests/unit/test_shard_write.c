@@ -22,20 +22,39 @@ static void leave(void)
     scene_close(&scene);
 }
 
-/* Member 1 writes. */
-static void open_write(void)
+/* Member 1 writes, when the job is at that generation. */
+static void open_write_at(uint64_t round, uint64_t generation)
 {
     uint64_t writer = 1;
     Cairn__RoundOpen open = CAIRN__ROUND_OPEN__INIT;
     open.job = SCENE_JOB;
     open.epoch = scene.epoch;
-    open.round = scene.round = ROUND;
-    open.generation = 1;
+    open.round = scene.round = round;
+    open.generation = generation;
     open.n_members = 1;
     open.members = &writer;
     open.write = true;
     scene_say(&scene, CAIRN_MSG_ROUND_OPEN, 0, &open.base);
     scene_note(&scene, CAIRN_CHUNK_GRANT);
+}
+
+static void open_write(void)
+{
+    open_write_at(ROUND, 1);
+}
+
+/* It takes effect, as that generation. */
+static void decide(uint64_t generation)
+{
+    Cairn__Decision write = CAIRN__DECISION__INIT;
+    Cairn__Decide message = CAIRN__DECIDE__INIT;
+    write.kind = CAIRN_DECISION_WRITE;
+    write.round = scene.round;
+    write.generation = generation;
+    message.job = SCENE_JOB;
+    message.epoch = scene.epoch;
+    message.decision = &write;
+    scene_say(&scene, CAIRN_MSG_DECIDE, 0, &message.base);
 }
 
 static uint64_t chunk_of(uint32_t tensor)
@@ -134,15 +153,7 @@ TEST(what_is_put_takes_effect_by_the_coordinators_word)
     ck_assert_int_eq(put(1, ROUND, chunk, CAIRN_PLANE_PARAM), CAIRN_OK); // the answer was lost
     commit();
     check_param(UINT64_MAX);
-    Cairn__Decision write = CAIRN__DECISION__INIT;
-    Cairn__Decide decide = CAIRN__DECIDE__INIT;
-    write.kind = CAIRN_DECISION_WRITE;
-    write.round = ROUND;
-    write.generation = 2;
-    decide.job = SCENE_JOB;
-    decide.epoch = scene.epoch;
-    decide.decision = &write;
-    scene_say(&scene, CAIRN_MSG_DECIDE, 0, &decide.base);
+    decide(2);
     const Cairn__Published *published =
         (const Cairn__Published *)scene_hear(&scene, CAIRN_MSG_PUBLISHED).message;
     ck_assert_uint_eq(published->generation, 2);
@@ -161,20 +172,59 @@ TEST(what_a_box_does_not_have_stays_as_it_is)
     ck_assert_int_eq(put_rows(chunk, 3, 0, 0), CAIRN_OK); // the answer was lost
     commit();
     check_param(UINT64_MAX);
-    Cairn__Decision write = CAIRN__DECISION__INIT;
-    Cairn__Decide decide = CAIRN__DECIDE__INIT;
-    write.kind = CAIRN_DECISION_WRITE;
-    write.round = ROUND;
-    write.generation = 2;
-    decide.job = SCENE_JOB;
-    decide.epoch = scene.epoch;
-    decide.decision = &write;
-    scene_say(&scene, CAIRN_MSG_DECIDE, 0, &decide.base);
+    decide(2);
     scene_hear(&scene, CAIRN_MSG_PUBLISHED);
     const float *got = scene_param(&scene, chunk);
     for (uint64_t i = 0; i < place.elem_count; i++)
         ck_assert(got[i] == (i < 3 * columns ? scene_initial(T_WEIGHT, place.first_elem + i) : 5));
     check_forgotten();
+}
+
+/* A whole write of one chunk of a plane; the job is at that generation before. */
+static void write_chunk(uint64_t generation, uint64_t chunk, uint8_t plane)
+{
+    open_write_at(ROUND + generation, generation);
+    ck_assert_int_eq(put(1, scene.round, chunk, plane), CAIRN_OK);
+    commit();
+    decide(generation + 1);
+    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+    check_forgotten();
+}
+
+/* What readers of the newest version have of a chunk. */
+static uint8_t *newest(uint64_t chunk)
+{
+    const struct cairn_shard_job *job = scene.shard->jobs;
+    return cairn_published_host_at(&job->versions.copies[job->versions.newest], chunk,
+                                   cairn_shard_map_chunk(&scene.map, chunk).local_elem);
+}
+
+static size_t published_bytes(uint64_t chunk)
+{
+    const struct cairn_shard_view *view = scene.shard->jobs->view;
+    return (size_t)cairn_shard_map_chunk(&scene.map, chunk).elem_count *
+           cairn_dtype_bytes((int)view->forms[view->table.extent_of[chunk]].wire);
+}
+
+TEST(a_write_of_moments_publishes_only_what_the_older_copy_lacks)
+{
+    const uint64_t chunk = chunk_of(T_WEIGHT), other = chunk_of(T_EMB);
+    write_chunk(1, other, CAIRN_PLANE_PARAM);
+    const uint8_t *first = newest(chunk);
+    write_chunk(2, chunk, CAIRN_PLANE_EXP_AVG); // the other copy gets all that the first write made
+    ck_assert_ptr_ne(newest(chunk), first);
+    ck_assert_mem_eq(newest(chunk), first, published_bytes(chunk));
+    ck_assert_mem_eq(newest(other), newest(other) - newest(chunk) + first, published_bytes(other));
+    newest(chunk)[1] ^= 0x40; // a mark in the copy that is written after the next one
+    write_chunk(3, chunk, CAIRN_PLANE_EXP_AVG_SQ);
+    ck_assert_ptr_eq(newest(chunk), first);
+    write_chunk(4, chunk, CAIRN_PLANE_EXP_AVG);
+    ck_assert_int_eq(newest(chunk)[1] ^ 0x40, first[1]); // it stands: nothing was published twice
+    write_chunk(5, other, CAIRN_PLANE_PARAM);
+    write_chunk(6, chunk,
+                CAIRN_PLANE_EXP_AVG); // a version has changed parameters since: all of them
+    ck_assert_mem_eq(newest(chunk), first, published_bytes(chunk));
+    check_param(other);
 }
 
 TEST(a_box_that_is_none_or_whose_elements_are_not_there_is_refused)

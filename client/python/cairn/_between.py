@@ -86,6 +86,23 @@ class Between(Held):
 
     def _write_only(self, values: Mapping[str, Any], plane: str) -> Version:
         """As write(), but what is here stays as it is."""
+        return self._write_planes({plane: values})
+
+    def _write_planes(self, planes: Mapping[str, Mapping[str, Any]]) -> Version:
+        """The same, of several planes: {plane: {name: tensor}}."""
+        if self._round is not None:
+            raise Invalid("a step is open: write before its first forward pass, or after step()")
+        masters = {plane: self._masters(values, plane) for plane, values in planes.items()}
+        for left in reversed(range(TRIES)):
+            try:
+                return self._write_once(masters)
+            except (EpochChanged, Stale):  # somebody came or went, nothing was written
+                if left == 0:
+                    raise
+        raise AssertionError("TRIES is 0")
+
+    def _masters(self, values: Mapping[str, Any], plane: str) -> Dict[str, Any]:
+        """As they are put."""
         slots = {slot.name: slot for slot in self._slots + self._buffers}
         opaque = {name: _blobs.to_write(self.blobs, name, value, plane) for name, value in values.items()
                   if name in self.blobs}
@@ -93,17 +110,9 @@ class Between(Held):
         for name, value in values.items():
             if name not in slots or tuple(value.shape) != tuple(self._shape(slots[name])):
                 raise Invalid(f"{name} of {list(value.shape)} is no (first) name of a tensor of that shape")
-        if self._round is not None:
-            raise Invalid("a step is open: write before its first forward pass, or after step()")
         hosts = {name: value.detach().to(device="cpu", dtype=torch.float32) for name, value in values.items()}
         masters: Dict[str, Any] = {name: host if can_lend(host) else host.contiguous() for name, host in hosts.items()}
-        for left in reversed(range(TRIES)):
-            try:
-                return self._write_once({**masters, **opaque}, plane)
-            except (EpochChanged, Stale):  # somebody came or went, nothing was written
-                if left == 0:
-                    raise
-        raise AssertionError("TRIES is 0")
+        return {**masters, **opaque}
 
     @goes_on
     def amend(self, groups: Optional[Mapping[str, Mapping[str, Any]]] = None, freeze: Sequence[str] = (),
@@ -147,10 +156,11 @@ class Between(Held):
         """The newest bytes of a blob, read from the servers."""
         return _blobs.read(self._job, name, self.timeout)
 
-    def _write_once(self, masters: Mapping[str, Any], plane: str) -> Version:
+    def _write_once(self, planes: Mapping[str, Mapping[str, Any]]) -> Version:
         self._job.write_begin(self.timeout)
-        for name, master in masters.items():
-            self._job.put(name, master, plane=plane, dtype="u8" if name in self.blobs else "f32")
+        for plane, masters in planes.items():
+            for name, master in masters.items():
+                self._job.put(name, master, plane=plane, dtype="u8" if name in self.blobs else "f32")
         return self._job.write_end(self.timeout)
 
     @goes_on

@@ -19,8 +19,9 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from contextlib import suppress
-from typing import Any, Callable, Deque, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -150,6 +151,16 @@ class Gradients:
         self.peak = max(self.peak, self.nbytes)
         self._session._readers.add(self._settle)
         self._session._sharers.add(self)
+
+    @contextmanager
+    def sharing(self, sizes: Mapping[torch.device, int]) -> Iterator[None]:
+        """The same beside the block, as far as it is of the host: a thread takes that memory."""
+        host = {device: nbytes for device, nbytes in sizes.items() if device.type == "cpu"}
+        with ThreadPoolExecutor(1, "cairn-share") as beside:
+            taken = beside.submit(self.share, host)
+            yield
+        taken.result()
+        self.share(sizes)
 
     def share_again(self) -> None:
         """After `leave_cards`."""

@@ -3,27 +3,30 @@
     m = cairn.import_checkpoint(session, "ckpt/step-1000", model, cairn.AdamW(lr=3e-4), name="gpt")
 
 Read are a DCP folder (FSDP2's, with its optimizer) and a file of torch.save; of either only data, no code: see
-_metadata.py, and torch.load(weights_only=True). Parameters and moments are written window by window, and the next one
-is read meanwhile, so a worker has twice WINDOW_BYTES of a DCP folder in memory, not all of it.
+_metadata.py, and torch.load(weights_only=True). Parameters and moments go window by window, and the next ones are read
+meanwhile (_pouring.py), so a worker has ROOMS windows of it in memory, not all. Before torch 2.1 it has all of a file.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
 import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
-from . import _log
+from . import _log, _stored
+from ._call import TIMEOUT_S
+from ._pouring import Item, Pouring, Values, windows_of
+from ._stored import Room
 from .errors import Invalid, Mismatch
 from .spec import Version
 
-WINDOW_BYTES = 512 << 20
 NAMES_SHOWN = 20
 MOMENTS = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "exp_avg"}  # torch's name: the plane
 METADATA_S = 180  # that reading .metadata may take
@@ -31,14 +34,15 @@ METADATA_S = 180  # that reading .metadata may take
 
 @dataclass
 class Found:
-    """What a checkpoint has of one run. `read`: a key's tensor, on the host."""
+    """What a checkpoint has of one run. `read`: the tensors that are there, on the host; in the room, or not."""
 
     shapes: Dict[str, Tuple[int, ...]] = field(default_factory=dict)  # of parameters
     params: Dict[str, Any] = field(default_factory=dict)  # a parameter's name: where it is
     moments: Dict[Tuple[str, str], Any] = field(default_factory=dict)  # (name, plane): where it is
     steps: Dict[str, int] = field(default_factory=dict)
     hyper: Dict[str, Dict[str, Any]] = field(default_factory=dict)  # of a parameter
-    read: Any = None
+    read: Callable[[Sequence[Any], Room], List[Any]] = lambda at, _: list(at)
+    close: Callable[[], None] = lambda: None
 
 
 def _torch():
@@ -46,12 +50,12 @@ def _torch():
     return torch
 
 
-def _load(source: Any) -> Any:
+def _load(source: Any, **how: Any) -> Any:
     """weights_only: tensors and plain containers; a file with anything else in it is refused."""
     import pickle
     torch = _torch()
     try:
-        return torch.load(source, map_location="cpu", weights_only=True)
+        return torch.load(source, map_location="cpu", weights_only=True, **how)
     except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as why:
         what = source if isinstance(source, (str, Path)) else "an item of the checkpoint"
         raise Invalid(f"{what} is not taken: {str(why).splitlines()[0][:300]}. Only tensors and plain containers are "
@@ -167,7 +171,7 @@ class _Dcp:
 
 def _of_dcp(folder: Path) -> Found:
     dcp, found, unread = _Dcp(folder), Found(), 0
-    found.read = dcp.value
+    found.read = lambda at, _: [dcp.value(key) for key in at]
     for key in dcp.keys():
         head, _, rest = key.partition("state.") if ".state." in f".{key}" else (key, "", "")
         name, _, what = rest.rpartition(".")
@@ -222,10 +226,11 @@ def _model_of(saved: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _of_file(path: Path, names: Optional[Sequence[str]]) -> Found:
-    saved, found, torch = _load(str(path)), Found(), _torch()
+    saved, found, torch = _load(str(path), **{"mmap": True} if _stored.can_map(path) else {}), Found(), _torch()
     if not isinstance(saved, dict):
         raise Invalid(f"{path} holds a {type(saved).__name__}; a dict of tensors, or of state dicts, is read")
-    found.read = lambda value: value
+    file = _stored.File(path)
+    found.read, found.close = file.read, file.close
     for key, value in _model_of(saved).items():
         if isinstance(value, torch.Tensor):
             found.params[_bare(key)] = value
@@ -339,41 +344,15 @@ def _say_differences(name: str, found: Found, group_of: Mapping[str, Any]) -> No
 # ---- into the job ----
 
 
-def _windows(items: Sequence[Tuple[str, str, int]]) -> List[List[Tuple[str, str, int]]]:
-    """Of (tensor, plane, bytes), in order; a tensor's planes may lie in two."""
-    windows: List[List[Tuple[str, str, int]]] = [[]]
-    for item in items:
-        if windows[-1] and sum(size for _, _, size in windows[-1]) + item[2] > WINDOW_BYTES:
-            windows.append([])
-        windows[-1].append(item)
-    return windows
-
-
-def _read(found: Found, items: Sequence[Tuple[str, str, int]],
-          shapes: Mapping[str, Tuple[int, ...]]) -> Dict[str, Dict[str, Any]]:
-    """{plane: {tensor: its values}}"""
+def _read(found: Found, shapes: Mapping[str, Tuple[int, ...]], items: Sequence[Item], room: Room) -> Values:
     torch = _torch()
-    by_plane: Dict[str, Dict[str, Any]] = {}
-    for name, plane, _ in items:
-        at = found.params[name] if plane == "param" else found.moments[name, plane]
-        value = found.read(at)
+    at = [found.params[name] if plane == "param" else found.moments[name, plane] for name, plane, _ in items]
+    values: Values = {}
+    for (name, plane, _), value in zip(items, found.read(at, room)):
         if tuple(value.shape) != tuple(shapes[name]):
             raise Mismatch(f"{name} ({plane}) is {list(value.shape)} there and {list(shapes[name])} here")
-        by_plane.setdefault(plane, {})[name] = value.to(torch.float32)
-    return by_plane
-
-
-def _pour(m: Any, found: Found, windows: Sequence[Sequence[Tuple[str, str, int]]],
-          shapes: Mapping[str, Tuple[int, ...]]) -> None:
-    """Writes all windows; each is read while the one before is written."""
-    with ThreadPoolExecutor(1, "cairn-import") as reader:
-        coming = reader.submit(_read, found, windows[0], shapes)
-        for after in [*windows[1:], None]:
-            window = coming.result()
-            if after is not None:
-                coming = reader.submit(_read, found, after, shapes)
-            for plane, values in window.items():
-                m._write_only(values, plane)  # what is new is taken once, behind the last
+        values.setdefault(plane, {})[name] = value.detach().to(torch.float32)
+    return values
 
 
 def import_checkpoint(session: Any, path: Union[str, "os.PathLike[str]"], model: Any, optim: Any, *,
@@ -393,40 +372,53 @@ def import_checkpoint(session: Any, path: Union[str, "os.PathLike[str]"], model:
     Mismatch lists what is missing, what is there beyond, other shapes, and parameters at different steps. Learning
     rates and other numbers are those of `optim`; where the checkpoint has others, the log says so."""
     place = Path(path)
-    found = _open(place, names)
-    parameters = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    buffers = {name: tuple(b.shape) for name, b in model.named_buffers()}
-    _align(found, parameters)
-    kept = {**parameters, **{name: shape for name, shape in buffers.items() if name in found.params}}
-    has_moments = bool(found.moments)
-    planes = {name: ["exp_avg"] + ["exp_avg_sq"] * any(plane == "exp_avg_sq" for _, plane in found.moments)
-              for name, p in model.named_parameters() if p.requires_grad and has_moments}
-    step = _judge(place, found, kept, planes, tuple(allow_missing), tuple(allow_extra))
-    m = session.attach(model, optim, first_step=step, **options)
-    try:
-        _bring(m, found, kept, planes, step)
-    except BaseException:
-        m.close()
-        raise
+    with contextlib.ExitStack() as ends:
+        found = _open(place, names)
+        ends.callback(found.close)
+        parameters = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        buffers = {name: tuple(b.shape) for name, b in model.named_buffers()}
+        _align(found, parameters)
+        kept = {**parameters, **{name: shape for name, shape in buffers.items() if name in found.params}}
+        has_moments = bool(found.moments)
+        planes = {name: ["exp_avg"] + ["exp_avg_sq"] * any(plane == "exp_avg_sq" for _, plane in found.moments)
+                  for name, p in model.named_parameters() if p.requires_grad and has_moments}
+        step = _judge(place, found, kept, planes, tuple(allow_missing), tuple(allow_extra))
+        pouring = _pouring_of(found, kept, parameters, planes, options)
+        ends.callback(pouring.close)
+        m = session.attach(model, optim, first_step=step, _initial=pouring, **options)
+        try:
+            _bring(m, found, pouring, whole=Version(1 + pouring.write_count, step))
+        except BaseException:
+            m.close()
+            raise
     return m
 
 
-def _bring(m: Any, found: Found, shapes: Mapping[str, Tuple[int, ...]], planes: Mapping[str, Sequence[str]],
-           step: int) -> None:
-    known = {slot.name for slot in m._slots + m._buffers}
-    names = [name for name in shapes if name in known and name in found.params]
-    items = [(name, plane, 4 * _elems(shapes[name])) for plane in ("param", "exp_avg", "exp_avg_sq") for name in names
-             if plane == "param" or plane in planes.get(name, ()) and (name, plane) in found.moments]
-    windows = _windows(items)
-    writes = sum(len({plane for _, plane, _ in window}) for window in windows)
-    whole = Version(1 + writes, step)  # each write is a generation
+def _pouring_of(found: Found, shapes: Mapping[str, Tuple[int, ...]], parameters: Container[str],
+                planes: Mapping[str, Sequence[str]], options: Mapping[str, Any]) -> Pouring:
+    """The same windows for every worker: each knows by their number when all is there."""
+    def item(name: str, plane: str) -> Item:
+        return name, plane, 4 * _elems(shapes[name])
+
+    names = [name for name in shapes if name in found.params]
+    first = [item(name, "param") for name in names if name in parameters]
+    rest = [item(name, "param") for name in names if name not in parameters]
+    rest += [item(name, plane) for name in names for plane in planes.get(name, ()) if (name, plane) in found.moments]
+    shards_make_some = bool(options.get("init")) or options.get("init_from") is not None
+    return Pouring(functools.partial(_read, found, shapes), windows_of(first), windows_of(rest), not shards_make_some,
+                   options.get("timeout", TIMEOUT_S))
+
+
+def _bring(m: Any, found: Found, pouring: Pouring, whole: Version) -> None:
+    """`whole`: the version that has everything; each write is a generation."""
     at = m._job.version_wait(timeout=m.timeout)
-    if at.step > step or at.generation >= whole.generation:
+    if at.step > whole.step or at.generation >= whole.generation:
         return
     if m._spec.rank == 0:
         group_of = {t.name: g for t in m._spec.tensors for g in m._spec.groups if t.group in (g.name, None)}
         _say_differences(m.name, found, group_of)
-        _pour(m, found, windows, shapes)
+        known = {slot.name for slot in m._slots + m._buffers}
+        pouring.pour(m._write_planes, known)  # what is new is taken once, behind the last
     m._job.version_wait(whole, timeout=m.timeout)
     m.resume()
     if m._spec.rank == 0:  # the others have them with the first round

@@ -159,6 +159,14 @@ class Job:
             raise
         return True
 
+    def putting(self, tensor: str, buffer: Any) -> Operation:
+        """Initial state of a whole tensor in f32, by rank 0: its buffer is back when the operation has ended."""
+        memory, mem, there = self._lend(tensor, buffer, "f32", None, writable=False)
+        handle = ctypes.c_void_p()
+        check(_c.lib().cairn_put(self._living(), text(tensor), text("param"), ctypes.byref(there), ctypes.byref(mem),
+                                 ctypes.byref(handle)))
+        return Operation(self, handle, memory)
+
     def init_done(self, timeout: float = TIMEOUT_S) -> None:
         """Before the first round, by every worker. NotReady names tensors that were not put."""
         sliced(self.name, lambda ms: _c.lib().cairn_init_done(self._living(), None, ms), timeout)

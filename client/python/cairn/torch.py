@@ -44,6 +44,7 @@ from ._call import TIMEOUT_S
 from ._gradients import Gradients, Hook
 from ._launch import launch
 from ._model import Slot, Unit, UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
+from ._pouring import Pouring
 from ._still import Stillness
 from ._window import Memory, Window
 from ._wrapped import judge_hooked, outside
@@ -103,7 +104,7 @@ class AttachedModel(Between):
                  parts: Mapping[str, Part] = {}, counts: bool = True,
                  blobs: Mapping[str, Any] = {}, mapped_gradients: Optional[bool] = None,
                  mapped_parameters: Optional[bool] = None, init: Mapping[str, Init] = {}, must_exist: bool = False,
-                 resume: Optional[str] = None, **state: Any):
+                 resume: Optional[str] = None, _initial: Optional[Pouring] = None, **state: Any):
         here = launch(rank, workers, workers_min, world, start_wait)
         _options.judge(model, name, units, parts, counts, mapped_gradients, mapped_parameters, must_exist,
                        resume)
@@ -152,12 +153,15 @@ class AttachedModel(Between):
         self._touched = 0  # the last round to which this worker gave something
         self._forget_gradients()
         self._opened_with = self._spec  # which no amendment changes
+        if _initial is not None and self._spec.rank == 0:
+            _initial.begin()  # beside the shards, which take memory for the job
         self._job = _again.open_worker(session, self.name, self._spec, timeout, must_exist, resume)
         self._claim()
         try:
-            self._bring_initial_state(opaque)
+            with self._gradients.sharing(shared):  # which takes memory, while state is on its way
+                self._bring_initial_state(opaque, _initial)
         except BaseException:
-            self._unclaim(), self._job.close()
+            self._unclaim(), self._job.close(), self._gradients.close()
             raise
         _meta.materialize(model, self._slots + self._buffers, lambda slot: self.stage == 3 and bool(slot.units))
         # Before any parameter is let go: autograd notes its shape now.
@@ -169,7 +173,6 @@ class AttachedModel(Between):
             self._hooks.append(model.register_forward_pre_hook(outside(lambda *_: self._before_forward())))
             self._hooks += refuse_loading(
                 model, "Load before attach; to change the values of a job: m.write({name: tensor})")
-            self._gradients.share(shared)
             self._take_initial_state()
             if self.stage == 3:
                 self._window = Window(modules, window, self._start, self._lend, self._gone,
@@ -200,14 +203,16 @@ class AttachedModel(Between):
             self._job.tiles(tiles, self._spec.world, self.timeout)
         return bool(tiles)
 
-    def _bring_initial_state(self, opaque: Mapping[str, bytes]) -> None:
-        """As far as it is for this worker to bring, and the job has none."""
+    def _bring_initial_state(self, opaque: Mapping[str, bytes], initial: Optional[Pouring]) -> None:
+        """As far as it is for this worker to bring, and the job has none: of `initial`, and what that has not of the
+        model."""
         has_parts = self._declare_tiles()
         if self._job.describe().initialized:
             return
         if (self._spec.rank == 0 or has_parts) and self._spec.init_from is None:
             _meta.judge_values(self.name, self._slots + self._buffers)
-            _transfer.put(self._job, self._slots + self._buffers)
+            brought = initial.put(self._job) if initial is not None and self._spec.rank == 0 else ()
+            _transfer.put(self._job, [slot for slot in self._slots + self._buffers if slot.name not in brought])
         if self._spec.rank == 0:
             _blobs.put(self._job, opaque)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import mmap
 import os
 import pickle
 import tempfile
@@ -14,7 +15,7 @@ import torched
 
 torch = torched.torch
 import cairn  # noqa: E402
-from cairn import checkpoint  # noqa: E402
+from cairn import _pouring, _stored, checkpoint  # noqa: E402
 from cluster import Cluster  # noqa: E402
 
 STEPS_BEFORE, STEPS_AFTER = 5, 4
@@ -191,8 +192,8 @@ class Checkpoints(unittest.TestCase):
         moments = {f"optim.state.{name}.{what}": torch.rand_like(p) for name, p in saved.named_parameters()
                    for what in ("exp_avg", "exp_avg_sq")}
         write_dcp(self.folder / "dcp", {**tensors, **moments}, {})
-        self.addCleanup(setattr, checkpoint, "WINDOW_BYTES", checkpoint.WINDOW_BYTES)
-        checkpoint.WINDOW_BYTES = 1
+        self.addCleanup(setattr, _pouring, "WINDOW_BYTES", _pouring.WINDOW_BYTES)
+        _pouring.WINDOW_BYTES = 1
         with Cluster(2) as cluster, cairn.connect(cluster.endpoint) as session:
             m = cairn.import_checkpoint(session, self.folder / "dcp", ours, cairn.AdamW(lr=1e-2), name="run")
             for what in ("exp_avg", "exp_avg_sq"):
@@ -261,6 +262,72 @@ class Checkpoints(unittest.TestCase):
             cairn.import_checkpoint(None, path, model(), cairn.AdamW(lr=1e-2), names=names)
         with self.assertRaisesRegex(cairn.Invalid, "numbered, not named"):
             cairn.import_checkpoint(None, path, model(), cairn.AdamW(lr=1e-2))
+
+    @needs_numbers
+    def test_tensors_that_lie_in_a_file_in_any_way_are_imported_as_they_are(self):
+        net, optimizer = trained()
+        state = {name: value.clone() for name, value in net.state_dict().items()}
+        both = torch.randn(2, 3)
+        state["0.weight"] = torch.randn(9, 16).t()  # not contiguous
+        state["2.bias"] = both[1]  # behind another one, in one storage
+        state["2.weight"] = state["2.weight"].to(torch.bfloat16)
+        path = self.folder / "odd.pt"
+        torch.save({"model": state, "both": both, "optimizer": optimizer.state_dict()}, path)
+        ours, names = model(), [name for name, _ in net.named_parameters()]
+        with Cluster(2) as cluster, cairn.connect(cluster.endpoint) as session:
+            m = cairn.import_checkpoint(session, path, ours, cairn.AdamW(lr=1e-2), name="run", names=names)
+            self.assertEqual(m.version, cairn.Version(2, STEPS_BEFORE))  # the parameters are put, the moments written
+            moments = m.state_dict("exp_avg")
+            m.close()
+        for name, p in net.named_parameters():
+            self.assertTrue(torch.equal(ours.get_parameter(name).detach(), state[name].float()), name)
+            self.assertTrue(torch.equal(moments[name], optimizer.state[p]["exp_avg"]), name)
+
+    @needs_numbers
+    def test_an_import_that_ended_halfway_is_done_again(self):
+        path, names = self.save(), [name for name, _ in model().named_parameters()]
+        expected, optimizer = trained()
+        self.addCleanup(setattr, _pouring, "WINDOW_BYTES", _pouring.WINDOW_BYTES)
+        _pouring.WINDOW_BYTES = 1
+        with Cluster(2) as cluster, cairn.connect(cluster.endpoint) as session:
+            optim = cairn.AdamW(lr=1e-2)
+            began = session.attach(model(), optim, name="run", first_step=STEPS_BEFORE)
+            began.write({"0.weight": torch.ones(16, 9)}, "exp_avg")
+            began.close()
+            ours = model()
+            m = cairn.import_checkpoint(session, path, ours, optim, name="run", names=names)
+            moments = m.state_dict("exp_avg")
+            m.close()
+        for (name, ours_p), p in zip(ours.named_parameters(), expected.parameters()):
+            self.assertTrue(torch.equal(ours_p.detach(), p.detach()), name)
+            self.assertTrue(torch.equal(moments[name], optimizer.state[p]["exp_avg"]), name)
+
+    def test_neighbours_in_a_file_are_read_at_once_and_one_that_is_cut_off_is_said(self):
+        count = 3000
+        values = torch.arange(4 * count, dtype=torch.float32)
+        path = self.folder / "values"
+        path.write_bytes(bytes(64) + values.numpy().tobytes() + bytes(_stored._GAP_BYTES * 2) + b"\0\0\x80?" * count)
+        with open(path, "rb") as file:
+            there = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # as torch has it
+        last = 64 + 4 * values.numel() + 2 * _stored._GAP_BYTES
+        tensors = [torch.frombuffer(there, dtype=torch.float32, count=count, offset=at)
+                   for at in (last, 64 + 8 * count, 64)] + [torch.full((3,), 7.0)]
+        file = _stored.File(path)
+        self.addCleanup(file.close)
+        spans = _stored._spans([(i, file._place(one), 4 * one.numel()) for i, one in enumerate(tensors)])
+        self.assertEqual([[i for i, _ in span.members] for span in spans], [[2, 1], [0]])
+        room = _stored.Room()
+        for _ in range(2):  # the room is used again
+            got = file.read(tensors, room)
+            self.assertTrue(torch.equal(got[0], torch.ones(count)))
+            self.assertTrue(torch.equal(got[1], values[2 * count:3 * count]))
+            self.assertTrue(torch.equal(got[2], values[:count]))
+            self.assertIs(got[3], tensors[3])
+            got[2].zero_()
+        self.assertTrue(torch.equal(tensors[2], values[:count]))
+        os.truncate(path, last + 100)
+        with self.assertRaisesRegex(cairn.Invalid, "is cut off"):
+            file.read(tensors[:1], room)
 
     def test_code_in_a_checkpoint_is_refused_and_not_run(self):
         mark = self.folder / "ran"

@@ -279,6 +279,7 @@ cairn_status cairn_shard_job_switch(struct cairn_shard_job *job, struct cairn_sh
     cairn_collector_switch(&job->collector, &ready.step, &ready.collector);
     cairn_pass_switch(job, &ready.pass);
     cairn_tiles_switch(job, &view->table, ready.holds);
+    cairn_published_forget_params(job);
     cairn_shard_view_unref(before);
     return CAIRN_OK;
 }

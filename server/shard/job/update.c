@@ -195,8 +195,10 @@ static bool describe_write(struct cairn_run *run, uint32_t item, uint32_t stage,
         fill_host(works, job, next, chunk);
         return false;
     }
+    if (next->holds_params && !cairn_write_has(job, chunk)) return false;
     cairn_pins_save(job, works, chunk);
     const void *param = cairn_write_apply(works, job, chunk, &place);
+    if (next->holds_params && param == NULL) return false;
     if (param == NULL) param = plane_at(job, CAIRN_PLANE_PARAM, chunk, &place);
     publish_from(works, param, job, next, chunk, &place);
     return host_follows(job, next, chunk);
@@ -264,8 +266,10 @@ static void collect_results(struct cairn_shard_job *job)
 
 static void update_done(struct cairn_shard_job *job)
 {
+    const bool writes = job->pass.update_writes, has_param = cairn_write_has_param(job);
     cairn_times_updated(job);
-    cairn_published_end(job, job->pass.version_next, job->pass.update_writes);
+    cairn_published_end(job, job->pass.version_next, writes && has_param);
+    if (!writes || has_param || !job->versions.knows_param) cairn_published_note_params(job);
     collect_results(job);
     job->pass.updating = false;
     if (job->pass.update_writes) {

@@ -44,6 +44,7 @@ static void on_taken(struct cairn_take *take)
     cairn_shard_job_give(job, &job->memory.staging, now->staging);
     now->staging = 0;
     cairn_take_leave(take);
+    cairn_published_forget_params(job);
     tell_moved(job);
     cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_WHOLE });
     cairn_fetch_deferred(job);

@@ -260,7 +260,7 @@ cairn_status cairn_copy_follow(struct cairn_shard_job *job, struct cairn_publish
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the checksums of a version");
     free(copy->checksums);
     copy->checksums = checksums;
-    copy->readable = false;
+    copy->readable = copy->holds_params = false;
     copy->stale = true;
     // Whoever has it mapped keeps the old head, which says for good that it is no version.
     cairn_published_write_begin(cairn_copy_head(copy));

@@ -123,12 +123,21 @@ static bool host_is_read(const struct cairn_shard_job *job)
     return false;
 }
 
+/* What it has of parameters no version since has changed: writes of moments do not. */
+static bool holds_params(const struct cairn_shard_job *job, const struct cairn_published *copy)
+{
+    return job->versions.knows_param && copy->readable && copy->on_host && !copy->stale &&
+           copy->view == job->view &&
+           cairn_version_compare(copy->version, job->versions.param) >= 0;
+}
+
 void cairn_published_begin(struct cairn_shard_job *job, bool on_host)
 {
     const uint32_t index = oldest_spare(job);
     assert(job->versions.writing == CAIRN_PUBLISHED_NONE && index < CAIRN_SHARD_PUBLISHED_MAX);
     struct cairn_published *copy = &job->versions.copies[index];
     job->versions.writing = index;
+    copy->holds_params = holds_params(job, copy);
     copy->readable = false;
     copy->on_host = on_host || copy->device.base == NULL || host_is_read(job);
     cairn_published_write_begin(cairn_copy_head(copy));
@@ -163,6 +172,18 @@ void cairn_published_seal(struct cairn_shard_job *job, struct cairn_version vers
     job->versions.newest = 0;
     job->versions.copies[0].on_host = true;
     is_written(&job->versions.copies[0], version);
+    cairn_published_note_params(job);
+}
+
+void cairn_published_note_params(struct cairn_shard_job *job)
+{
+    job->versions.param = job->versions.copies[job->versions.newest].version;
+    job->versions.knows_param = true;
+}
+
+void cairn_published_forget_params(struct cairn_shard_job *job)
+{
+    job->versions.knows_param = false;
 }
 
 /* ---- copies for leases ---- */

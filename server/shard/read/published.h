@@ -45,6 +45,7 @@ struct cairn_published {
     struct cairn_shard_view
         *view; /* counted: by which it was written, or is to be; NULL with checksums */
     struct cairn_version version;
+    bool holds_params;   /* of the one that is written: the parameters that it has are the newest */
     uint64_t most_bytes; /* that `wire` had, of the views that it followed */
     uint32_t settled;    /* how often it was written in its view */
     bool readable;       /* false before it is first written, and while it is being written */
@@ -58,6 +59,10 @@ struct cairn_versions {
     struct cairn_published copies[CAIRN_SHARD_PUBLISHED_MAX];
     /* Which of the copies; writing: CAIRN_PUBLISHED_NONE between updates. */
     uint32_t newest, writing;
+    /* What the planes have of parameters, a copy of this version or a later one has, in the job's view; if
+     * that is known. */
+    struct cairn_version param;
+    bool knows_param;
     uint64_t room_bytes;   /* of addresses that a copy has in host memory, at least */
     uint64_t leased_bytes; /* of the budget, that copies for leases took */
     struct cairn_shard_lease leases[CAIRN_SHARD_LEASES_MAX];
@@ -113,6 +118,10 @@ void cairn_published_unpark(struct cairn_shard_job *job);
 /* A send right out of it began, or ended: then it may be closed. */
 void cairn_published_lend(struct cairn_shard_job *job, const struct cairn_published *copy);
 void cairn_published_return(struct cairn_shard_job *job, const struct cairn_published *copy);
+/* The version that was written last changed parameters here. */
+void cairn_published_note_params(struct cairn_shard_job *job);
+/* Some came from another shard, or the view is another one: what older copies have of them counts no more. */
+void cairn_published_forget_params(struct cairn_shard_job *job);
 /* It is written: the newest version, readable. `frozen_changed`: the others have frozen tensors of before. */
 void cairn_published_end(struct cairn_shard_job *job, struct cairn_version version,
                          bool frozen_changed);

@@ -11,6 +11,7 @@
 struct cairn_write {
     uint64_t round, member;
     uint64_t budget_bytes;
+    bool has_param;
     uint8_t *staged[]; /* owned: [map.chunk_count][CAIRN_PLANE_COUNT]; NULL: as it was */
 };
 
@@ -131,6 +132,7 @@ static cairn_status stage(struct cairn_shard_job *job, const struct cairn_put *p
             return status;
         }
         write->budget_bytes += byte_count;
+        write->has_param |= put->header.plane == CAIRN_PLANE_PARAM;
         *staged = bytes;
     }
     *out = *staged;
@@ -192,6 +194,13 @@ cairn_status cairn_write_take(struct cairn_shard_job *job, const struct cairn_pu
     return status;
 }
 
+bool cairn_write_has(const struct cairn_shard_job *job, uint64_t chunk)
+{
+    for (int p = 0; job->puts.write != NULL && p < CAIRN_PLANE_COUNT; p++)
+        if (*staged_of(job->puts.write, chunk, p) != NULL) return true;
+    return false;
+}
+
 const void *cairn_write_apply(struct cairn_works *works, const struct cairn_shard_job *job,
                               uint64_t chunk, const struct cairn_chunk_place *place)
 {
@@ -204,6 +213,11 @@ const void *cairn_write_apply(struct cairn_works *works, const struct cairn_shar
                 (size_t)cairn_form_bytes(&job->view->forms[extent], p, place->elem_count));
     }
     return job->puts.write == NULL ? NULL : *staged_of(job->puts.write, chunk, CAIRN_PLANE_PARAM);
+}
+
+bool cairn_write_has_param(const struct cairn_shard_job *job)
+{
+    return job->puts.write != NULL && job->puts.write->has_param;
 }
 
 void cairn_write_resolved(struct cairn_shard_job *job, uint64_t round)

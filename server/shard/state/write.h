@@ -19,6 +19,10 @@ bool cairn_write_is(const struct cairn_shard_job *job, const struct cairn_chunk_
 CAIRN_MUST_CHECK cairn_status cairn_write_take(struct cairn_shard_job *job,
                                                const struct cairn_put *put, const uint8_t *bytes,
                                                struct cairn_sentence *why);
+/* Any thread: something of the chunk was kept. */
+bool cairn_write_has(const struct cairn_shard_job *job, uint64_t chunk);
+/* Parameters were kept: what readers have changes. */
+bool cairn_write_has_param(const struct cairn_shard_job *job);
 /* Any thread: what was kept of the chunk goes into the state. Returns what its parameters are then; NULL:
  * what they were. */
 const void *cairn_write_apply(struct cairn_works *works, const struct cairn_shard_job *job,
