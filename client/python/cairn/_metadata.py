@@ -73,6 +73,7 @@ ALLOWED = {**{(module, name): kept for module in _CHECKPOINT for name, kept in _
            ("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"): Other,
            **{(module, name): Other for module in ("pathlib", "pathlib._local")
               for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")},
+           ("builtins", "getattr"): Other,  # a member of an enum, as Python 3.11 pickles it: it is not looked up
            ("collections", "OrderedDict"): dict, ("builtins", "set"): set, ("builtins", "list"): list,
            **{("torch", name): name for name in DTYPES}}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import enum
 import io
 import mmap
 import os
@@ -76,6 +77,9 @@ def modules_of_torch():
             setattr(fake, name, made[name])
         made[module] = sys.modules.get(module), fake
         sys.modules[module] = fake
+    module, name = made["TensorProperties"].__module__, "_MEM_FORMAT_ENCODING"
+    made[name] = enum.Enum(name, {"TORCH_CONTIGUOUS_FORMAT": 0}, module=module)  # pickled by getattr in Python 3.11
+    setattr(sys.modules[module], name, made[name])
     return made
 
 
@@ -114,7 +118,8 @@ def write_dcp(folder: Path, tensors, objects, change=lambda metadata: metadata) 
                 chunks.append(an(made["ChunkStorageMetadata"], offsets=torch.Size(offset), sizes=part.shape))
                 put(key, part, offset)
             entries[key] = an(made["TensorStorageMetadata"], size=value.shape, chunks=chunks,
-                              properties=an(made["TensorProperties"], dtype=value.dtype))
+                              properties=an(made["TensorProperties"], dtype=value.dtype, memory_format=next(
+                                  iter(made["_MEM_FORMAT_ENCODING"]))))
         for key, value in objects.items():
             entries[key] = an(made["BytesStorageMetadata"])
             put(key, value, None)
