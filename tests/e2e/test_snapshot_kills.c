@@ -1,7 +1,7 @@
 /* A snapshot is created, restored, removed, pruned and exported while a daemon, or the command itself, is
  * killed before one of its system calls: afterwards every snapshot that is listed verifies, those that were
- * there are there, `latest` names one of them and loads, and an export is whole or not there. Each fsync
- * fails once, too, and with it the snapshot.
+ * there are there, what the command has said is so, `latest` names one of them and loads, and an export is
+ * whole or not there. Each fsync fails once, too, and with it the snapshot.
  *
  * Which call it is goes by its number: of all threads of the process, in the order in which they come. Some
  * are tried; CAIRN_TEST_LONG=1: all, until one has run to its end undisturbed. */
@@ -72,11 +72,11 @@ static void tear_down(void)
     cluster_stop(&cluster);
 }
 
-/* `root`: what the job is then; NULL: whatever. */
+/* As soon as a shard that was killed is up again, and no snapshot is being taken. `root`: what the job is
+ * then; NULL: whatever. */
 static void a_snapshot_loads(const char *id, const char *root)
 {
-    for (int tries = 0;;
-         tries++) { // a shard that was killed is not up yet, or a snapshot is being taken
+    for (int tries = 0;; tries++) {
         cluster_cli(&cluster, &said, "snapshot", "restore", "kept", id, "--yes", NULL);
         if (said.status == 0) break;
         HOLDS(tries < 500);
@@ -88,10 +88,13 @@ static void a_snapshot_loads(const char *id, const char *root)
 
 /* ---- what is killed ---- */
 
+#define CREATE "create", "kept", "--wait", "-q"
+#define PRUNE  "prune", "kept", "--keep-last", "1"
+
 /* What is there before each point: two that have tags, and what the command needs. */
 static void create_one(void)
 {
-    cluster_word(&cluster, extra, "snapshot", "create", "kept", "--wait", "-q", NULL);
+    cluster_word(&cluster, extra, "snapshot", CREATE, NULL);
 }
 
 static int count_of(const char *word, const char *text)
@@ -103,8 +106,6 @@ static int count_of(const char *word, const char *text)
     }
     return count;
 }
-
-#define PRUNE "prune", "kept", "--keep-last", "1"
 
 /* Periodic ones, of which a rule that keeps the newest removes all others; and the job as it was.
  * `extra`: the newest. */
@@ -129,8 +130,8 @@ struct operation {
     const char *words[8];  /* behind "snapshot" */
 };
 static const struct operation operations[] = {
-    { COORDINATOR, NULL, { "create", "kept", "--wait" } },
-    { SHARD, NULL, { "create", "kept", "--wait" } },
+    { COORDINATOR, NULL, { CREATE } },
+    { SHARD, NULL, { CREATE } },
     { COORDINATOR, NULL, { "restore", "kept", first, "--yes" } },
     { SHARD, NULL, { "restore", "kept", first, "--yes" } },
     { COORDINATOR, create_one, { "rm", "kept", extra, "--yes" } },
@@ -162,6 +163,9 @@ static int run_traced(const struct operation *o, struct call_fault *fault)
     return status;
 }
 
+static bool is_done;                        /* that is what the command has said, */
+static char said_first[CLUSTER_WORD_BYTES]; /* and this */
+
 /* The daemon is traced while the command runs, and a little longer. Its status, -1: it lives; the command's
  * words are in `said`. */
 static int run_beside(const struct operation *o, struct call_fault *fault)
@@ -177,6 +181,8 @@ static int run_beside(const struct operation *o, struct call_fault *fault)
         end = tracer_await(&tracer, tracer.process, CLUSTER_WAIT_MS);
     tracer_detach(&tracer);
     cluster_cli_end(&command, status, &said);
+    is_done = said.status == 0;
+    (void)sscanf(said.out, "%127s", said_first);
     return end;
 }
 
@@ -199,7 +205,11 @@ static unsigned count_calls(const struct operation *o, struct call_fault *fault)
 static bool kill_at(const struct operation *o, struct call_fault *fault)
 {
     const int status = o->victim == COMMAND ? run_traced(o, fault) : run_beside(o, fault);
-    if (fault->met == NULL) return false;
+    if (fault->met == NULL) {
+        HOLDS(status == (o->victim == COMMAND ? 0 : -1));
+        HOLDS(o->victim == COMMAND || is_done);
+        return false;
+    }
     snprintf(what, sizeof what, "%s, %s killed before call %u, %s", o->words[0],
              victim_names[o->victim], fault->nth, fault->met);
     ck_assert_msg(status == 128 + SIGKILL, "%s: it ends with %d", what, status);
@@ -229,6 +239,8 @@ static void every_listed_one_verifies(const struct operation *o)
     memcpy(list, said.out, sizeof list);
     HOLDS(is_listed(list, first) && is_listed(list, second));
     HOLDS(strcmp(o->words[0], "prune") != 0 || is_listed(list, extra));
+    HOLDS(strcmp(o->words[0], "create") != 0 || !is_done || is_listed(list, said_first));
+    HOLDS(strcmp(o->words[0], "rm") != 0 || !is_done || !is_listed(list, extra));
     for (char *rest = list, *id; (id = strsep(&rest, "\n")) != NULL && *id != '\0';)
         RUNS("verify", "kept", id);
     RUNS("verify", "kept", "latest");
