@@ -16,11 +16,9 @@
 
 #include "tests/support/cluster.h"
 
-enum {
-    SYSCALL_STOP = SIGTRAP | 0x80, /* by PTRACE_O_TRACESYSGOOD, beside a SIGTRAP of its own */
-    LOOK_MS =
-        20 /* at the latest: another thread of the test may have had the signal that there is something */
-};
+enum { SYSCALL_STOP = SIGTRAP | 0x80 }; /* by PTRACE_O_TRACESYSGOOD, beside a SIGTRAP of its own */
+/* It looks at the latest then: another thread of the test may have had the signal that there is something. */
+enum { LOOK_MS = 20 };
 
 static int64_t now_ms(void)
 {
@@ -294,8 +292,8 @@ void tracer_start(struct tracer *t, const char *const *argv, const char *log_pat
 /* Where it stops; false: it has ended. */
 static bool stop(struct tracer *t, pid_t id, int *status_out)
 {
-    if (ptrace(PTRACE_INTERRUPT, id, NULL, NULL) != 0) return false;
-    if (waitpid(id, status_out, __WALL) != id) return false;
+    const bool is_there = ptrace(PTRACE_INTERRUPT, id, NULL, NULL) == 0;
+    if (waitpid(id, status_out, __WALL | (is_there ? 0 : WNOHANG)) != id) return false;
     if (!WIFSTOPPED(*status_out)) take(t, id, *status_out);
     return WIFSTOPPED(*status_out);
 }

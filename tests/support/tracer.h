@@ -53,7 +53,7 @@ void tracer_start(struct tracer *tracer, const char *const *argv, const char *lo
  * after timeout_ms. */
 int tracer_await(struct tracer *tracer, pid_t child, int timeout_ms);
 
-/* If it lives, it goes on untraced. */
+/* If it lives, it goes on untraced; else it is reaped, and `status` says how it ended. */
 void tracer_detach(struct tracer *tracer);
 
 #endif

@@ -275,7 +275,8 @@ TEST(who_is_let_go_within_a_call_that_fails_meets_the_failure)
     close(toy.go);
     while (asked.seen == 0) (void)tracer_await(&tracer, toy.pid, 0);
     tracer_detach(&tracer);
-    ck_assert_int_eq(cluster_wait(toy.pid, CLUSTER_WAIT_MS), FAILED);
+    const bool has_ended = tracer.status != -1; // as fast as that, now and then
+    ck_assert_int_eq(has_ended ? tracer.status : cluster_wait(toy.pid, CLUSTER_WAIT_MS), FAILED);
     for (int i = 0; i < TURNS; i++) ck_assert_int_eq(is_made(i), i != 0);
 }
 
