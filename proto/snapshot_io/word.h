@@ -4,7 +4,7 @@
  *   <root>/<job>/tags/NAME    the id of a snapshot that is never removed by itself
  *   <root>/<job>/checks/ID    "good SECONDS" or "damaged SECONDS": when all of it was last read (since 1970)
  *   <root>/<job>/begun/ID     the number of the job (16 hex digits) that has begun this snapshot, until it is
- *                             committed or removed: what a crash leaves is known by it
+ *                             committed, or its removal, until it is gone: by it is known what a crash left
  *
  * They are hostile input: a line of another form is no word. All functions block, and may be called from any
  * thread; of two that write one at a time it has one of the two. */

@@ -1,13 +1,14 @@
 /* A snapshot is created, restored, removed, pruned and exported while a daemon, or the command itself, is
  * killed before one of its system calls: afterwards every snapshot that is listed verifies, those that were
- * there are there, `latest` names one of them and loads, and an export is whole or not there. Each fsync
- * fails once, too, and with it the snapshot.
+ * there are there, what the command has said is so, `latest` names one of them and loads, an export is whole
+ * or not there, and of what is no snapshot no file stays. Each fsync fails once, too, and the snapshot with
+ * it.
  *
- * Which calls there are is what an undisturbed run has shown. Some are tried; CAIRN_TEST_LONG=1: all.
- * strace counts by thread: it is the n-th of whichever thread comes to it first, so that what a second
- * thread does early is met only in runs in which it is the first. */
+ * Which call it is goes by its number: of all threads of the process, in the order in which they come. Some
+ * are tried; CAIRN_TEST_LONG=1: all, until one has run to its end undisturbed. */
 #include <cairn.h>
 #include <check.h>
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,16 +16,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tests/support/strace.h"
+#include "tests/support/call_fault.h"
 #include "tests/support/suite.h"
 #include "tests/support/tiny_job.h"
 
-// clang-format off
-#define CALLS \
-    "openat,mkdir,mkdirat,fallocate,pread64,pwrite64,write,ftruncate,fchmod,fsync,fdatasync,close,rename," \
-    "renameat,link,unlink,unlinkat,sendmsg"
-// clang-format on
-enum { ELEMS = 5000, POINTS_MAX = 4096, SOME = 6, LISTED_MAX = 64, GRACE_MS = 20 };
+enum { ELEMS = 5000, SOME = 5, GOING = 2, GRACE_MS = 20 };
 
 enum victim { COORDINATOR, SHARD, COMMAND };
 static const char *const victim_names[] = { "the coordinator", "a shard", "the command" };
@@ -33,9 +29,8 @@ static const char *const quick[] = { "lease.heartbeat=100ms", NULL };
 static struct cluster cluster;
 static struct cluster_said said;
 static char first[CLUSTER_WORD_BYTES], second[CLUSTER_WORD_BYTES], extra[CLUSTER_WORD_BYTES];
-static char first_root[65], second_root[65], log_path[CAIRN_SCRATCH_BYTES + 32];
+static char first_root[65], second_root[65], what[160]; // the point, for whoever reads a failure
 static char exported[CAIRN_SCRATCH_BYTES + 32], reference[CAIRN_SCRATCH_BYTES + 32];
-static char what[160]; // the point, for whoever reads a failure
 
 #define HOLDS(condition) \
     ck_assert_msg((condition), "%s: %s: %s%s", what, #condition, said.out, said.err)
@@ -68,7 +63,6 @@ static void set_up(void)
     cairn_close(t.session);
     RUNS("tag", "kept", first, "one");
     RUNS("tag", "kept", second, "two");
-    snprintf(log_path, sizeof log_path, "%s/strace", cluster.folder);
     snprintf(exported, sizeof exported, "%s/exported", cluster.folder);
     snprintf(reference, sizeof reference, "%s/reference", cluster.folder);
     RUNS("export", "kept", second, "--to", reference);
@@ -79,30 +73,87 @@ static void tear_down(void)
     cluster_stop(&cluster);
 }
 
+/* As soon as a shard that was killed is up again, and no snapshot is being taken. `root`: what the job is
+ * then; NULL: whatever. */
+static void a_snapshot_loads(const char *id, const char *root)
+{
+    for (int tries = 0;; tries++) {
+        cluster_cli(&cluster, &said, "snapshot", "restore", "kept", id, "--yes", NULL);
+        if (said.status == 0) break;
+        HOLDS(tries < 500);
+    }
+    cluster_cli(&cluster, &said, "job", "digest", "-q", "kept", NULL);
+    HOLDS(said.status == 0);
+    HOLDS(root == NULL || strncmp(said.out, root, 64) == 0);
+}
+
 /* ---- what is killed ---- */
 
-/* What is there before each point: two that have tags, and what the command needs. */
-static void prepare(int more)
+#define CREATE "create", "kept", "--wait", "-q"
+#define PRUNE  "prune", "kept", "--keep-last", "1"
+
+/* The coordinator reads none of them any more, behind which it has nothing to do. */
+static void await_checks(void)
 {
-    for (int i = 0; i < more; i++)
-        cluster_word(&cluster, extra, "snapshot", "create", "kept", "--wait", "-q", NULL);
+    do RUNS("list", "kept", "--no-headers");
+    while (strstr(said.out, "never") != NULL);
+}
+
+/* What is there before each point: two that have tags, and what the command needs. */
+static void create_one(void)
+{
+    cluster_word(&cluster, extra, "snapshot", CREATE, NULL);
+    await_checks();
+}
+
+static int count_of(const char *word, const char *text)
+{
+    int count = 0;
+    while ((text = strstr(text, word)) != NULL) {
+        count++;
+        text += strlen(word);
+    }
+    return count;
+}
+
+/* Periodic ones, of which a rule that keeps the newest removes all others; and the job as it was.
+ * `extra`: the newest. */
+static void train_periodic_ones(void)
+{
+    struct tiny_job tiny;
+    tiny_describe(&tiny, ELEMS);
+    cluster_cli(&cluster, &said, "job", "amend", "kept", "--snapshot-every", "1", NULL);
+    const struct trainer t = tiny_attach(&cluster, "kept", &tiny);
+    do { // a step has none while that of another is being taken
+        (void)tiny_step(t.job);
+        RUNS(PRUNE, "--dry-run"); // one stays until a newer one is verified
+    } while (count_of("would go", said.out) < GOING);
+    cairn_close(t.session);
+    a_snapshot_loads(second, second_root);
+    await_checks();
+    cluster_word(&cluster, extra, "snapshot", "list", "kept", "-q", NULL);
 }
 
 struct operation {
     enum victim victim;
-    int more;             /* snapshots that are made before */
-    const char *words[8]; /* behind "snapshot"; `extra` is the newest of those */
+    void (*prepare)(void); /* NULL: there is nothing to do */
+    const char *words[8];  /* behind "snapshot" */
 };
 static const struct operation operations[] = {
-    { COORDINATOR, 0, { "create", "kept", "--wait" } },
-    { SHARD, 0, { "create", "kept", "--wait" } },
-    { COORDINATOR, 0, { "restore", "kept", first, "--yes" } },
-    { SHARD, 0, { "restore", "kept", first, "--yes" } },
-    { COORDINATOR, 1, { "rm", "kept", extra, "--yes" } },
-    { COORDINATOR, 2, { "prune", "kept", "--keep-last", "1" } },
-    { COMMAND, 0, { "export", "kept", second, "--to", exported } },
+    { COORDINATOR, NULL, { CREATE } },
+    { SHARD, NULL, { CREATE } },
+    { COORDINATOR, NULL, { "restore", "kept", first, "--yes" } },
+    { SHARD, NULL, { "restore", "kept", first, "--yes" } },
+    { COORDINATOR, create_one, { "rm", "kept", extra, "--yes" } },
+    { COORDINATOR, train_periodic_ones, { PRUNE } },
+    { COMMAND, NULL, { "export", "kept", second, "--to", exported } },
 };
 enum { OPERATIONS = sizeof operations / sizeof *operations };
+
+static pid_t *victim_of(const struct operation *o)
+{
+    return o->victim == COORDINATOR ? &cluster.coordinator : &cluster.shards[0];
+}
 
 static void run(const struct operation *o)
 {
@@ -110,56 +161,70 @@ static void run(const struct operation *o)
     cluster_cli(&cluster, &said, "snapshot", w[0], w[1], w[2], w[3], w[4], w[5], NULL);
 }
 
-static pid_t *victim_of(const struct operation *o)
+/* The command is traced. Its status; 128 + SIGKILL where it was killed. */
+static int run_traced(const struct operation *o, struct call_fault *fault)
 {
-    return o->victim == COORDINATOR ? &cluster.coordinator : &cluster.shards[0];
-}
-
-/* The command under strace. Its status; 128 + SIGKILL where it was killed. */
-static int run_command(const struct operation *o, const struct strace_point *point,
-                       const char *fault)
-{
-    struct strace_words words;
-    const char *argv[STRACE_WORDS + 16];
-    size_t n = strace_words(&words, CALLS, point, fault, log_path, argv);
-    argv[n++] = CAIRN_BIN_DIR "/cairn";
-    argv[n++] = "--endpoint";
-    argv[n++] = cluster.address;
-    argv[n++] = "snapshot";
-    for (const char *const *w = o->words; *w != NULL; w++) argv[n++] = *w;
-    argv[n] = NULL;
-    const int status = cluster_wait(cluster_spawn(argv, "/dev/null"), CLUSTER_WAIT_MS);
+    const char *argv[16] = { CAIRN_BIN_DIR "/cairn", "--endpoint", cluster.address, "snapshot" };
+    struct tracer tracer;
+    for (size_t i = 0; o->words[i] != NULL; i++) argv[4 + i] = o->words[i];
+    tracer_start(&tracer, argv, "/dev/null", call_fault_judge, fault);
+    const int status = tracer_await(&tracer, tracer.process, CLUSTER_WAIT_MS);
     ck_assert_msg(status != -1, "%s: it hangs", what);
     return status;
 }
 
-/* Undisturbed, and traced: its points. */
-static size_t find_points(const struct operation *o, struct strace_point *out)
+static bool is_done;                        /* that is what the command has said, */
+static char said_first[CLUSTER_WORD_BYTES]; /* and this */
+
+/* The daemon is traced while the command runs, and a little longer. Its status, -1: it lives; the command's
+ * words are in `said`. */
+static int run_beside(const struct operation *o, struct call_fault *fault)
 {
-    prepare(o->more);
+    const char *const *w = o->words;
+    struct cluster_command command;
+    struct tracer tracer;
+    tracer_attach(&tracer, *victim_of(o), call_fault_judge, fault);
+    cluster_cli_begin(&cluster, &command, "snapshot", w[0], w[1], w[2], w[3], w[4], w[5], NULL);
+    const int status = tracer_await(&tracer, command.pid, CLUSTER_WAIT_MS);
+    int end = tracer_await(&tracer, tracer.process, GRACE_MS);
+    if (end == -1 && fault->met != NULL && fault->fate == TRACER_KILLS)
+        end = tracer_await(&tracer, tracer.process, CLUSTER_WAIT_MS);
+    tracer_detach(&tracer);
+    cluster_cli_end(&command, status, &said);
+    is_done = said.status == 0;
+    (void)sscanf(said.out, "%127s", said_first);
+    return end;
+}
+
+/* How many calls there are when nothing disturbs them. */
+static unsigned count_calls(const struct operation *o, struct call_fault *fault)
+{
+    if (o->prepare != NULL) o->prepare();
     if (o->victim == COMMAND) {
-        ck_assert_int_eq(run_command(o, NULL, NULL), 0);
+        ck_assert_int_eq(run_traced(o, fault), 0);
         cairn_scratch_remove(exported);
     } else {
-        const pid_t strace = strace_attach(*victim_of(o), CALLS, NULL, NULL, log_path);
-        run(o);
-        strace_end(strace);
+        ck_assert_int_eq(run_beside(o, fault), -1);
         HOLDS(said.status == 0);
+        HOLDS(o->prepare != train_periodic_ones || count_of("goes", said.out) >= GOING);
     }
-    return strace_points(log_path, out, POINTS_MAX);
+    return fault->count;
 }
 
 /* Whether something was killed. */
-static bool kill_at(const struct operation *o, const struct strace_point *point)
+static bool kill_at(const struct operation *o, struct call_fault *fault)
 {
-    if (o->victim == COMMAND) return run_command(o, point, "signal=SIGKILL") == 128 + SIGKILL;
-    pid_t *victim = victim_of(o);
-    const pid_t strace = strace_attach(*victim, CALLS, point, "signal=SIGKILL", log_path);
-    run(o);
-    const bool killed = cluster_wait(*victim, said.status == 0 ? GRACE_MS : CLUSTER_WAIT_MS) != -1;
-    strace_end(strace);
-    if (!killed) return false;
-    *victim = 0;
+    const int status = o->victim == COMMAND ? run_traced(o, fault) : run_beside(o, fault);
+    if (fault->met == NULL) {
+        HOLDS(status == (o->victim == COMMAND ? 0 : -1));
+        HOLDS(o->victim == COMMAND || is_done);
+        return false;
+    }
+    snprintf(what, sizeof what, "%s, %s killed before call %u, %s", o->words[0],
+             victim_names[o->victim], fault->nth, fault->met);
+    ck_assert_msg(status == 128 + SIGKILL, "%s: it ends with %d", what, status);
+    if (o->victim == COMMAND) return true;
+    *victim_of(o) = 0;
     if (o->victim == COORDINATOR)
         cluster_restart_coordinator(&cluster);
     else
@@ -177,6 +242,16 @@ static bool is_listed(const char *list, const char *id)
     return false;
 }
 
+/* A prune says which go before they do. */
+static void it_verifies_or_is_gone(const char *id)
+{
+    cluster_cli(&cluster, &said, "snapshot", "verify", "kept", id, NULL);
+    if (said.status == 0) return;
+    static struct cluster_said now;
+    cluster_cli(&cluster, &now, "snapshot", "list", "-q", "kept", NULL);
+    HOLDS(now.status == 0 && !is_listed(now.out, id));
+}
+
 static void every_listed_one_verifies(const struct operation *o)
 {
     static char list[sizeof said.out];
@@ -184,8 +259,10 @@ static void every_listed_one_verifies(const struct operation *o)
     memcpy(list, said.out, sizeof list);
     HOLDS(is_listed(list, first) && is_listed(list, second));
     HOLDS(strcmp(o->words[0], "prune") != 0 || is_listed(list, extra));
+    HOLDS(strcmp(o->words[0], "create") != 0 || !is_done || is_listed(list, said_first));
+    HOLDS(strcmp(o->words[0], "rm") != 0 || !is_done || !is_listed(list, extra));
     for (char *rest = list, *id; (id = strsep(&rest, "\n")) != NULL && *id != '\0';)
-        RUNS("verify", "kept", id);
+        it_verifies_or_is_gone(id);
     RUNS("verify", "kept", "latest");
 }
 
@@ -195,18 +272,6 @@ static void the_job_is_whole_or_lost(void)
     cluster_cli(&cluster, &said, "job", "digest", "-q", "kept", NULL);
     HOLDS(said.status != 0 || strncmp(said.out, first_root, 64) == 0 ||
           strncmp(said.out, second_root, 64) == 0);
-}
-
-static void a_snapshot_loads(const char *id, const char *root)
-{
-    for (int tries = 0;; tries++) { // the shard that was killed is not up yet
-        cluster_cli(&cluster, &said, "snapshot", "restore", "kept", id, "--yes", NULL);
-        if (said.status == 0) break;
-        HOLDS(tries < 500);
-    }
-    cluster_cli(&cluster, &said, "job", "digest", "-q", "kept", NULL);
-    HOLDS(said.status == 0);
-    HOLDS(root == NULL || strncmp(said.out, root, 64) == 0);
 }
 
 static int differs(const char *a, const char *b)
@@ -229,6 +294,39 @@ static void the_export_is_whole_or_gone(const struct operation *o)
     cairn_scratch_remove(exported);
 }
 
+/* Of snapshots that are no more, or never were, and those that this has made. */
+static bool has_other_files(void)
+{
+    char not_first[sizeof first + 8], not_second[sizeof second + 8];
+    const char *const argv[] = { "find",    cluster.snapshots_path,
+                                 "-type",   "f",
+                                 "-path",   "*/kept/step-*/*",
+                                 "-not",    "-path",
+                                 not_first, "-not",
+                                 "-path",   not_second,
+                                 "-exec",   "false",
+                                 "{}",      "+",
+                                 NULL };
+    snprintf(not_first, sizeof not_first, "*/%s/*", first);
+    snprintf(not_second, sizeof not_second, "*/%s/*", second);
+    return cluster_wait(cluster_spawn(argv, "/dev/null"), CLUSTER_WAIT_MS) != 0;
+}
+
+/* What this has made, and what a kill has left: no file of either stays. */
+static void remove_the_others(void)
+{
+    static char list[sizeof said.out];
+    for (int tries = 0; has_other_files(); tries++) {
+        HOLDS(tries < 500);
+        RUNS("list", "-q", "kept");
+        memcpy(list, said.out, sizeof list);
+        for (char *rest = list, *id; (id = strsep(&rest, "\n")) != NULL && *id != '\0';)
+            if (strcmp(id, first) != 0 && strcmp(id, second) != 0) // or it is being removed
+                cluster_cli(&cluster, &said, "snapshot", "rm", "kept", id, "--yes", NULL);
+        RUNS(PRUNE);
+    }
+}
+
 static void all_is_well(const struct operation *o)
 {
     every_listed_one_verifies(o);
@@ -239,105 +337,86 @@ static void all_is_well(const struct operation *o)
     the_job_is_whole_or_lost();
     a_snapshot_loads("latest", NULL);
     a_snapshot_loads(second, second_root);
-    RUNS("prune", "kept", "--keep-last", "1"); // of what this has made
+    remove_the_others();
+}
+
+/* The smaller of two numbers: what a daemon does beside that is counted, too. */
+static unsigned count_its_calls(const struct operation *o)
+{
+    static struct call_fault none, same;
+    const unsigned calls = count_calls(o, &none);
+    all_is_well(o);
+    const unsigned again = count_calls(o, &same);
+    all_is_well(o);
+    return again < calls ? again : calls;
+}
+
+static bool tries_all(unsigned calls)
+{
+    return getenv("CAIRN_TEST_LONG") != NULL || calls < SOME;
+}
+
+/* The call that is tried after so many others. One run has a few more than another: where all are tried, it
+ * goes on until one was not met. */
+static unsigned next_point(unsigned tried, unsigned calls)
+{
+    return tries_all(calls) ? tried + 1 : 1 + (2 * tried + 1) * calls / (2 * SOME);
+}
+
+static bool goes_on(unsigned tried, unsigned calls, bool is_met)
+{
+    return tries_all(calls) ? tried < calls || is_met : tried < SOME;
 }
 
 TEST_EACH(whatever_is_killed_what_is_listed_is_whole, 0, OPERATIONS)
 {
-    static struct strace_point points[POINTS_MAX];
     const struct operation *o = &operations[_i];
-    const size_t found = find_points(o, points);
-    const size_t stride = getenv("CAIRN_TEST_LONG") != NULL || found < SOME ? 1 : found / SOME;
-    int tried = 0, killed = 0;
-    all_is_well(o);
-    for (size_t i = stride / 2; i < found; i += stride, tried++) {
-        snprintf(what, sizeof what, "%s, %s killed before its %u. %.23s", o->words[0],
-                 victim_names[o->victim], points[i].nth, points[i].call);
-        prepare(o->more);
-        killed += kill_at(o, &points[i]);
+    static struct call_fault fault;
+    const unsigned calls = count_its_calls(o);
+    unsigned tried = 0, killed = 0;
+    for (bool is_met = true; goes_on(tried, calls, is_met); tried++, killed += is_met) {
+        fault = (struct call_fault) { .nth = next_point(tried, calls), .fate = TRACER_KILLS };
+        if (o->prepare != NULL) o->prepare();
+        is_met = kill_at(o, &fault);
         all_is_well(o);
     }
-    printf("note: %s: %s killed %d times, of %zu calls\n", o->words[0], victim_names[o->victim],
-           killed, found);
-    ck_assert_int_ge(2 * killed, tried); // the others: what a thread did not do again
+    printf("note: %s: %s killed at %u of %u points, of about %u calls\n", o->words[0],
+           victim_names[o->victim], killed, tried, calls);
+    ck_assert_uint_ge(2 * killed, tried); // the others: there were fewer calls this time
 }
 
 /* ---- syncs ---- */
 
-/* An fsync of a log: of what, and how it went. */
-struct sync {
-    int thread;
-    bool is_file; /* a part or a word, under the name that it has until it is whole */
-    bool failed;
-    char path[256];
-};
-enum { SYNCS_MAX = 512 };
-
-static size_t read_syncs(struct sync *out)
+/* One that a snapshot is made of. A word that moves afterwards may move later, by a new file. */
+static bool is_of_the_snapshot(const char *path)
 {
-    char line[1024], *at;
-    size_t count = 0, last;
-    int thread;
-    FILE *file = fopen(log_path, "re");
-    ck_assert_ptr_nonnull(file);
-    while (fgets(line, sizeof line, file) != NULL) {
-        if (sscanf(line, "%d", &thread) != 1) continue;
-        if ((at = strstr(line, "sync(")) != NULL && (at = strchr(at, '<')) != NULL) {
-            ck_assert_uint_lt(count, SYNCS_MAX);
-            out[count] = (struct sync) { .thread = thread };
-            (void)sscanf(at + 1, "%255[^>]", out[count].path);
-            out[count++].is_file = strstr(at, ".tmp>") != NULL &&
-                                   strstr(at, "/exported.tmp>") == NULL;
-        }
-        for (last = count; last > 0 && out[last - 1].thread != thread;) last--;
-        if (last > 0 && strstr(line, "sync") != NULL && strstr(line, "INJECTED") != NULL)
-            out[last - 1].failed = true;
-    }
-    fclose(file);
-    return count;
+    return strstr(path, "/snapshots/kept/step-") != NULL || strstr(path, "/exported") != NULL;
 }
 
-/* Files once under a name; what failed, never again. The one that failed; NULL: none. */
-static const struct sync *nothing_is_synced_twice(void)
+/* The command's status. */
+static int run_with(const struct operation *o, struct call_fault *fault)
 {
-    static struct sync syncs[SYNCS_MAX];
-    const struct sync *failed = NULL;
-    const size_t count = read_syncs(syncs);
-    for (size_t i = 0; i < count; i++) {
-        if (syncs[i].failed) failed = &syncs[i];
-        if (!syncs[i].failed && !syncs[i].is_file) continue; // a folder: once for each new name
-        for (size_t k = i + 1; k < count; k++)
-            ck_assert_msg(strcmp(syncs[i].path, syncs[k].path) != 0, "%s: synced twice: %s", what,
-                          syncs[i].path);
-    }
-    return failed;
-}
-
-/* Of those that a snapshot is made of; a word that moves when it is there may be moved later. */
-static bool fails_the_snapshot(const struct sync *failed)
-{
-    return strstr(failed->path, "/snapshots/kept/step-") != NULL ||
-           strstr(failed->path, "/exported") != NULL;
-}
-
-/* Its status; the command's words are in `said`. */
-static int run_with(const struct operation *o, const struct strace_point *point)
-{
-    if (o->victim == COMMAND) return run_command(o, point, "error=EIO");
-    const pid_t strace = strace_attach(*victim_of(o), CALLS, point, "error=EIO", log_path);
-    run(o);
-    strace_end(strace);
+    if (o->victim == COMMAND) return run_traced(o, fault);
+    HOLDS(run_beside(o, fault) == -1); // it lives
     HOLDS(said.status == 0 || strstr(said.err, "Input/output error") != NULL);
-    HOLDS(cluster_wait(*victim_of(o), 0) == -1); // it lives
     return said.status;
 }
 
-/* Whether it met one. */
-static bool fail_sync_at(const struct operation *o, const struct strace_point *point)
+static void nothing_is_synced_twice(const struct call_fault *fault)
 {
-    const int status = run_with(o, point);
-    const struct sync *failed = nothing_is_synced_twice();
-    if (failed != NULL) HOLDS(status != 0 || !fails_the_snapshot(failed));
+    const char *twice = call_fault_synced_twice(fault);
+    ck_assert_msg(twice == NULL || !is_of_the_snapshot(twice), "%s: synced twice: %s", what, twice);
+}
+
+/* Whether there is an n-th. */
+static bool fail_sync(const struct operation *o, struct call_fault *fault)
+{
+    snprintf(what, sizeof what, "%s: sync %u of %s fails", o->words[0], fault->nth,
+             victim_names[o->victim]);
+    const int status = run_with(o, fault);
+    const char *failed = call_fault_unsynced(fault);
+    nothing_is_synced_twice(fault);
+    if (failed != NULL) HOLDS(status != 0 || !is_of_the_snapshot(failed));
     all_is_well(o);
     return failed != NULL;
 }
@@ -346,29 +425,26 @@ static const int writing[] = { 0, 1, OPERATIONS - 1 }; // create, by both; expor
 
 TEST_EACH(an_fsync_that_fails_fails_the_snapshot_and_is_not_tried_again, 0, 3)
 {
-    static struct strace_point points[POINTS_MAX];
     const struct operation *o = &operations[writing[_i]];
-    const size_t found = find_points(o, points);
-    int failed = 0;
+    static struct call_fault fault;
+    fault = (struct call_fault) { .syncs_only = true };
+    const unsigned syncs = count_calls(o, &fault);
+    const unsigned stride = getenv("CAIRN_TEST_LONG") != NULL ? 1 : 2;
+    unsigned failed = 0;
     snprintf(what, sizeof what, "undisturbed");
-    ck_assert_ptr_null(nothing_is_synced_twice());
-    for (size_t i = 0; i < found; i++) {
-        if (strstr(points[i].call, "sync") == NULL) continue;
-        snprintf(what, sizeof what, "%s: %s's %u. %.23s fails", o->words[0],
-                 victim_names[o->victim], points[i].nth, points[i].call);
-        failed += fail_sync_at(o, &points[i]);
+    nothing_is_synced_twice(&fault);
+    for (bool is_met = true; is_met; failed += is_met) {
+        fault = (struct call_fault) { .nth = 1 + failed * stride, .fate = EIO, .syncs_only = true };
+        is_met = fail_sync(o, &fault);
     }
-    printf("note: %s: %d syncs of %s failed\n", o->words[0], failed, victim_names[o->victim]);
-    ck_assert_int_gt(failed, 0); // the others: of a thread that did fewer this time
+    printf("note: %s: %u syncs of %s failed, of about %u\n", o->words[0], failed,
+           victim_names[o->victim], syncs);
+    ck_assert_uint_ge(2 * stride * failed, syncs); // the others: of what is not always written
 }
 
 SUITE(900, set_up, tear_down);
 
 int main(void)
 {
-    char options[256];
-    const char *own = getenv("ASAN_OPTIONS");
-    snprintf(options, sizeof options, "%s:detect_leaks=0", own != NULL ? own : "");
-    setenv("ASAN_OPTIONS", options, 1); // nobody finds leaks who is traced
-    return strace_works() ? suite_main() : SUITE_SKIPPED;
+    return tracer_works() ? suite_main() : SUITE_SKIPPED;
 }

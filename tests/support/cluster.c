@@ -333,20 +333,41 @@ static int unlinked_file(void)
     return fd;
 }
 
-static void run_cli(const struct cluster *cluster, struct cluster_said *said, va_list list)
+static void begin_cli(const struct cluster *cluster, struct cluster_command *command, va_list list)
 {
     char program[PATH_BYTES];
     struct arguments args = { .argv = { program_path(program, "cairn") }, .argc = 1 };
     add(&args, "--endpoint", cluster->address);
     for (const char *arg; (arg = va_arg(list, const char *)) != NULL;) add(&args, arg, NULL);
-    const int out_fd = unlinked_file(), err_fd = unlinked_file();
-    const pid_t pid = start_child(args.argv, out_fd, err_fd);
-    said->status = cluster_wait(pid, CLUSTER_WAIT_MS);
-    if (said->status == -1) cluster_kill(pid);
-    read_back(out_fd, said->out, sizeof said->out);
-    read_back(err_fd, said->err, sizeof said->err);
-    ck_assert_msg(said->status != -1, "cairn %s %s gave no answer in time", args.argv[3],
-                  args.argc > 4 ? args.argv[4] : "");
+    snprintf(command->name, sizeof command->name, "cairn %s %s", args.argv[3],
+             args.argc > 4 ? args.argv[4] : "");
+    command->out_fd = unlinked_file();
+    command->err_fd = unlinked_file();
+    command->pid = start_child(args.argv, command->out_fd, command->err_fd);
+}
+
+void cluster_cli_begin(const struct cluster *cluster, struct cluster_command *command, ...)
+{
+    va_list list;
+    va_start(list, command);
+    begin_cli(cluster, command, list);
+    va_end(list);
+}
+
+void cluster_cli_end(struct cluster_command *command, int status, struct cluster_said *said)
+{
+    if (status == -1) cluster_kill(command->pid);
+    said->status = status;
+    read_back(command->out_fd, said->out, sizeof said->out);
+    read_back(command->err_fd, said->err, sizeof said->err);
+    ck_assert_msg(status != -1, "%s gave no answer in time", command->name);
+}
+
+static void run_cli(const struct cluster *cluster, struct cluster_said *said, va_list list)
+{
+    struct cluster_command command;
+    begin_cli(cluster, &command, list);
+    cluster_cli_end(&command, cluster_wait(command.pid, CLUSTER_WAIT_MS), said);
 }
 
 void cluster_cli(const struct cluster *cluster, struct cluster_said *said, ...)

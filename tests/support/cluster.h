@@ -87,7 +87,17 @@ struct cluster_said {
 void cluster_cli(const struct cluster *cluster, struct cluster_said *said, ...)
     __attribute__((sentinel));
 
-/* The same; it ends with that status, and says that word. */
+/* The same in two: in between the caller waits for `pid`, and reaps it. Its status, -1: it still runs. */
+struct cluster_command {
+    pid_t pid;
+    int out_fd, err_fd;
+    char name[64]; /* for whoever reads that it hangs */
+};
+void cluster_cli_begin(const struct cluster *cluster, struct cluster_command *command, ...)
+    __attribute__((sentinel));
+void cluster_cli_end(struct cluster_command *command, int status, struct cluster_said *said);
+
+/* As cluster_cli; it ends with that status, and says that word. */
 void cluster_says(const struct cluster *cluster, int status, const char *word, ...)
     __attribute__((sentinel));
 

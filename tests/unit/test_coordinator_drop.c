@@ -2,6 +2,7 @@
 #include <check.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/support/suite.h"
@@ -122,6 +123,35 @@ TEST(a_snapshot_is_removed_and_nothing_of_it_is_left)
     fake_expect_error(&fake, &admin, ask_remove("..", s->id), CAIRN_ERR_INVALID,
                       "not a job's name");
     train();
+    cairn_message_free(&s->base);
+    cairn_message_free(&kept->base);
+}
+
+static size_t prune(void)
+{
+    Cairn__SnapshotPrune message = CAIRN__SNAPSHOT_PRUNE__INIT;
+    message.job = (char *)(uintptr_t) "toy";
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_PRUNE, &message.base);
+    Cairn__SnapshotPruned *pruned = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_PRUNED, request);
+    size_t going = 0;
+    for (size_t i = 0; i < pruned->n_fates; i++) going += pruned->fates[i]->goes ? 1 : 0;
+    cairn_message_free(&pruned->base);
+    return going;
+}
+
+TEST(what_a_removal_did_not_come_to_goes_with_the_next_prune)
+{
+    Cairn__SnapshotStatus *s = take_snapshot(), *kept = take_snapshot();
+    char foreign[4200];
+    snprintf(foreign, sizeof foreign, "%s/optim/foreign", s->path);
+    ck_assert_int_eq(mkdir(foreign, 0750), 0);
+    fake_expect_error(&fake, &admin, ask_remove("toy", s->id), CAIRN_ERR_IO, "foreign");
+    ck_assert_int_eq(access(s->path, F_OK), 0);
+    ck_assert_int_eq(rmdir(foreign), 0);
+    ck_assert_uint_eq(prune(), 1);
+    fake_until(&fake, access(s->path, F_OK) != 0);
+    while (prune() > 0) {} // its word goes last
+    ck_assert_int_eq(access(kept->path, F_OK), 0);
     cairn_message_free(&s->base);
     cairn_message_free(&kept->base);
 }

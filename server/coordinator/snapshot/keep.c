@@ -90,7 +90,7 @@ static bool is_committed(const struct keeping *k, const char *id)
     return false;
 }
 
-/* Begun for this very job, never committed, and nobody writes one now. */
+/* Begun for this very job and not committed, or not any more; and nobody writes one now. */
 static bool is_left(const struct keeping *k, const struct cairn_snapshot_begun *begun)
 {
     const struct cairn_cluster_job *job = cairn_cluster_job_by_id(k->work.cluster, k->number);
@@ -133,7 +133,7 @@ static void answer(const struct keeping *k)
             if (!is_left(k, begun)) continue;
             fate->id = (char *)(uintptr_t)begun->id;
             fate->goes = true;
-            fate->reason = (char *)(uintptr_t) "it was begun and never committed";
+            fate->reason = (char *)(uintptr_t) "a crash left it: half made, or half removed";
         }
         list[message.n_fates++] = fate;
     }

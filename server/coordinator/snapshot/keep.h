@@ -4,7 +4,7 @@
  * read again, until all of it is read and found damaged; then it goes back to the newest that is verified.
  * One that was read and found good (scrub.h) is noted so (proto/snapshot_io/word.h); then those go that
  * no rule of the job keeps (retention.h), each on a thread of its own (remove.c), and what a coordinator
- * that died has begun of this job and not committed.
+ * that died has begun of this job and not committed, or begun to remove.
  *
  * Where the folder is not the one that snapshots were written to, a tag cannot be read, or the clock went
  * back, nothing goes. Training waits for none of it. */
@@ -35,7 +35,7 @@ enum cairn_removal_cause {
     CAIRN_REMOVAL_ASKED,  /* not one with a tag, nor the only verified one */
     CAIRN_REMOVAL_FORCED, /* its tags go with it */
     CAIRN_REMOVAL_RETIRED, /* nothing keeps it: nor one with a tag, and while another one is verified */
-    CAIRN_REMOVAL_LEFT     /* begun by one who died: not if it is committed now */
+    CAIRN_REMOVAL_LEFT /* begun, or begun to be removed, by one who died: not if it is committed */
 };
 /* The first of a removal: if it may go (CAIRN_ERR_REFUSED: it may not) it is no snapshot any more, and
  * `latest` is off it; its files are still there. Whoever asks next does not count on it. Blocks; another

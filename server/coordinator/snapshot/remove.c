@@ -20,6 +20,7 @@ struct cairn_cluster_removal {
     cairn_status status;
     struct cairn_sentence why;
     enum cairn_removal_cause cause;
+    uint64_t number; /* of the job; 0: it is not in the cluster */
     char id[CAIRN_SNAPSHOT_ID_BYTES];
     char *job, *folder; /* owned */
 };
@@ -34,17 +35,33 @@ static void free_removal(struct cairn_cluster_removal *removal)
     free(removal);
 }
 
+/* From here on its files are known as what has to go, should we die before the last of them is gone. Where
+ * there is no room for that word, the removal is what makes some. */
+static void note_begun(const struct cairn_cluster_removal *removal, const char *root)
+{
+    struct cairn_sentence why;
+    if (removal->number == 0 || removal->cause == CAIRN_REMOVAL_LEFT) return;
+    if (cairn_snapshot_begun_set(root, removal->job, removal->id, removal->number, &why) !=
+        CAIRN_OK)
+        cairn_log_warn(
+            "snapshot %s of job %s: if this coordinator ends before it is removed, files "
+            "of it stay: %s",
+            removal->id, removal->job, why.text);
+}
+
 static void run(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_removal *removal = (struct cairn_cluster_removal *)work;
     struct cairn_snapshot_removed first = { 0 };
+    const char *root = work->cluster->storage.path;
     removal->status = cairn_cluster_storage_seen(work->cluster, &removal->why);
-    if (removal->status == CAIRN_OK)
+    if (removal->status == CAIRN_OK) {
+        note_begun(removal, root);
         removal->status = cairn_cluster_snapshot_release(work->cluster, removal->job, removal->id,
                                                          removal->cause, &first, &removal->why);
-    const char *root = work->cluster->storage.path;
-    if (removal->status == CAIRN_ERR_REFUSED && removal->cause == CAIRN_REMOVAL_LEFT)
-        cairn_snapshot_begun_forget(root, removal->job, removal->id); // it is committed
+    }
+    if (removal->status == CAIRN_ERR_REFUSED)
+        cairn_snapshot_begun_forget(root, removal->job, removal->id); // it is committed, and stays
     if (removal->status != CAIRN_OK) return;
     removal->status = cairn_snapshot_remove(root, removal->job, removal->id, &removal->removed,
                                             &removal->why);
@@ -108,6 +125,7 @@ static cairn_status begin(struct cairn_cluster *cluster, struct cairn_cluster_se
                           uint32_t request, const char *job, const char *id,
                           enum cairn_removal_cause cause, char *folder, struct cairn_sentence *why)
 {
+    const struct cairn_cluster_job *known = cairn_cluster_job_find(cluster, job);
     cairn_status status = judge(cluster, job, id, folder, why);
     struct cairn_cluster_removal *removal = status == CAIRN_OK ? calloc(1, sizeof *removal) : NULL;
     char *name = status == CAIRN_OK ? strdup(job) : NULL;
@@ -123,6 +141,7 @@ static cairn_status begin(struct cairn_cluster *cluster, struct cairn_cluster_se
     removal->work.run = run;
     removal->work.done = on_removed;
     removal->cause = cause;
+    removal->number = known != NULL ? known->id : 0;
     removal->job = name;
     removal->folder = folder;
     strncpy(removal->id, id, sizeof removal->id - 1); // it was parsed
