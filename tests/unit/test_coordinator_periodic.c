@@ -113,6 +113,42 @@ TEST(one_by_steps_is_prepared_ahead_and_what_is_prepared_in_vain_goes)
     ck_assert_uint_eq(toy()->snapshots.ahead, 0);
 }
 
+static void expect_given_back(void)
+{
+    fake_until(&fake, fake.shards[0].prepared == 0 && fake.shards[1].prepared == 0);
+    ck_assert_uint_eq(toy()->snapshots.ahead, 0);
+}
+
+static void prepare_ahead(void)
+{
+    amend(3, 0, 1);
+    train_to(2);
+    fake_until(&fake, fake.shards[0].prepared != 0 && fake.shards[1].prepared != 0);
+}
+
+TEST(what_is_prepared_goes_where_the_step_damages_the_job)
+{
+    prepare_ahead();
+    fake.shards[1].nonfinite = 3;
+    train();
+    expect_given_back();
+}
+
+TEST(what_is_prepared_goes_where_the_storage_is_gone_at_the_step)
+{
+    prepare_ahead();
+    cairn_sentence_set(&toy()->cluster->storage.watch.said, "storage is away");
+    train();
+    expect_given_back();
+}
+
+TEST(what_is_prepared_goes_where_nobody_trains_any_more)
+{
+    prepare_ahead();
+    fake_peer_close(&w);
+    expect_given_back();
+}
+
 TEST(without_a_number_to_keep_all_stay)
 {
     amend(1, 0, 1);

@@ -121,6 +121,54 @@ TEST(what_was_prepared_is_pinned_or_given_back)
     model_close(&was);
 }
 
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+
+static void wait_at_gate(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)task;
+    (void)item;
+    (void)thread;
+    pthread_mutex_lock(&gate);
+    pthread_mutex_unlock(&gate);
+}
+
+static void pass_gate(struct cairn_task *task)
+{
+    (void)task;
+}
+
+TEST(what_was_prepared_in_vain_stays_until_nobody_makes_its_pages)
+{
+    static struct cairn_task before = { .run = wait_at_gate, .done = pass_gate, .item_count = 1 };
+    Cairn__PinPrepare message = CAIRN__PIN_PREPARE__INIT;
+    message.job = SCENE_JOB;
+    message.snapshot = 10;
+    serve(2);
+    const struct cairn_budget *budget = &scene.shard->memory.budget;
+    const uint64_t used = budget->used_bytes;
+    pthread_mutex_lock(&gate);
+    cairn_pool_submit(scene.shard->memory.toucher, &before);
+    scene_say(&scene, CAIRN_MSG_PIN_PREPARE, 70, &message.base);
+    say_folder(10, "");
+    model_round(&model, &scene, 1, 0); // an update looks for pins that have ended
+    ck_assert_uint_gt(budget->used_bytes, used);
+    pthread_mutex_unlock(&gate);
+    (void)scene_hear(&scene, CAIRN_MSG_DONE);
+    model_round(&model, &scene, 2, 1);
+    ck_assert_uint_eq(budget->used_bytes, used);
+    leave();
+}
+
+TEST(what_a_step_takes_is_learned_beside_what_is_prepared)
+{
+    serve(2);
+    model_round(&model, &scene, 1, 0);
+    say_prepare(10);
+    for (uint64_t i = 1; i < 4; i++) model_round(&model, &scene, i + 1, i);
+    ck_assert_uint_gt(scene.shard->jobs->pins.step_us, 0);
+    leave();
+}
+
 TEST(snapshots_and_digests_of_several_versions_are_of_theirs_though_updates_went_on)
 {
     char root[CAIRN_SCRATCH_BYTES], id[CAIRN_SNAPSHOT_ID_BYTES], *folder;

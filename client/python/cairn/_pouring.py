@@ -11,6 +11,7 @@ from typing import Any, Callable, Container, Deque, Dict, Iterator, List, Sequen
 
 from ._stored import Room
 from .job import Job
+from .memory import can_lend
 
 WINDOW_BYTES = 64 << 20  # of f32; a tensor that is larger is a window of its own
 ROOMS = 2
@@ -67,7 +68,8 @@ class Pouring:
         names: Set[str] = set()
         for _ in self._first if self._puts else ():
             with self._next() as window:
-                putting = [job.putting(name, value) for name, value in window["param"].items()]
+                putting = [job.putting(name, value if can_lend(value) else value.contiguous())
+                           for name, value in window["param"].items()]
                 for operation in putting:
                     operation.wait(self._timeout)
                 names.update(window["param"])

@@ -4,8 +4,10 @@ by its address."""
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import sys
 import zipfile
 from bisect import bisect_right
 from pathlib import Path
@@ -46,12 +48,12 @@ class File:
         self._path = path
         self._file = open(path, "rb", buffering=0)
         self._direct = _open_direct(path)
-        self._maps = sorted(_mappings(self._file.fileno()))
+        self._maps = sorted(_mappings(self._file.fileno())) if _is_native(path) else []
 
     def _place(self, tensor: Any) -> Optional[int]:
         """Where it lies in the file; None: not as it is, or the kernel names another device than the file's."""
         size = tensor.element_size()
-        if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.numel() == 0:
+        if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_neg() or tensor.numel() == 0:
             return None
         address = tensor.data_ptr()
         at = bisect_right(self._maps, (address, 1 << 63, 0)) - 1
@@ -83,16 +85,31 @@ class File:
             try:
                 count = os.preadv(fd, [into[got:]], span.at + got)
             except OSError as why:
+                if why.errno == errno.EINVAL and fd == self._direct:  # it wants another alignment
+                    self._close_direct()
+                    continue
                 raise Invalid(f"{self._path} cannot be read: {why.strerror}") from None
             if count == 0:
                 raise Invalid(f"{self._path} ends before byte {span.wanted}: it is cut off")
             got += count
 
-    def close(self) -> None:
-        self._file.close()
+    def _close_direct(self) -> None:
         if self._direct is not None:
             os.close(self._direct)
             self._direct = None
+
+    def close(self) -> None:
+        self._file.close()
+        self._close_direct()
+
+
+def _is_native(path: Path) -> bool:
+    """Else torch turns the bytes of what it has loaded."""
+    if not zipfile.is_zipfile(path):
+        return True
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if name.endswith("/byteorder")]
+        return all(archive.read(name) == sys.byteorder.encode() for name in names)
 
 
 def _open_direct(path: Path) -> Optional[int]:

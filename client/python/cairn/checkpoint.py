@@ -159,7 +159,6 @@ class _Dcp:
             raise Invalid(f"{key}: its chunks have {elems} elements, it has {whole.numel()}")
         return whole
 
-
     def _whole(self, key: str, entry: Mapping[str, Any]) -> Any:
         part = self._item(entry["chunks"][0])
         if list(part.shape) != entry["shape"]:
@@ -229,8 +228,6 @@ def _of_file(path: Path, names: Optional[Sequence[str]]) -> Found:
     saved, found, torch = _load(str(path), **{"mmap": True} if _stored.can_map(path) else {}), Found(), _torch()
     if not isinstance(saved, dict):
         raise Invalid(f"{path} holds a {type(saved).__name__}; a dict of tensors, or of state dicts, is read")
-    file = _stored.File(path)
-    found.read, found.close = file.read, file.close
     for key, value in _model_of(saved).items():
         if isinstance(value, torch.Tensor):
             found.params[_bare(key)] = value
@@ -240,6 +237,8 @@ def _of_file(path: Path, names: Optional[Sequence[str]]) -> Found:
         raise Invalid(f"{path} has {len(states)} states of optimizers; one is taken")
     for state in states:
         _take_optimizer(found, path, state, names)
+    file = _stored.File(path)
+    found.read, found.close = file.read, file.close
     return found
 
 

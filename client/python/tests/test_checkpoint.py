@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import enum
+import errno
 import io
 import mmap
 import os
 import pickle
+import sys
 import tempfile
 import unittest
+import unittest.mock
+import zipfile
 from pathlib import Path
 
 import torched
@@ -64,7 +68,6 @@ def trained():
 
 def modules_of_torch():
     """Classes under the names that torch has for them: what is pickled names these."""
-    import sys
     import types
     made = {}
     for module, names in (("torch.distributed.checkpoint.metadata",
@@ -84,7 +87,6 @@ def modules_of_torch():
 
 
 def give_back(made) -> None:
-    import sys
     for module in [key for key in made if "." in key]:
         del sys.modules[module]
         if made[module][0] is not None:
@@ -276,6 +278,7 @@ class Checkpoints(unittest.TestCase):
         state["0.weight"] = torch.randn(9, 16).t()  # not contiguous
         state["2.bias"] = both[1]  # behind another one, in one storage
         state["2.weight"] = state["2.weight"].to(torch.bfloat16)
+        state["0.bias"] = torch.full((1,), 3.0).expand(16)  # one element
         path = self.folder / "odd.pt"
         torch.save({"model": state, "both": both, "optimizer": optimizer.state_dict()}, path)
         ours, names = model(), [name for name, _ in net.named_parameters()]
@@ -306,6 +309,32 @@ class Checkpoints(unittest.TestCase):
         for (name, ours_p), p in zip(ours.named_parameters(), expected.parameters()):
             self.assertTrue(torch.equal(ours_p.detach(), p.detach()), name)
             self.assertTrue(torch.equal(moments[name], optimizer.state[p]["exp_avg"]), name)
+
+    def test_of_a_file_in_the_other_byte_order_nothing_is_read_past_torch(self):
+        other = {"little": "big", "big": "little"}[sys.byteorder]
+        for order, is_native in ((sys.byteorder, True), (other, False)):
+            path = self.folder / order
+            with zipfile.ZipFile(path, "w") as archive:
+                archive.writestr("archive/byteorder", order)
+            self.assertEqual(_stored._is_native(path), is_native)
+
+    def test_where_a_direct_read_is_refused_the_file_is_read_all_the_same(self):
+        path, ones = self.folder / "ones", b"\0\0\x80?" * 4096
+        path.write_bytes(ones)
+        with open(path, "rb") as opened:
+            there = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+        file, read = _stored.File(path), os.preadv
+        self.addCleanup(file.close)
+        direct = file._direct
+
+        def refuse(fd, into, at):
+            if fd == direct:
+                raise OSError(errno.EINVAL, "Invalid argument")
+            return read(fd, into, at)
+
+        with unittest.mock.patch("os.preadv", refuse):
+            got = file.read([torch.frombuffer(there, dtype=torch.float32)], _stored.Room())
+        self.assertTrue(torch.equal(got[0], torch.ones(4096)))
 
     def test_neighbours_in_a_file_are_read_at_once_and_one_that_is_cut_off_is_said(self):
         count = 3000

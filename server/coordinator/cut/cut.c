@@ -383,9 +383,10 @@ void cairn_cluster_cut_on_pin(struct cairn_cluster_job *job, uint64_t number,
 {
     struct cairn_cluster_cut *cut = job->snapshots.cut;
     if (cut == NULL || cut->number != number || cut->stage != CAIRN_CUT_PINNING) return;
-    cut->stage = CAIRN_CUT_PINNED;
     cut->version = version;
     cut->status = fill_manifest(cut);
+    if (cut->status != CAIRN_OK) cairn_cluster_cut_tell_folder(cut, ""); // who has prepared it
+    cut->stage = CAIRN_CUT_PINNED;
     if (cut->status == CAIRN_OK) {
         send_pins(cut);
         if (cut->is_snapshot)

@@ -74,6 +74,9 @@ bool cairn_cluster_cut_prepare(const struct cairn_cluster_cut *cut);
 /* Of the next one; *is_ahead_out: shards were asked ahead to prepare it. */
 uint64_t cairn_cluster_cut_number(struct cairn_cluster_job *job, bool *is_ahead_out);
 
+/* At a tick: what was prepared ahead goes where no step comes, or the memory has another use. */
+void cairn_cluster_cut_look_behind(struct cairn_cluster_job *job);
+
 /* ---- cut.c ---- */
 /* May one be begun, but for a cut that runs? */
 cairn_status cairn_cluster_cut_judge(const struct cairn_cluster_job *job, bool is_snapshot,

@@ -45,8 +45,8 @@ void cairn_cluster_cut_on_progress(struct cairn_cluster *cluster,
 /* How far the shards of the job's cut are together, as they told last. */
 struct cairn_cut_progress {
     uint64_t done_bytes, total_bytes;
-    uint64_t
-        waited_ms; /* the longest that updates of a shard waited for its staging, threads added up */
+    /* the longest that updates of a shard waited for its staging, threads added up */
+    uint64_t waited_ms;
     uint64_t bytes_per_s;
     uint64_t left_s; /* if it goes on like that */
 };

@@ -158,6 +158,7 @@ void cairn_cluster_cut_advance(struct cairn_cluster_cut *cut)
 void cairn_cluster_cut_shard_gone(struct cairn_cluster_job *job, uint32_t shard)
 {
     struct cairn_cluster_cut *cut = job->snapshots.cut;
+    cairn_cluster_cut_unprepare(job); // it has no memory any more
     if (cut == NULL || cut->stage != CAIRN_CUT_PINNED) return;
     if (!cairn_part_is_open(cut->parts[shard])) return;
     cut->parts[shard] = CAIRN_PART_NONE;
@@ -247,6 +248,7 @@ static void end_preparing(struct cairn_cluster_job *job)
 
 void cairn_cluster_cut_tick(struct cairn_cluster_job *job)
 {
+    cairn_cluster_cut_look_behind(job);
     end_preparing(job);
     cairn_cluster_cut_resume(job, cairn_cluster_pace_nears_step(job));
     struct cairn_cluster_cut *cut = job->snapshots.cut;

@@ -72,14 +72,17 @@ void cairn_cluster_periodic_advance(struct cairn_cluster_job *job)
     if (!is_damaged && strcmp(job->snapshots.failed.text, damaged) == 0)
         job->snapshots.failed.text[0] = '\0';
     if (now.generation != was.generation || now.step <= was.step) return;
-    if (!is_due(job, now.step)) {
-        if (!is_damaged) look_ahead(job, now.step);
-        return;
-    }
+    const bool due = is_due(job, now.step);
+    if (is_damaged)
+        cairn_cluster_cut_unprepare(job);
+    else if (!due)
+        look_ahead(job, now.step);
+    if (!due) return;
     if (is_damaged)
         say_damaged(job);
     else if (cairn_cluster_cut_begin_unasked(job, CAIRN_CUT_PERIODIC, &why) != CAIRN_OK)
         say_failed(job, now.step, why.text);
+    cairn_cluster_cut_unprepare(job); // if it was not begun
 }
 
 void cairn_cluster_periodic_ended(const struct cairn_cluster_cut *cut)

@@ -19,8 +19,8 @@ struct cairn_cluster_cut;
 struct cairn_cluster_snapshots {
     struct cairn_cluster_cut *cut; /* a snapshot or a digest on its way; NULL: none is (cut.h) */
     struct cairn_version stepped;  /* the version at the last event */
-    uint64_t
-        ahead; /* the number of the next cut, which shards were asked to prepare; 0: they were not */
+    /* the number of the next cut, which shards were asked to prepare; 0: they were not */
+    uint64_t ahead;
     uint64_t due_ms; /* snapshot_every_s: cairn_cluster_now_ms + 1 when one was due; 0: not yet */
     struct cairn_cluster_cost cost;
     struct cairn_sentence failed;      /* the last periodic one; empty: it did not; for status */

@@ -20,6 +20,7 @@ static void on_prepared(struct cairn_cluster_job *job, const void *about, cairn_
     uint64_t number;
     memcpy(&number, about, sizeof number);
     if (status != CAIRN_OK) cairn_log_debug("job %s: a snapshot: %s", job->spec.name, why);
+    if (status != CAIRN_OK && job->snapshots.ahead == number) cairn_cluster_cut_unprepare(job);
     if (job->snapshots.cut == NULL || job->snapshots.cut->number != number) return;
     job->snapshots.cut->is_ready = true;
     cairn_cluster_cut_resume(job, cairn_cluster_pace_nears_step(job));
@@ -90,6 +91,13 @@ void cairn_cluster_cut_prepare_ahead(struct cairn_cluster_job *job, uint64_t ste
         return;
     const uint64_t number = new_number();
     if (ask_all(job, number)) job->snapshots.ahead = number;
+}
+
+void cairn_cluster_cut_look_behind(struct cairn_cluster_job *job)
+{
+    if (job->state != CAIRN_CLUSTER_JOB_RUNNING || job->extension.body != NULL || job->park.shut ||
+        cairn_cluster_job_moves(job) || cairn_cluster_pace_rests(job))
+        cairn_cluster_cut_unprepare(job);
 }
 
 void cairn_cluster_cut_unprepare(struct cairn_cluster_job *job)

@@ -19,6 +19,7 @@
 #include "server/coordinator/base/member.h"
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/base/session.h"
+#include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/round/groups.h"
 #include "server/coordinator/store/events.h"
@@ -374,6 +375,7 @@ cairn_status cairn_cluster_extend_begin(struct cairn_cluster_member *member,
     struct cairn_cluster_job *job = member->job;
     cairn_status status = judge_begin(job, why);
     if (status != CAIRN_OK) return status;
+    cairn_cluster_cut_unprepare(job); // the body needs the memory
     struct cairn_cluster_job *body = calloc(1, sizeof *body);
     status = body == NULL ? cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory")
                           : make_body(job, next, body, why);

@@ -156,7 +156,7 @@ static void find_part(struct cairn_cluster_job *job, uint32_t shard)
     cairn_log_info("job %s: shard %s is back with its part", job->spec.name,
                    job->shards[shard].seat->name);
     CAIRN_EACH_SHARD (job, i) {
-        if (job->shards[i].missed_ms != 0) return;
+        if (job->shards[i].missed_ms != 0 && !cairn_cluster_slice_left_out(job, i)) return;
     }
     if (job->state == CAIRN_CLUSTER_JOB_LOST) job->state = CAIRN_CLUSTER_JOB_RUNNING;
     job->loss.may_return = false;

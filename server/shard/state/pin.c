@@ -74,7 +74,7 @@ static bool is_saved_into(const struct cairn_pin *pin)
 /* Nobody uses it any more. */
 static void free_if_ended(struct cairn_pin *pin)
 {
-    if (pin->ended && !is_saved_into(pin)) pin_free(pin);
+    if (pin->ended && pin->tasks == 0 && !is_saved_into(pin)) pin_free(pin);
 }
 
 static void say_waited(const struct cairn_pin *pin)
@@ -315,14 +315,21 @@ void cairn_pins_save(const struct cairn_shard_job *job, struct cairn_works *work
         cairn_staging_save(job->pins.saving[i], works, chunk);
 }
 
+/* None is read, or will be: what is prepared holds no step up. */
+static bool is_free(const struct cairn_pins *pins)
+{
+    const struct cairn_pin *pin = pins->list;
+    while (pin != NULL && (pin->is_prepared || pin->ended)) pin = pin->next;
+    return pin == NULL;
+}
+
 /* What a step takes: while nothing is pinned it is learned, else the pins are paced by it. */
 static void note_step(struct cairn_pins *pins)
 {
     const uint64_t now = uv_hrtime() / 1000, took = pins->last_us == 0 ? 0 : now - pins->last_us;
     pins->last_us = now;
     if (took == 0) return;
-    if (pins->list == NULL)
-        pins->step_us = pins->step_us == 0 ? took : (7 * pins->step_us + took) / 8;
+    if (is_free(pins)) pins->step_us = pins->step_us == 0 ? took : (7 * pins->step_us + took) / 8;
     for (struct cairn_pin *pin = pins->list; pin != NULL; pin = pin->next)
         if (!pin->is_prepared && !pin->waits && !pin->ended) cairn_pace_step(&pin->pace, took, now);
 }

@@ -25,7 +25,7 @@
  *   queues=N        of the hardware, for streams of the least priority: those that share one run in the
  *                   order of the calls, whatever the first waits for (CUDA_DEVICE_MAX_CONNECTIONS); 0: enough
  *   stuck=1         nothing runs but waits for words that are there, until this is 0
- *   peeks=1         a copy to the host of what a kernel writes meanwhile is no misuse: its bytes are poison,
+ *   peeks=1         a copy to the host of what is written meanwhile is no misuse: its bytes are poison,
  *                   for one who looks afterwards whether they are of use
  *   count=1         misuse is counted, where else the process aborts
  *   quiet=1         nothing is said on stderr */
