@@ -304,7 +304,10 @@ void cairn_memory_storage_fail(uint64_t n, cairn_status status)
 
 uint64_t cairn_memory_storage_calls(void)
 {
-    return calls;
+    pthread_mutex_lock(&mutex);
+    const uint64_t count = calls;
+    pthread_mutex_unlock(&mutex);
+    return count;
 }
 
 uint64_t cairn_memory_storage_read_bytes(void)
