@@ -10,6 +10,7 @@
 #include "server/coordinator/base/calls.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/seat.h"
+#include "server/coordinator/base/session.h"
 #include "server/coordinator/cluster.h"
 
 struct cairn_cluster_call {
@@ -103,6 +104,15 @@ uint32_t cairn_cluster_gather_ask(struct cairn_cluster_gather *gather,
     TAILQ_INSERT_TAIL(&gather->calls, call, of_gather);
     TAILQ_INSERT_TAIL(&seat->calls, call, of_seat);
     return call->request;
+}
+
+uint32_t cairn_cluster_gather_send(struct cairn_cluster_gather *gather,
+                                   struct cairn_cluster_seat *seat, uint16_t type,
+                                   const ProtobufCMessage *message)
+{
+    const uint32_t request = cairn_cluster_gather_ask(gather, seat);
+    if (request != 0) cairn_cluster_session_send(seat->session, type, request, message);
+    return request;
 }
 
 /* Freed before the callback, which may ask anew. */

@@ -25,6 +25,10 @@ struct cairn_cluster_gather *cairn_cluster_gather_open_job(const struct cairn_cl
  * fails then. */
 uint32_t cairn_cluster_gather_ask(struct cairn_cluster_gather *gather,
                                   struct cairn_cluster_seat *seat);
+/* The same, and sends it: a message whose frames are this one alone. */
+uint32_t cairn_cluster_gather_send(struct cairn_cluster_gather *gather,
+                                   struct cairn_cluster_seat *seat, uint16_t type,
+                                   const ProtobufCMessage *message);
 /* All were asked: on_done comes when all have answered, and at once if nobody is left to answer. */
 void cairn_cluster_gather_start(struct cairn_cluster_gather *gather);
 /* Adds the names of those that have not answered: "s1, s3". */

@@ -95,18 +95,15 @@ void cairn_cluster_terms_tell(struct cairn_cluster_job *job, uint32_t shard, boo
                         s->seat->name);
         return;
     }
-    const uint32_t request = cairn_cluster_gather_ask(gather, s->seat);
     Cairn__JobTerms terms = CAIRN__JOB_TERMS__INIT;
     terms.job = job->id;
     terms.generation = job->generation;
     terms.revision = job->spec.revision;
     terms.spec_bytes = newer ? job->planned.spec->size : 0;
-    if (request != 0) {
-        cairn_cluster_session_send(s->seat->session, CAIRN_MSG_JOB_TERMS, request, &terms.base);
-        if (newer)
-            cairn_cluster_session_pages(s->seat->session, request, CAIRN_PAGE_SPEC,
-                                        job->planned.spec);
-    }
+    const uint32_t request = cairn_cluster_gather_send(gather, s->seat, CAIRN_MSG_JOB_TERMS,
+                                                       &terms.base);
+    if (request != 0 && newer)
+        cairn_cluster_session_pages(s->seat->session, request, CAIRN_PAGE_SPEC, job->planned.spec);
     cairn_cluster_gather_start(gather);
 }
 

@@ -11,9 +11,9 @@
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/job/drop.h"
 #include "server/coordinator/job/jobs.h"
-#include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/store/events.h"
 
 #define NAMED_MAX 4 /* members in a refusal */
@@ -138,10 +138,8 @@ static void ask_shards(struct cairn_cluster_drop *drop, const struct cairn_clust
             if (name != NULL) drop->away[drop->removed.n_away++] = name;
             continue;
         }
-        const uint32_t request = cairn_cluster_gather_ask(gather, seat);
-        if (request == 0) continue;
-        drop->removed.shards++;
-        cairn_cluster_session_send(seat->session, CAIRN_MSG_JOB_DROP, request, &message.base);
+        if (cairn_cluster_gather_send(gather, seat, CAIRN_MSG_JOB_DROP, &message.base) != 0)
+            drop->removed.shards++;
     }
 }
 

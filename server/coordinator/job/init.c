@@ -194,10 +194,8 @@ void cairn_cluster_job_try_seal(struct cairn_cluster_job *job)
     Cairn__JobSeal seal = CAIRN__JOB_SEAL__INIT;
     seal.job = job->id;
     CAIRN_EACH_SHARD (job, i) {
-        const uint32_t request = cairn_cluster_gather_ask(gather, job->shards[i].seat);
-        if (request == 0) continue;
-        cairn_cluster_session_send(job->shards[i].seat->session, CAIRN_MSG_JOB_SEAL, request,
-                                   &seal.base);
+        (void)cairn_cluster_gather_send(gather, job->shards[i].seat, CAIRN_MSG_JOB_SEAL,
+                                        &seal.base);
     }
     cairn_cluster_gather_start(gather);
 }

@@ -122,10 +122,8 @@ void cairn_cluster_park_advance(struct cairn_cluster_job *job)
     message.parked = park->wanted;
     job->park.asking = true;
     CAIRN_EACH_SHARD (job, i) {
-        struct cairn_cluster_seat *seat = job->shards[i].seat;
-        const uint32_t request = cairn_cluster_gather_ask(gather, seat);
-        if (request != 0)
-            cairn_cluster_session_send(seat->session, CAIRN_MSG_PART_PARK, request, &message.base);
+        (void)cairn_cluster_gather_send(gather, job->shards[i].seat, CAIRN_MSG_PART_PARK,
+                                        &message.base);
     }
     cairn_cluster_gather_start(gather);
 }

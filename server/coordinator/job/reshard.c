@@ -144,12 +144,9 @@ static void republish(struct cairn_cluster_job *job)
     message.job = job->id;
     message.layout = job->layout->version;
     CAIRN_EACH_SHARD (job, i) {
-        if (!cairn_cluster_job_in_force(job, i)) continue;
-        struct cairn_cluster_seat *seat = job->shards[i].seat;
-        const uint32_t request = cairn_cluster_gather_ask(gather, seat);
-        if (request != 0)
-            cairn_cluster_session_send(seat->session, CAIRN_MSG_PART_PUBLISH, request,
-                                       &message.base);
+        if (cairn_cluster_job_in_force(job, i))
+            (void)cairn_cluster_gather_send(gather, job->shards[i].seat, CAIRN_MSG_PART_PUBLISH,
+                                            &message.base);
     }
     cairn_cluster_gather_start(gather);
 }

@@ -125,13 +125,12 @@ static void ask_shard(struct cairn_cluster_job *job, uint32_t shard, Cairn__Part
         on_prepared(job, &preparing, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
         return;
     }
-    const uint32_t request = cairn_cluster_gather_ask(gather, seat);
-    if (request != 0) {
-        message->shard_index = shard;
-        cairn_cluster_session_send(seat->session, CAIRN_MSG_PART_PREPARE, request, &message->base);
+    message->shard_index = shard;
+    const uint32_t request = cairn_cluster_gather_send(gather, seat, CAIRN_MSG_PART_PREPARE,
+                                                       &message->base);
+    if (request != 0)
         cairn_cluster_session_pages(seat->session, request, CAIRN_PAGE_LAYOUT,
                                     job->layouts.next_packed);
-    }
     cairn_cluster_gather_start(gather);
 }
 

@@ -196,11 +196,9 @@ static void ask_shards(struct cairn_cluster_job *job, struct cairn_cluster_kept 
     keep.step = kept->version.step;
     keep.ttl_ms = longest_ms(job, kept);
     CAIRN_EACH_SHARD (job, i) {
-        struct cairn_cluster_seat *seat = job->shards[i].seat;
-        if (!may_have(job, i, kept->version)) continue;
-        const uint32_t request = cairn_cluster_gather_ask(gather, seat);
-        if (request != 0)
-            cairn_cluster_session_send(seat->session, CAIRN_MSG_LEASE_KEEP, request, &keep.base);
+        if (may_have(job, i, kept->version))
+            (void)cairn_cluster_gather_send(gather, job->shards[i].seat, CAIRN_MSG_LEASE_KEEP,
+                                            &keep.base);
     }
     cairn_cluster_gather_start(gather);
 }

@@ -104,13 +104,10 @@ static struct cairn_cluster_adoption *close_question(void *context)
 static uint32_t ask(struct cairn_cluster_adoption *adoption, struct cairn_cluster_seat *seat,
                     uint64_t job, uint64_t generation)
 {
-    const uint32_t request = cairn_cluster_gather_ask(adoption->gather, seat);
     Cairn__PartGet get = CAIRN__PART_GET__INIT;
     get.job = job;
     get.generation = generation;
-    if (request != 0)
-        cairn_cluster_session_send(seat->session, CAIRN_MSG_PART_GET, request, &get.base);
-    return request;
+    return cairn_cluster_gather_send(adoption->gather, seat, CAIRN_MSG_PART_GET, &get.base);
 }
 
 /* ---- their specs and layouts ---- */
