@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "proto/snapshot/snapshot_file.h"
-#include "proto/store/io_thread.h"
 #include "proto/snapshot_io/writer.h"
+#include "proto/store/io_thread.h"
 
 #define AHEAD_MAX   64
 #define THREADS_MAX 8 // more do not make a disk faster

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/store/names.h"
 #include "proto/snapshot_io/snapshot_io.h"
+#include "proto/store/names.h"
 
 /* A folder that is not there has no names. */
 static cairn_status scan(const char *root, const char *path, struct cairn_names *names,

@@ -5,9 +5,9 @@
 
 #include "proto/base/xxh.h"
 #include "proto/snapshot/manifest_trust.h"
-#include "proto/spec/planes.h"
 #include "proto/snapshot_io/block_reader.h"
 #include "proto/snapshot_io/snapshot_io.h"
+#include "proto/spec/planes.h"
 
 /* Reads all of [offset, offset + count), or says why not. */
 static cairn_status read_fully(struct cairn_storage_file *file, void *out, size_t count,

@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "proto/snapshot/manifest_trust.h"
-#include "proto/store/names.h"
 #include "proto/snapshot_io/snapshot_io.h"
+#include "proto/store/names.h"
 
 /* What is being removed: all paths are beneath the root. */
 struct removal {

@@ -20,8 +20,8 @@
 #include "proto/snapshot/minisig.h"
 #include "proto/snapshot/snapshot_file.h"
 #include "proto/snapshot/snapshot_index.h"
-#include "proto/store/storage.h"
 #include "proto/snapshot_io/writer.h"
+#include "proto/store/storage.h"
 
 /* ---- writing: the files of shards are writer.h's ---- */
 

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/spec/planes.h"
 #include "proto/snapshot_io/block_reader.h"
+#include "proto/spec/planes.h"
 #include "proto/store/io_thread.h"
 
 #define GAP_BYTES  ((uint64_t)64 << 10) /* a smaller one is read along */

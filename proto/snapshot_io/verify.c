@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "proto/base/xxh.h"
-#include "proto/spec/planes.h"
 #include "proto/snapshot_io/block_reader.h"
 #include "proto/snapshot_io/snapshot_io.h"
+#include "proto/spec/planes.h"
 
 #define NAMES_MAX 3 /* tensors that a sentence names */
 

@@ -9,6 +9,7 @@
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/base/session.h"
+#include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/handlers.h"
 #include "server/coordinator/job/bytes.h"
 #include "server/coordinator/job/drain.h"
@@ -16,7 +17,6 @@
 #include "server/coordinator/member/standing.h"
 #include "server/coordinator/restore/adopt.h"
 #include "server/coordinator/restore/restore.h"
-#include "server/coordinator/cut/cuts.h"
 
 /* The job and the shard's place in it. NULL: it speaks of a job that is gone or not its own, which is
  * no fault: the job may have been dropped while it spoke. */

@@ -6,11 +6,11 @@
 #include "server/coordinator/base/member.h"
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/handlers.h"
 #include "server/coordinator/job/bytes.h"
 #include "server/coordinator/member/seats.h"
 #include "server/coordinator/restore/resume.h"
-#include "server/coordinator/cut/cuts.h"
 
 /* The member that a request is of; without one it is answered here. */
 static struct cairn_cluster_member *attached(struct cairn_cluster_session *session,

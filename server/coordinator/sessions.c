@@ -10,6 +10,7 @@
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/handlers.h"
 #include "server/coordinator/job/drain.h"
 #include "server/coordinator/job/drop.h"
@@ -18,7 +19,6 @@
 #include "server/coordinator/restore/restore.h"
 #include "server/coordinator/seating.h"
 #include "server/coordinator/sessions.h"
-#include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/store/backup.h"
 #include "server/coordinator/trust/keys.h"
 

@@ -8,9 +8,9 @@
 #include <string.h>
 
 #include "proto/snapshot/digest_tree.h"
+#include "proto/snapshot_io/snapshot_io.h"
 #include "proto/spec/optimizer.h"
 #include "proto/spec/planes.h"
-#include "proto/snapshot_io/snapshot_io.h"
 
 static void free_part(struct part *part);
 

@@ -5,8 +5,8 @@
 #include "proto/spec/spec.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/snapshot/advise.h"
 #include "server/coordinator/cut/cut.h"
+#include "server/coordinator/snapshot/advise.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 

@@ -4,8 +4,8 @@
 
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/seat.h"
-#include "server/coordinator/member/seats.h"
 #include "server/coordinator/cut/cut.h"
+#include "server/coordinator/member/seats.h"
 #include "tests/support/fake_move.h"
 #include "tests/support/fake_shard.h"
 #include "tests/support/suite.h"

@@ -86,6 +86,12 @@ TEST(they_are_of_their_steps_and_only_old_periodic_ones_go)
     expect_listed("12p 3");
 }
 
+static void expect_given_back(void)
+{
+    fake_until(&fake, fake.shards[0].prepared == 0 && fake.shards[1].prepared == 0);
+    ck_assert_uint_eq(toy()->snapshots.ahead, 0);
+}
+
 /* Until then every one of its updates would make memory for what it overwrites. */
 TEST(one_by_steps_is_prepared_ahead_and_what_is_prepared_in_vain_goes)
 {
@@ -109,14 +115,7 @@ TEST(one_by_steps_is_prepared_ahead_and_what_is_prepared_in_vain_goes)
     ck_assert_uint_ne(fake.shards[0].prepared, 0);
     amend(0, 0, 2);
     train_to(6);
-    fake_until(&fake, fake.shards[0].prepared == 0 && fake.shards[1].prepared == 0);
-    ck_assert_uint_eq(toy()->snapshots.ahead, 0);
-}
-
-static void expect_given_back(void)
-{
-    fake_until(&fake, fake.shards[0].prepared == 0 && fake.shards[1].prepared == 0);
-    ck_assert_uint_eq(toy()->snapshots.ahead, 0);
+    expect_given_back();
 }
 
 static void prepare_ahead(void)

@@ -237,8 +237,8 @@ TEST(a_fresh_taker_that_dies_while_the_layout_is_being_stored_is_left_out_again)
     train();
 }
 
-/* It is asked for what it holds only once, and then the layout that has it is not in force yet. */
-TEST(a_fresh_taker_that_is_back_while_the_layout_is_being_stored_is_left_out_again)
+/* `holds`: shard 0 is not done with what it prepares after that. */
+static void lose_taker_while_storing(bool holds)
 {
     fake.shards[0].move.holds_prepare = true;
     apply_shards(3);
@@ -246,10 +246,16 @@ TEST(a_fresh_taker_that_is_back_while_the_layout_is_being_stored_is_left_out_aga
     hold_disk();
     fake_move_prepared(&fake.shards[0]);
     fake_until(&fake, toy()->layouts.storing);
-    fake.shards[0].move.holds_prepare = false;
+    fake.shards[0].move.holds_prepare = holds;
     fake_shard_forget(&fake, 2);
     fake_shard_up(&fake, 2);
     release_disk();
+}
+
+/* It is asked for what it holds only once, and then the layout that has it is not in force yet. */
+TEST(a_fresh_taker_that_is_back_while_the_layout_is_being_stored_is_left_out_again)
+{
+    lose_taker_while_storing(false);
     fake_until(&fake, toy()->layout->version == 3);
     fake_until(&fake, fake.shards[0].move.settled == 3 && fake.shards[1].move.settled == 3);
     ck_assert_uint_eq(toy()->seat_count, 2);
@@ -259,15 +265,7 @@ TEST(a_fresh_taker_that_is_back_while_the_layout_is_being_stored_is_left_out_aga
 /* However long the way back takes: nobody waits for what that one lacks. */
 TEST(a_job_whose_fresh_taker_is_left_out_is_not_lost_while_the_way_back_takes_its_time)
 {
-    fake.shards[0].move.holds_prepare = true;
-    apply_shards(3);
-    for (int i = 0; i < 3; i++) fake_until(&fake, fake.shards[i].move.next != NULL);
-    hold_disk();
-    fake_move_prepared(&fake.shards[0]);
-    fake_until(&fake, toy()->layouts.storing);
-    fake_shard_forget(&fake, 2);
-    fake_shard_up(&fake, 2);
-    release_disk();
+    lose_taker_while_storing(true);
     fake_until(&fake, toy()->layout->version == 2 && toy()->shards[2].lost);
     const uint64_t then_ms = cairn_cluster_now_ms(fake.cluster);
     fake_until(&fake, cairn_cluster_now_ms(fake.cluster) > then_ms + 200);

@@ -74,7 +74,7 @@ class Between(Held):
         """Writes whole tensors outside the optimizer, between two steps, as one new version: {"head.bias": tensor}.
         Buffers and blobs (bytes) too; `plane` "exp_avg" or "exp_avg_sq" for moments. By one worker: the others have it
         with the next round."""
-        version = self._write_only(values, plane)
+        version = self._write_planes({plane: values})
         self._load_after(version)
         self._take_buffers(values)
         return version
@@ -84,12 +84,8 @@ class Between(Held):
         buffers = [(slot, slot.parameter) for slot in self._buffers if slot.name in names]
         _transfer.load(self._job, self._version, buffers, self.timeout)
 
-    def _write_only(self, values: Mapping[str, Any], plane: str) -> Version:
-        """As write(), but what is here stays as it is."""
-        return self._write_planes({plane: values})
-
     def _write_planes(self, planes: Mapping[str, Mapping[str, Any]]) -> Version:
-        """The same, of several planes: {plane: {name: tensor}}."""
+        """As write(), of several planes: {plane: {name: tensor}}; but what is here stays as it is."""
         if self._round is not None:
             raise Invalid("a step is open: write before its first forward pass, or after step()")
         masters = {plane: self._masters(values, plane) for plane, values in planes.items()}

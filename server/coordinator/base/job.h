@@ -7,6 +7,8 @@
 
 #include "proto/geometry/layout.h"
 #include "server/coordinator/base/names.h"
+#include "server/coordinator/cut/parting.h"
+#include "server/coordinator/cut/periodic.h"
 #include "server/coordinator/job/amend.h"
 #include "server/coordinator/job/extend.h"
 #include "server/coordinator/job/init.h"
@@ -19,11 +21,9 @@
 #include "server/coordinator/member/tiles.h"
 #include "server/coordinator/round/core.h"
 #include "server/coordinator/round/halts.h"
-#include "server/coordinator/round/straggler.h"
 #include "server/coordinator/round/pace.h"
+#include "server/coordinator/round/straggler.h"
 #include "server/coordinator/round/times.h"
-#include "server/coordinator/cut/parting.h"
-#include "server/coordinator/cut/periodic.h"
 
 struct cairn_cluster_groups;
 struct cairn_round;

@@ -1,6 +1,5 @@
 /* Cuts on the loop: begun, pinned by the core, gathered from the shards. See cut.h. */
 #include <inttypes.h>
-#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -13,11 +12,11 @@
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/round/groups.h"
-#include "server/coordinator/round/pace.h"
 #include "server/coordinator/cut/cut.h"
 #include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/cut/digests.h"
+#include "server/coordinator/round/groups.h"
+#include "server/coordinator/round/pace.h"
 
 /* ---- parts ---- */
 
@@ -220,7 +219,6 @@ static void start(struct cairn_cluster_job *job, struct cairn_cluster_cut *cut, 
     cut->stuck_ms = 0;
     if (inherits) return; // the core knows of it
     job->snapshots.cut = cut;
-    cut->number = cairn_cluster_cut_number(job, &cut->is_ahead);
     if (!cairn_cluster_cut_prepare(cut)) cut->is_ready = true;
     cairn_cluster_cut_resume(job, false);
 }

@@ -39,7 +39,6 @@ struct cairn_cluster_cut {
     bool is_snapshot;
     enum cairn_cut_cause cause;
     enum cairn_cluster_cut_stage stage;
-    bool is_ahead; /* it was prepared before it began */
     bool is_ready; /* the shards have made memory for it, or it is not awaited */
     bool is_asked; /* the core has been told to pin it */
     bool making_folder;
@@ -69,10 +68,11 @@ struct cairn_cluster_cut {
 };
 
 /* ---- prepare.c ---- */
-/* Asks the shards for memory. False: it is not waited for. */
-bool cairn_cluster_cut_prepare(const struct cairn_cluster_cut *cut);
-/* Of the next one; *is_ahead_out: shards were asked ahead to prepare it. */
-uint64_t cairn_cluster_cut_number(struct cairn_cluster_job *job, bool *is_ahead_out);
+/* By which shards tell of what they have hashed: never 0. */
+uint64_t cairn_cluster_cut_number(void);
+/* Gives it a number, that of one which was prepared ahead if there is one; else asks the shards for memory.
+ * False: that is not waited for. */
+bool cairn_cluster_cut_prepare(struct cairn_cluster_cut *cut);
 
 /* At a tick: what was prepared ahead goes where no step comes, or the memory has another use. */
 void cairn_cluster_cut_look_behind(struct cairn_cluster_job *job);

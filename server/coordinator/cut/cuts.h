@@ -64,7 +64,7 @@ void cairn_cluster_cut_hurry(struct cairn_cluster_job *job);
 void cairn_cluster_cut_resume(struct cairn_cluster_job *job, bool awaits_step);
 /* It stands still for a cut; one that waits for that holds nothing up, or both would wait for ever. */
 bool cairn_cluster_cut_holds_layout(const struct cairn_cluster_job *job);
-/* One is due in so many steps: shards prepare it, if that is soon. */
+/* One by steps is due in so many: shards prepare it, if that is soon. */
 void cairn_cluster_cut_prepare_ahead(struct cairn_cluster_job *job, uint64_t steps);
 /* None is due any more: what was prepared goes. */
 void cairn_cluster_cut_unprepare(struct cairn_cluster_job *job);

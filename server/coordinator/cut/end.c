@@ -13,10 +13,10 @@
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/round/pace.h"
 #include "server/coordinator/cut/cut.h"
 #include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/cut/digests.h"
+#include "server/coordinator/round/pace.h"
 #include "server/coordinator/snapshot/scrub.h"
 #include "server/coordinator/store/events.h"
 

@@ -49,17 +49,6 @@ static bool is_due(struct cairn_cluster_job *job, uint64_t step)
     return due;
 }
 
-/* The one after this step, if steps say when. */
-static void look_ahead(struct cairn_cluster_job *job, uint64_t step)
-{
-    const struct cairn_policy *policy = &job->spec.policy;
-    if (policy->snapshot_every > 0 && policy->snapshot_every_s == 0)
-        cairn_cluster_cut_prepare_ahead(job,
-                                        policy->snapshot_every - step % policy->snapshot_every);
-    else
-        cairn_cluster_cut_unprepare(job);
-}
-
 /* Only a step that is applied while we look on: not one that a restore, or a start, begins with. */
 void cairn_cluster_periodic_advance(struct cairn_cluster_job *job)
 {
@@ -72,17 +61,15 @@ void cairn_cluster_periodic_advance(struct cairn_cluster_job *job)
     if (!is_damaged && strcmp(job->snapshots.failed.text, damaged) == 0)
         job->snapshots.failed.text[0] = '\0';
     if (now.generation != was.generation || now.step <= was.step) return;
-    const bool due = is_due(job, now.step);
-    if (is_damaged)
-        cairn_cluster_cut_unprepare(job);
-    else if (!due)
-        look_ahead(job, now.step);
-    if (!due) return;
+    const uint64_t every = job->spec.policy.snapshot_every;
+    if (!is_due(job, now.step)) {
+        if (every > 0) cairn_cluster_cut_prepare_ahead(job, every - now.step % every);
+        return;
+    }
     if (is_damaged)
         say_damaged(job);
     else if (cairn_cluster_cut_begin_unasked(job, CAIRN_CUT_PERIODIC, &why) != CAIRN_OK)
         say_failed(job, now.step, why.text);
-    cairn_cluster_cut_unprepare(job); // if it was not begun
 }
 
 void cairn_cluster_periodic_ended(const struct cairn_cluster_cut *cut)

@@ -11,6 +11,7 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/cut/cut.h"
 #include "server/coordinator/cut/cuts.h"
+#include "server/coordinator/round/halts.h"
 #include "server/coordinator/round/pace.h"
 
 /* Whoever could not make its memory makes do without. */
@@ -36,43 +37,46 @@ static bool ask_all(struct cairn_cluster_job *job, uint64_t number)
     message.job = job->id;
     message.snapshot = number;
     CAIRN_EACH_SHARD (job, i) {
-        struct cairn_cluster_seat *seat = job->shards[i].seat;
-        const uint32_t request = cairn_cluster_gather_ask(gather, seat);
-        if (request != 0)
-            cairn_cluster_session_send(seat->session, CAIRN_MSG_PIN_PREPARE, request,
-                                       &message.base);
+        (void)cairn_cluster_gather_send(gather, job->shards[i].seat, CAIRN_MSG_PIN_PREPARE,
+                                        &message.base);
     }
     cairn_cluster_gather_start(gather);
     return true;
 }
 
+uint64_t cairn_cluster_cut_number(void)
+{
+    uint64_t number;
+    randombytes_buf(&number, sizeof number);
+    return number | 1;
+}
+
 /* One by steps is of the version that there is now, as the last before a parting is, and nobody needs the
  * memory where nobody trains. */
-bool cairn_cluster_cut_prepare(const struct cairn_cluster_cut *cut)
+bool cairn_cluster_cut_prepare(struct cairn_cluster_cut *cut)
 {
+    struct cairn_cluster_job *job = cut->job;
     const bool by_steps = cut->cause == CAIRN_CUT_PERIODIC &&
-                          cut->job->spec.policy.snapshot_every_s == 0;
-    if (by_steps || cut->is_ahead || cut->cause == CAIRN_CUT_PARTING ||
-        cairn_cluster_pace_rests(cut->job))
+                          job->spec.policy.snapshot_every_s == 0;
+    const uint64_t ahead = job->snapshots.ahead;
+    job->snapshots.ahead = 0;
+    cut->number = ahead != 0 ? ahead : cairn_cluster_cut_number();
+    if (by_steps || ahead != 0 || cut->cause == CAIRN_CUT_PARTING || cairn_cluster_pace_rests(job))
         return false;
-    return ask_all(cut->job, cut->number);
+    return ask_all(job, cut->number);
 }
 
 /* ---- ahead ---- */
 
-static uint64_t new_number(void)
+/* A step will come at which one is taken, and the memory has no other use. */
+static bool is_of_use(const struct cairn_cluster_job *job)
 {
-    uint64_t number;
-    randombytes_buf(&number, sizeof number);
-    return number | 1; // never 0
-}
-
-uint64_t cairn_cluster_cut_number(struct cairn_cluster_job *job, bool *is_ahead_out)
-{
-    const uint64_t ahead = job->snapshots.ahead;
-    job->snapshots.ahead = 0;
-    *is_ahead_out = ahead != 0;
-    return ahead != 0 ? ahead : new_number();
+    const struct cairn_policy *policy = &job->spec.policy;
+    struct cairn_sentence unsaid;
+    return policy->snapshot_every > 0 && policy->snapshot_every_s == 0 &&
+           cairn_cluster_halts_damage(job).nonfinite == 0 && !cairn_cluster_job_moves(job) &&
+           !cairn_cluster_pace_rests(job) &&
+           cairn_cluster_cut_judge(job, true, &unsaid) == CAIRN_OK;
 }
 
 /* In a half of the time that making memory may take at most; or with the next step. */
@@ -85,19 +89,16 @@ static bool is_soon(const struct cairn_cluster_job *job, uint64_t steps)
 
 void cairn_cluster_cut_prepare_ahead(struct cairn_cluster_job *job, uint64_t steps)
 {
-    struct cairn_sentence unsaid;
     if (job->snapshots.ahead != 0 || job->snapshots.cut != NULL || !is_soon(job, steps) ||
-        cairn_cluster_job_moves(job) || cairn_cluster_cut_judge(job, true, &unsaid) != CAIRN_OK)
+        !is_of_use(job))
         return;
-    const uint64_t number = new_number();
+    const uint64_t number = cairn_cluster_cut_number();
     if (ask_all(job, number)) job->snapshots.ahead = number;
 }
 
 void cairn_cluster_cut_look_behind(struct cairn_cluster_job *job)
 {
-    if (job->state != CAIRN_CLUSTER_JOB_RUNNING || job->extension.body != NULL || job->park.shut ||
-        cairn_cluster_job_moves(job) || cairn_cluster_pace_rests(job))
-        cairn_cluster_cut_unprepare(job);
+    if (job->snapshots.ahead != 0 && !is_of_use(job)) cairn_cluster_cut_unprepare(job);
 }
 
 void cairn_cluster_cut_unprepare(struct cairn_cluster_job *job)

@@ -9,10 +9,10 @@
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/round/groups.h"
 #include "server/coordinator/round/terms.h"
-#include "server/coordinator/cut/cuts.h"
 
 /* ---- to the shards ---- */
 

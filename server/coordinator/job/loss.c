@@ -9,9 +9,9 @@
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/member/seats.h"
 #include "server/coordinator/member/waiting.h"
-#include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/store/events.h"
 
 /* ---- what comes next ---- */

@@ -4,10 +4,10 @@
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/job/parts.h"
 #include "server/coordinator/round/groups.h"
-#include "server/coordinator/cut/cuts.h"
 
 /* ---- shards come and go ---- */
 

@@ -12,9 +12,9 @@
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/restore/adopt_private.h"
-#include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/store/store.h"
 
 static void run_write(struct cairn_task *task, uint32_t item, uint32_t thread)

@@ -4,8 +4,8 @@
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/member.h"
 #include "server/coordinator/base/works.h"
-#include "server/coordinator/restore/restore.h"
 #include "server/coordinator/cut/cut.h"
+#include "server/coordinator/restore/restore.h"
 
 const char *cairn_cluster_restore_job_name(const struct cairn_cluster_restore *restore)
 {

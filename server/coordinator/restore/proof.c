@@ -8,16 +8,16 @@
 #include <string.h>
 
 #include "gpu/gpu.h"
-#include "proto/spec/planes.h"
 #include "proto/snapshot_io/sweep.h"
+#include "proto/spec/planes.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/restore/restore.h"
 #include "server/coordinator/cut/cut.h"
 #include "server/coordinator/cut/digests.h"
+#include "server/coordinator/restore/restore.h"
 
 /* ---- on another thread ---- */
 

@@ -1,17 +1,16 @@
 /* The job that is there goes, and the one of the snapshot is made on the shards, in a new generation. */
 #include <inttypes.h>
-#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "server/coordinator/base/calls.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/cut/cut.h"
+#include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/restore/restore.h"
 #include "server/coordinator/round/groups.h"
-#include "server/coordinator/cut/cut.h"
-#include "server/coordinator/cut/cuts.h"
 
 uint64_t cairn_cluster_restore_next_generation(const struct cairn_cluster_job *old,
                                                const struct cairn_manifest *m)
@@ -98,8 +97,7 @@ static cairn_status await_parts(struct cairn_cluster_restore *restore,
     restore->parts = malloc(body->layout->shard_count);
     if (restore->parts == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     memset(restore->parts, CAIRN_PART_AWAITED, body->layout->shard_count);
-    randombytes_buf(&restore->number, sizeof restore->number);
-    restore->number |= 1; // never 0
+    restore->number = cairn_cluster_cut_number();
     return CAIRN_OK;
 }
 

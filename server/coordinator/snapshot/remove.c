@@ -8,8 +8,8 @@
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/restore/restore.h"
 #include "server/coordinator/cut/cuts.h"
+#include "server/coordinator/restore/restore.h"
 #include "server/coordinator/snapshot/find.h"
 #include "server/coordinator/snapshot/keep.h"
 

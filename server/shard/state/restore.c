@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/spec/planes.h"
 #include "proto/snapshot_io/snapshot_io.h"
 #include "proto/snapshot_io/sweep.h"
+#include "proto/spec/planes.h"
 #include "server/shard/shard.h"
 #include "server/shard/state/report.h"
 #include "server/shard/state/restore.h"

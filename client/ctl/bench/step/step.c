@@ -11,8 +11,8 @@
 
 #include "client/ctl/bench/bench.h"
 #include "client/ctl/bench/card.h"
-#include "client/ctl/bench/step/step.h"
 #include "client/ctl/bench/step/shards.h"
+#include "client/ctl/bench/step/step.h"
 
 #define PARAMS_DEFAULT  64000000u
 #define TENSORS_DEFAULT 64
