@@ -57,6 +57,7 @@ function(kernels_image target)
   message(STATUS "kernels for CUDA devices: by ${CAIRN_NVCC} (${toolkit})")
   set_source_files_properties(${holder} TARGET_DIRECTORY ${target} PROPERTIES OBJECT_DEPENDS ${image}
     COMPILE_DEFINITIONS "CAIRN_IMAGE_FILE=\"${image}\";CAIRN_IMAGE_TOOLKIT=${toolkit}")
+  set(CAIRN_HAS_IMAGE ON PARENT_SCOPE)
 endfunction()
 
 # The toolkit's cuda.h, beside its nvcc: a test holds driver.h against it. Nothing that runs reads it.
