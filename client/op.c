@@ -93,7 +93,7 @@ static void complete(struct op *op)
     if (op->kind == CAIRN_CHUNK_PUSH && op->job->filling.pushes_open == 0)
         cairn_step_times_pushed(&op->job->times);
     if (op->kind == CAIRN_CHUNK_PUT && op->status != CAIRN_OK)
-        cairn_puts_failed(op->job, op->tensor);
+        cairn_puts_failed(op->job, op->tensor, op->plane);
     if (op->kind == CAIRN_CHUNK_PUT && op->status != CAIRN_OK && op->job->puts.status == CAIRN_OK) {
         op->job->puts.status = op->status;
         op->job->puts.why = op->why;
@@ -169,6 +169,7 @@ cairn_status cairn_op_begin(struct job *job, uint8_t kind, bool (*run)(struct co
     if (pattern->piece.tile == CAIRN_TILE_BOX)
         op->box_bytes = cairn_box_encode(&pattern->piece.box, op->box);
     op->tensor = pattern->tensor;
+    op->plane = pattern->plane;
     op->lent = lent;
     op->ptr = pattern->ptr;
     op->card = pattern->card;

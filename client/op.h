@@ -26,6 +26,7 @@ struct op {
     void *handle;            /* NULL: nobody waits for this one */
     uint8_t kind;            /* CAIRN_CHUNK_PUSH, _PUT, _FETCH */
     uint32_t tensor;
+    uint8_t plane;
     const void *lent;         /* memory of cairn_alloc; NULL: another's */
     uint8_t *ptr;             /* on loan */
     struct piece piece;       /* of the tensor */

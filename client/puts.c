@@ -16,11 +16,17 @@
 enum { DIGEST_BYTES = CAIRN_PUTS_DIGEST_BYTES };
 
 struct put_note {
-    bool put;    /* whole, and it did not fail */
-    bool failed; /* and was not put again since: nothing may be sealed without it */
-    bool known;  /* the digest */
+    /* bits 1 << plane */
+    uint8_t put;    /* whole, and it did not fail */
+    uint8_t failed; /* and was not put again since: nothing may be sealed without it */
+    bool known;     /* the digest, of the parameter */
     uint8_t digest[DIGEST_BYTES];
 };
+
+static uint8_t bit_of(int plane)
+{
+    return (uint8_t)(1u << plane);
+}
 
 static void hash_number(crypto_generichash_state *state, uint64_t value)
 {
@@ -89,41 +95,47 @@ uint8_t *cairn_puts_held(struct job *job)
     return held;
 }
 
-static void forget(struct put_note *note)
+void cairn_puts_unclaim(struct job *job, size_t tensor, int plane)
 {
-    note->put = note->known = false;
+    struct put_note *note = &job->puts.notes[tensor];
+    note->put &= (uint8_t)~bit_of(plane);
+    if (plane == CAIRN_PLANE_PARAM) note->known = false;
 }
 
-void cairn_puts_failed(struct job *job, size_t tensor)
+void cairn_puts_failed(struct job *job, size_t tensor, int plane)
 {
     if (job->puts.notes == NULL) return;
-    forget(&job->puts.notes[tensor]);
-    job->puts.notes[tensor].failed = !job->known.initialized;
+    cairn_puts_unclaim(job, tensor, plane);
+    if (!job->known.initialized) job->puts.notes[tensor].failed |= bit_of(plane);
 }
 
 bool cairn_puts_any_failed(const struct job *job)
 {
     for (size_t i = 0; job->puts.notes != NULL && i < job->spec.tensor_count; i++)
-        if (job->puts.notes[i].failed) return true;
+        if (job->puts.notes[i].failed != 0) return true;
     return false;
 }
 
-cairn_status cairn_puts_claim(struct job *job, size_t tensor)
+bool cairn_puts_any_moments(const struct job *job)
+{
+    for (size_t i = 0; job->puts.notes != NULL && i < job->spec.tensor_count; i++)
+        if ((job->puts.notes[i].put & ~bit_of(CAIRN_PLANE_PARAM)) != 0) return true;
+    return false;
+}
+
+cairn_status cairn_puts_claim(struct job *job, size_t tensor, int plane)
 {
     if (job->puts.notes == NULL)
         job->puts.notes = calloc(job->spec.tensor_count + 1, sizeof *job->puts.notes);
     if (job->puts.notes == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
-    const bool had = job->puts.notes[tensor].put;
-    job->puts.notes[tensor].put = true;
-    job->puts.notes[tensor].failed = false;
-    return had ? cairn_client_fail(CAIRN_ERR_EXISTS, "tensor %s was put already; each is put once",
-                                   job->spec.tensors[tensor].name)
+    struct put_note *note = &job->puts.notes[tensor];
+    const bool had = (note->put & bit_of(plane)) != 0;
+    note->put |= bit_of(plane);
+    note->failed &= (uint8_t)~bit_of(plane);
+    return had ? cairn_client_fail(CAIRN_ERR_EXISTS,
+                                   "tensor %s, %s, was put already; each is put once",
+                                   job->spec.tensors[tensor].name, cairn_plane_name(plane))
                : CAIRN_OK;
-}
-
-void cairn_puts_unclaim(struct job *job, size_t tensor)
-{
-    forget(&job->puts.notes[tensor]);
 }
 
 cairn_status cairn_puts_hash(struct job *job, size_t tensor, const struct piece *piece,
@@ -155,7 +167,7 @@ void cairn_puts_end(struct job *job, cairn_status status)
     const bool again = status == CAIRN_ERR_NOT_READY ||
                        (status == CAIRN_ERR_MISMATCH && cairn_client_tiles_hold(job));
     for (size_t i = 0; again && job->puts.notes != NULL && i < job->spec.tensor_count; i++)
-        forget(&job->puts.notes[i]);
+        job->puts.notes[i].put = 0, job->puts.notes[i].known = false;
     pthread_mutex_unlock(&job->session->lock);
 }
 

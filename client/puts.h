@@ -20,11 +20,11 @@ struct puts {
 
 #define CAIRN_PUTS_DIGEST_BYTES 32
 
-/* Under the lock: the tensor is this call's to put; CAIRN_ERR_EXISTS: it was put before. */
-cairn_status cairn_puts_claim(struct job *job, size_t tensor) CAIRN_MUST_CHECK;
+/* Under the lock: the plane is this call's to put; CAIRN_ERR_EXISTS: it was put before. */
+cairn_status cairn_puts_claim(struct job *job, size_t tensor, int plane) CAIRN_MUST_CHECK;
 /* Under the lock: nothing of it was put after all. */
-void cairn_puts_unclaim(struct job *job, size_t tensor);
-/* Hashes the whole of a tensor that was claimed. CAIRN_ERR_INVALID: it reaches beyond memory of
+void cairn_puts_unclaim(struct job *job, size_t tensor, int plane);
+/* Hashes the whole of a parameter that was claimed. CAIRN_ERR_INVALID: it reaches beyond memory of
  * cairn_alloc. */
 cairn_status cairn_puts_hash(struct job *job, size_t tensor, const struct piece *piece,
                              const struct cairn_mem *mem) CAIRN_MUST_CHECK;
@@ -34,10 +34,12 @@ size_t cairn_puts_digest(struct job *job, uint8_t digest_out[CAIRN_PUTS_DIGEST_B
  * memory, nothing was put, or the job has more tensors than go into a message. */
 #define CAIRN_PUTS_HELD_BYTES 8
 uint8_t *cairn_puts_held(struct job *job);
-/* Under the lock: a put failed: the tensor may be put again. */
-void cairn_puts_failed(struct job *job, size_t tensor);
-/* Under the lock: a put failed, and its tensor was not put again since. */
+/* Under the lock: a put failed: the plane may be put again. */
+void cairn_puts_failed(struct job *job, size_t tensor, int plane);
+/* Under the lock: a put failed, and its plane was not put again since. */
 bool cairn_puts_any_failed(const struct job *job);
+/* Under the lock: some plane of moments was put. */
+bool cairn_puts_any_moments(const struct job *job);
 /* What the coordinator answered to InitDone. */
 void cairn_puts_end(struct job *job, cairn_status status);
 /* Adds to this thread's sentence that the rank put only `count` tensors, the usual reason for a mismatch. */

@@ -41,13 +41,15 @@ static cairn_status judge_put_box(struct job *job, size_t tensor, const struct c
     return cairn_api_judge_own(job, tensor, box, mem, piece_out);
 }
 
-/* The source's travels, what others have is only hashed. *sent_out: the memory is on loan. */
+/* The source's travels, what others have is only hashed: of moments there is one source, and nothing to
+ * compare. *sent_out: the memory is on loan. */
 static cairn_status put_claimed(struct job *job, const struct command *pattern,
                                 const struct cairn_mem *mem, cairn_op **op_out, bool *sent_out)
 {
     const bool source = is_source(job);
     const struct piece own = cairn_client_tiles_own(job, pattern->tensor);
-    const bool compared = cairn_box_equal(&own.box, &pattern->piece.box);
+    const bool compared = pattern->plane == CAIRN_PLANE_PARAM &&
+                          cairn_box_equal(&own.box, &pattern->piece.box);
     cairn_status status = compared ? cairn_puts_hash(job, pattern->tensor, &pattern->piece, mem)
                                    : CAIRN_OK;
     if (status == CAIRN_OK)
@@ -56,7 +58,7 @@ static cairn_status put_claimed(struct job *job, const struct command *pattern,
     *sent_out = status == CAIRN_OK && source;
     if (status == CAIRN_OK) return CAIRN_OK;
     pthread_mutex_lock(&job->session->lock);
-    cairn_puts_failed(job, pattern->tensor);
+    cairn_puts_failed(job, pattern->tensor, pattern->plane);
     pthread_mutex_unlock(&job->session->lock);
     return status;
 }
@@ -66,10 +68,11 @@ static cairn_status claim_part(struct job *job, const struct portion *portion,
                                struct assembly **out)
 {
     const bool begun = cairn_assemble_begun(job, portion);
-    cairn_status status = begun ? CAIRN_OK : cairn_puts_claim(job, portion->tensor);
+    cairn_status status = begun ? CAIRN_OK
+                                : cairn_puts_claim(job, portion->tensor, CAIRN_PLANE_PARAM);
     if (status != CAIRN_OK) return status;
     status = cairn_assemble_claim(job, portion, out);
-    if (status != CAIRN_OK && !begun) cairn_puts_unclaim(job, portion->tensor);
+    if (status != CAIRN_OK && !begun) cairn_puts_unclaim(job, portion->tensor, CAIRN_PLANE_PARAM);
     return status;
 }
 
@@ -97,7 +100,8 @@ static cairn_status put_brought(struct job *job, struct portion *portion, cairn_
     status = cairn_assemble_copy(assembly, portion, &whole);
     if (status != CAIRN_OK) {
         pthread_mutex_lock(&job->session->lock);
-        if (!cairn_assemble_begun(job, portion)) cairn_puts_unclaim(job, portion->tensor);
+        if (!cairn_assemble_begun(job, portion))
+            cairn_puts_unclaim(job, portion->tensor, CAIRN_PLANE_PARAM);
         pthread_mutex_unlock(&job->session->lock);
     }
     if (status == CAIRN_OK && whole) status = put_assembled(job, assembly);
@@ -116,16 +120,43 @@ static cairn_status put_part(struct job *job, struct portion *portion, const str
     return status;
 }
 
+/* Moments are the one source's. */
+static cairn_status judge_plane(const struct job *job, size_t tensor, int plane)
+{
+    const char *name = job->spec.tensors[tensor].name;
+    if (plane == CAIRN_PLANE_PARAM) return CAIRN_OK;
+    if (plane != CAIRN_PLANE_EXP_AVG && plane != CAIRN_PLANE_EXP_AVG_SQ)
+        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
+                                 "tensor %s: \"param\", \"exp_avg\" and \"exp_avg_sq\" are put",
+                                 name);
+    if (job->member.rank != 0)
+        return cairn_client_fail(CAIRN_ERR_REFUSED,
+                                 "tensor %s: rank 0 puts moments, this is rank %u", name,
+                                 job->member.rank);
+    return cairn_api_judge_plane(job, tensor, plane);
+}
+
+/* And whole. */
+static cairn_status judge_part(const struct job *job, const struct command *pattern, bool is_part)
+{
+    if (!is_part || pattern->plane == CAIRN_PLANE_PARAM) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
+                             "tensor %s: moments are put whole; cairn_write_begin writes parts of "
+                             "them, when there is a state",
+                             job->spec.tensors[pattern->tensor].name);
+}
+
 static cairn_status put_whole(struct job *job, struct command *pattern, const struct cairn_box *box,
                               struct cairn_mem *mem, cairn_op **op_out)
 {
     bool sent = false;
     cairn_status status = judge_put_box(job, pattern->tensor, box, mem, &pattern->piece);
+    if (status == CAIRN_OK) status = judge_part(job, pattern, !pattern->piece.whole);
     if (status == CAIRN_OK) status = cairn_api_bring(mem, &pattern->piece, &pattern->owned);
     if (status != CAIRN_OK) return status;
     pattern->ptr = mem->ptr;
     pthread_mutex_lock(&job->session->lock);
-    status = cairn_puts_claim(job, pattern->tensor);
+    status = cairn_puts_claim(job, pattern->tensor, pattern->plane);
     pthread_mutex_unlock(&job->session->lock);
     if (status == CAIRN_OK) status = put_claimed(job, pattern, mem, op_out, &sent);
     if (!sent) free(pattern->owned);
@@ -145,16 +176,20 @@ static cairn_status put_inside(struct job *job, const char *tensor, const char *
     if (write != 0) return cairn_api_write_put(job, write, tensor, plane, box, given, op_out);
     cairn_status status = cairn_api_judge_data(job, tensor, given, &mem, &index, &part);
     if (status != CAIRN_OK) return status;
-    if (plane == NULL || cairn_plane_number(plane) != CAIRN_PLANE_PARAM)
-        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                                 "tensor %s: only the plane \"param\" can be put", tensor);
-    status = cairn_api_judge_dtype(job, index, CAIRN_PLANE_PARAM, &mem);
+    const int number = plane != NULL ? cairn_plane_number(plane) : 0;
+    status = judge_plane(job, index, number);
+    if (status == CAIRN_OK) status = cairn_api_judge_dtype(job, index, number, &mem);
     if (status != CAIRN_OK) return status;
     if (cairn_spec_has_origin(&job->spec, index))
         return cairn_client_fail(
             CAIRN_ERR_EXISTS, "tensor %s has its initial state from %s; nothing is to be put",
             tensor, job->spec.init_from != NULL ? job->spec.init_from : "its initializer");
-    status = judge_state(job);
+    struct command pattern = { .tensor = (uint32_t)index,
+                               .plane = (uint8_t)number,
+                               .dtype = (uint8_t)mem.dtype,
+                               .ptr = mem.ptr };
+    status = judge_part(job, &pattern, part != NULL);
+    if (status == CAIRN_OK) status = judge_state(job);
     if (status != CAIRN_OK) return status;
     if (part != NULL) {
         struct portion portion = {
@@ -162,10 +197,6 @@ static cairn_status put_inside(struct job *job, const char *tensor, const char *
         };
         return put_part(job, &portion, part, box, op_out);
     }
-    struct command pattern = { .tensor = (uint32_t)index,
-                               .plane = CAIRN_PLANE_PARAM,
-                               .dtype = (uint8_t)mem.dtype,
-                               .ptr = mem.ptr };
     return put_whole(job, &pattern, box, &mem, op_out);
 }
 
@@ -187,6 +218,7 @@ static cairn_status init_done_inside(struct job *job, const uint8_t *given, uint
     if (status != CAIRN_OK) return status;
     pthread_mutex_lock(&job->session->lock);
     const bool initialized = job->known.initialized, has_tiles = cairn_client_tiles_hold(job);
+    const bool has_moments = cairn_puts_any_moments(job);
     // Until that tensor is put again: without it the job would be sealed with other values.
     if (!cairn_puts_any_failed(job)) job->puts.status = CAIRN_OK;
     const cairn_status put = job->puts.status;
@@ -199,6 +231,7 @@ static cairn_status init_done_inside(struct job *job, const uint8_t *given, uint
     if (initialized && (hashed == 0 || has_tiles) && given == NULL) return CAIRN_OK;
     Cairn__InitDone message = CAIRN__INIT_DONE__INIT;
     message.source = job->member.rank == 0 || has_tiles;
+    message.moments = has_moments;
     message.digest.data = digest;
     message.digest.len = hashed > 0 && !has_tiles ? sizeof digest : 0;
     message.given.data = (uint8_t *)(uintptr_t)given;

@@ -718,15 +718,18 @@ struct cairn_amend {
 CAIRN_EXPORT cairn_status cairn_job_amend(cairn_job *job, const struct cairn_amend *amend,
                                           int timeout_ms) CAIRN_CHECKED;
 
-/* Initial state: `plane` is "param", `box` what this worker holds (NULL means it). Without tiles the
- * worker of rank 0 puts everything. With tiles every worker puts what it holds (replicas the same values:
- * cairn_init_done compares them), or rank 0 every tensor whole, giving a box that says so. Each tensor once:
- * CAIRN_ERR_EXISTS if it was put already, if the shards make it (init, init_from), or if the job is
- * initialized: nothing to put. A job whose tensors are all made by the shards initializes itself. Without
- * tiles a worker of another rank may put the same tensors before the first update: nothing of them is
- * sent, cairn_init_done compares them with those of rank 0. What is put is not looked at: with a NaN in it
- * the gradients are not finite, and rounds are skipped, or fail, by on_nonfinite. Waits for no shard; hashes
- * the tensor; waits for mem.stream of a GPU's memory, which it copies. */
+/* Initial state: `plane` is "param", `box` what this worker holds (NULL means it). The worker of rank 0
+ * may put whole "exp_avg" and "exp_avg_sq" of trained tensors, too, in CAIRN_F32, as of a checkpoint;
+ * those that are not put are 0, and so are those of a worker that was gone before its cairn_init_done.
+ * Without tiles the worker of rank 0 puts everything. With tiles every worker puts what it holds (replicas
+ * the same values: cairn_init_done compares them), or rank 0 every tensor whole, giving a box that says
+ * so. Each plane once: CAIRN_ERR_EXISTS if it was put already, if the shards make it (init, init_from), or
+ * if the job is initialized: nothing to put. A job whose tensors are all made by the shards initializes
+ * itself. Without tiles a worker of another rank may put the same tensors before the first update: nothing
+ * of them is sent, cairn_init_done compares them with those of rank 0; moments are not compared. What is
+ * put is not looked at: with a NaN in it the gradients are not finite, and rounds are skipped, or fail, by
+ * on_nonfinite. Waits for no shard; hashes the tensor; waits for mem.stream of a GPU's memory, which it
+ * copies. */
 CAIRN_EXPORT cairn_status cairn_put(cairn_job *job, const char *tensor, const char *plane,
                                     const struct cairn_box *box, const struct cairn_mem *mem,
                                     cairn_op **op_out) CAIRN_CHECKED;

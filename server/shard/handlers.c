@@ -27,7 +27,20 @@ static void on_probe(struct cairn_shard *shard, uint32_t request)
     cairn_session_answer(shard, &answered, CAIRN_OK, NULL);
 }
 
-static void on_job_seal(struct cairn_shard *shard, uint32_t request, struct cairn_shard_job *job)
+/* Sealed before, when another shard's part was missing. What is put once more is compared as it comes. */
+static cairn_status judge_again(const struct cairn_shard_job *job, const Cairn__JobSeal *message,
+                                struct cairn_sentence *why)
+{
+    if (message->moments_of != 0 || !cairn_put_has_moments(job)) return CAIRN_OK;
+    return cairn_fail(
+        why, CAIRN_ERR_EXISTS,
+        "shard %s has its initial state already, with moments: put those too, or drop "
+        "the job and begin anew",
+        job->shard->name);
+}
+
+static void on_job_seal(struct cairn_shard *shard, uint32_t request, struct cairn_shard_job *job,
+                        const Cairn__JobSeal *message)
 {
     struct cairn_request answered = cairn_session_request(shard, request);
     struct cairn_sentence why;
@@ -35,12 +48,15 @@ static void on_job_seal(struct cairn_shard *shard, uint32_t request, struct cair
     if (job->load.at_work != NULL && job->load.at_work->puts_follow)
         status = cairn_fail(&why, CAIRN_ERR_NOT_READY, "its initial state is being made");
     if (job->state == CAIRN_JOB_INITIALIZING) status = cairn_put_whole(job, &why);
+    if (job->state == CAIRN_JOB_SERVING) status = judge_again(job, message, &why);
     if (status != CAIRN_OK || job->state == CAIRN_JOB_SERVING) {
         cairn_session_answer(shard, &answered, status, &why);
         return;
     }
     job->load.asked = answered; // LOADING and SEALING answer when they are done
-    if (job->state == CAIRN_JOB_INITIALIZING) cairn_pass_seal(job);
+    if (job->state != CAIRN_JOB_INITIALIZING) return;
+    cairn_put_count_moments(job, message->moments_of);
+    cairn_pass_seal(job);
 }
 
 /* ---- rounds ---- */
@@ -200,7 +216,9 @@ static void on_job_message(struct cairn_shard *shard, uint16_t type, uint32_t re
     const Cairn__Decide *decide = (const Cairn__Decide *)message;
     const Cairn__Resolve *resolve = (const Cairn__Resolve *)message;
     switch (type) {
-    case CAIRN_MSG_JOB_SEAL: on_job_seal(shard, request, job); break;
+    case CAIRN_MSG_JOB_SEAL:
+        on_job_seal(shard, request, job, (const Cairn__JobSeal *)message);
+        break;
     case CAIRN_MSG_MEMBER_JOIN:
         on_member_join(shard, request, job, (const Cairn__MemberJoin *)message);
         break;

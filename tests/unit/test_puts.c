@@ -8,16 +8,23 @@
 #include "tests/support/rooms.h"
 #include "tests/support/suite.h"
 
-enum { ELEMS = 30, SHARDS = 2, WAIT_MS = 20000 };
+enum { ELEMS = 30, SHARDS = 2, FIRST_STEP = 7, WAIT_MS = 20000 };
 
 static struct rooms rooms;
 static cairn *session;
 static cairn_job *job;
 static float first[ELEMS], other[ELEMS], copy[ELEMS];
 
-static void setup(void)
+static cairn *open_session(void)
 {
-    const struct cairn_fabric_mem_options options = { .seed = 7 };
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = rooms.address };
+    cairn *opened;
+    ck_assert_msg(cairn_client_open(&opts, rooms.hub, &opened) == CAIRN_OK, "%s", cairn_error());
+    return opened;
+}
+
+static cairn_job *open_job(cairn *by, uint32_t rank)
+{
     static const struct cairn_tensor tensors[] = {
         { .struct_size = sizeof *tensors, .name = "a", .rank = 1, .shape = { ELEMS } },
         { .struct_size = sizeof *tensors, .name = "b", .rank = 1, .shape = { ELEMS } },
@@ -27,12 +34,21 @@ static void setup(void)
                                          .tensors = tensors,
                                          .tensor_count = 2,
                                          .groups = &group,
-                                         .group_count = 1 };
+                                         .group_count = 1,
+                                         .rank = rank,
+                                         .first_step = FIRST_STEP };
+    cairn_job *opened;
+    ck_assert_msg(cairn_job_open(by, "w", &spec, CAIRN_WORKER, WAIT_MS, &opened) == CAIRN_OK, "%s",
+                  cairn_error());
+    return opened;
+}
+
+static void setup(void)
+{
+    const struct cairn_fabric_mem_options options = { .seed = 7 };
     rooms_open(&rooms, SHARDS, &options);
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = rooms.address };
-    ck_assert_msg(cairn_client_open(&opts, rooms.hub, &session) == CAIRN_OK, "%s", cairn_error());
-    ck_assert_msg(cairn_job_open(session, "w", &spec, CAIRN_WORKER, WAIT_MS, &job) == CAIRN_OK,
-                  "%s", cairn_error());
+    session = open_session();
+    job = open_job(session, 0);
     for (int i = 0; i < ELEMS; i++) {
         first[i] = (float)i;
         other[i] = (float)(100 + i);
@@ -45,24 +61,35 @@ static void teardown(void)
     rooms_close(&rooms);
 }
 
-static cairn_status put(const char *tensor, float *values)
+static cairn_status put_plane(cairn_job *by, const char *tensor, const char *plane, float *values)
 {
     const struct cairn_mem from = { .struct_size = sizeof from, .ptr = values, .dtype = CAIRN_F32 };
     cairn_op *op;
-    const cairn_status status = cairn_put(job, tensor, "param", NULL, &from, &op);
+    const cairn_status status = cairn_put(by, tensor, plane, NULL, &from, &op);
     return status == CAIRN_OK ? cairn_wait(op, WAIT_MS) : status;
 }
 
-static void check_values(const char *tensor, const float *values)
+static cairn_status put(const char *tensor, float *values)
+{
+    return put_plane(job, tensor, "param", values);
+}
+
+static void check_plane(const char *tensor, const char *plane, const float *values)
 {
     const struct cairn_mem to = { .struct_size = sizeof to, .ptr = copy, .dtype = CAIRN_F32 };
     struct cairn_version version;
     cairn_op *op;
     ck_assert_int_eq(cairn_version_wait(job, (struct cairn_version) { 0, 0 }, WAIT_MS, &version),
                      CAIRN_OK);
-    ck_assert_int_eq(cairn_fetch(job, version, tensor, "param", NULL, &to, &op), CAIRN_OK);
+    ck_assert_uint_eq(version.step, FIRST_STEP);
+    ck_assert_int_eq(cairn_fetch(job, version, tensor, plane, NULL, &to, &op), CAIRN_OK);
     ck_assert_int_eq(cairn_wait(op, WAIT_MS), CAIRN_OK);
     ck_assert_mem_eq(copy, values, sizeof copy);
+}
+
+static void check_values(const char *tensor, const float *values)
+{
+    check_plane(tensor, "param", values);
 }
 
 /* a's shard has its whole part and is sealed, b's has nothing. */
@@ -104,6 +131,77 @@ TEST(nothing_is_sealed_with_other_values_than_were_put_last)
     ck_assert_int_eq(put("a", first), CAIRN_OK);
     ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
     check_values("a", first);
+}
+
+/* ---- moments ---- */
+
+static const float zeros[ELEMS];
+
+TEST(moments_are_put_with_the_parameters_and_the_rest_of_them_is_0)
+{
+    ck_assert_int_eq(put("a", first), CAIRN_OK);
+    ck_assert_msg(put_plane(job, "a", "exp_avg_sq", other) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_int_eq(put_plane(job, "a", "exp_avg_sq", other), CAIRN_ERR_EXISTS);
+    ck_assert_int_eq(put_plane(job, "b", "exp_avg", first), CAIRN_OK);
+    ck_assert_int_eq(cairn_init_done(job, NULL, WAIT_MS), CAIRN_ERR_NOT_READY);
+    ck_assert_int_eq(put("b", other), CAIRN_OK);
+    // It was not whole: all is put again, what is sealed by now with the same values.
+    ck_assert_msg(put_plane(job, "a", "exp_avg_sq", other) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_int_eq(put_plane(job, "b", "exp_avg", first), CAIRN_OK);
+    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    check_values("a", first);
+    check_plane("a", "exp_avg", zeros);
+    check_plane("a", "exp_avg_sq", other);
+    check_plane("b", "exp_avg", first);
+    check_plane("b", "exp_avg_sq", zeros);
+    ck_assert_int_eq(put_plane(job, "b", "exp_avg", first), CAIRN_ERR_EXISTS);
+}
+
+TEST(moments_of_a_worker_that_went_before_the_end_are_0)
+{
+    ck_assert_int_eq(put("a", other), CAIRN_OK);
+    ck_assert_int_eq(put_plane(job, "a", "exp_avg", other), CAIRN_OK);
+    ck_assert_int_eq(put_plane(job, "a", "exp_avg_sq", other), CAIRN_OK);
+    ck_assert_int_eq(put_plane(job, "b", "exp_avg", other), CAIRN_OK);
+    cairn_job_close(job);
+    job = open_job(session, 0);
+    ck_assert_int_eq(put("a", first), CAIRN_OK);
+    ck_assert_int_eq(put("b", first), CAIRN_OK);
+    ck_assert_int_eq(put_plane(job, "a", "exp_avg", first), CAIRN_OK);
+    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    check_values("a", first);
+    check_plane("a", "exp_avg", first);
+    check_plane("a", "exp_avg_sq", zeros);
+    check_plane("b", "exp_avg", zeros);
+}
+
+TEST(a_state_that_is_sealed_in_part_with_moments_is_not_ended_without_them)
+{
+    ck_assert_int_eq(put_plane(job, "a", "exp_avg", other), CAIRN_OK);
+    put_half();
+    cairn_job_close(job);
+    job = open_job(session, 0);
+    ck_assert_int_eq(put("a", first), CAIRN_OK);
+    ck_assert_int_eq(put("b", first), CAIRN_OK);
+    ck_assert_int_eq(cairn_init_done(job, NULL, WAIT_MS), CAIRN_ERR_EXISTS);
+    ck_assert_msg(strstr(cairn_error(), "already, with moments: put those too") != NULL, "%s",
+                  cairn_error());
+    ck_assert_int_eq(put_plane(job, "a", "exp_avg", other), CAIRN_OK);
+    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    check_plane("a", "exp_avg", other);
+    check_plane("b", "exp_avg", zeros);
+}
+
+TEST(only_rank_0_puts_moments_and_only_planes_that_there_are)
+{
+    cairn *beside = open_session();
+    cairn_job *second = open_job(beside, 1);
+    ck_assert_int_eq(put_plane(second, "a", "exp_avg", first), CAIRN_ERR_REFUSED);
+    ck_assert_msg(strstr(cairn_error(), "rank 0 puts moments, this is rank 1") != NULL, "%s",
+                  cairn_error());
+    ck_assert_int_eq(put_plane(job, "a", "wire", first), CAIRN_ERR_UNSUPPORTED);
+    ck_assert_int_eq(put_plane(job, "a", "none", first), CAIRN_ERR_UNSUPPORTED);
+    cairn_close(beside);
 }
 
 SUITE(60, setup, teardown);

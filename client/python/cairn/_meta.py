@@ -8,7 +8,7 @@ refers to the old ones (a torch optimizer that was taken over, hooks) goes witho
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Container, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -38,6 +38,14 @@ def set_initializers(slots: Sequence[Slot], init: Any) -> None:
     if left:
         raise Invalid(f"init: {left[0]!r} is no (first) name of a parameter or buffer, and no pattern of one that an "
                       "earlier pattern leaves")
+
+
+def without(slots: Sequence[Slot], names: Container[str]) -> List[Slot]:
+    """But those whose values come from elsewhere: no initializer makes them."""
+    for slot in slots:
+        if slot.name in names:
+            slot.init = None
+    return [slot for slot in slots if slot.name not in names]
 
 
 def judge_buffers(model: nn.Module, kept: Sequence[Slot]) -> None:

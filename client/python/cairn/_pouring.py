@@ -1,17 +1,17 @@
-"""What a checkpoint has, into a job, window by window: parameters as its initial state, where no shard makes that, and
-all else by writes. The reader is ahead of what is being written by ROOMS - 1 windows, and begins before the job is
-made."""
+"""What a checkpoint has, into a job that has no state yet, window by window: its parameters, buffers and moments are
+the initial state, which is there as a whole or not at all. The reader is ahead of what is being put by ROOMS - 1
+windows, and begins before the job is made."""
 
 from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any, Callable, Container, Deque, Dict, Iterator, List, Sequence, Set, Tuple
+from typing import Any, Callable, Deque, Dict, List, Sequence, Tuple
 
 from ._stored import Room
 from .job import Job
 from .memory import can_lend
+from .operation import Operation
 
 WINDOW_BYTES = 64 << 20  # of f32; a tensor that is larger is a window of its own
 ROOMS = 2
@@ -34,17 +34,16 @@ def windows_of(items: Sequence[Item]) -> List[List[Item]]:
 
 
 class Pouring:
-    """`read`: the values of a window's items, f32, in a room where they fit there. `first`: windows of parameters;
-    `rest`: what is written in any case. `puts`: the job's parameters come from here, and not from its shards."""
+    """`read`: the values of a window's items, f32, in a room where they fit there. `names`: the tensors whose values
+    come from here, whatever the model or the job's spec has of them."""
 
-    def __init__(self, read: Callable[[Sequence[Item], Room], Values], first: Sequence[Sequence[Item]],
-                 rest: Sequence[Sequence[Item]], puts: bool, timeout: float):
-        self._read, self._puts, self._timeout = read, puts, timeout
-        self._first = first
-        self._waiting: Deque[Sequence[Item]] = deque([*first, *rest])
+    def __init__(self, read: Callable[[Sequence[Item], Room], Values], items: Sequence[Item], timeout: float):
+        self._read, self._timeout = read, timeout
+        self.names = frozenset(name for name, plane, _ in items if plane == "param")
+        self._waiting: Deque[Sequence[Item]] = deque(windows_of(items))
         self._coming: Deque[Tuple[Room, "Future[Values]"]] = deque()
         self._reader = ThreadPoolExecutor(1, "cairn-import")
-        self.write_count = len(rest) + (0 if puts else len(first))  # unless another one's import ended halfway
+        self.is_done = False  # this worker has put all of it
 
     def begin(self) -> None:
         """Reading."""
@@ -55,32 +54,15 @@ class Pouring:
         if self._waiting:
             self._coming.append((room, self._reader.submit(self._read, self._waiting.popleft(), room)))
 
-    @contextmanager
-    def _next(self) -> Iterator[Values]:
-        """The next window: its room is read into again behind the block."""
-        room, coming = self._coming.popleft()
-        yield coming.result()
-        del coming
-        self._begin(room)
-
-    def put(self, job: Job) -> Set[str]:
-        """Parameters, as the initial state of a job that has none. Returns their names."""
-        names: Set[str] = set()
-        for _ in self._first if self._puts else ():
-            with self._next() as window:
-                putting = [job.putting(name, value if can_lend(value) else value.contiguous())
-                           for name, value in window["param"].items()]
-                for operation in putting:
-                    operation.wait(self._timeout)
-                names.update(window["param"])
-        return names
-
-    def pour(self, write: Callable[[Values], Any], names: Container[str]) -> None:
-        """Writes what is left, of these tensors."""
+    def put(self, job: Job) -> None:
+        """All of it, by rank 0: the initial state, as far as the job has tensors of these names."""
         while self._coming:
-            with self._next() as window:
-                write({plane: {name: value for name, value in values.items() if name in names}
-                       for plane, values in window.items()})
+            room, coming = self._coming.popleft()
+            for operation in _putting(job, coming.result()):
+                operation.wait(self._timeout)
+            del coming
+            self._begin(room)
+        self.is_done = True
 
     def close(self) -> None:
         """The reader ends behind what it reads now."""
@@ -88,3 +70,8 @@ class Pouring:
         for _, coming in self._coming:
             coming.cancel()
         self._reader.shutdown()
+
+
+def _putting(job: Job, window: Values) -> List[Operation]:
+    return [job.putting(name, value if can_lend(value) else value.contiguous(), plane)
+            for plane, values in window.items() for name, value in values.items() if name in job._tensors]

@@ -18,14 +18,14 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _log, _stored
 from ._call import TIMEOUT_S
-from ._pouring import Item, Pouring, Values, windows_of
+from ._pouring import Item, Pouring, Values
 from ._stored import Room
+from ._wrapped import own_name
 from .errors import Invalid, Mismatch
-from .spec import Version
 
 NAMES_SHOWN = 20
 MOMENTS = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "exp_avg"}  # torch's name: the plane
@@ -359,69 +359,45 @@ def import_checkpoint(session: Any, path: Union[str, "os.PathLike[str]"], model:
                       allow_extra: Sequence[str] = (), **options: Any) -> Any:
     """Attaches a model as Session.attach does, to a job that goes on where a checkpoint of torch ends: with its
     parameters, the optimizer's moments and the step. Every worker calls it; rank 0 reads `path`, the others wait.
-    Called again, with a job that is there, it attaches only.
+    Called again, with a job that has its state, it attaches only; one that was interrupted has left none, or all.
 
     path           a DCP folder, or a file of torch.save: {"model": …, "optimizer": …}, or a state dict. Read as data:
                    Invalid if there is code in it
     names          of parameters, in the optimizer's order, where its state is numbered
     allow_missing  tensors that it need not have, or no moments of: they are as the model has them, moments 0
     allow_extra    tensors that it may have beyond the model's
-    options        of attach
+    options        of attach; of `init` what the checkpoint does not have
 
     Mismatch lists what is missing, what is there beyond, other shapes, and parameters at different steps. Learning
     rates and other numbers are those of `optim`; where the checkpoint has others, the log says so."""
+    if options.get("init_from") is not None:
+        raise Invalid("init_from and a checkpoint are two initial states: give one")
     place = Path(path)
     with contextlib.ExitStack() as ends:
         found = _open(place, names)
         ends.callback(found.close)
-        parameters = {name: tuple(p.shape) for name, p in model.named_parameters()}
-        buffers = {name: tuple(b.shape) for name, b in model.named_buffers()}
+        parameters = {own_name(name): tuple(p.shape) for name, p in model.named_parameters()}
+        buffers = {own_name(name): tuple(b.shape) for name, b in model.named_buffers()}
         _align(found, parameters)
         kept = {**parameters, **{name: shape for name, shape in buffers.items() if name in found.params}}
-        has_moments = bool(found.moments)
-        planes = {name: ["exp_avg"] + ["exp_avg_sq"] * any(plane == "exp_avg_sq" for _, plane in found.moments)
-                  for name, p in model.named_parameters() if p.requires_grad and has_moments}
+        kinds = ["exp_avg"] + ["exp_avg_sq"] * any(plane == "exp_avg_sq" for _, plane in found.moments)
+        planes = {own_name(name): kinds for name, p in model.named_parameters() if p.requires_grad and found.moments}
         step = _judge(place, found, kept, planes, tuple(allow_missing), tuple(allow_extra))
-        pouring = _pouring_of(found, kept, parameters, planes, options)
+        pouring = Pouring(functools.partial(_read, found, kept), _items(found, kept, planes),
+                          options.get("timeout", TIMEOUT_S))
         ends.callback(pouring.close)
         m = session.attach(model, optim, first_step=step, _initial=pouring, **options)
-        try:
-            _bring(m, found, pouring, whole=Version(1 + pouring.write_count, step))
-        except BaseException:
-            m.close()
-            raise
+    if pouring.is_done:
+        group_of = {t.name: g for t in m._spec.tensors for g in m._spec.groups if t.group in (g.name, None)}
+        _say_differences(m.name, found, group_of)
     return m
 
 
-def _pouring_of(found: Found, shapes: Mapping[str, Tuple[int, ...]], parameters: Container[str],
-                planes: Mapping[str, Sequence[str]], options: Mapping[str, Any]) -> Pouring:
-    """The same windows for every worker: each knows by their number when all is there."""
-    def item(name: str, plane: str) -> Item:
-        return name, plane, 4 * _elems(shapes[name])
-
-    names = [name for name in shapes if name in found.params]
-    first = [item(name, "param") for name in names if name in parameters]
-    rest = [item(name, "param") for name in names if name not in parameters]
-    rest += [item(name, plane) for name in names for plane in planes.get(name, ()) if (name, plane) in found.moments]
-    shards_make_some = bool(options.get("init")) or options.get("init_from") is not None
-    return Pouring(functools.partial(_read, found, shapes), windows_of(first), windows_of(rest), not shards_make_some,
-                   options.get("timeout", TIMEOUT_S))
-
-
-def _bring(m: Any, found: Found, pouring: Pouring, whole: Version) -> None:
-    """`whole`: the version that has everything; each write is a generation."""
-    at = m._job.version_wait(timeout=m.timeout)
-    if at.step > whole.step or at.generation >= whole.generation:
-        return
-    if m._spec.rank == 0:
-        group_of = {t.name: g for t in m._spec.tensors for g in m._spec.groups if t.group in (g.name, None)}
-        _say_differences(m.name, found, group_of)
-        known = {slot.name for slot in m._slots + m._buffers}
-        pouring.pour(m._write_planes, known)  # what is new is taken once, behind the last
-    m._job.version_wait(whole, timeout=m.timeout)
-    m.resume()
-    if m._spec.rank == 0:  # the others have them with the first round
-        m._take_buffers(found.params)
+def _items(found: Found, shapes: Mapping[str, Tuple[int, ...]], planes: Mapping[str, Sequence[str]]) -> List[Item]:
+    """A tensor after the other: parameters are hashed while moments are read."""
+    of = [(name, plane) for name in shapes if name in found.params
+          for plane in ("param", *planes.get(name, ())) if plane == "param" or (name, plane) in found.moments]
+    return [(name, plane, 4 * _elems(shapes[name])) for name, plane in of]
 
 
 def _elems(shape: Sequence[int]) -> int:

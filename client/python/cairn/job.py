@@ -145,8 +145,9 @@ class Job:
 
     def put(self, tensor: str, buffer: Any, plane: str = "param", dtype: str = "f32",
             box: Optional[Box] = None) -> bool:
-        """Initial state, by rank 0, or with tiles by every worker what it holds; on loan until init_done. False: the
-        job has its state already. Between write_begin and write_end: what is written."""
+        """Initial state, by rank 0, or with tiles by every worker what it holds; on loan until init_done. Rank 0 may
+        put whole "exp_avg" and "exp_avg_sq", too. False: the job has its state already. Between write_begin and
+        write_end: what is written."""
         memory, mem, there = self._lend(tensor, buffer, dtype, box, writable=False)
         self._loans.append(memory)
         try:
@@ -159,11 +160,12 @@ class Job:
             raise
         return True
 
-    def putting(self, tensor: str, buffer: Any) -> Operation:
-        """Initial state of a whole tensor in f32, by rank 0: its buffer is back when the operation has ended."""
+    def putting(self, tensor: str, buffer: Any, plane: str = "param") -> Operation:
+        """Initial state of a whole tensor in f32, by rank 0: its buffer is back when the operation has ended. Planes
+        "exp_avg" and "exp_avg_sq" that nobody puts are 0."""
         memory, mem, there = self._lend(tensor, buffer, "f32", None, writable=False)
         handle = ctypes.c_void_p()
-        check(_c.lib().cairn_put(self._living(), text(tensor), text("param"), ctypes.byref(there), ctypes.byref(mem),
+        check(_c.lib().cairn_put(self._living(), text(tensor), text(plane), ctypes.byref(there), ctypes.byref(mem),
                                  ctypes.byref(handle)))
         return Operation(self, handle, memory)
 

@@ -32,7 +32,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Set, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import nn
@@ -129,8 +129,11 @@ class AttachedModel(Between):
         optim = _taken(optim)
         groups, group_of = _groups(optim, self._slots)
         first = here["rank"] == 0 or bool(parts)
+        own = self._slots + self._buffers  # what of the initial state is this model's
+        if _initial is not None:
+            own = _meta.without(own, _initial.names)
         if state.get("init_from") is None:
-            _meta.find_source(session, self.name, self._slots + self._buffers, first, timeout, resume)
+            _meta.find_source(session, self.name, own, first, timeout, resume)
         tensors = [tensor for slot in self._slots + self._buffers
                    for tensor in tensors_of(slot, group_of.get(slot.name))] + _blobs.tensors(opaque)
         self._spec = JobSpec(tensors, groups, stage=stage, **here, **state)
@@ -159,7 +162,7 @@ class AttachedModel(Between):
         self._claim()
         try:
             with self._gradients.sharing(shared):  # which takes memory, while state is on its way
-                self._bring_initial_state(opaque, _initial)
+                self._bring_initial_state(own, opaque, _initial)
         except BaseException:
             self._unclaim(), self._job.close(), self._gradients.close()
             raise
@@ -203,16 +206,17 @@ class AttachedModel(Between):
             self._job.tiles(tiles, self._spec.world, self.timeout)
         return bool(tiles)
 
-    def _bring_initial_state(self, opaque: Mapping[str, bytes], initial: Optional[Pouring]) -> None:
-        """As far as it is for this worker to bring, and the job has none: of `initial`, and what that has not of the
-        model."""
+    def _bring_initial_state(self, own: Sequence[Slot], opaque: Mapping[str, bytes],
+                             initial: Optional[Pouring]) -> None:
+        """As far as it is for this worker to bring, and the job has none: `own` of the model, the rest of `initial`."""
         has_parts = self._declare_tiles()
         if self._job.describe().initialized:
             return
         if (self._spec.rank == 0 or has_parts) and self._spec.init_from is None:
-            _meta.judge_values(self.name, self._slots + self._buffers)
-            brought = initial.put(self._job) if initial is not None and self._spec.rank == 0 else ()
-            _transfer.put(self._job, [slot for slot in self._slots + self._buffers if slot.name not in brought])
+            _meta.judge_values(self.name, own)
+            if initial is not None and self._spec.rank == 0:
+                initial.put(self._job)
+            _transfer.put(self._job, own)
         if self._spec.rank == 0:
             _blobs.put(self._job, opaque)
 

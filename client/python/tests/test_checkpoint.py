@@ -286,31 +286,66 @@ class Checkpoints(unittest.TestCase):
         ours, names = model(), [name for name, _ in net.named_parameters()]
         with Cluster(2) as cluster, cairn.connect(cluster.endpoint) as session:
             m = cairn.import_checkpoint(session, path, ours, cairn.AdamW(lr=1e-2), name="run", names=names)
-            self.assertEqual(m.version, cairn.Version(2, STEPS_BEFORE))  # the parameters are put, the moments written
+            self.assertEqual(m.version, cairn.Version(1, STEPS_BEFORE))  # all of it is the initial state
             moments = m.state_dict("exp_avg")
             m.close()
         for name, p in net.named_parameters():
             self.assertTrue(torch.equal(ours.get_parameter(name).detach(), state[name].float()), name)
             self.assertTrue(torch.equal(moments[name], optimizer.state[p]["exp_avg"]), name)
 
-    @needs_numbers
-    def test_an_import_that_ended_halfway_is_done_again(self):
-        path, names = self.save(), [name for name, _ in model().named_parameters()]
+    def imported(self, session, ours, names, **options):
+        """Of save(): as it is there, moments too; the step."""
         expected, optimizer = trained()
+        m = cairn.import_checkpoint(session, self.folder / "run.pt", ours, cairn.AdamW(lr=1e-2), name="run",
+                                    names=names, **options)
+        moments = {plane: m.state_dict(plane) for plane in ("exp_avg", "exp_avg_sq")}
+        self.assertEqual(m.version, (1, STEPS_BEFORE))
+        m.close()
+        for (name, p), theirs in zip(ours.named_parameters(), expected.parameters()):
+            self.assertTrue(torch.equal(p.detach(), theirs.detach()), name)
+            for plane, had in moments.items():
+                self.assertTrue(torch.equal(had[name], optimizer.state[theirs][plane]), (name, plane))
+
+    @needs_numbers
+    def test_an_import_that_ended_halfway_has_left_nothing(self):
+        self.save()
+        names = [name for name, _ in model().named_parameters()]
         self.addCleanup(setattr, _pouring, "WINDOW_BYTES", _pouring.WINDOW_BYTES)
         _pouring.WINDOW_BYTES = 1
+        whole = cairn.job.Job.putting
+
+        def cut(job, tensor, buffer, plane="param"):
+            if plane == "exp_avg_sq":
+                raise KeyboardInterrupt
+            return whole(job, tensor, torch.ones_like(buffer), plane)
+
         with Cluster(2) as cluster, cairn.connect(cluster.endpoint) as session:
-            optim = cairn.AdamW(lr=1e-2)
-            began = session.attach(model(), optim, name="run", first_step=STEPS_BEFORE)
-            began.write({"0.weight": torch.ones(16, 9)}, "exp_avg")
-            began.close()
-            ours = model()
-            m = cairn.import_checkpoint(session, path, ours, optim, name="run", names=names)
-            moments = m.state_dict("exp_avg")
-            m.close()
-        for (name, ours_p), p in zip(ours.named_parameters(), expected.parameters()):
-            self.assertTrue(torch.equal(ours_p.detach(), p.detach()), name)
-            self.assertTrue(torch.equal(moments[name], optimizer.state[p]["exp_avg"]), name)
+            for _ in range(2):
+                with unittest.mock.patch.object(cairn.job.Job, "putting", cut):
+                    self.assertRaises(KeyboardInterrupt, self.imported, session, model(), names)
+            self.imported(session, model(), names)
+
+    @needs_numbers
+    def test_moments_of_an_import_that_ended_halfway_do_not_come_with_another_state(self):
+        self.save()
+        names = [name for name, _ in model().named_parameters()]
+        with Cluster(2) as cluster, cairn.connect(cluster.endpoint) as session:
+            with unittest.mock.patch.object(cairn.job.Job, "init_done", side_effect=KeyboardInterrupt):
+                self.assertRaises(KeyboardInterrupt, self.imported, session, model(), names)
+            with session.attach(model(), cairn.AdamW(lr=1e-2), name="run") as m:
+                for plane in ("exp_avg", "exp_avg_sq"):
+                    self.assertFalse(any(value.any() for value in m.state_dict(plane).values()), plane)
+
+    @needs_numbers
+    def test_a_checkpoint_goes_before_the_model_and_before_initializers(self):
+        self.save()
+        names = [name for name, _ in model().named_parameters()]
+        with Cluster(2) as cluster, cairn.connect(cluster.endpoint) as session:
+            with torch.device("meta"):
+                ours = model()
+            self.imported(session, ours, names, init={"*": cairn.Init("zeros")})
+            with self.assertRaisesRegex(cairn.Invalid, "two initial states"):
+                self.imported(session, model(), names, init_from="weights")
 
     def test_of_a_file_in_the_other_byte_order_nothing_is_read_past_torch(self):
         other = {"little": "big", "big": "little"}[sys.byteorder]

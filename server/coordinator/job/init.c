@@ -110,6 +110,7 @@ void cairn_cluster_member_init_done(struct cairn_cluster_member *member, uint32_
         return;
     }
     if (message->source) job->init.sourced = true;
+    if (member->rank == 0) job->init.moments_of = message->moments ? member->id : 0;
     if (tiled ? !job->init.sourced || !cairn_cluster_tiles_all_put(job) : !message->source) return;
     struct cairn_sentence why;
     if (tiled && !cairn_cluster_replicas_agree(job, &why)) {
@@ -193,6 +194,7 @@ void cairn_cluster_job_try_seal(struct cairn_cluster_job *job)
     job->init.seal_running = true;
     Cairn__JobSeal seal = CAIRN__JOB_SEAL__INIT;
     seal.job = job->id;
+    seal.moments_of = job->init.moments_of;
     CAIRN_EACH_SHARD (job, i) {
         (void)cairn_cluster_gather_send(gather, job->shards[i].seat, CAIRN_MSG_JOB_SEAL,
                                         &seal.base);

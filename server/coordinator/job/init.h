@@ -15,7 +15,8 @@ struct cairn_init_digest {
 /* Of a job. Digests are kept while this coordinator lives. */
 struct cairn_cluster_init {
     bool seal_wanted, seal_running; /* the source said InitDone; the shards are asked */
-    bool sourced; /* a source said InitDone; with tiles the others put theirs, too */
+    bool sourced;        /* a source said InitDone; with tiles the others put theirs, too */
+    uint64_t moments_of; /* the member that put moments, too; 0: none did */
     struct cairn_init_digest source, given; /* what the source put, and what the callers gave */
 };
 

@@ -387,6 +387,19 @@ cairn_status cairn_pass_republish(struct cairn_shard_job *job,
 
 /* ---- the first publish ---- */
 
+/* Moments of a member that did not come to the end of its puts. */
+static void forget_moments(struct cairn_works *works, const struct cairn_shard_job *job,
+                           uint32_t chunk, const struct cairn_chunk_place *place)
+{
+    static const enum cairn_plane moments[] = { CAIRN_PLANE_EXP_AVG, CAIRN_PLANE_EXP_AVG_SQ };
+    for (size_t i = 0; i < sizeof moments / sizeof *moments; i++) {
+        if ((job->puts.have[chunk] & CAIRN_PUT_STALE(moments[i])) == 0) continue;
+        struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_ZERO);
+        work->zero.at = plane_at(job, moments[i], chunk, place);
+        work->zero.bytes = (size_t)place->elem_count * sizeof(float);
+    }
+}
+
 static bool describe_seal(struct cairn_run *run, uint32_t item, uint32_t stage,
                           struct cairn_works *works)
 {
@@ -395,6 +408,7 @@ static bool describe_seal(struct cairn_run *run, uint32_t item, uint32_t stage,
     const struct cairn_chunk_place place = place_of(job, chunk);
     // Updates pass frozen tensors by, so both copies have them from the start.
     const bool is_frozen = !job->view->forms[job->pass.table->extent_of[chunk]].trained;
+    if (stage == 0) forget_moments(works, job, chunk, &place);
     for (int i = 0; i < (is_frozen ? 2 : 1); i++) {
         struct cairn_published *copy = &job->versions.copies[i];
         if (stage == 0)

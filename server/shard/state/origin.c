@@ -109,7 +109,8 @@ static cairn_status read_extent(struct cairn_origin *origin, struct cairn_weight
         if (status == CAIRN_OK) status = run;
         if (status != CAIRN_OK) return status;
     }
-    for (uint64_t c = 0; c < extent->chunk_count; c++) job->puts.have[extent->first_chunk + c] = 1;
+    for (uint64_t c = 0; c < extent->chunk_count; c++)
+        job->puts.have[extent->first_chunk + c] = CAIRN_PUT_HAS(CAIRN_PLANE_PARAM);
     return CAIRN_OK;
 }
 
@@ -157,7 +158,7 @@ static bool describe(struct cairn_run *run, uint32_t chunk, uint32_t stage,
         job->spec.tensors[tensor].init.kind == CAIRN_INIT_NONE)
         return false;
     cairn_load_init_chunk(works, job, chunk);
-    job->puts.have[chunk] = 1;
+    job->puts.have[chunk] = CAIRN_PUT_HAS(CAIRN_PLANE_PARAM);
     return false;
 }
 

@@ -41,6 +41,23 @@ cairn_status cairn_put_judge_payload(const struct cairn_chunk_header *header,
                       (unsigned long long)bytes);
 }
 
+cairn_status cairn_put_judge_plane(const struct cairn_shard_job *job,
+                                   const struct cairn_chunk_header *header,
+                                   const struct cairn_put *put, struct cairn_sentence *why)
+{
+    const char *name = job->spec.tensors[header->tensor].name;
+    const struct cairn_form *form = &job->view->forms[job->view->table.extent_of[put->chunk]];
+    const cairn_dtype dtype = cairn_put_dtype(job, put);
+    if (!cairn_plane_is_state(header->plane) || header->dtype != dtype)
+        return cairn_fail(
+            why, CAIRN_ERR_MALFORMED, "tensor %s, plane %u in %s: param and moments are put, in %s",
+            name, header->plane, cairn_dtype_name(header->dtype), cairn_dtype_name((int)dtype));
+    if (!cairn_form_keeps(form, header->plane))
+        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "tensor %s keeps no %s", name,
+                          cairn_plane_name(header->plane));
+    return CAIRN_OK;
+}
+
 /* Judged without side effects. On success chunk, place and piece of *out are set. */
 static cairn_status judge_put(const struct cairn_member *member,
                               const struct cairn_chunk_header *header, struct cairn_put *out,
@@ -62,13 +79,10 @@ static cairn_status judge_put(const struct cairn_member *member,
         return cairn_fail(why, CAIRN_ERR_MALFORMED, "a box of an initial state");
     cairn_status status = cairn_put_judge_chunk(job, header, out, why);
     if (status != CAIRN_OK) return status;
-    const cairn_dtype dtype = cairn_put_dtype(job, out);
-    if (header->plane != CAIRN_PLANE_PARAM || header->dtype != dtype) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                          "tensor %s, plane %u in %s: only param in %s is put",
-                          job->spec.tensors[header->tensor].name, header->plane,
-                          cairn_dtype_name(header->dtype), cairn_dtype_name((int)dtype));
-    }
+    status = cairn_put_judge_plane(job, header, out, why);
+    if (status != CAIRN_OK) return status;
+    if (header->plane != CAIRN_PLANE_PARAM && header->tile != CAIRN_TILE_WHOLE)
+        return cairn_fail(why, CAIRN_ERR_MALFORMED, "a part of moments of an initial state");
     if (cairn_spec_has_origin(&job->spec, header->tensor)) {
         return cairn_fail(why, CAIRN_ERR_EXISTS,
                           "tensor %s has its initial state from the job's spec",
@@ -108,9 +122,9 @@ static void acknowledge(struct cairn_member *member, const struct cairn_chunk_he
     cairn_member_send(member, &ack);
 }
 
-static void *param_of(const struct cairn_shard_job *job, const struct cairn_put *put)
+static void *state_of(const struct cairn_shard_job *job, const struct cairn_put *put)
 {
-    return cairn_planes_at(&job->planes, CAIRN_PLANE_PARAM, job->view->table.extent_of[put->chunk],
+    return cairn_planes_at(&job->planes, put->header.plane, job->view->table.extent_of[put->chunk],
                            put->place.local_elem);
 }
 
@@ -119,19 +133,50 @@ static void *param_of(const struct cairn_shard_job *job, const struct cairn_put 
 static bool is_sealed_alike(const struct cairn_shard_job *job,
                             const struct cairn_chunk_header *header)
 {
-    struct cairn_put put;
+    struct cairn_put put = { .header = *header };
     if (job->state != CAIRN_JOB_SERVING || header->round != 0 ||
-        cairn_step_version(job->collector.step).step != 0 || header->plane != CAIRN_PLANE_PARAM ||
+        cairn_step_version(job->collector.step).step != job->base_step ||
         header->tile != CAIRN_TILE_WHOLE ||
         cairn_put_judge_chunk(job, header, &put, NULL) != CAIRN_OK ||
-        header->dtype != cairn_put_dtype(job, &put))
+        cairn_put_judge_plane(job, header, &put, NULL) != CAIRN_OK)
         return false;
     const size_t bytes = (size_t)put.place.elem_count * cairn_dtype_bytes(header->dtype);
     if (header->payload_bytes != bytes) return false;
     struct cairn_works *works = cairn_compute_loop(job->compute);
-    const void *param = cairn_works_get(works, param_of(job, &put), bytes);
-    const bool is_alike = header->checksum == cairn_chunk_checksum(param, bytes);
+    const void *had = cairn_works_get(works, state_of(job, &put), bytes);
+    const bool is_alike = header->checksum == cairn_chunk_checksum(had, bytes);
     return cairn_works_run(works, NULL) == CAIRN_OK && is_alike;
+}
+
+#define MOMENTS (CAIRN_PUT_HAS(CAIRN_PLANE_EXP_AVG) | CAIRN_PUT_HAS(CAIRN_PLANE_EXP_AVG_SQ))
+
+bool cairn_put_has_moments(const struct cairn_shard_job *job)
+{
+    uint64_t c = 0;
+    while (c < job->view->table.map.chunk_count && (job->puts.have[c] & MOMENTS) == 0) c++;
+    return c < job->view->table.map.chunk_count;
+}
+
+void cairn_put_count_moments(struct cairn_shard_job *job, uint64_t member)
+{
+    if (job->puts.moments_of == member) return;
+    job->puts.moments_of = member;
+    for (uint64_t c = 0; c < job->view->table.map.chunk_count; c++) {
+        const unsigned stale = job->puts.have[c] & MOMENTS;
+        job->puts.have[c] = (uint8_t)((job->puts.have[c] ^ stale) | stale << 3);
+    }
+}
+
+static void note_put(struct cairn_shard_job *job, const struct cairn_put *put)
+{
+    uint8_t *have = &job->puts.have[put->chunk];
+    const unsigned plane = put->header.plane;
+    if (plane == CAIRN_PLANE_PARAM) {
+        *have |= CAIRN_PUT_HAS(plane);
+        return;
+    }
+    cairn_put_count_moments(job, put->header.member);
+    *have = (uint8_t)((*have & ~CAIRN_PUT_STALE(plane)) | CAIRN_PUT_HAS(plane));
 }
 
 /* Into the state, or beside it. */
@@ -142,8 +187,8 @@ static cairn_status keep(struct cairn_put *put, struct cairn_sentence *why)
     const uint8_t *bytes = buffer_of(job, put);
     if (job->state == CAIRN_JOB_SERVING) return cairn_write_take(job, put, bytes, why);
     if (put->piece.count == put->place.elem_count) {
-        cairn_works_copy(works, param_of(job, put), bytes, (size_t)put->header.payload_bytes);
-        job->puts.have[put->chunk] = 1;
+        cairn_works_copy(works, state_of(job, put), bytes, (size_t)put->header.payload_bytes);
+        note_put(job, put);
     } else {
         cairn_tiles_put(job, put->chunk, &put->piece, &put->place, (const float *)bytes);
     }
@@ -234,7 +279,8 @@ cairn_status cairn_put_whole(const struct cairn_shard_job *job, struct cairn_sen
     struct cairn_sentence names = { "" };
     for (uint64_t c = 0; c < job->view->table.map.chunk_count; c++) {
         const uint32_t tensor = job->view->table.map.extents[job->view->table.extent_of[c]].tensor;
-        if (tensor == last || job->puts.have[c] != 0 || cairn_tiles_put_whole(job, c)) continue;
+        const bool is_put = (job->puts.have[c] & CAIRN_PUT_HAS(CAIRN_PLANE_PARAM)) != 0;
+        if (tensor == last || is_put || cairn_tiles_put_whole(job, c)) continue;
         last = tensor;
         if (++missing <= 5)
             cairn_sentence_add(&names, "%s%s", missing > 1 ? ", " : "",

@@ -23,13 +23,19 @@ struct cairn_put {
     uint64_t chunk; /* in the map */
 };
 
+/* What was put of a chunk; and which moments lie there, but do not count, because their member did not come
+ * to the end. */
+#define CAIRN_PUT_HAS(plane)   (1u << (plane))
+#define CAIRN_PUT_STALE(plane) (1u << ((plane) + 3)) /* of exp_avg, exp_avg_sq */
+
 /* The puts of a job. */
 struct cairn_puts {
     struct cairn_put list[CAIRN_SHARD_PUTS_MAX]; /* `max` of them are used */
     uint32_t max;
     size_t bytes;              /* of each: a chunk and a box */
     struct cairn_arena arena;  /* [max][bytes], while the job is not SERVING or a write is open */
-    uint8_t *have;             /* owned: [map.chunk_count] while INITIALIZING: 1 = put */
+    uint8_t *have;             /* owned: [map.chunk_count] while INITIALIZING: CAIRN_PUT_... */
+    uint64_t moments_of;       /* the member whose moments count; 0: none has any */
     struct cairn_write *write; /* owned; NULL: no write is open */
 };
 
@@ -38,6 +44,10 @@ void cairn_put_on_message(struct cairn_member *member, const struct cairn_chunk_
 /* CAIRN_OK: every chunk was put. CAIRN_ERR_NOT_READY: `why` names what is missing. */
 CAIRN_MUST_CHECK cairn_status cairn_put_whole(const struct cairn_shard_job *job,
                                               struct cairn_sentence *why);
+/* The moments that others than this member put do not count: the seal makes them 0. */
+void cairn_put_count_moments(struct cairn_shard_job *job, uint64_t member);
+/* Some of those that count are here. */
+bool cairn_put_has_moments(const struct cairn_shard_job *job);
 /* It serves: gives the buffers of puts back. */
 void cairn_put_end(struct cairn_shard_job *job);
 /* A write is open: they are needed again. CAIRN_ERR_NO_MEMORY. */
@@ -52,6 +62,11 @@ CAIRN_MUST_CHECK cairn_status cairn_put_judge_chunk(const struct cairn_shard_job
                                                     struct cairn_sentence *why);
 /* What a PUT's plane must be in. */
 cairn_dtype cairn_put_dtype(const struct cairn_shard_job *job, const struct cairn_put *put);
+/* The plane is one of state, as the chunk of `put` keeps it. CAIRN_ERR_MALFORMED, CAIRN_ERR_NOT_FOUND. */
+CAIRN_MUST_CHECK cairn_status cairn_put_judge_plane(const struct cairn_shard_job *job,
+                                                    const struct cairn_chunk_header *header,
+                                                    const struct cairn_put *put,
+                                                    struct cairn_sentence *why);
 /* CAIRN_ERR_MALFORMED: the payload is not as long as put->piece in the header's dtype. */
 CAIRN_MUST_CHECK cairn_status cairn_put_judge_payload(const struct cairn_chunk_header *header,
                                                       const struct cairn_put *put,

@@ -72,18 +72,8 @@ cairn_status cairn_write_judge(const struct cairn_member *member,
         return cairn_fail(why, CAIRN_ERR_BUSY, "state comes to this shard: wait for it");
     cairn_status status = cairn_put_judge_chunk(job, header, out, why);
     if (status != CAIRN_OK) return status;
-    const cairn_dtype dtype = cairn_put_dtype(job, out);
-    if (!cairn_plane_is_state(header->plane) || header->dtype != dtype) {
-        return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                          "tensor %s, plane %u in %s: param and moments are written, in %s",
-                          job->spec.tensors[header->tensor].name, header->plane,
-                          cairn_dtype_name(header->dtype), cairn_dtype_name((int)dtype));
-    }
-    if (!cairn_form_keeps(&job->view->forms[job->view->table.extent_of[out->chunk]],
-                          header->plane)) {
-        return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "tensor %s keeps no %s",
-                          job->spec.tensors[header->tensor].name, cairn_plane_name(header->plane));
-    }
+    status = cairn_put_judge_plane(job, header, out, why);
+    if (status != CAIRN_OK) return status;
     out->piece = (struct cairn_piece) { .count = out->place.elem_count };
     if (header->tile == CAIRN_TILE_BOX) return CAIRN_OK; // the box says how long it is
     return cairn_put_judge_payload(header, out, why);
