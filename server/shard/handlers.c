@@ -40,8 +40,9 @@ static cairn_status judge_again(const struct cairn_shard_job *job, const Cairn__
 }
 
 static void on_job_seal(struct cairn_shard *shard, uint32_t request, struct cairn_shard_job *job,
-                        const Cairn__JobSeal *message)
+                        const ProtobufCMessage *seal)
 {
+    const Cairn__JobSeal *message = (const Cairn__JobSeal *)seal;
     struct cairn_request answered = cairn_session_request(shard, request);
     struct cairn_sentence why;
     cairn_status status = CAIRN_OK;
@@ -216,9 +217,7 @@ static void on_job_message(struct cairn_shard *shard, uint16_t type, uint32_t re
     const Cairn__Decide *decide = (const Cairn__Decide *)message;
     const Cairn__Resolve *resolve = (const Cairn__Resolve *)message;
     switch (type) {
-    case CAIRN_MSG_JOB_SEAL:
-        on_job_seal(shard, request, job, (const Cairn__JobSeal *)message);
-        break;
+    case CAIRN_MSG_JOB_SEAL: on_job_seal(shard, request, job, message); break;
     case CAIRN_MSG_MEMBER_JOIN:
         on_member_join(shard, request, job, (const Cairn__MemberJoin *)message);
         break;

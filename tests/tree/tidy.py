@@ -74,11 +74,13 @@ ROOMS = {
     **{room: ["proto/", *CLIENT] for room in ("client/session.h", "client/job.h")},
     "client/device/": ["proto/", "client/include/", "client/base/", "gpu/cuda/driver.h", "gpu/cuda/vmm.h"],
     "client/ctl/": ["proto/", "client/include/", "client/base/env.h", "client/ctl/bench/bench.h",
-                    "server/shard/job/need.h"],
-    "client/ctl/options/": ["proto/", "client/include/", "client/ctl/ctl.h"],
-    "client/ctl/snapshot/": ["proto/", "client/include/", "client/ctl/ctl.h", "client/ctl/progress.h"],
+                    "client/ctl/local/local.h"],
+    "client/ctl/job/": ["proto/", "client/include/", "client/ctl/ctl.h", "client/ctl/progress.h",
+                        "server/shard/job/need.h"],
+    **{room: ["proto/", "client/include/", "client/ctl/ctl.h", "client/ctl/progress.h"]
+       for room in ("client/ctl/options/", "client/ctl/cluster/", "client/ctl/local/", "client/ctl/snapshot/")},
     "client/ctl/bench/": ["proto/", "client/include/", "gpu/gpu.h", "gpu/home.h", "client/ctl/ctl.h",
-                          "client/ctl/local.h"],
+                          "client/ctl/local/local.h"],
     "client/examples/": ["client/include/"],
 }
 BANNED_CALLS = re.compile(r"\b(strcpy|strcat|sprintf|vsprintf|gets|strtok|localtime|gmtime)\s*\(")

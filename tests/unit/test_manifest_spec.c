@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "client/ctl/plan_spec.h"
+#include "client/ctl/job/plan_spec.h"
 #include "proto/snapshot/manifest_spec.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"

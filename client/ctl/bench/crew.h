@@ -10,7 +10,7 @@
 
 #include <sys/types.h>
 
-#include "client/ctl/local.h"
+#include "client/ctl/local/local.h"
 
 #define CAIRN_BENCH_WORKERS_MAX 64
 #define CAIRN_BENCH_FIGURES     8

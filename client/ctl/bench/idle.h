@@ -3,7 +3,7 @@
 #ifndef CAIRN_CTL_BENCH_IDLE_H
 #define CAIRN_CTL_BENCH_IDLE_H
 
-#include "client/ctl/local.h"
+#include "client/ctl/local/local.h"
 
 #define CAIRN_BENCH_IDLE_LIMIT 0.5 /* percent of a core, a daemon */
 

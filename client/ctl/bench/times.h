@@ -3,7 +3,7 @@
 #ifndef CAIRN_CTL_BENCH_TIMES_H
 #define CAIRN_CTL_BENCH_TIMES_H
 
-#include "client/ctl/local.h"
+#include "client/ctl/local/local.h"
 
 /* Times: microseconds of CLOCK_MONOTONIC; 0: it did not come to that. */
 struct cairn_bench_times {

@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "client/ctl/local.h"
+#include "client/ctl/local/local.h"
 
 /* What came of it. */
 struct bench_move {

@@ -4,7 +4,7 @@
 #ifndef CAIRN_CTL_BENCH_SNAPSHOT_DISK_H
 #define CAIRN_CTL_BENCH_SNAPSHOT_DISK_H
 
-#include "client/ctl/local.h"
+#include "client/ctl/local/local.h"
 
 #define CAIRN_BENCH_DISK_BLOCK_BYTES ((size_t)8 << 20)
 #define CAIRN_BENCH_DISK_THREADS     4

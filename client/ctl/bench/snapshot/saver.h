@@ -1,12 +1,12 @@
-/* A snapshot of the bench's job, or its restore, by a thread of its own, so that the bench may order steps
- * meanwhile, or be interrupted. */
+/* A snapshot of the bench's job, asked for or by the job's own rule, or its restore, by a thread of its own,
+ * so that the bench may order steps meanwhile, or be interrupted. */
 #ifndef CAIRN_CTL_BENCH_SNAPSHOT_SAVER_H
 #define CAIRN_CTL_BENCH_SNAPSHOT_SAVER_H
 
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "client/ctl/local.h"
+#include "client/ctl/local/local.h"
 #include "proto/snapshot/snapshot_file.h"
 
 struct cairn_bench_saver {
@@ -14,10 +14,12 @@ struct cairn_bench_saver {
     struct local *local;
     const char *job;
     bool restores; /* the snapshot that was taken last, else it takes one */
+    /* 0: it asks for the snapshot; else the job takes it, at the next step that this divides */
+    uint64_t every;
     /* of the last one; valid after end */
     char id[CAIRN_SNAPSHOT_ID_BYTES]; /* "": there is none */
     char path[PATH_MAX];              /* its folder */
-    double begin, end;                /* cairn_bench_now: asked, committed or restored */
+    double begin, end;                /* cairn_bench_now: asked or begun, committed or restored */
     uint64_t bytes;
     /* the thread's */
     struct ctl ctl;

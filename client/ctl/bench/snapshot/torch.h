@@ -2,7 +2,7 @@
 #ifndef CAIRN_CTL_BENCH_SNAPSHOT_TORCH_H
 #define CAIRN_CTL_BENCH_SNAPSHOT_TORCH_H
 
-#include "client/ctl/local.h"
+#include "client/ctl/local/local.h"
 
 struct cairn_bench_torch {
     double save_s; /* torch.save and fsync of all, by one process; 0: there is no torch */

@@ -8,7 +8,7 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
-#include "client/ctl/local.h"
+#include "client/ctl/local/local.h"
 #include "proto/loop/address.h"
 
 /* ---- programs ---- */

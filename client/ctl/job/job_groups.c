@@ -1,4 +1,4 @@
-#include "client/ctl/job_groups.h"
+#include "client/ctl/job/job_groups.h"
 
 #include <string.h>
 

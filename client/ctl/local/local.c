@@ -5,7 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "client/ctl/local.h"
+#include "client/ctl/local/local.h"
 
 #define START_MS 60000
 #define TURN_MS  10

@@ -1,4 +1,4 @@
-#include "client/ctl/plan_spec.h"
+#include "client/ctl/job/plan_spec.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "client/ctl/ctl.h"
-#include "client/ctl/job_groups.h"
+#include "client/ctl/job/job_groups.h"
 #include "proto/snapshot/manifest_spec.h"
 #include "proto/spec/capability.h"
 #include "proto/spec/schedule.h"

@@ -4,7 +4,7 @@
 #include <sys/stat.h>
 
 #include "client/ctl/ctl.h"
-#include "client/ctl/plan_spec.h"
+#include "client/ctl/job/plan_spec.h"
 #include "proto/plan/plan_job.h"
 #include "proto/spec/optimizer.h"
 #include "server/shard/job/need.h"

@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "client/ctl/local.h"
+#include "client/ctl/local/local.h"
 
 #define STOP_MS        10000
 #define TURN_MS        20
