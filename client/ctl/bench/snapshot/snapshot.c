@@ -62,6 +62,7 @@ double snapshot_step(struct snapshot_bench *b, uint32_t word)
     const struct cairn_bench_order order = { word, 1 };
     double slowest = 0;
     if (!cairn_bench_crew_do(&b->crew, order, reports)) return 0;
+    b->steps++;
     for (uint32_t i = 0; i < b->workers; i++)
         if (reports[i].figures[STEP_FIGURE_ALL] > slowest)
             slowest = reports[i].figures[STEP_FIGURE_ALL];
@@ -118,6 +119,7 @@ static int run_there(struct local *local, void *context)
     b->local = b->disk.local = b->saver.local = local;
     b->saver.job = b->plan.model.job;
     b->saver.id[0] = '\0';
+    b->steps = 0;
     const int done = running->run(b);
     cairn_bench_disk_close(&b->disk);
     return done;

@@ -21,6 +21,7 @@ struct snapshot_bench {
     struct cairn_bench_crew crew;
     struct cairn_bench_disk disk;
     struct cairn_bench_saver saver;
+    uint64_t steps; /* that the job has made */
     double stall_s; /* of async_save of the same state; 0: not measured */
 };
 
