@@ -172,7 +172,7 @@ static void note_put(struct cairn_shard_job *job, const struct cairn_put *put)
     uint8_t *have = &job->puts.have[put->chunk];
     const unsigned plane = put->header.plane;
     if (plane == CAIRN_PLANE_PARAM) {
-        *have |= CAIRN_PUT_HAS(plane);
+        *have = (uint8_t)(*have | CAIRN_PUT_HAS(plane));
         return;
     }
     cairn_put_count_moments(job, put->header.member);
