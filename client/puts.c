@@ -116,13 +116,6 @@ bool cairn_puts_any_failed(const struct job *job)
     return false;
 }
 
-bool cairn_puts_any_moments(const struct job *job)
-{
-    for (size_t i = 0; job->puts.notes != NULL && i < job->spec.tensor_count; i++)
-        if ((job->puts.notes[i].put & ~bit_of(CAIRN_PLANE_PARAM)) != 0) return true;
-    return false;
-}
-
 cairn_status cairn_puts_claim(struct job *job, size_t tensor, int plane)
 {
     if (job->puts.notes == NULL)
@@ -131,6 +124,7 @@ cairn_status cairn_puts_claim(struct job *job, size_t tensor, int plane)
     struct put_note *note = &job->puts.notes[tensor];
     const bool had = (note->put & bit_of(plane)) != 0;
     note->put |= bit_of(plane);
+    job->puts.has_moments |= plane != CAIRN_PLANE_PARAM;
     note->failed &= (uint8_t)~bit_of(plane);
     return had ? cairn_client_fail(CAIRN_ERR_EXISTS,
                                    "tensor %s, %s, was put already; each is put once",

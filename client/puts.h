@@ -14,6 +14,7 @@ struct put_note;
 struct puts {
     struct put_note *notes; /* owned: [tensor_count]; NULL: nothing was put */
     uint64_t open;          /* puts that are not done */
+    bool has_moments;       /* some were put, be it that all was to be put again since */
     cairn_status status;    /* the first failure of a put */
     struct cairn_sentence why;
 };
@@ -38,8 +39,6 @@ uint8_t *cairn_puts_held(struct job *job);
 void cairn_puts_failed(struct job *job, size_t tensor, int plane);
 /* Under the lock: a put failed, and its plane was not put again since. */
 bool cairn_puts_any_failed(const struct job *job);
-/* Under the lock: some plane of moments was put. */
-bool cairn_puts_any_moments(const struct job *job);
 /* What the coordinator answered to InitDone. */
 void cairn_puts_end(struct job *job, cairn_status status);
 /* Adds to this thread's sentence that the rank put only `count` tensors, the usual reason for a mismatch. */

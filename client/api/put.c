@@ -218,7 +218,7 @@ static cairn_status init_done_inside(struct job *job, const uint8_t *given, uint
     if (status != CAIRN_OK) return status;
     pthread_mutex_lock(&job->session->lock);
     const bool initialized = job->known.initialized, has_tiles = cairn_client_tiles_hold(job);
-    const bool has_moments = cairn_puts_any_moments(job);
+    const bool has_moments = job->puts.has_moments;
     // Until that tensor is put again: without it the job would be sealed with other values.
     if (!cairn_puts_any_failed(job)) job->puts.status = CAIRN_OK;
     const cairn_status put = job->puts.status;

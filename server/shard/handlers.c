@@ -27,18 +27,6 @@ static void on_probe(struct cairn_shard *shard, uint32_t request)
     cairn_session_answer(shard, &answered, CAIRN_OK, NULL);
 }
 
-/* Sealed before, when another shard's part was missing. What is put once more is compared as it comes. */
-static cairn_status judge_again(const struct cairn_shard_job *job, const Cairn__JobSeal *message,
-                                struct cairn_sentence *why)
-{
-    if (message->moments_of != 0 || !cairn_put_has_moments(job)) return CAIRN_OK;
-    return cairn_fail(
-        why, CAIRN_ERR_EXISTS,
-        "shard %s has its initial state already, with moments: put those too, or drop "
-        "the job and begin anew",
-        job->shard->name);
-}
-
 static void on_job_seal(struct cairn_shard *shard, uint32_t request, struct cairn_shard_job *job,
                         const ProtobufCMessage *seal)
 {
@@ -49,7 +37,8 @@ static void on_job_seal(struct cairn_shard *shard, uint32_t request, struct cair
     if (job->load.at_work != NULL && job->load.at_work->puts_follow)
         status = cairn_fail(&why, CAIRN_ERR_NOT_READY, "its initial state is being made");
     if (job->state == CAIRN_JOB_INITIALIZING) status = cairn_put_whole(job, &why);
-    if (job->state == CAIRN_JOB_SERVING) status = judge_again(job, message, &why);
+    if (job->state == CAIRN_JOB_SERVING)
+        status = cairn_put_judge_again(job, message->moments_of, &why);
     if (status != CAIRN_OK || job->state == CAIRN_JOB_SERVING) {
         cairn_session_answer(shard, &answered, status, &why);
         return;

@@ -2,6 +2,7 @@
  * process. */
 #include <cairn.h>
 #include <check.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "client/api/api.h"
@@ -144,10 +145,8 @@ TEST(moments_are_put_with_the_parameters_and_the_rest_of_them_is_0)
     ck_assert_int_eq(put_plane(job, "a", "exp_avg_sq", other), CAIRN_ERR_EXISTS);
     ck_assert_int_eq(put_plane(job, "b", "exp_avg", first), CAIRN_OK);
     ck_assert_int_eq(cairn_init_done(job, NULL, WAIT_MS), CAIRN_ERR_NOT_READY);
-    ck_assert_int_eq(put("b", other), CAIRN_OK);
-    // It was not whole: all is put again, what is sealed by now with the same values.
+    ck_assert_int_eq(put("b", other), CAIRN_OK); // what was put before stays, and may be put again
     ck_assert_msg(put_plane(job, "a", "exp_avg_sq", other) == CAIRN_OK, "%s", cairn_error());
-    ck_assert_int_eq(put_plane(job, "b", "exp_avg", first), CAIRN_OK);
     ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
     check_values("a", first);
     check_plane("a", "exp_avg", zeros);
@@ -183,13 +182,34 @@ TEST(a_state_that_is_sealed_in_part_with_moments_is_not_ended_without_them)
     job = open_job(session, 0);
     ck_assert_int_eq(put("a", first), CAIRN_OK);
     ck_assert_int_eq(put("b", first), CAIRN_OK);
-    ck_assert_int_eq(cairn_init_done(job, NULL, WAIT_MS), CAIRN_ERR_EXISTS);
-    ck_assert_msg(strstr(cairn_error(), "already, with moments: put those too") != NULL, "%s",
-                  cairn_error());
+    ck_assert_int_eq(put_plane(job, "a", "exp_avg", first), CAIRN_ERR_EXISTS);
+    ck_assert_int_eq(put_plane(job, "b", "exp_avg", first), CAIRN_OK);
+    ck_assert_int_eq(cairn_init_done(job, NULL, WAIT_MS), CAIRN_ERR_EXISTS); // that put has failed
+    ck_assert_int_eq(put_plane(job, "a", "exp_avg_sq", (float *)zeros), CAIRN_OK);
     ck_assert_int_eq(put_plane(job, "a", "exp_avg", other), CAIRN_OK);
     ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
     check_plane("a", "exp_avg", other);
-    check_plane("b", "exp_avg", zeros);
+    check_plane("b", "exp_avg", first);
+}
+
+TEST(other_moments_than_those_that_are_sealed_in_part_do_not_end_it)
+{
+    ck_assert_int_eq(put_plane(job, "a", "exp_avg", other), CAIRN_OK);
+    put_half();
+    cairn_job_close(job);
+    job = open_job(session, 0);
+    ck_assert_int_eq(put("a", first), CAIRN_OK);
+    ck_assert_int_eq(put("b", first), CAIRN_OK);
+    ck_assert_int_eq(put_plane(job, "b", "exp_avg", first), CAIRN_OK);
+    for (int i = 0; i < 2; i++)
+        ck_assert_int_eq(cairn_init_done(job, NULL, WAIT_MS), CAIRN_ERR_EXISTS);
+    ck_assert_msg(strstr(cairn_error(), "already, with moments of a: put them, too, or drop") !=
+                      NULL,
+                  "%s", cairn_error());
+    ck_assert_int_eq(put_plane(job, "a", "exp_avg", other), CAIRN_OK);
+    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    check_plane("a", "exp_avg", other);
+    check_plane("b", "exp_avg", first);
 }
 
 TEST(only_rank_0_puts_moments_and_only_planes_that_there_are)
@@ -201,6 +221,54 @@ TEST(only_rank_0_puts_moments_and_only_planes_that_there_are)
                   cairn_error());
     ck_assert_int_eq(put_plane(job, "a", "wire", first), CAIRN_ERR_UNSUPPORTED);
     ck_assert_int_eq(put_plane(job, "a", "none", first), CAIRN_ERR_UNSUPPORTED);
+    cairn_close(beside);
+}
+
+/* ---- tiles ---- */
+
+static void declare(cairn_job *by, uint32_t rank)
+{
+    const struct cairn_tile half = {
+        .struct_size = sizeof half,
+        .tensor = "a",
+        .box = { .rank = 1, .start = { rank * ELEMS / 2 }, .extent = { ELEMS / 2 } },
+    };
+    ck_assert_msg(cairn_tiles(by, &half, 1, 2, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+}
+
+static void *declare_second(void *second)
+{
+    declare(second, 1);
+    return NULL;
+}
+
+static void *end_second(void *second)
+{
+    ck_assert_msg(cairn_init_done(second, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    return NULL;
+}
+
+TEST(with_tiles_rank_0_puts_moments_whole)
+{
+    cairn *beside = open_session();
+    cairn_job *second = open_job(beside, 1);
+    pthread_t thread;
+    ck_assert_int_eq(pthread_create(&thread, NULL, declare_second, second), 0);
+    declare(job, 0);
+    pthread_join(thread, NULL);
+    const struct cairn_box whole = { .rank = 1, .extent = { ELEMS } };
+    ck_assert_int_eq(put("a", first), CAIRN_OK); // its half
+    ck_assert_int_eq(put_plane(second, "a", "param", first + ELEMS / 2), CAIRN_OK);
+    ck_assert_int_eq(put("b", first), CAIRN_OK);
+    ck_assert_int_eq(put_plane(job, "a", "exp_avg", other), CAIRN_ERR_UNSUPPORTED);
+    const struct cairn_mem from = { .struct_size = sizeof from, .ptr = other, .dtype = CAIRN_F32 };
+    cairn_op *op;
+    ck_assert_msg(cairn_put(job, "a", "exp_avg", &whole, &from, &op) == CAIRN_OK, "%s",
+                  cairn_error());
+    ck_assert_int_eq(cairn_wait(op, WAIT_MS), CAIRN_OK);
+    ck_assert_int_eq(pthread_create(&thread, NULL, end_second, second), 0);
+    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    pthread_join(thread, NULL);
     cairn_close(beside);
 }
 

@@ -40,11 +40,11 @@ def set_initializers(slots: Sequence[Slot], init: Any) -> None:
                       "earlier pattern leaves")
 
 
-def without(slots: Sequence[Slot], names: Container[str]) -> List[Slot]:
-    """But those whose values come from elsewhere: no initializer makes them."""
+def without(slots: Sequence[Slot], names: Container[str], there: Optional[Mapping[str, Tensor]]) -> List[Slot]:
+    """But those whose values come from elsewhere: their initializers are those of the job that is there, or none."""
     for slot in slots:
         if slot.name in names:
-            slot.init = None
+            slot.init = there[slot.name].init if there is not None and slot.name in there else None
     return [slot for slot in slots if slot.name not in names]
 
 

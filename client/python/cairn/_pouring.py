@@ -11,7 +11,7 @@ from typing import Any, Callable, Deque, Dict, List, Sequence, Tuple
 from ._stored import Room
 from .job import Job
 from .memory import can_lend
-from .operation import Operation
+from .operation import Operation, wait_all
 
 WINDOW_BYTES = 64 << 20  # of f32; a tensor that is larger is a window of its own
 ROOMS = 2
@@ -58,8 +58,7 @@ class Pouring:
         """All of it, by rank 0: the initial state, as far as the job has tensors of these names."""
         while self._coming:
             room, coming = self._coming.popleft()
-            for operation in _putting(job, coming.result()):
-                operation.wait(self._timeout)
+            _put(job, coming.result(), self._timeout)
             del coming
             self._begin(room)
         self.is_done = True
@@ -72,6 +71,13 @@ class Pouring:
         self._reader.shutdown()
 
 
-def _putting(job: Job, window: Values) -> List[Operation]:
-    return [job.putting(name, value if can_lend(value) else value.contiguous(), plane)
-            for plane, values in window.items() for name, value in values.items() if name in job._tensors]
+def _put(job: Job, window: Values, timeout: float) -> None:
+    """As far as the job has these tensors. Behind it nothing of the window is on loan."""
+    begun: List[Operation] = []
+    try:
+        for plane, values in window.items():
+            for name, value in values.items():
+                if name in job._tensors:
+                    begun.append(job.putting(name, value if can_lend(value) else value.contiguous(), plane))
+    finally:
+        wait_all(begun, timeout)

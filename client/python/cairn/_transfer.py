@@ -11,7 +11,7 @@ from ._model import WIRE_TORCH, Slot
 from .errors import CairnError, Timeout
 from .job import Job
 from .memory import can_lend, is_apart
-from .operation import Operation
+from .operation import Operation, wait_all
 from .spec import Box, Version
 
 _IN_FLIGHT = 256  # tensors that are asked for at once
@@ -53,18 +53,6 @@ class Landing:
         if self._staged is not None:
             self._into.copy_(self._staged)
             self._staged = None
-
-
-def wait_all(landings: Iterable[Landing], timeout: float) -> None:
-    """Each one, since it has memory on loan; then the first failure."""
-    failure: Optional[BaseException] = None
-    for landing in landings:
-        try:
-            landing.wait(timeout)
-        except Exception as error:  # noqa: BLE001 - raised below
-            failure = failure or error
-    if failure is not None:
-        raise failure
 
 
 def load(job: Job, version: Version, targets: List[Tuple[Slot, torch.Tensor]], timeout: float,

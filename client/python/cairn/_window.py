@@ -22,9 +22,10 @@ from torch import nn
 from . import _absent, _lent
 from ._lent import Loan
 from ._model import Slot, Unit
-from ._transfer import Landing, wait_all
+from ._transfer import Landing
 from ._wrapped import outside
 from .errors import CairnError, RolledBack, Stale, Timeout, VersionGone
+from .operation import wait_all
 from .timeline import Timeline
 
 

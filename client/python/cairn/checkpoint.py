@@ -253,7 +253,7 @@ def _take_optimizer(found: Found, path: Path, optimizer: Mapping[str, Any], name
             elif number >= len(names):
                 raise Invalid(f"{path}: the optimizer has a parameter {number}, and names=[…] are {len(names)}")
             else:
-                name = names[number]
+                name = _bare(names[number])
             found.hyper[name] = {key: value for key, value in group.items() if key != "params"}
             for what, value in optimizer["state"].get(number, {}).items():
                 if what == "step":
@@ -322,6 +322,19 @@ def _judge(path: Path, found: Found, wanted: Mapping[str, Tuple[int, ...]], plan
 _HYPER = {"lr": "lr", "eps": "eps", "weight_decay": "weight_decay", "momentum": "momentum", "nesterov": "nesterov"}
 
 
+def _numbers(hyper: Mapping[str, Any]) -> Dict[str, float]:
+    """By our names; what is no number is another optimizer's, and not compared."""
+    theirs = {ours: hyper[key] for key, ours in _HYPER.items() if key in hyper}
+    betas = hyper.get("betas")
+    if isinstance(betas, (list, tuple)) and len(betas) == 2:
+        theirs["beta1"], theirs["beta2"] = betas
+    numbers: Dict[str, float] = {}
+    for key, value in theirs.items():
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            numbers[key] = float(value)
+    return numbers
+
+
 def _say_differences(name: str, found: Found, group_of: Mapping[str, Any]) -> None:
     """Of hyper-parameters: the job's count."""
     seen = set()
@@ -329,14 +342,11 @@ def _say_differences(name: str, found: Found, group_of: Mapping[str, Any]) -> No
         group = group_of.get(tensor)
         if group is None:
             continue
-        theirs = {ours: hyper[key] for key, ours in _HYPER.items() if key in hyper}
-        if "betas" in hyper:
-            theirs["beta1"], theirs["beta2"] = hyper["betas"]
-        for key, value in theirs.items():
+        for key, value in _numbers(hyper).items():
             mine = getattr(group, key, None)
-            if mine is not None and float(mine) != float(value) and (group.name, key) not in seen:
+            if mine is not None and float(mine) != value and (group.name, key) not in seen:
                 seen.add((group.name, key))
-                _log.waits(name, f"group {group.name} has {key} {mine}, the checkpoint {float(value):g}: the job's "
+                _log.waits(name, f"group {group.name} has {key} {mine}, the checkpoint {value:g}: the job's "
                            "counts")
 
 
@@ -359,14 +369,14 @@ def import_checkpoint(session: Any, path: Union[str, "os.PathLike[str]"], model:
                       allow_extra: Sequence[str] = (), **options: Any) -> Any:
     """Attaches a model as Session.attach does, to a job that goes on where a checkpoint of torch ends: with its
     parameters, the optimizer's moments and the step. Every worker calls it; rank 0 reads `path`, the others wait.
-    Called again, with a job that has its state, it attaches only; one that was interrupted has left none, or all.
+    Called again, with a job that has its state, it attaches only; interrupted, and called again, it begins anew.
 
     path           a DCP folder, or a file of torch.save: {"model": …, "optimizer": …}, or a state dict. Read as data:
                    Invalid if there is code in it
     names          of parameters, in the optimizer's order, where its state is numbered
     allow_missing  tensors that it need not have, or no moments of: they are as the model has them, moments 0
     allow_extra    tensors that it may have beyond the model's
-    options        of attach; of `init` what the checkpoint does not have
+    options        of attach; of `init` what the checkpoint does not have, so who attaches later gives no more of it
 
     Mismatch lists what is missing, what is there beyond, other shapes, and parameters at different steps. Learning
     rates and other numbers are those of `optim`; where the checkpoint has others, the log says so."""

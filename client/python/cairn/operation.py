@@ -6,7 +6,7 @@ import ctypes
 import math
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Iterable, Optional, Sequence, Tuple
 
 from . import _c
 from ._call import TIMEOUT_S, check, milliseconds, sliced
@@ -79,6 +79,18 @@ class Operation:
                 self._job._open.pop(handle.value or 0, None)
             self._memory = None
 
+
+
+def wait_all(begun: Iterable[Any], timeout: float) -> None:
+    """Each one, since it has memory on loan; then the first failure."""
+    failure: Optional[BaseException] = None
+    for one in begun:
+        try:
+            one.wait(timeout)
+        except Exception as error:  # noqa: BLE001 - raised below
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 class Mapped:
     """Tensors of a unit in the library's memory, lent until close (or the end of a with block), read only: `views` by

@@ -131,7 +131,7 @@ class AttachedModel(Between):
         first = here["rank"] == 0 or bool(parts)
         own = self._slots + self._buffers  # what of the initial state is this model's
         if _initial is not None:
-            own = _meta.without(own, _initial.names)
+            own = _meta.without(own, _initial.names, _meta.tensors_of_job(session, self.name, timeout))
         if state.get("init_from") is None:
             _meta.find_source(session, self.name, own, first, timeout, resume)
         tensors = [tensor for slot in self._slots + self._buffers

@@ -326,6 +326,27 @@ class Checkpoints(unittest.TestCase):
             self.imported(session, model(), names)
 
     @needs_numbers
+    def test_a_compiled_model_is_imported_by_either_names(self):
+        self.save()
+        for names in ([name for name, _ in torch.compile(model()).named_parameters()],
+                      [name for name, _ in model().named_parameters()]):
+            ours = torch.compile(model())
+            with Cluster(1) as cluster, cairn.connect(cluster.endpoint) as session:
+                with cairn.import_checkpoint(session, self.folder / "run.pt", ours, cairn.AdamW(lr=1e-2), name="run",
+                                             names=names):
+                    for p, theirs in zip(ours.parameters(), trained()[0].parameters()):
+                        self.assertTrue(torch.equal(p.detach(), theirs.detach()))
+
+    @needs_numbers
+    def test_hyper_parameters_of_another_optimizer_are_not_compared(self):
+        net, optimizer = trained()
+        saved = optimizer.state_dict()
+        saved["param_groups"][0].update(betas=(0.9, 0.99, 0.999), eps=(1e-30, 1e-3), momentum=None)
+        torch.save({"model": net.state_dict(), "optimizer": saved}, self.folder / "run.pt")
+        with Cluster(1) as cluster, cairn.connect(cluster.endpoint) as session:
+            self.imported(session, model(), [name for name, _ in model().named_parameters()])
+
+    @needs_numbers
     def test_moments_of_an_import_that_ended_halfway_do_not_come_with_another_state(self):
         self.save()
         names = [name for name, _ in model().named_parameters()]
@@ -344,6 +365,12 @@ class Checkpoints(unittest.TestCase):
             with torch.device("meta"):
                 ours = model()
             self.imported(session, ours, names, init={"*": cairn.Init("zeros")})
+            with session.attach(model(), cairn.AdamW(lr=1e-2), name="made", init={"*": cairn.Init("zeros")},
+                                first_step=STEPS_BEFORE):
+                pass
+            with cairn.import_checkpoint(session, self.folder / "run.pt", model(), cairn.AdamW(lr=1e-2), name="made",
+                                         names=names, init={"*": cairn.Init("zeros")}) as there:
+                self.assertFalse(there.state_dict()["0.weight"].any())  # it had its state
             with self.assertRaisesRegex(cairn.Invalid, "two initial states"):
                 self.imported(session, model(), names, init_from="weights")
 

@@ -388,12 +388,13 @@ cairn_status cairn_pass_republish(struct cairn_shard_job *job,
 /* ---- the first publish ---- */
 
 /* Moments of a member that did not come to the end of its puts. */
-static void forget_moments(struct cairn_works *works, const struct cairn_shard_job *job,
-                           uint32_t chunk, const struct cairn_chunk_place *place)
+static void forget_moments(struct cairn_works *works, struct cairn_shard_job *job, uint32_t chunk,
+                           const struct cairn_chunk_place *place)
 {
     static const enum cairn_plane moments[] = { CAIRN_PLANE_EXP_AVG, CAIRN_PLANE_EXP_AVG_SQ };
     for (size_t i = 0; i < sizeof moments / sizeof *moments; i++) {
         if ((job->puts.have[chunk] & CAIRN_PUT_STALE(moments[i])) == 0) continue;
+        job->puts.have[chunk] ^= (uint8_t)CAIRN_PUT_STALE(moments[i]);
         struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_ZERO);
         work->zero.at = plane_at(job, moments[i], chunk, place);
         work->zero.bytes = (size_t)place->elem_count * sizeof(float);

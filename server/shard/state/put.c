@@ -58,6 +58,12 @@ cairn_status cairn_put_judge_plane(const struct cairn_shard_job *job,
     return CAIRN_OK;
 }
 
+/* Moments have one source. */
+static bool may_put(const struct cairn_member *member, int plane)
+{
+    return plane == CAIRN_PLANE_PARAM || member->rank == 0;
+}
+
 /* Judged without side effects. On success chunk, place and piece of *out are set. */
 static cairn_status judge_put(const struct cairn_member *member,
                               const struct cairn_chunk_header *header, struct cairn_put *out,
@@ -83,6 +89,9 @@ static cairn_status judge_put(const struct cairn_member *member,
     if (status != CAIRN_OK) return status;
     if (header->plane != CAIRN_PLANE_PARAM && header->tile != CAIRN_TILE_WHOLE)
         return cairn_fail(why, CAIRN_ERR_MALFORMED, "a part of moments of an initial state");
+    if (!may_put(member, header->plane))
+        return cairn_fail(why, CAIRN_ERR_REFUSED, "rank 0 puts moments, this is rank %u",
+                          member->rank);
     if (cairn_spec_has_origin(&job->spec, header->tensor)) {
         return cairn_fail(why, CAIRN_ERR_EXISTS,
                           "tensor %s has its initial state from the job's spec",
@@ -128,34 +137,7 @@ static void *state_of(const struct cairn_shard_job *job, const struct cairn_put 
                            put->place.local_elem);
 }
 
-/* Put again after another shard's part was found missing, when this one's was sealed already: the same values
- * are as good as put; of a whole chunk its checksum tells. */
-static bool is_sealed_alike(const struct cairn_shard_job *job,
-                            const struct cairn_chunk_header *header)
-{
-    struct cairn_put put = { .header = *header };
-    if (job->state != CAIRN_JOB_SERVING || header->round != 0 ||
-        cairn_step_version(job->collector.step).step != job->base_step ||
-        header->tile != CAIRN_TILE_WHOLE ||
-        cairn_put_judge_chunk(job, header, &put, NULL) != CAIRN_OK ||
-        cairn_put_judge_plane(job, header, &put, NULL) != CAIRN_OK)
-        return false;
-    const size_t bytes = (size_t)put.place.elem_count * cairn_dtype_bytes(header->dtype);
-    if (header->payload_bytes != bytes) return false;
-    struct cairn_works *works = cairn_compute_loop(job->compute);
-    const void *had = cairn_works_get(works, state_of(job, &put), bytes);
-    const bool is_alike = header->checksum == cairn_chunk_checksum(had, bytes);
-    return cairn_works_run(works, NULL) == CAIRN_OK && is_alike;
-}
-
 #define MOMENTS (CAIRN_PUT_HAS(CAIRN_PLANE_EXP_AVG) | CAIRN_PUT_HAS(CAIRN_PLANE_EXP_AVG_SQ))
-
-bool cairn_put_has_moments(const struct cairn_shard_job *job)
-{
-    uint64_t c = 0;
-    while (c < job->view->table.map.chunk_count && (job->puts.have[c] & MOMENTS) == 0) c++;
-    return c < job->view->table.map.chunk_count;
-}
 
 void cairn_put_count_moments(struct cairn_shard_job *job, uint64_t member)
 {
@@ -163,7 +145,7 @@ void cairn_put_count_moments(struct cairn_shard_job *job, uint64_t member)
     job->puts.moments_of = member;
     for (uint64_t c = 0; c < job->view->table.map.chunk_count; c++) {
         const unsigned stale = job->puts.have[c] & MOMENTS;
-        job->puts.have[c] = (uint8_t)((job->puts.have[c] ^ stale) | stale << 3);
+        job->puts.have[c] = (uint8_t)((job->puts.have[c] ^ stale) | stale << CAIRN_PUT_STALE_SHIFT);
     }
 }
 
@@ -177,6 +159,46 @@ static void note_put(struct cairn_shard_job *job, const struct cairn_put *put)
     }
     cairn_put_count_moments(job, put->header.member);
     *have = (uint8_t)((*have & ~CAIRN_PUT_STALE(plane)) | CAIRN_PUT_HAS(plane));
+}
+
+cairn_status cairn_put_judge_again(struct cairn_shard_job *job, uint64_t member,
+                                   struct cairn_sentence *why)
+{
+    uint64_t c = 0;
+    cairn_put_count_moments(job, member);
+    while (c < job->view->table.map.chunk_count &&
+           (job->puts.have[c] & MOMENTS << CAIRN_PUT_STALE_SHIFT) == 0)
+        c++;
+    if (c == job->view->table.map.chunk_count) return CAIRN_OK;
+    const uint32_t tensor = job->view->table.map.extents[job->view->table.extent_of[c]].tensor;
+    return cairn_fail(
+        why, CAIRN_ERR_EXISTS,
+        "shard %s has its initial state already, with moments of %s: put them, too, or "
+        "drop the job and begin anew",
+        job->shard->name, job->spec.tensors[tensor].name);
+}
+
+/* Put again after another shard's part was found missing, when this one's was sealed already: the same values
+ * are as good as put; of a whole chunk its checksum tells. */
+static bool is_sealed_alike(const struct cairn_member *member,
+                            const struct cairn_chunk_header *header)
+{
+    struct cairn_shard_job *job = member->job;
+    struct cairn_put put = { .header = *header };
+    if (job->state != CAIRN_JOB_SERVING || header->round != 0 ||
+        cairn_step_version(job->collector.step).step != job->base_step ||
+        header->tile != CAIRN_TILE_WHOLE || !may_put(member, header->plane) ||
+        cairn_put_judge_chunk(job, header, &put, NULL) != CAIRN_OK ||
+        cairn_put_judge_plane(job, header, &put, NULL) != CAIRN_OK)
+        return false;
+    const size_t bytes = (size_t)put.place.elem_count * cairn_dtype_bytes(header->dtype);
+    if (header->payload_bytes != bytes) return false;
+    struct cairn_works *works = cairn_compute_loop(job->compute);
+    const void *had = cairn_works_get(works, state_of(job, &put), bytes);
+    const bool is_alike = header->checksum == cairn_chunk_checksum(had, bytes);
+    if (cairn_works_run(works, NULL) != CAIRN_OK || !is_alike) return false;
+    note_put(job, &put);
+    return true;
 }
 
 /* Into the state, or beside it. */
@@ -205,21 +227,21 @@ static void take(struct cairn_put *put, struct cairn_member *member)
     const size_t bytes = (size_t)put->header.payload_bytes;
     if (job->state != CAIRN_JOB_INITIALIZING && !cairn_write_is(job, &put->header)) {
         cairn_sentence_set(&why, "its initial state is complete, or the write is over");
-        if (member != NULL) refuse(member, &put->header, CAIRN_ERR_STALE, &why);
+        refuse(member, &put->header, CAIRN_ERR_STALE, &why);
         return;
     }
     if (cairn_chunk_checksum(buffer_of(job, put), bytes) != put->header.checksum) {
         cairn_sentence_set(&why, "its checksum does not match");
-        if (member != NULL) refuse(member, &put->header, CAIRN_ERR_CHECKSUM, &why);
+        refuse(member, &put->header, CAIRN_ERR_CHECKSUM, &why);
         return;
     }
     const cairn_status status = keep(put, &why);
     if (status != CAIRN_OK) {
-        if (member != NULL) refuse(member, &put->header, status, &why);
+        refuse(member, &put->header, status, &why);
         return;
     }
     cairn_bytes_put(job, put->header.member, bytes);
-    if (member != NULL) acknowledge(member, &put->header);
+    acknowledge(member, &put->header);
 }
 
 static void on_received(void *arg, cairn_status status)
@@ -227,7 +249,7 @@ static void on_received(void *arg, cairn_status status)
     struct cairn_put *put = arg;
     struct cairn_shard_job *job = put->job;
     struct cairn_member *member = cairn_member_find(job, put->header.member);
-    if (status == CAIRN_OK) take(put, member);
+    if (status == CAIRN_OK && member != NULL) take(put, member);
     put->job = NULL;
     close_buffers(job);
     cairn_shard_job_settle(job);
@@ -248,7 +270,7 @@ void cairn_put_on_message(struct cairn_member *member, const struct cairn_chunk_
     struct cairn_shard_job *job = member->job;
     struct cairn_sentence why;
     struct cairn_put judged = { .job = job, .header = *header };
-    if (is_sealed_alike(job, header)) {
+    if (is_sealed_alike(member, header)) {
         acknowledge(member, header);
         cairn_fabric_drop(message);
         return;

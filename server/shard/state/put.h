@@ -24,9 +24,11 @@ struct cairn_put {
 };
 
 /* What was put of a chunk; and which moments lie there, but do not count, because their member did not come
- * to the end. */
+ * to the end: the seal makes them 0. */
 #define CAIRN_PUT_HAS(plane)   (1u << (plane))
-#define CAIRN_PUT_STALE(plane) (1u << ((plane) + 3)) /* of exp_avg, exp_avg_sq */
+#define CAIRN_PUT_STALE(plane) (CAIRN_PUT_HAS(plane) << CAIRN_PUT_STALE_SHIFT)
+#define CAIRN_PUT_STALE_SHIFT  3
+_Static_assert(CAIRN_PUT_STALE(CAIRN_PLANE_EXP_AVG_SQ) <= UINT8_MAX, "they are bytes");
 
 /* The puts of a job. */
 struct cairn_puts {
@@ -34,8 +36,8 @@ struct cairn_puts {
     uint32_t max;
     size_t bytes;              /* of each: a chunk and a box */
     struct cairn_arena arena;  /* [max][bytes], while the job is not SERVING or a write is open */
-    uint8_t *have;             /* owned: [map.chunk_count] while INITIALIZING: CAIRN_PUT_... */
-    uint64_t moments_of;       /* the member whose moments count; 0: none has any */
+    uint8_t *have;             /* owned: [map.chunk_count] CAIRN_PUT_... of the initial state */
+    uint64_t moments_of;       /* the member whose moments count; 0: nobody's */
     struct cairn_write *write; /* owned; NULL: no write is open */
 };
 
@@ -44,10 +46,12 @@ void cairn_put_on_message(struct cairn_member *member, const struct cairn_chunk_
 /* CAIRN_OK: every chunk was put. CAIRN_ERR_NOT_READY: `why` names what is missing. */
 CAIRN_MUST_CHECK cairn_status cairn_put_whole(const struct cairn_shard_job *job,
                                               struct cairn_sentence *why);
-/* The moments that others than this member put do not count: the seal makes them 0. */
+/* The moments of this member count, and those that others put are stale. */
 void cairn_put_count_moments(struct cairn_shard_job *job, uint64_t member);
-/* Some of those that count are here. */
-bool cairn_put_has_moments(const struct cairn_shard_job *job);
+/* Sealed before, when another shard's part was missing: the moments that are sealed are those that this
+ * member put, or put again. CAIRN_ERR_EXISTS. */
+CAIRN_MUST_CHECK cairn_status cairn_put_judge_again(struct cairn_shard_job *job, uint64_t member,
+                                                    struct cairn_sentence *why);
 /* It serves: gives the buffers of puts back. */
 void cairn_put_end(struct cairn_shard_job *job);
 /* A write is open: they are needed again. CAIRN_ERR_NO_MEMORY. */
