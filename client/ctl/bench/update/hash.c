@@ -1,7 +1,6 @@
 /* Of cairn bench update --only hash: one thread hashes a plane by each instruction set that this CPU has, by
  * turns; "plain" is libsodium, a leaf after the other. Seconds are those of its processor, as others may use
  * the cores, too. */
-#include <sodium.h>
 #include <time.h>
 
 #include "client/ctl/bench/bench.h"
@@ -46,7 +45,6 @@ void cairn_update_hash_sets(const struct cairn_update_arrays *arrays, json_t *pa
     double rate[CAIRN_HOST_ISA_COUNT][ROUNDS];
     double ratio[CAIRN_HOST_ISA_COUNT][ROUNDS];
     const size_t elems = arrays->elems < ROUND_ELEMS ? arrays->elems : ROUND_ELEMS;
-    if (sodium_init() < 0) return; // it chooses what this CPU does best
     for (uint32_t round = 0; round < ROUNDS; round++) {
         for (uint32_t isa = 0; isa < CAIRN_HOST_ISA_COUNT; isa++) {
             const struct cairn_backend *host = cairn_backend_host_at(isa);
