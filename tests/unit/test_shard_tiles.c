@@ -617,6 +617,39 @@ SUITE(60, setup, teardown);
 
 /* ---- puts ---- */
 
+/* As rank 0 puts them, by the worker of another rank. */
+static struct cairn_chunk_header moments_header(uint32_t tensor)
+{
+    struct cairn_chunk_header put = tile_header(CAIRN_CHUNK_PUT, 1, chunk_of(tensor));
+    put.plane = CAIRN_PLANE_EXP_AVG;
+    put.tile = CAIRN_TILE_WHOLE;
+    put.table_hash = 0;
+    return put;
+}
+
+TEST(moments_before_there_is_a_state_are_whole_and_of_rank_0)
+{
+    join_all();
+    hold_pieces();
+    for (uint64_t m = 1; m <= WORKERS; m++) tell_tiles(m);
+    const size_t size = (size_t)cairn_shard_map_chunk(&scene.map, chunk_of(T_WEIGHT)).elem_count *
+                        sizeof(float);
+    struct cairn_chunk_header put = moments_header(T_WEIGHT);
+    ck_assert_int_eq(refusal_of(&put, size), CAIRN_ERR_REFUSED);
+    put = moments_header(T_WEIGHT);
+    put.tile = CAIRN_TILE_OWN;
+    ck_assert_int_eq(refusal_of(&put, size), CAIRN_ERR_MALFORMED);
+    put = moments_header(T_WEIGHT);
+    put.dtype = CAIRN_BF16;
+    ck_assert_int_eq(refusal_of(&put, size / 2), CAIRN_ERR_MALFORMED);
+    put = moments_header(T_WEIGHT);
+    put.plane = CAIRN_PLANE_WIRE;
+    ck_assert_int_eq(refusal_of(&put, size), CAIRN_ERR_MALFORMED);
+    put = moments_header(T_FROZEN); // it keeps none
+    ck_assert_int_eq(refusal_of(&put, sizeof(float) * put.leaf_count), CAIRN_ERR_NOT_FOUND);
+    teardown();
+}
+
 TEST(a_chunk_is_put_when_all_its_boxes_are_put)
 {
     join_all();

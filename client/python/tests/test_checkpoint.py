@@ -15,6 +15,7 @@ import tempfile
 import unittest
 import unittest.mock
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torched
@@ -324,6 +325,26 @@ class Checkpoints(unittest.TestCase):
                 with unittest.mock.patch.object(cairn.job.Job, "putting", cut):
                     self.assertRaises(KeyboardInterrupt, self.imported, session, model(), names)
             self.imported(session, model(), names)
+
+    @needs_numbers
+    def test_every_rank_imports_and_one_reads(self):
+        self.save()
+        names, expected = [name for name, _ in model().named_parameters()], trained()[0]
+
+        def one(rank):
+            ours = model()
+            with cairn.connect(cluster.endpoint) as session:
+                with cairn.import_checkpoint(session, self.folder / "run.pt", ours, cairn.AdamW(lr=1e-2), name="run",
+                                             names=names, rank=rank, workers=2):
+                    return [p.detach().clone() for p in ours.parameters()]
+
+        put = cairn.job.Job.putting
+        with Cluster(2) as cluster, ThreadPoolExecutor(2) as ranks, \
+                unittest.mock.patch.object(cairn.job.Job, "putting", autospec=True, side_effect=put) as putting:
+            for values in ranks.map(one, (1, 0)):
+                for value, theirs in zip(values, expected.parameters()):
+                    self.assertTrue(torch.equal(value, theirs.detach()))
+        self.assertEqual(putting.call_count, 3 * len(names))
 
     @needs_numbers
     def test_a_compiled_model_is_imported_by_either_names(self):
