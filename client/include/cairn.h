@@ -371,9 +371,10 @@ struct cairn_job_spec {
     uint32_t loss_scale_growth_steps; /* DYNAMIC; 0 = 2000 */
     uint32_t stage;                   /* CAIRN_STAGE(0) to CAIRN_STAGE(3); 0 = CAIRN_STAGE(2) */
     uint32_t micro_batches;           /* of each worker in a round; 0 = 1. With global_batch none */
-    /* Weights that the shards begin with, each reading its own part: a .safetensors file or a folder of
-     * Hugging Face, an absolute path where the shards are, in a folder that their import.folders allows.
-     * F32, BF16, F16 and F64. Every tensor must be there, by its name or by init_prefix + its name, or have
+    /* Weights that the shards begin with, each reading its own part: a .safetensors file, a folder of
+     * Hugging Face, or the folder of a snapshot, of which the optimizer's state and the step are left out;
+     * an absolute path where the shards are, in a folder that their import.folders allows. F32, BF16, F16
+     * and F64. Every tensor must be there, by its name or by init_prefix + its name, or have
      * an initializer (else CAIRN_ERR_MISMATCH), and what is trained or frozen be finite as fp32, unless
      * init_nonfinite_ok (else CAIRN_ERR_NONFINITE); cairn_error() has the list. NULL = none. */
     const char *init_from;

@@ -114,7 +114,7 @@ static cairn_status judge_whole(const struct cairn_weights_file *file, struct ca
             return cairn_fail(
                 why, CAIRN_ERR_UNSUPPORTED,
                 "tensor \"%s\" is a part of one, so this is a file of a distributed checkpoint: "
-                "consolidate it, or restore it with `cairn snapshot restore` if Cairn wrote it",
+                "consolidate it, or name the folder with the manifest if Cairn wrote it",
                 e->key);
         }
     }
@@ -368,8 +368,73 @@ cairn_status cairn_weights_open(const char *roots, const char *path, struct cair
     return CAIRN_OK;
 }
 
+/* By the name that the kernel has for what is open: no link is in it. */
+static cairn_status name_folder(const struct cairn_weights *w, int fd, char **folder_out,
+                                struct cairn_sentence *why)
+{
+    char link[32];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    *folder_out = realpath(link, NULL);
+    if (*folder_out != NULL) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_IO, "%s: its own path: %s", w->path, strerror(errno));
+}
+
+static bool has_file(int folder, const char *name)
+{
+    return faccessat(folder, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+static cairn_status find_in_folder(const struct cairn_weights *w, const char *rest,
+                                   const char *file, char **folder_out, struct cairn_sentence *why)
+{
+    int fd;
+    struct stat info;
+    cairn_status status = cairn_weights_open_beneath(w, rest[0] != '\0' ? rest : ".", &fd, &info,
+                                                     why);
+    if (status != CAIRN_OK) return status;
+    if (S_ISDIR(info.st_mode) && has_file(fd, file) && !has_file(fd, WHOLE_NAME) &&
+        !has_file(fd, INDEX_NAME))
+        status = name_folder(w, fd, folder_out, why);
+    close(fd);
+    return status;
+}
+
+cairn_status cairn_weights_folder_with(const char *roots, const char *path, const char *file,
+                                       char **folder_out, struct cairn_sentence *why)
+{
+    struct cairn_weights w = { .root_fd = -1, .path = (char *)(uintptr_t)path };
+    const char *rest = enter_root(roots, &w, why);
+    *folder_out = NULL;
+    if (rest == NULL) return CAIRN_ERR_REFUSED;
+    const cairn_status status = find_in_folder(&w, rest, file, folder_out, why);
+    close(w.root_fd);
+    return status;
+}
+
+cairn_status cairn_weights_of(const char *path, struct cairn_weights_source *source,
+                              struct cairn_safetensors *header, struct cairn_weights *out,
+                              struct cairn_sentence *why)
+{
+    struct cairn_weights w = { .root_fd = -1, .file_fd = -1, .source = source };
+    w.path = strdup(path);
+    w.files = calloc(1, sizeof *w.files);
+    const bool is_there = w.path != NULL && w.files != NULL;
+    if (is_there) {
+        w.files[w.file_count++].header = *header;
+    } else {
+        cairn_safetensors_release(header);
+    }
+    if (is_there && list_weights(&w, NULL) == CAIRN_OK) {
+        *out = w;
+        return CAIRN_OK;
+    }
+    cairn_weights_close(&w);
+    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the tensors of %s", path);
+}
+
 void cairn_weights_close(struct cairn_weights *w)
 {
+    if (w->source != NULL) w->source->close(w->source);
     for (size_t i = 0; i < w->file_count; i++) {
         free(w->files[i].path);
         cairn_safetensors_release(&w->files[i].header);

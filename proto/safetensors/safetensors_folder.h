@@ -58,11 +58,21 @@ struct cairn_weight {
     uint32_t file;
 };
 
+/* Weights that lie in no such files. */
+struct cairn_weights_source {
+    /* As cairn_weights_read. */
+    cairn_status (*read)(struct cairn_weights_source *source, const struct cairn_weight *weight,
+                         uint64_t first_elem, uint64_t elem_count, float *out,
+                         struct cairn_sentence *why);
+    void (*close)(struct cairn_weights_source *source);
+};
+
 /* Read by one thread at a time. */
 struct cairn_weights {
-    int root_fd;   /* owned; of the allowed folder */
-    int file_fd;   /* owned; of the file read last, -1: none */
-    uint32_t file; /* which one that is */
+    struct cairn_weights_source *source; /* owned; NULL: the files */
+    int root_fd;                         /* owned; of the allowed folder */
+    int file_fd;                         /* owned; of the file read last, -1: none */
+    uint32_t file;                       /* which one that is */
     size_t file_count, weight_count;
     char *path;                       /* owned; as it was asked for */
     struct cairn_weights_file *files; /* owned, [file_count] */
@@ -75,6 +85,16 @@ struct cairn_weights {
 cairn_status cairn_weights_open(const char *roots, const char *path, struct cairn_weights *out,
                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
 void cairn_weights_close(struct cairn_weights *weights);
+/* If `path` is a folder beneath one of `roots` that has a file of that name, and none that Hugging Face has:
+ * the folder's own path, malloc'd, the caller's; else *folder_out is NULL. As cairn_weights_open. */
+cairn_status cairn_weights_folder_with(const char *roots, const char *path, const char *file,
+                                       char **folder_out,
+                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* What a source has, by entries that begin nowhere. Takes source and header, on failure too.
+ * CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_weights_of(const char *path, struct cairn_weights_source *source,
+                              struct cairn_safetensors *header, struct cairn_weights *out,
+                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* True if a tensor can be read from it: it is of F32, BF16, F16 or F64. */
 bool cairn_weight_readable(const struct cairn_weight *weight);

@@ -189,6 +189,8 @@ cairn_status cairn_weights_read(struct cairn_weights *w, const struct cairn_weig
                                 uint64_t first_elem, uint64_t elem_count, float *out,
                                 struct cairn_sentence *why)
 {
+    if (w->source != NULL)
+        return w->source->read(w->source, weight, first_elem, elem_count, out, why);
     const struct cairn_safetensors_entry *e = weight->entry;
     const struct cairn_weights_file *file = &w->files[weight->file];
     const size_t elem_bytes = cairn_dtype_bytes((int)e->dtype);

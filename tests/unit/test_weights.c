@@ -127,7 +127,7 @@ TEST(a_part_of_a_tensor_is_not_taken_for_all_of_it)
     uint8_t file[8 + sizeof json - 1 + 4] = { sizeof json - 1 };
     memcpy(file + 8, json, sizeof json - 1);
     sample_bytes_write(at(0, "part.safetensors"), file, sizeof file);
-    check_refused(paths[0], CAIRN_ERR_UNSUPPORTED, "cairn snapshot restore");
+    check_refused(paths[0], CAIRN_ERR_UNSUPPORTED, "name the folder with the manifest");
 }
 
 TEST(a_file_that_changes_under_us_is_refused)

@@ -125,7 +125,8 @@ class JobSpec:
     """`rank`: this worker's, unique in the job. `workers_min`: a round opens with at least so many.
     `clip_norm`: of the global gradient norm, 0 or None = none. `on_nonfinite`: "skip" or "fail". `loss_scale_policy`:
     "fixed", "dynamic", or "default": dynamic if loss_scale is above 1. `micro_batches`: of each worker in a round.
-    `init_from`: a safetensors file or Hugging Face folder, where the shards are, that they begin with.
+    `init_from`: a safetensors file, a Hugging Face folder, or the folder of a snapshot, of which the optimizer's state
+    and the step are left out, where the shards are, that they begin with.
     `client_state_max`: bytes that a commit may give of the trainer's own. `reduce_groups`: "none", or "host": shards
     add up what the workers of their host push before it goes on; the bits then depend on who shares a host.
     `skips_max`: so many rounds in a row that are skipped with the loss scale at its least, and no further one opens;

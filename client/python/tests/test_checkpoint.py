@@ -10,6 +10,7 @@ import io
 import mmap
 import os
 import pickle
+import shutil
 import sys
 import tempfile
 import unittest
@@ -155,7 +156,7 @@ needs_numbers = unittest.skipIf(int(torch.__version__.split(".")[0]) < 2, "torch
 class Checkpoints(unittest.TestCase):
     def setUp(self):
         self.folder = Path(tempfile.mkdtemp(prefix="cairn-test-"))
-        self.addCleanup(lambda: __import__("shutil").rmtree(self.folder))
+        self.addCleanup(shutil.rmtree, self.folder)
 
     def save(self, **more) -> Path:
         net, optimizer = trained()
@@ -226,6 +227,22 @@ class Checkpoints(unittest.TestCase):
         self.goes_on(self.folder / "real")
 
     @needs_numbers
+    def test_a_job_begins_with_a_snapshot_without_its_optimizer_and_step(self):
+        with Cluster(2) as cluster, cairn.connect(cluster.endpoint) as session:
+            net, begun = model(), model()
+            with session.attach(net, cairn.AdamW(lr=1e-2), name="saved") as m:
+                steps(m, net, 0, STEPS_BEFORE)
+                saved, snapshot = m.state_dict(), m.snapshot()
+            shutil.copytree(cluster._folder / "snapshots" / "saved" / snapshot, cluster.weights / "saved")
+            with session.attach(begun, cairn.AdamW(lr=1e-3), name="next",
+                                init_from=str(cluster.weights / "saved")) as m:
+                self.assertEqual(m.version.step, 0)
+                for name, p in begun.named_parameters():
+                    self.assertTrue(torch.equal(p.detach(), saved[name]), name)
+                for plane in ("exp_avg", "exp_avg_sq"):
+                    self.assertFalse(any(value.any() for value in m.state_dict(plane).values()), plane)
+                steps(m, begun, 0, 1)
+
     def test_plain_torch_goes_on_from_a_snapshot_that_its_own_reader_reads(self):
         try:
             import torch.distributed.checkpoint as dcp

@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "proto/safetensors/safetensors_folder.h"
+#include "proto/snapshot_io/weights.h"
 #include "proto/spec/scalars.h"
 #include "server/shard/shard.h"
 #include "server/shard/state/origin.h"
@@ -138,8 +138,8 @@ static void run_files(struct cairn_task *task, uint32_t item, uint32_t thread)
     struct cairn_origin *origin = (struct cairn_origin *)task;
     const struct cairn_shard_job *job = origin->loader.job;
     struct cairn_weights weights;
-    origin->loader.status = cairn_weights_open(job->shard->import_folders, job->spec.init_from,
-                                               &weights, &origin->loader.why);
+    origin->loader.status = cairn_snapshot_weights_open(
+        job->shard->import_folders, job->spec.init_from, &weights, &origin->loader.why);
     if (origin->loader.status != CAIRN_OK) return;
     origin->loader.status = read_weights(origin, &weights);
     cairn_weights_close(&weights);
