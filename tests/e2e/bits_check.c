@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-void bits_check_root(const char *address, const char *root)
+static const char *digest_of(const char *address)
 {
     static struct cluster_said said;
     struct cluster at = { .folder = "" };
@@ -12,7 +12,12 @@ void bits_check_root(const char *address, const char *root)
     cluster_cli(&at, &said, "job", "digest", "-q", BITS_JOB, NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
     said.out[strcspn(said.out, "\n")] = 0;
-    ck_assert_str_eq(said.out, root);
+    return said.out;
+}
+
+void bits_check_root(const char *address, const char *root)
+{
+    ck_assert_str_eq(digest_of(address), root);
 }
 
 void bits_root_at(uint64_t step, char hex_out[65])
@@ -34,6 +39,21 @@ void bits_train_quietly(struct bits_worker pattern, const char *address, uint32_
         ck_assert_uint_eq(run.worker[i].void_rounds, 0);
         ck_assert_uint_eq(run.worker[i].skipped, skipped);
     }
+}
+
+void bits_check_root_at(const char *address, uint64_t step)
+{
+    struct bits_reference ref;
+    char before[65], behind[65];
+    const char *digest = digest_of(address);
+    bits_reference_open(&ref);
+    bits_reference_run(&ref, step);
+    bits_reference_root(&ref, before);
+    if (step == BITS_NAN_STEP) bits_reference_skip(&ref);
+    bits_reference_root(&ref, behind);
+    bits_reference_close(&ref);
+    ck_assert_msg(strcmp(digest, before) == 0 || strcmp(digest, behind) == 0,
+                  "step %llu: %s, not %s or %s", (unsigned long long)step, digest, before, behind);
 }
 
 pid_t bits_spawn_worker(const struct cluster *cluster, int rank, int die_at)

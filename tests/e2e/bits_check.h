@@ -12,6 +12,9 @@
 void bits_check_root(const char *address, const char *root);
 /* The reference's root at a step. */
 void bits_root_at(uint64_t step, char hex_out[65]);
+/* The digest is the reference's at that step; at BITS_NAN_STEP before the round that is skipped there, or
+ * behind it, where the loss scale is another one. */
+void bits_check_root_at(const char *address, uint64_t step);
 /* Both workers, as threads, to pattern.until_step; undisturbed: no round is void, and those that were
  * skipped are as many as given. */
 void bits_train_quietly(struct bits_worker pattern, const char *address, uint32_t skipped);

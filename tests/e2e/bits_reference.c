@@ -94,10 +94,15 @@ static void run_round(struct bits_reference *ref, bool with_nan)
     ref->step++;
 }
 
+void bits_reference_skip(struct bits_reference *ref)
+{
+    run_round(ref, true);
+}
+
 void bits_reference_run(struct bits_reference *ref, uint64_t until_step)
 {
     while (ref->step < until_step) {
-        if (ref->step == BITS_NAN_STEP) run_round(ref, true);
+        if (ref->step == BITS_NAN_STEP) bits_reference_skip(ref);
         run_round(ref, false);
     }
 }

@@ -17,6 +17,8 @@ void bits_reference_open(struct bits_reference *ref);
 void bits_reference_close(struct bits_reference *ref);
 /* Trains on to that step; step BITS_NAN_STEP is tried once with a gradient that is none. */
 void bits_reference_run(struct bits_reference *ref, uint64_t until_step);
+/* At BITS_NAN_STEP: that gradient alone, whose round is skipped. */
+void bits_reference_skip(struct bits_reference *ref);
 void bits_reference_root(const struct bits_reference *ref, char hex_out[65]);
 
 #endif
