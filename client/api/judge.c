@@ -211,6 +211,18 @@ cairn_status cairn_api_judge_plane(const struct job *job, size_t tensor, int pla
                              t->group);
 }
 
+cairn_status cairn_api_judge_state(const struct job *job, size_t tensor, const char *plane,
+                                   int *number_out)
+{
+    *number_out = plane != NULL ? cairn_plane_number(plane) : 0;
+    if (*number_out != CAIRN_PLANE_PARAM && *number_out != CAIRN_PLANE_EXP_AVG &&
+        *number_out != CAIRN_PLANE_EXP_AVG_SQ)
+        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
+                                 "tensor %s: \"param\", \"exp_avg\" and \"exp_avg_sq\" are put",
+                                 job->spec.tensors[tensor].name);
+    return cairn_api_judge_plane(job, tensor, *number_out);
+}
+
 static cairn_dtype plane_dtype(const struct job *job, size_t tensor, int plane)
 {
     const struct cairn_tensor_spec *t = &job->spec.tensors[tensor];

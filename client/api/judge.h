@@ -28,6 +28,10 @@ cairn_status cairn_api_judge_own(struct job *job, size_t tensor, const struct ca
 cairn_status cairn_api_judge_box(struct job *job, size_t tensor, const struct cairn_box *box,
                                  const struct cairn_mem *mem,
                                  struct piece *piece_out) CAIRN_MUST_CHECK;
+/* A plane that is put: *number_out (enum cairn_plane). CAIRN_ERR_UNSUPPORTED: none of them; as
+ * cairn_api_judge_plane. */
+cairn_status cairn_api_judge_state(const struct job *job, size_t tensor, const char *plane,
+                                   int *number_out) CAIRN_MUST_CHECK;
 /* CAIRN_ERR_NOT_FOUND says why the tensor has no such plane (enum cairn_plane). */
 cairn_status cairn_api_judge_plane(const struct job *job, size_t tensor,
                                    int plane) CAIRN_MUST_CHECK;

@@ -121,19 +121,11 @@ static cairn_status put_part(struct job *job, struct portion *portion, const str
 }
 
 /* Moments are the one source's. */
-static cairn_status judge_plane(const struct job *job, size_t tensor, int plane)
+static cairn_status judge_source(const struct job *job, size_t tensor, int plane)
 {
-    const char *name = job->spec.tensors[tensor].name;
-    if (plane == CAIRN_PLANE_PARAM) return CAIRN_OK;
-    if (plane != CAIRN_PLANE_EXP_AVG && plane != CAIRN_PLANE_EXP_AVG_SQ)
-        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                                 "tensor %s: \"param\", \"exp_avg\" and \"exp_avg_sq\" are put",
-                                 name);
-    if (job->member.rank != 0)
-        return cairn_client_fail(CAIRN_ERR_REFUSED,
-                                 "tensor %s: rank 0 puts moments, this is rank %u", name,
-                                 job->member.rank);
-    return cairn_api_judge_plane(job, tensor, plane);
+    if (plane == CAIRN_PLANE_PARAM || job->member.rank == 0) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_REFUSED, "tensor %s: rank 0 puts moments, this is rank %u",
+                             job->spec.tensors[tensor].name, job->member.rank);
 }
 
 /* And whole. */
@@ -176,8 +168,9 @@ static cairn_status put_inside(struct job *job, const char *tensor, const char *
     if (write != 0) return cairn_api_write_put(job, write, tensor, plane, box, given, op_out);
     cairn_status status = cairn_api_judge_data(job, tensor, given, &mem, &index, &part);
     if (status != CAIRN_OK) return status;
-    const int number = plane != NULL ? cairn_plane_number(plane) : 0;
-    status = judge_plane(job, index, number);
+    int number;
+    status = cairn_api_judge_state(job, index, plane, &number);
+    if (status == CAIRN_OK) status = judge_source(job, index, number);
     if (status == CAIRN_OK) status = cairn_api_judge_dtype(job, index, number, &mem);
     if (status != CAIRN_OK) return status;
     if (cairn_spec_has_origin(&job->spec, index))

@@ -196,13 +196,8 @@ cairn_status cairn_api_write_put(struct job *job, uint64_t round, const char *te
     struct cairn_box of_target;
     cairn_status status = cairn_api_judge_boxed(job, tensor, given, &mem, &index, &box, &of_target);
     if (status != CAIRN_OK) return status;
-    const int number = plane != NULL ? cairn_plane_number(plane) : 0;
-    if (number != CAIRN_PLANE_PARAM && number != CAIRN_PLANE_EXP_AVG &&
-        number != CAIRN_PLANE_EXP_AVG_SQ)
-        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                                 "tensor %s: \"param\", \"exp_avg\" and \"exp_avg_sq\" are written",
-                                 tensor);
-    status = cairn_api_judge_plane(job, index, number);
+    int number;
+    status = cairn_api_judge_state(job, index, plane, &number);
     if (status == CAIRN_OK) status = cairn_api_batch_judge_buffer(job, index);
     if (status != CAIRN_OK) return status;
     status = cairn_api_judge_dtype(job, index, number, &mem);
