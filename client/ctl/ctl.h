@@ -189,6 +189,11 @@ cairn_status cairn_ctl_call_paged(struct ctl *ctl, uint16_t type, const Protobuf
                                   uint16_t reply_type, ProtobufCMessage **reply_out,
                                   struct cairn_paged *pages) CAIRN_MUST_CHECK;
 
+/* ---- job/amend.c ---- */
+/* An amendment, with a key of its own. *revision_out: that the job has then. As cairn_ctl_call. */
+cairn_status cairn_ctl_amend(struct ctl *ctl, Cairn__JobAmend *amend,
+                             uint64_t *revision_out) CAIRN_MUST_CHECK;
+
 /* Says what went wrong on stderr, with the stable code, and returns the exit status. */
 int cairn_ctl_fail(cairn_status status, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 

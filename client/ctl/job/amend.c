@@ -61,17 +61,24 @@ static int print(struct ctl *ctl, uint64_t revision)
     return 0;
 }
 
-static int send(struct ctl *ctl, Cairn__JobAmend *amend)
+cairn_status cairn_ctl_amend(struct ctl *ctl, Cairn__JobAmend *amend, uint64_t *revision_out)
 {
     ProtobufCMessage *reply;
     randombytes_buf(&amend->key, sizeof amend->key);
     amend->key |= 1; // not 0
     const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_JOB_AMEND, &amend->base,
                                                CAIRN_MSG_JOB_AMENDED, &reply);
-    if (called != CAIRN_OK) return cairn_status_exit((int)called);
-    const int done = print(ctl, ((const Cairn__JobAmended *)reply)->revision);
+    if (called != CAIRN_OK) return called;
+    *revision_out = ((const Cairn__JobAmended *)reply)->revision;
     cairn_message_free(reply);
-    return done;
+    return CAIRN_OK;
+}
+
+static int send(struct ctl *ctl, Cairn__JobAmend *amend)
+{
+    uint64_t revision;
+    const cairn_status called = cairn_ctl_amend(ctl, amend, &revision);
+    return called == CAIRN_OK ? print(ctl, revision) : cairn_status_exit((int)called);
 }
 
 static bool changes_snapshots(const struct ctl_rules *given)

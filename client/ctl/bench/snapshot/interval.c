@@ -14,6 +14,15 @@
 #define BEFORE    0.1 /* of an interval with a snapshot, until that is asked for */
 #define DUE       30  /* steps ahead one that the job takes by itself is due: time to prepare */
 
+static const struct kind {
+    const char *how;
+    uint32_t word; /* of a step */
+    bool is_due;   /* the job takes the snapshot by itself */
+} kinds[] = { { "sleeping", STEP_ORDER_STEP, false },
+              { "computing", STEP_ORDER_BUSY, false },
+              { "due", STEP_ORDER_STEP, true } };
+#define KINDS ((int)(sizeof kinds / sizeof *kinds))
+
 static void forget_peaks(const struct local *local)
 {
     for (int s = 1; s < local->daemon_count; s++)
@@ -37,20 +46,21 @@ static bool add_step(struct snapshot_bench *b, uint32_t word, struct cairn_bench
     return false;
 }
 
-static bool run_without(struct snapshot_bench *b, uint32_t word,
+static bool run_without(struct snapshot_bench *b, const struct kind *kind,
                         struct cairn_bench_interval *interval)
 {
     forget_peaks(b->local);
     interval->begin = cairn_bench_now();
     const double end = interval->begin + b->seconds;
     while (interval->count < STEPS_MIN || cairn_bench_now() < end)
-        if (!add_step(b, word, interval)) return false;
+        if (!add_step(b, kind->word, interval)) return false;
     take_peaks(b->local, interval);
     return true;
 }
 
 /* Until the snapshot is committed, if that is later. */
-static bool run_with(struct snapshot_bench *b, uint32_t word, struct cairn_bench_interval *interval)
+static bool run_with(struct snapshot_bench *b, const struct kind *kind,
+                     struct cairn_bench_interval *interval)
 {
     bool is_asked = false, is_ok = true;
     if (!cairn_bench_save_remove(&b->saver)) return false;
@@ -60,12 +70,11 @@ static bool run_with(struct snapshot_bench *b, uint32_t word, struct cairn_bench
     while (is_ok && (interval->count < STEPS_MIN || cairn_bench_now() < end ||
                      !atomic_load(&b->saver.is_over))) {
         if (!is_asked && interval->count > 0 && cairn_bench_now() >= ask) {
-            if (b->saver.every > 0)
-                b->saver.every = b->steps + DUE; // which divides one step of these
+            b->saver.every = kind->is_due ? b->steps + DUE : 0; // it divides one step of these
             if (!cairn_bench_save_begin(&b->saver)) return false;
             is_asked = true;
         }
-        is_ok = add_step(b, word, interval);
+        is_ok = add_step(b, kind->word, interval);
     }
     take_peaks(b->local, interval);
     if (is_asked && !cairn_bench_save_end(&b->saver, !is_ok)) return false;
@@ -129,8 +138,8 @@ static void report(struct snapshot_bench *b, const char *how,
 
 /* ---- the part ---- */
 
-/* Of one kind of backward; *out only on success. */
-static bool measure(struct snapshot_bench *b, uint32_t word, const char *how,
+/* *out only on success. */
+static bool measure(struct snapshot_bench *b, const struct kind *kind,
                     struct cairn_bench_slowdown *out)
 {
     struct cairn_bench_interval pairs[PAIRS][2];
@@ -138,7 +147,7 @@ static bool measure(struct snapshot_bench *b, uint32_t word, const char *how,
     memset(pairs, 0, sizeof pairs);
     bool is_ok = true;
     for (int i = 0; i < PAIRS && is_ok; i++) {
-        is_ok = run_without(b, word, &pairs[i][0]) && run_with(b, word, &pairs[i][1]);
+        is_ok = run_without(b, kind, &pairs[i][0]) && run_with(b, kind, &pairs[i][1]);
         snapshot_s += (pairs[i][1].snapshot_end - pairs[i][1].snapshot_begin) / PAIRS;
     }
     if (is_ok &&
@@ -146,8 +155,8 @@ static bool measure(struct snapshot_bench *b, uint32_t word, const char *how,
         (void)cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
         is_ok = false;
     }
-    if (is_ok) report(b, how, out, snapshot_s);
-    if (is_ok && b->ctl->json) add_steps(b, how, pairs);
+    if (is_ok) report(b, kind->how, out, snapshot_s);
+    if (is_ok && b->ctl->json) add_steps(b, kind->how, pairs);
     for (int i = 0; i < PAIRS; i++) free(pairs[i][0].steps), free(pairs[i][1].steps);
     return is_ok;
 }
@@ -173,18 +182,15 @@ static bool measure_stall(struct snapshot_bench *b)
 
 int snapshot_interval(struct snapshot_bench *b)
 {
-    struct cairn_bench_slowdown sleeping, computing, due;
+    struct cairn_bench_slowdown figures[KINDS];
     bool is_ok = measure_stall(b) && snapshot_crew_start(b);
-    is_ok = is_ok && measure(b, STEP_ORDER_STEP, "sleeping", &sleeping) &&
-            measure(b, STEP_ORDER_BUSY, "computing", &computing);
-    b->saver.every = DUE;
-    is_ok = is_ok && measure(b, STEP_ORDER_STEP, "due", &due);
-    b->saver.every = 0;
+    for (int k = 0; k < KINDS; k++) is_ok = is_ok && measure(b, &kinds[k], &figures[k]);
     cairn_bench_crew_stop(&b->crew);
     if (!is_ok) return 1;
-    b->result->value = one(sleeping.mean_with);
-    b->result->reference = one(sleeping.mean_without);
-    b->result->ratio = one(sleeping.mean_without / sleeping.mean_with);
-    b->result->runs = sleeping.steps;
+    const struct cairn_bench_slowdown *sleeping = &figures[0];
+    b->result->value = one(sleeping->mean_with);
+    b->result->reference = one(sleeping->mean_without);
+    b->result->ratio = one(sleeping->mean_without / sleeping->mean_with);
+    b->result->runs = sleeping->steps;
     return -1;
 }

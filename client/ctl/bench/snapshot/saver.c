@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <poll.h>
-#include <sodium.h>
 #include <unistd.h>
 
 #include "client/ctl/bench/bench.h"
@@ -24,16 +23,11 @@ static void take_reply(struct cairn_bench_saver *s, const Cairn__SnapshotStatus 
 static cairn_status set_every(struct cairn_bench_saver *s, uint64_t every)
 {
     Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
-    ProtobufCMessage *reply;
-    randombytes_buf(&amend.key, sizeof amend.key);
-    amend.key |= 1; // not 0
+    uint64_t revision;
     amend.name = (char *)(uintptr_t)s->job;
     amend.set_snapshots = true;
     amend.snapshot_every = every;
-    const cairn_status status = cairn_ctl_call(&s->ctl, CAIRN_MSG_JOB_AMEND, &amend.base,
-                                               CAIRN_MSG_JOB_AMENDED, &reply);
-    if (status == CAIRN_OK) cairn_message_free(reply);
-    return status;
+    return cairn_ctl_amend(&s->ctl, &amend, &revision);
 }
 
 /* Notes when it begins. The one before was removed: the first that is listed is it. */
