@@ -4,56 +4,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <linux/openat2.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "proto/safetensors/safetensors_private.h"
-
-#define WHOLE_NAME "model.safetensors"
-#define INDEX_NAME "model.safetensors.index.json"
-
-/* ---- opening, beneath the allowed folder only ---- */
-
-static cairn_status refuse_open(const struct cairn_weights *w, const char *path, int error,
-                                struct cairn_sentence *why)
-{
-    switch (error) {
-    case ENOENT:
-    case ENOTDIR: return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "%s: there is no %s", w->path, path);
-    case EXDEV:
-    case ELOOP:
-        return cairn_fail(why, CAIRN_ERR_REFUSED,
-                          "%s: %s leads out of the folder that import.folders allows", w->path,
-                          path);
-    case ENOSYS:
-        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "%s: the kernel has no openat2 (Linux 5.6)",
-                          w->path);
-    default:
-        return cairn_fail(why, CAIRN_ERR_IO, "%s: opening %s: %s", w->path, path, strerror(error));
-    }
-}
-
-cairn_status cairn_weights_open_beneath(const struct cairn_weights *w, const char *path,
-                                        int *fd_out, struct stat *info_out,
-                                        struct cairn_sentence *why)
-{
-    // Not blocking: a FIFO in the folder must not hold the thread.
-    const struct open_how how = { .flags = O_RDONLY | O_NONBLOCK | O_CLOEXEC,
-                                  .resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS };
-    const int fd = (int)syscall(SYS_openat2, w->root_fd, path, &how, sizeof how);
-    if (fd < 0) return refuse_open(w, path, errno, why);
-    if (fstat(fd, info_out) != 0 || (!S_ISREG(info_out->st_mode) && !S_ISDIR(info_out->st_mode))) {
-        close(fd);
-        return cairn_fail(why, CAIRN_ERR_REFUSED, "%s: %s is neither a file nor a folder", w->path,
-                          path);
-    }
-    *fd_out = fd;
-    return CAIRN_OK;
-}
 
 cairn_status cairn_weights_pread(int fd, const char *path, void *out, size_t count, uint64_t offset,
                                  struct cairn_sentence *why)
@@ -219,9 +175,9 @@ static cairn_status judge_index(const struct cairn_weights *w,
                                 struct cairn_sentence *why)
 {
     if (w->weight_count == index->entry_count) return CAIRN_OK; // keys are unique on both sides
-    cairn_sentence_set(why,
-                       "%s: %zu tensors are not in the files that " INDEX_NAME " names:", w->path,
-                       index->entry_count - w->weight_count);
+    cairn_sentence_set(
+        why, "%s: %zu tensors are not in the files that " CAIRN_WEIGHTS_INDEX " names:", w->path,
+        index->entry_count - w->weight_count);
     size_t named = 0;
     for (size_t i = 0; i < index->entry_count && named < CAIRN_WEIGHTS_NAMES_MAX; i++) {
         if (cairn_weights_find(w, index->entries[i].key) != NULL) continue;
@@ -241,7 +197,8 @@ static cairn_status read_index(const struct cairn_weights *w, const char *path,
     cairn_status status = cairn_weights_open_beneath(w, path, &fd, &info, why);
     if (status == CAIRN_ERR_NOT_FOUND) {
         return cairn_fail(why, status,
-                          "%s: there is neither a " WHOLE_NAME " nor a " INDEX_NAME " in it",
+                          "%s: there is neither a " CAIRN_WEIGHTS_WHOLE
+                          " nor a " CAIRN_WEIGHTS_INDEX " in it",
                           w->path);
     }
     if (status != CAIRN_OK) return status;
@@ -280,7 +237,7 @@ static cairn_status load_indexed(struct cairn_weights *w, const char *folder,
 static cairn_status load_folder(struct cairn_weights *w, const char *folder, uint64_t *budget,
                                 struct cairn_sentence *why)
 {
-    cairn_status status = add_file(w, folder, WHOLE_NAME, budget, why);
+    cairn_status status = add_file(w, folder, CAIRN_WEIGHTS_WHOLE, budget, why);
     if (status == CAIRN_OK && list_weights(w, NULL) != CAIRN_OK)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the tensors");
     if (status != CAIRN_ERR_NOT_FOUND) return status;
@@ -288,7 +245,7 @@ static cairn_status load_folder(struct cairn_weights *w, const char *folder, uin
     w->file_count = 0;
     struct cairn_safetensors_index index;
     char *path;
-    if (asprintf(&path, "%s%s" INDEX_NAME, folder, folder[0] != '\0' ? "/" : "") < 0)
+    if (asprintf(&path, "%s%s" CAIRN_WEIGHTS_INDEX, folder, folder[0] != '\0' ? "/" : "") < 0)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     status = read_index(w, path, &index, why);
     free(path);
@@ -300,45 +257,12 @@ static cairn_status load_folder(struct cairn_weights *w, const char *folder, uin
 
 /* ---- all of it ---- */
 
-/* What of `path` is beneath the folder root[0..length); NULL: it is not in it. */
-static const char *beneath(const char *path, const char *root, size_t length)
-{
-    while (length > 0 && root[length - 1] == '/') length--;
-    if (strncmp(path, root, length) != 0) return NULL;
-    if (path[length] != '/' && path[length] != '\0') return NULL;
-    path += length;
-    while (*path == '/') path++;
-    return path;
-}
-
-/* The allowed folder that `path` is in is opened; what is left of the path, or NULL. */
-static const char *enter_root(const char *roots, struct cairn_weights *w,
-                              struct cairn_sentence *why)
-{
-    for (const char *root = roots; *root != '\0';) {
-        const size_t length = strcspn(root, ":");
-        const char *rest = root[0] == '/' ? beneath(w->path, root, length) : NULL;
-        if (rest != NULL) {
-            char *name = strndup(root, length);
-            w->root_fd = name != NULL ? open(name, O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
-            free(name);
-            if (w->root_fd >= 0) return rest;
-        }
-        root += length + (root[length] == ':');
-    }
-    cairn_sentence_set(why,
-                       "%s is in none of the folders that weights may be read from here (%s); an "
-                       "operator allows one with import.folders in the shards' configuration",
-                       w->path, roots[0] != '\0' ? roots : "none");
-    return NULL;
-}
-
 static cairn_status load(const char *roots, struct cairn_weights *w, struct cairn_sentence *why)
 {
     uint64_t budget = CAIRN_WEIGHTS_HEADERS_MAX;
     int fd;
     struct stat info;
-    const char *rest = enter_root(roots, w, why);
+    const char *rest = cairn_weights_enter_root(roots, w, why);
     if (rest == NULL) return CAIRN_ERR_REFUSED;
     cairn_status status = cairn_weights_open_beneath(w, rest[0] != '\0' ? rest : ".", &fd, &info,
                                                      why);
@@ -366,49 +290,6 @@ cairn_status cairn_weights_open(const char *roots, const char *path, struct cair
     }
     *out = w;
     return CAIRN_OK;
-}
-
-/* By the name that the kernel has for what is open: no link is in it. */
-static cairn_status name_folder(const struct cairn_weights *w, int fd, char **folder_out,
-                                struct cairn_sentence *why)
-{
-    char link[32];
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    *folder_out = realpath(link, NULL);
-    if (*folder_out != NULL) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_IO, "%s: its own path: %s", w->path, strerror(errno));
-}
-
-static bool has_file(int folder, const char *name)
-{
-    return faccessat(folder, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
-}
-
-static cairn_status find_in_folder(const struct cairn_weights *w, const char *rest,
-                                   const char *file, char **folder_out, struct cairn_sentence *why)
-{
-    int fd;
-    struct stat info;
-    cairn_status status = cairn_weights_open_beneath(w, rest[0] != '\0' ? rest : ".", &fd, &info,
-                                                     why);
-    if (status != CAIRN_OK) return status;
-    if (S_ISDIR(info.st_mode) && has_file(fd, file) && !has_file(fd, WHOLE_NAME) &&
-        !has_file(fd, INDEX_NAME))
-        status = name_folder(w, fd, folder_out, why);
-    close(fd);
-    return status;
-}
-
-cairn_status cairn_weights_folder_with(const char *roots, const char *path, const char *file,
-                                       char **folder_out, struct cairn_sentence *why)
-{
-    struct cairn_weights w = { .root_fd = -1, .path = (char *)(uintptr_t)path };
-    const char *rest = enter_root(roots, &w, why);
-    *folder_out = NULL;
-    if (rest == NULL) return CAIRN_ERR_REFUSED;
-    const cairn_status status = find_in_folder(&w, rest, file, folder_out, why);
-    close(w.root_fd);
-    return status;
 }
 
 cairn_status cairn_weights_of(const char *path, struct cairn_weights_source *source,

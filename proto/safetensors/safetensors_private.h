@@ -4,6 +4,13 @@
 
 #include "proto/safetensors/safetensors_folder.h"
 
+/* What a folder of Hugging Face has: all of it, or which file has what. */
+#define CAIRN_WEIGHTS_WHOLE "model.safetensors"
+#define CAIRN_WEIGHTS_INDEX "model.safetensors.index.json"
+
+/* The allowed folder that w->path is in is opened; what is left of the path, or NULL, and why. */
+const char *cairn_weights_enter_root(const char *roots, struct cairn_weights *w,
+                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Opens a file or folder at a path beneath the allowed one, and says what it is. */
 cairn_status cairn_weights_open_beneath(const struct cairn_weights *w, const char *path,
                                         int *fd_out, struct stat *info_out,
