@@ -30,23 +30,24 @@ static void on_probe(struct cairn_shard *shard, uint32_t request)
 static void on_job_seal(struct cairn_shard *shard, uint32_t request, struct cairn_shard_job *job,
                         const ProtobufCMessage *seal)
 {
-    const Cairn__JobSeal *message = (const Cairn__JobSeal *)seal;
+    const uint64_t moments_of = ((const Cairn__JobSeal *)seal)->moments_of;
     struct cairn_request answered = cairn_session_request(shard, request);
     struct cairn_sentence why;
     cairn_status status = CAIRN_OK;
+    const bool is_put = job->state == CAIRN_JOB_INITIALIZING,
+               serves = job->state == CAIRN_JOB_SERVING;
     if (job->load.at_work != NULL && job->load.at_work->puts_follow)
         status = cairn_fail(&why, CAIRN_ERR_NOT_READY, "its initial state is being made");
-    if (job->state == CAIRN_JOB_INITIALIZING) status = cairn_put_whole(job, &why);
-    if (job->state == CAIRN_JOB_SERVING)
-        status = cairn_put_judge_again(job, message->moments_of, &why);
-    if (status != CAIRN_OK || job->state == CAIRN_JOB_SERVING) {
+    if (is_put) status = cairn_put_whole(job, &why);
+    // Not of one that is refused: another member may be putting its own.
+    if (status == CAIRN_OK && (is_put || serves)) cairn_put_count_moments(job, moments_of);
+    if (serves) status = cairn_put_judge_again(job, &why);
+    if (status != CAIRN_OK || serves) {
         cairn_session_answer(shard, &answered, status, &why);
         return;
     }
     job->load.asked = answered; // LOADING and SEALING answer when they are done
-    if (job->state != CAIRN_JOB_INITIALIZING) return;
-    cairn_put_count_moments(job, message->moments_of);
-    cairn_pass_seal(job);
+    if (is_put) cairn_pass_seal(job);
 }
 
 /* ---- rounds ---- */

@@ -161,11 +161,9 @@ static void note_put(struct cairn_shard_job *job, const struct cairn_put *put)
     *have = (uint8_t)((*have & ~CAIRN_PUT_STALE(plane)) | CAIRN_PUT_HAS(plane));
 }
 
-cairn_status cairn_put_judge_again(struct cairn_shard_job *job, uint64_t member,
-                                   struct cairn_sentence *why)
+cairn_status cairn_put_judge_again(const struct cairn_shard_job *job, struct cairn_sentence *why)
 {
     uint64_t c = 0;
-    cairn_put_count_moments(job, member);
     while (c < job->view->table.map.chunk_count &&
            (job->puts.have[c] & MOMENTS << CAIRN_PUT_STALE_SHIFT) == 0)
         c++;

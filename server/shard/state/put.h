@@ -48,9 +48,9 @@ CAIRN_MUST_CHECK cairn_status cairn_put_whole(const struct cairn_shard_job *job,
                                               struct cairn_sentence *why);
 /* The moments of this member count, and those that others put are stale. */
 void cairn_put_count_moments(struct cairn_shard_job *job, uint64_t member);
-/* Sealed before, when another shard's part was missing: the moments that are sealed are those that this
- * member put, or put again. CAIRN_ERR_EXISTS. */
-CAIRN_MUST_CHECK cairn_status cairn_put_judge_again(struct cairn_shard_job *job, uint64_t member,
+/* Sealed before, when another shard's part was missing: all moments that are sealed count, so their member
+ * put them, or put them again. CAIRN_ERR_EXISTS. */
+CAIRN_MUST_CHECK cairn_status cairn_put_judge_again(const struct cairn_shard_job *job,
                                                     struct cairn_sentence *why);
 /* It serves: gives the buffers of puts back. */
 void cairn_put_end(struct cairn_shard_job *job);
