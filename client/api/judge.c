@@ -84,6 +84,24 @@ cairn_status cairn_api_judge_boxed(const struct job *job, const char *name,
     return status;
 }
 
+/* As many bytes as the caller says: no more are touched, and of dense memory no fewer, since it would be
+ * memory of something else. */
+static cairn_status judge_bytes(const char *name, const struct cairn_mem *mem,
+                                const struct piece *piece, size_t elem_bytes)
+{
+    char box[CAIRN_BOX_TEXT_BYTES];
+    const size_t needed = cairn_strides_span(&piece->strides, cairn_box_elems(&piece->box),
+                                             elem_bytes);
+    if (mem->bytes == 0 || mem->bytes == needed) return CAIRN_OK;
+    if (piece->strides.given && mem->bytes > needed) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_INVALID,
+                             "tensor %s: mem.bytes is %zu, and %s in %s%s has %zu: give memory of "
+                             "that box, or the box that the memory is of",
+                             name, mem->bytes, cairn_box_text(&piece->box, box),
+                             cairn_dtype_name((int)mem->dtype),
+                             piece->strides.given ? " with these mem.stride" : "", needed);
+}
+
 /* Where the piece lies. */
 static cairn_status judge_place(const struct job *job, size_t tensor, const struct cairn_mem *mem,
                                 struct piece *piece)
@@ -97,7 +115,8 @@ static cairn_status judge_place(const struct job *job, size_t tensor, const stru
     cairn_status status = cairn_strides_judge(mem->stride, &piece->box, elem_bytes, &piece->strides,
                                               &why);
     if (status != CAIRN_OK) return cairn_client_fail(status, "tensor %s: %s", name, why.text);
-    status = cairn_api_card(mem, &card);
+    status = judge_bytes(name, mem, piece, elem_bytes);
+    if (status == CAIRN_OK) status = cairn_api_card(mem, &card);
     if (status != CAIRN_OK || card == NULL) return status;
     return cairn_card_judge(
         card, mem->ptr,
@@ -113,6 +132,18 @@ static cairn_status judge_within(const struct cairn_tensor_spec *tensor,
     return cairn_client_fail(status, "tensor %s: %s", tensor->name, why.text);
 }
 
+static bool holds_nothing(const struct piece *own)
+{
+    return !own->whole && cairn_box_elems(&own->box) == 0;
+}
+
+static cairn_status refuse_nothing(const char *name)
+{
+    return cairn_client_fail(
+        CAIRN_ERR_INVALID, "tensor %s: this worker holds nothing of it, as it said in cairn_tiles",
+        name);
+}
+
 cairn_status cairn_api_judge_own(struct job *job, size_t tensor, const struct cairn_box *box,
                                  const struct cairn_mem *mem, struct piece *piece_out)
 {
@@ -121,10 +152,7 @@ cairn_status cairn_api_judge_own(struct job *job, size_t tensor, const struct ca
     char given[CAIRN_BOX_TEXT_BYTES], own[CAIRN_BOX_TEXT_BYTES];
     cairn_status status = box != NULL ? judge_within(spec, box) : CAIRN_OK;
     if (status != CAIRN_OK) return status;
-    if (!piece.whole && cairn_box_elems(&piece.box) == 0)
-        return cairn_client_fail(
-            CAIRN_ERR_INVALID,
-            "tensor %s: this worker holds nothing of it, as it said in cairn_tiles", spec->name);
+    if (holds_nothing(&piece)) return refuse_nothing(spec->name);
     if (box != NULL && !cairn_box_equal(box, &piece.box))
         return cairn_client_fail(
             CAIRN_ERR_INVALID, "tensor %s: the box given is %s, what this worker holds is %s%s",
@@ -135,14 +163,31 @@ cairn_status cairn_api_judge_own(struct job *job, size_t tensor, const struct ca
     return status;
 }
 
+/* Without a box it is what this worker holds. Somebody who thinks of the whole tensor gives memory of that,
+ * and would not see that less was read or written: so the memory's size has to tell. */
+static cairn_status judge_held(const struct cairn_tensor_spec *tensor, const struct piece *own,
+                               const struct cairn_mem *mem)
+{
+    char box[CAIRN_BOX_TEXT_BYTES], whole[CAIRN_BOX_TEXT_BYTES];
+    const struct cairn_box all = cairn_box_of_shape(&tensor->shape);
+    if (holds_nothing(own)) return refuse_nothing(tensor->name);
+    if (own->whole || mem->bytes != 0) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_INVALID,
+                             "tensor %s: without a box it is what this worker holds, %s of %s, and "
+                             "mem.bytes does not say that the memory is of that; set it, or give "
+                             "the box that is meant",
+                             tensor->name, cairn_box_text(&own->box, box),
+                             cairn_box_text(&all, whole));
+}
+
 cairn_status cairn_api_judge_box(struct job *job, size_t tensor, const struct cairn_box *box,
                                  const struct cairn_mem *mem, struct piece *piece_out)
 {
     const struct cairn_tensor_spec *spec = &job->spec.tensors[tensor];
     struct piece piece = cairn_client_tiles_own(job, tensor);
-    cairn_status status = box != NULL ? judge_within(spec, box) : CAIRN_OK;
+    cairn_status status = box != NULL ? judge_within(spec, box) : judge_held(spec, &piece, mem);
     if (status != CAIRN_OK) return status;
-    piece.box = box != NULL ? *box : cairn_box_of_shape(&spec->shape);
+    if (box != NULL) piece.box = *box;
     piece.whole = cairn_box_is_whole(&piece.box, &spec->shape);
     piece.tile = piece.whole ? CAIRN_TILE_WHOLE : CAIRN_TILE_BOX;
     status = judge_place(job, tensor, mem, &piece);

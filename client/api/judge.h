@@ -24,7 +24,8 @@ cairn_status cairn_api_judge_boxed(const struct job *job, const char *name,
 cairn_status cairn_api_judge_own(struct job *job, size_t tensor, const struct cairn_box *box,
                                  const struct cairn_mem *mem,
                                  struct piece *piece_out) CAIRN_MUST_CHECK;
-/* Judges the box of a fetch, and the memory's pointer: any box, NULL is the whole tensor. */
+/* Judges the box of a fetch or a write, and the memory's pointer: any box; NULL is what this worker holds,
+ * and needs mem->bytes where that is a tile. */
 cairn_status cairn_api_judge_box(struct job *job, size_t tensor, const struct cairn_box *box,
                                  const struct cairn_mem *mem,
                                  struct piece *piece_out) CAIRN_MUST_CHECK;

@@ -9,6 +9,10 @@
  * is K such batches whoever is there, and any workers that come and go train the same model, to the bit.
  *
  * Legend: B = images a batch, layer l maps in[l] to out[l] features; weights are [in][out], row-major. */
+#ifndef _POSIX_C_SOURCE
+#define _POSIX_C_SOURCE 200809L /* clock_gettime, with -std=c11 too */
+#endif
+
 #include <cairn.h>
 
 #include <errno.h>
@@ -323,11 +327,22 @@ static cairn_status open_job(cairn *session, const struct options *o, cairn_job 
     return cairn_job_open(session, o->job, &spec, CAIRN_WORKER, o->timeout_ms, job_out);
 }
 
-static struct cairn_mem memory(float *ptr)
+static struct cairn_mem memory(float *ptr, size_t count)
 {
     return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
                                 .ptr = ptr,
-                                .dtype = CAIRN_F32 };
+                                .dtype = CAIRN_F32,
+                                .bytes = count * sizeof *ptr };
+}
+
+static struct cairn_mem weight_memory(const struct model *m, size_t l)
+{
+    return memory(m->weight[l], weight_elems(l));
+}
+
+static struct cairn_mem bias_memory(const struct model *m, size_t l)
+{
+    return memory(m->bias[l], width[l + 1]);
 }
 
 /* Rank 0 puts the initial parameters, unless the servers have the job already. */
@@ -336,7 +351,7 @@ static cairn_status init_job(cairn_job *job, const struct options *o, struct mod
     cairn_status status = CAIRN_OK;
     if (o->rank == 0) model_init(m, 42);
     for (size_t l = 0; o->rank == 0 && status == CAIRN_OK && l < LAYERS; l++) {
-        const struct cairn_mem weight = memory(m->weight[l]), bias = memory(m->bias[l]);
+        const struct cairn_mem weight = weight_memory(m, l), bias = bias_memory(m, l);
         status = cairn_put(job, weight_name[l], "param", NULL, &weight, NULL);
         if (status == CAIRN_OK) status = cairn_put(job, bias_name[l], "param", NULL, &bias, NULL);
     }
@@ -345,10 +360,9 @@ static cairn_status init_job(cairn_job *job, const struct options *o, struct mod
 }
 
 static cairn_status begin_fetch(cairn_job *job, struct cairn_version version, const char *tensor,
-                                float *to, cairn_op **ops, size_t *op_count)
+                                struct cairn_mem to, cairn_op **ops, size_t *op_count)
 {
-    const struct cairn_mem mem = memory(to);
-    cairn_status status = cairn_fetch(job, version, tensor, NULL, NULL, &mem, &ops[*op_count]);
+    cairn_status status = cairn_fetch(job, version, tensor, NULL, NULL, &to, &ops[*op_count]);
     if (status == CAIRN_OK) (*op_count)++;
     return status;
 }
@@ -360,9 +374,9 @@ static cairn_status fetch_model(cairn_job *job, struct cairn_version version, st
     size_t op_count = 0;
     cairn_status status = CAIRN_OK;
     for (size_t l = 0; status == CAIRN_OK && l < LAYERS; l++) {
-        status = begin_fetch(job, version, weight_name[l], m->weight[l], ops, &op_count);
+        status = begin_fetch(job, version, weight_name[l], weight_memory(m, l), ops, &op_count);
         if (status == CAIRN_OK)
-            status = begin_fetch(job, version, bias_name[l], m->bias[l], ops, &op_count);
+            status = begin_fetch(job, version, bias_name[l], bias_memory(m, l), ops, &op_count);
     }
     for (size_t i = 0; i < op_count; i++) { // each one that began, since it has our memory on loan
         const cairn_status waited = cairn_wait(ops[i], timeout_ms);
@@ -404,7 +418,7 @@ static cairn_status push_gradients(struct trainer *t, const struct cairn_round *
         status = take_back(t, l);
         if (status != CAIRN_OK) break;
         backward_layer(&t->model, &t->pass, l, &t->grad);
-        const struct cairn_mem weight = memory(t->grad.weight[l]), bias = memory(t->grad.bias[l]);
+        const struct cairn_mem weight = weight_memory(&t->grad, l), bias = bias_memory(&t->grad, l);
         cairn_op **ops = &t->pushes[2 * l];
         status = cairn_push(t->job, round, micro, weight_name[l], NULL, &weight, &ops[0]);
         if (status == CAIRN_OK)

@@ -103,7 +103,9 @@ typedef enum cairn_kind {
     CAIRN_BUFFER = 3,
     CAIRN_BLOB = 4
 } cairn_kind;
-struct cairn_box { /* elements, per dimension; a NULL box is the whole tensor */
+/* Elements, per dimension. NULL where a call takes a box: what this worker holds, in every call. Without
+ * cairn_tiles that is the whole tensor; of an alias of a box it is that box. */
+struct cairn_box {
     uint32_t rank;
     uint64_t start[8], extent[8];
 };
@@ -478,6 +480,11 @@ struct cairn_mem {
     int device; /* 0 (or -1) = host; CAIRN_GPU(n): cairn_alloc's or anybody's */
     /* cudaStream_t that writes or reads it, NULL: the default one. Of the host: NULL */
     void *stream;
+    /* How many bytes there are at ptr; 0: not said. Given, put, push and fetch compare it with what they
+     * would read or write (CAIRN_ERR_INVALID): of dense memory it is just the box's, of memory with strides
+     * at least to behind the last element. Give it always: nothing else shows that the memory is of another
+     * tensor, box or dtype than the call */
+    size_t bytes;
 };
 #define CAIRN_GPU(n) ((n) + 1) /* so that 0 is the host */
 
@@ -749,14 +756,14 @@ CAIRN_EXPORT cairn_status cairn_init_done(cairn_job *job, const uint8_t *digest,
 /* Writes planes at a step boundary, outside the optimizer. begin waits for the open round to end (one that
  * would wait for this worker is void); until end, no round opens (others wait in round_begin). Between them
  * cairn_put gives tensors of any kind, in CAIRN_F32, "param", "exp_avg" or "exp_avg_sq": any boxes of them
- * (NULL: the whole, of a worker with tiles, too) that have no element in common (CAIRN_ERR_EXISTS); blobs in
- * CAIRN_U8, whole. What is not put stays. With global_batch a buffer is put by the worker that had the last
- * micro-batch in its last round, from which it is to come (another one: CAIRN_ERR_REFUSED). end makes all of
- * it one new version, (generation + 1, the same step), on all shards alike; fetches see the one or the
- * other. A writer that dies, fails a put, or takes longer than the cluster's step_deadline has written
- * nothing. Any worker may, when it has no round open. begin: CAIRN_ERR_EXISTS, a write is open;
- * CAIRN_ERR_TIMEOUT, its wish is withdrawn. end: CAIRN_ERR_EPOCH_CHANGED, nothing was written, begin again;
- * CAIRN_ERR_TIMEOUT, call it again. */
+ * (NULL: what this worker holds, then with mem.bytes if that is a tile) that have no element in common
+ * (CAIRN_ERR_EXISTS); blobs in CAIRN_U8, whole. What is not put stays. With global_batch a buffer is put by
+ * the worker that had the last micro-batch in its last round, from which it is to come (another one:
+ * CAIRN_ERR_REFUSED). end makes all of it one new version, (generation + 1, the same step), on all shards
+ * alike; fetches see the one or the other. A writer that dies, fails a put, or takes longer than the
+ * cluster's step_deadline has written nothing. Any worker may, when it has no round open. begin:
+ * CAIRN_ERR_EXISTS, a write is open; CAIRN_ERR_TIMEOUT, its wish is withdrawn. end: CAIRN_ERR_EPOCH_CHANGED,
+ * nothing was written, begin again; CAIRN_ERR_TIMEOUT, call it again. */
 CAIRN_EXPORT cairn_status cairn_write_begin(cairn_job *job, int timeout_ms) CAIRN_CHECKED;
 CAIRN_EXPORT cairn_status cairn_write_end(cairn_job *job, int timeout_ms,
                                           struct cairn_version *out) CAIRN_CHECKED;
@@ -850,11 +857,13 @@ CAIRN_EXPORT cairn_status cairn_group_lr(cairn_job *job, const char *group,
 CAIRN_EXPORT cairn_status cairn_round_abandon(cairn_job *job, const struct cairn_round *round,
                                               int timeout_ms) CAIRN_CHECKED;
 
-/* Reads a tensor or any box of it, whoever holds what, at a version. `box` NULL is the whole tensor, of a
- * worker with tiles, too; mem is of the box. `plane`: "wire" (the published copy, NULL means it),
- * "param", "exp_avg", "exp_avg_sq" (these only at the newest version). The operation fails with
- * CAIRN_ERR_VERSION_GONE if the version is no longer kept, CAIRN_ERR_NOT_READY if it is not published yet.
- * op_out must be given: nothing else says when the memory is filled.
+/* Reads a tensor or any box of it, whoever holds what, at a version. `box` NULL is what this worker holds:
+ * the whole tensor, or its tile, of which mem.bytes then has to say the bytes (else CAIRN_ERR_INVALID: a
+ * caller that has the whole tensor in mind would find the rest of its memory as it was). A worker that holds
+ * a tile reads the whole tensor by a box that says so. mem is of the box. `plane`: "wire" (the published
+ * copy, NULL means it), "param", "exp_avg", "exp_avg_sq" (these only at the newest version). The operation
+ * fails with CAIRN_ERR_VERSION_GONE if the version is no longer kept, CAIRN_ERR_NOT_READY if it is not
+ * published yet. op_out must be given: nothing else says when the memory is filled.
  *   Of a GPU, dense memory (else CAIRN_ERR_UNSUPPORTED), written when all that is queued on mem.stream at the
  * call is done. What the shards publish on that GPU (cairn_opts.device) is copied on it, past the host
  * (cairn_stats.device_fetched_bytes), whole tensors of the wire plane; all else lands in pinned host memory,

@@ -250,6 +250,76 @@ struct putter {
     char said[512];
 };
 
+/* A call with a NULL box, as a row of the test below: with so much memory, said or not. */
+static const struct held {
+    const char *what;
+    size_t bytes;
+    uint64_t rows; /* of the box that is given; 0: NULL */
+    cairn_status status;
+    const char *word;
+    bool is_put; /* else a fetch */
+} held[] = {
+    { "a fetch of the tile", 24 * sizeof(float), 0, CAIRN_OK, "", false },
+    { "a fetch that does not say of what", 0, 0, CAIRN_ERR_INVALID, "mem.bytes", false },
+    { "a fetch into memory of the whole", 48 * sizeof(float), 0, CAIRN_ERR_INVALID, "96", false },
+    { "a fetch of the whole, by a box", 48 * sizeof(float), 8, CAIRN_OK, "", false },
+    { "a fetch of the whole into a tile", 24 * sizeof(float), 8, CAIRN_ERR_INVALID, "192", false },
+    { "a write of the tile", 24 * sizeof(float), 0, CAIRN_OK, "", true },
+    { "a write that does not say of what", 0, 0, CAIRN_ERR_INVALID, "mem.bytes", true },
+    { "a write of memory of the whole", 48 * sizeof(float), 0, CAIRN_ERR_INVALID, "96", true },
+};
+
+/* Of rank 0, which holds the rows 0 to 3 of 8: nothing behind its 24 elements is written. */
+static void check_held(cairn_job *job, struct cairn_version version, const struct held *h)
+{
+    const struct cairn_box whole = { .rank = 2, .extent = { 8, 6 } };
+    float values[49] = { 0 };
+    cairn_op *op = NULL;
+    values[24] = values[48] = 77;
+    const struct cairn_mem mem = {
+        .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32, .bytes = h->bytes
+    };
+    const struct cairn_box *box = h->rows > 0 ? &whole : NULL;
+    cairn_status status = h->is_put ? cairn_put(job, "weight", "param", box, &mem, &op)
+                                    : cairn_fetch(job, version, "weight", "param", box, &mem, &op);
+    ck_assert_msg(status == h->status, "%s: %d %s", h->what, (int)status, cairn_error());
+    if (status == CAIRN_OK) good(cairn_wait(op, WAIT_MS));
+    if (status != CAIRN_OK)
+        ck_assert_msg(strstr(cairn_error(), h->word) != NULL, "%s: %s", h->what, cairn_error());
+    ck_assert_msg(values[48] == 77 && (h->rows > 0 || values[24] == 77), "%s", h->what);
+}
+
+static void put_both(struct putter putters[2]);
+
+TEST(without_a_box_every_call_means_what_the_worker_holds)
+{
+    struct rooms rooms;
+    struct call calls[2];
+    struct putter putters[2];
+    struct cairn_version version;
+    rooms_open(&rooms, 1, &(struct cairn_fabric_mem_options) { .seed = 1 });
+    for (uint32_t r = 0; r < 2; r++)
+        calls[r] = (struct call) { .member = open_member(&rooms, r, 2),
+                                   .tiles = { tile("weight", 2, 4 * r, 4, 0, 6) },
+                                   .count = 1,
+                                   .world = 2,
+                                   .timeout_ms = WAIT_MS };
+    call_both(calls);
+    for (int r = 0; r < 2; r++) putters[r] = (struct putter) { .job = calls[r].member.job };
+    put_both(putters);
+    for (int r = 0; r < 2; r++) ck_assert_msg(putters[r].status == CAIRN_OK, "%s", putters[r].said);
+    cairn_job *job = calls[0].member.job;
+    good(cairn_version_wait(job, (struct cairn_version) { 0, 0 }, WAIT_MS, &version));
+    for (size_t i = 0; i < sizeof held / sizeof held[0]; i++)
+        if (!held[i].is_put) check_held(job, version, &held[i]);
+    good(cairn_write_begin(job, WAIT_MS));
+    for (size_t i = 0; i < sizeof held / sizeof held[0]; i++)
+        if (held[i].is_put) check_held(job, version, &held[i]);
+    good(cairn_write_end(job, WAIT_MS, &version));
+    for (uint32_t r = 0; r < 2; r++) cairn_close(calls[r].member.session);
+    rooms_close(&rooms);
+}
+
 static void *put_and_end(void *arg)
 {
     struct putter *p = arg;

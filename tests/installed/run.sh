@@ -93,6 +93,11 @@ END
 "${CC:-gcc}" -std=c11 -Wall -Wextra -Werror "$tmp/readme.c" -o "$tmp/readme" $flags ||
     fail "the README's program cannot be built"
 
+# shellcheck disable=SC2086
+"${CC:-gcc}" -std=c11 -Wall -Wextra -Werror "$source/client/examples/fashion_mnist.c" \
+    -o "$tmp/example" $flags -lz -lm ||
+    fail "the example is not C11 with what POSIX adds"
+
 if command -v scdoc >/dev/null && command -v man >/dev/null; then
     for page in "$source"/deploy/man/*.scd; do
         scdoc <"$page" >"$tmp/page" || fail "$page"

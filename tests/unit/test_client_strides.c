@@ -186,6 +186,53 @@ TEST(memory_of_cairn_alloc_must_hold_all_that_the_strides_reach)
               "12288 bytes to the end");
 }
 
+/* Memory of so many bytes, as each call sees it: a.weight is 60 x 20 of fp32, 4800 bytes. */
+static const struct sized {
+    const char *what;
+    bool is_far; /* as its transpose lies: 4 * (59 * 3 + 19 * 180 + 1) bytes */
+    size_t bytes;
+    bool is_right;
+} sizes[] = {
+    { "not said", false, 0, true },
+    { "just it", false, 4800, true },
+    { "too little", false, 4799, false },
+    { "of a larger tensor", false, 4804, false },
+    { "all that there are", false, SIZE_MAX, false },
+    { "of the wire's dtype", false, 2400, false },
+    { "strides: just to its end", true, 14392, true },
+    { "strides: more behind it", true, FAR * 4, true },
+    { "strides: too little", true, 14391, false },
+    { "strides: as if dense", true, 4800, false },
+};
+
+TEST(memory_whose_size_is_said_is_judged_by_every_call)
+{
+    static float far[FAR];
+    const struct cairn_job_spec spec = toy_spec(0, 1);
+    cairn_job *job = toy_ready(session, "toy", &spec);
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        const struct cairn_round round = toy_begin(job);
+        struct cairn_mem mem = sizes[i].is_far ? transposed(far) : toy_mem(far, CAIRN_F32);
+        cairn_op *op = NULL;
+        mem.bytes = sizes[i].bytes;
+        const cairn_status wanted = sizes[i].is_right ? CAIRN_OK : CAIRN_ERR_INVALID;
+        cairn_status status = cairn_fetch(job, round.version, "a.weight", NULL, NULL, &mem, &op);
+        ck_assert_msg(status == wanted, "%s: %s", sizes[i].what, cairn_error());
+        if (status == CAIRN_OK) toy_good(cairn_wait(op, TOY_WAIT_MS));
+        status = cairn_push(job, &round, 0, "a.weight", NULL, &mem, NULL);
+        ck_assert_msg(status == wanted, "%s: %s", sizes[i].what, cairn_error());
+        toy_commit(job, &round);
+        toy_good(cairn_write_begin(job, TOY_WAIT_MS));
+        status = cairn_put(job, "a.weight", "param", NULL, &mem, NULL);
+        ck_assert_msg(status == wanted, "%s: %s", sizes[i].what, cairn_error());
+        if (wanted != CAIRN_OK)
+            ck_assert_msg(strstr(cairn_error(), "mem.bytes") != NULL, "%s", cairn_error());
+        struct cairn_version version;
+        toy_good(cairn_write_end(job, TOY_WAIT_MS, &version));
+    }
+    cairn_job_close(job);
+}
+
 TEST(the_struct_of_the_first_release_is_dense_memory_of_the_host)
 {
     const struct cairn_job_spec spec = toy_spec(0, 1);

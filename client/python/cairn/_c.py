@@ -136,7 +136,7 @@ def gpu(number: int) -> int:
 
 class Mem(Sized):
     _fields_ = [("struct_size", c_size_t), ("ptr", c_void_p), ("dtype", c_int), ("stride", c_int64 * RANK_MAX),
-                ("device", c_int), ("stream", c_void_p)]
+                ("device", c_int), ("stream", c_void_p), ("bytes", c_size_t)]
 
 
 class Round(Sized):

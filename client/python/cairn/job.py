@@ -69,7 +69,8 @@ class Job:
         if memory.nbytes != elems * _c.DTYPE_BYTES[kind]:
             raise Invalid(f"tensor {tensor}: the buffer has {memory.nbytes} bytes; {list(box.extent)} of {dtype} has "
                           f"{elems * _c.DTYPE_BYTES[kind]}")
-        mem = _c.Mem(ptr=memory.address, dtype=kind, device=memory.device, stream=memory.stream)
+        mem = _c.Mem(ptr=memory.address, dtype=kind, device=memory.device, stream=memory.stream,
+                     bytes=memory.span)
         if memory.strides is not None:
             if memory.shape != tuple(box.extent):
                 raise Invalid(f"tensor {tensor}: a tensor that is not contiguous has the shape {list(box.extent)}; "

@@ -53,8 +53,9 @@ def stream_now(device: Any) -> int:
 
 class Memory:
     """`address` of the `nbytes` bytes of `owner`, valid as long as this object lives. They are dense, or `strides`
-    says how they lie, elements for each dimension of `shape`. `device` as cairn_mem has it; of a card `stream` is
-    torch's at this time: what it has is before anything that the library does with the memory."""
+    says how they lie, elements for each dimension of `shape`; `span`: bytes from the first to behind the last one.
+    `device` as cairn_mem has it; of a card `stream` is torch's at this time: what it has is before anything that the
+    library does with the memory."""
 
     _view: Optional[_PyBuffer] = None  # here, for __del__ of one that was never made
 
@@ -80,7 +81,10 @@ class Memory:
         if not tensor.is_contiguous():
             self.strides, self.shape = tuple(tensor.stride()), tuple(tensor.shape)
         self.address = tensor.data_ptr()
-        self.nbytes = tensor.numel() * tensor.element_size()
+        self.nbytes = self.span = tensor.numel() * tensor.element_size()
+        if self.strides is not None and self.nbytes > 0:
+            last = sum((n - 1) * stride for n, stride in zip(self.shape, self.strides))
+            self.span = (last + 1) * tensor.element_size()
 
     def _of_buffer(self, owner: Any, writable: bool) -> None:
         view = _PyBuffer()
@@ -90,7 +94,7 @@ class Memory:
             raise Invalid(f"{type(owner).__name__} is not usable here: {error}") from None
         self._view = view
         self.address = view.buf or 0
-        self.nbytes = view.len
+        self.nbytes = self.span = view.len
 
     def __del__(self) -> None:
         if self._view is not None:

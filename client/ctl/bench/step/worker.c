@@ -49,6 +49,7 @@ struct cairn_mem step_tensor_of(const struct step_worker *w, char *memory, uint3
     return (struct cairn_mem) { .struct_size = sizeof(struct cairn_mem),
                                 .ptr = memory + tensor * w->elems * w->elem_bytes,
                                 .dtype = w->plan->model.wire,
+                                .bytes = w->elems * w->elem_bytes,
                                 .device = w->plan->card >= 0 ? CAIRN_GPU(w->plan->card) : 0 };
 }
 
