@@ -1,7 +1,7 @@
 #include "client/op.h"
 
 #include <stdlib.h>
-#include <unistd.h>
+#include <string.h>
 
 #include "client/base/handle.h"
 #include "client/device/card.h"
@@ -15,6 +15,7 @@ static void unref(struct op *op)
     pthread_mutex_unlock(&op->session->lock);
     if (left > 0) return;
     cairn_job_unref(op->job);
+    free(op->why);
     free(op);
 }
 
@@ -57,11 +58,9 @@ void cairn_op_hold(struct op *op)
     op->holds++;
 }
 
-static void tell(const struct session *s)
+const char *cairn_op_why(const struct op *op)
 {
-    const uint64_t one = 1;
-    const ssize_t written = write(s->event_fd, &one, sizeof one);
-    (void)written; // a full counter is readable already
+    return op->why != NULL ? op->why : cairn_status_text((int)op->status);
 }
 
 /* Under the lock: whose stream was let go has read what was not there yet, or written what was still read. */
@@ -69,11 +68,13 @@ static void judge_late(struct op *op)
 {
     if (op->status != CAIRN_OK) return;
     op->status = CAIRN_ERR_CANCELED;
-    cairn_sentence_set(&op->why,
+    struct cairn_sentence why;
+    cairn_sentence_set(&why,
                        "a stream that waited for this operation was let go after %d s, or at the "
                        "session's end, before it was complete: what that stream did since is of no "
                        "use",
                        CAIRN_STREAMS_WAIT_MS / 1000);
+    op->why = strdup(why.text);
 }
 
 static void complete(struct op *op)
@@ -83,7 +84,7 @@ static void complete(struct op *op)
     free(op->owned);
     op->owned = NULL;
     // Before who waits for the op may go on: what it holds is given back, and not counted, by then.
-    if (op->on_done != NULL) op->on_done(op->context, op->status, op->why.text);
+    if (op->on_done != NULL) op->on_done(op->context, op->status, cairn_op_why(op));
     pthread_mutex_lock(&s->lock);
     op->done = true;
     bool is_late;
@@ -96,12 +97,13 @@ static void complete(struct op *op)
         cairn_puts_failed(op->job, op->tensor, op->plane);
     if (op->kind == CAIRN_CHUNK_PUT && op->status != CAIRN_OK && op->job->puts.status == CAIRN_OK) {
         op->job->puts.status = op->status;
-        op->job->puts.why = op->why;
+        cairn_sentence_set(&op->job->puts.why, "%s", cairn_op_why(op));
     }
-    pthread_cond_broadcast(&s->changed);
+    const bool is_last = open_count(op) != NULL && *open_count(op) == 0;
+    if (op->handle != NULL || op->on_done != NULL || is_last)
+        cairn_session_wake(s, op->on_done == NULL);
     pthread_mutex_unlock(&s->lock);
     cairn_streams_let_go(words);
-    if (op->on_done == NULL) tell(s);
     unref(op);
 }
 
@@ -109,7 +111,7 @@ void cairn_op_let_go(struct op *op, cairn_status status, const char *why)
 {
     if (status != CAIRN_OK && op->status == CAIRN_OK) {
         op->status = status;
-        cairn_sentence_set(&op->why, "%s", why != NULL ? why : cairn_status_text((int)status));
+        op->why = why != NULL ? strdup(why) : NULL; // without memory: the status alone
     }
     if (--op->holds == 0) complete(op);
 }

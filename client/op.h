@@ -41,7 +41,7 @@ struct op {
     /* lock */
     bool done;
     cairn_status status;
-    struct cairn_sentence why;
+    char *why; /* owned; NULL: the status says it all */
     uint32_t refs;
     /* lock of the session's streams (streams.h) */
     bool is_late;            /* a stream that waited for it was let go before it was done */
@@ -78,6 +78,8 @@ struct op *cairn_op_new(struct job *job, uint8_t kind, bool with_handle);
 /* Loop thread: a parcel more; and one less, with how it ended. The last one completes the op. */
 void cairn_op_hold(struct op *op);
 void cairn_op_let_go(struct op *op, cairn_status status, const char *why);
+/* Of one that failed. */
+const char *cairn_op_why(const struct op *op);
 
 void cairn_command_free(struct command *command); /* not its op */
 /* A command with a reference to the job; NULL: out of memory. */

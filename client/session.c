@@ -16,6 +16,37 @@ void cairn_session_kick(struct session *s)
     pthread_mutex_unlock(&s->lock);
 }
 
+#define WAKE_US 100
+
+static void wake_now(struct session *s)
+{
+    const uint64_t one = 1;
+    pthread_cond_broadcast(&s->changed);
+    if (s->wake.tells) {
+        const ssize_t written = write(s->event_fd, &one, sizeof one);
+        (void)written; // a full counter is readable already
+    }
+    s->wake.is_due = s->wake.tells = false;
+}
+
+void cairn_session_wake(struct session *s, bool tells)
+{
+    const uint64_t now_us = cairn_client_now_us();
+    s->wake.tells = s->wake.tells || tells;
+    s->wake.is_due = now_us - s->wake.last_us < WAKE_US &&
+                     pthread_equal(pthread_self(), s->loop.thread) != 0;
+    if (s->wake.is_due) return;
+    s->wake.last_us = now_us;
+    wake_now(s);
+}
+
+void cairn_session_wake_due(struct session *s)
+{
+    pthread_mutex_lock(&s->lock);
+    if (s->wake.is_due) wake_now(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
 bool cairn_session_sleep(struct session *s, uint64_t deadline_ms)
 {
     const struct timespec until = { .tv_sec = (time_t)(deadline_ms / 1000),

@@ -79,6 +79,11 @@ struct session {
     } commands;
     struct job *jobs;            /* changed by the loop thread only */
     struct published *published; /* copies of shards of this host (read/mapped.h), likewise */
+    /* whoever waits for operations is woken once for all that end in 100 us of one turn of the loop */
+    struct {
+        bool is_due, tells; /* at the turn's end; by the event descriptor, too */
+        uint64_t last_us;
+    } wake;
     struct reach reach;
     struct session_memory memory;
     struct detachment detachment;
@@ -94,6 +99,10 @@ struct session {
 
 /* Wakes the loop thread to look at asks and commands. Any thread. */
 void cairn_session_kick(struct session *s);
+/* Operations ended, of which the event descriptor tells (`tells`), or not. Under the lock. */
+void cairn_session_wake(struct session *s, bool tells);
+/* Loop thread: what is due of that. */
+void cairn_session_wake_due(struct session *s);
 /* Sleeps on `changed` until the deadline; false when it has passed. Under the lock. */
 bool cairn_session_sleep(struct session *s, uint64_t deadline_ms);
 /* Appends a command that the loop thread frees; ended at once if the session is. Any thread. */

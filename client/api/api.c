@@ -54,7 +54,7 @@ cairn_status cairn_api_check(struct job *job)
 {
     pthread_mutex_lock(&job->session->lock);
     const cairn_status failed = job->failure.status;
-    const struct cairn_sentence why = job->failure.why;
+    if (failed != CAIRN_OK) cairn_client_fail(failed, "%s", job->failure.why.text);
     pthread_mutex_unlock(&job->session->lock);
-    return failed == CAIRN_OK ? CAIRN_OK : cairn_client_fail(failed, "%s", why.text);
+    return failed;
 }

@@ -80,15 +80,13 @@ cairn_status cairn_wait(cairn_op *handle, int timeout_ms)
     sleep_for(op, deadline_ms);
     if (from_us != 0) note_time(op, from_us);
     if (op->done) status = op->status;
-    const struct cairn_sentence why = op->done ? op->why : (struct cairn_sentence) { "" };
+    if (op->done && status != CAIRN_OK) cairn_client_fail(status, "%s", cairn_op_why(op));
     pthread_mutex_unlock(&s->lock);
     if (status == CAIRN_ERR_TIMEOUT && timeout_ms == 0)
         cairn_client_fail(status,
                           "the operation is not done; give a timeout to hear for whom it waits");
     else if (status == CAIRN_ERR_TIMEOUT)
         cairn_client_fail(status, "cairn_wait timed out: %s", awaited_text(op).text);
-    else if (status != CAIRN_OK)
-        cairn_client_fail(status, "%s", why.text);
     cairn_handle_put(handle);
     if (status != CAIRN_ERR_TIMEOUT) cairn_handle_close(CAIRN_HANDLE_OP, handle);
     return status;

@@ -184,6 +184,13 @@ static const struct subcommand subcommands[] = {
           CTL_TAKES_TENSORS | CTL_TAKES_THREADS | CTL_TAKES_WIRE | CTL_TAKES_WAY |
           CTL_TAKES_TIMELINE | CTL_TAKES_BACKEND | CTL_TAKES_MEMORY,
       cairn_bench_step },
+    { "bench", "tensors", "",
+      "a step of many small tensors, in a cluster of its own or in yours, against the step of one "
+      "tensor of as many bytes",
+      0, 0,
+      CTL_BENCHES | CTL_TAKES_ENDPOINT | CTL_TAKES_SHARDS | CTL_TAKES_WORKERS | CTL_TAKES_PARAMS |
+          CTL_TAKES_TENSORS | CTL_TAKES_WIRE | CTL_TAKES_WAY,
+      cairn_bench_tensors },
     { "bench", "reshard", "[--from N] [--to N]",
       "a job moves from so many shards to so many, at rest against memcpy, and while it trains", 0,
       0,

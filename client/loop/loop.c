@@ -42,6 +42,7 @@ static void stop_loop(struct session *s)
     cairn_datapath_close(s);
     uv_close((uv_handle_t *)&s->loop.kick, NULL);
     uv_close((uv_handle_t *)&s->loop.soon, NULL);
+    uv_close((uv_handle_t *)&s->loop.rest, NULL);
     uv_timer_start(&s->loop.tick, on_goodbye_late, GOODBYE_MS, 0);
     if (s->control.stream != NULL)
         cairn_stream_finish(s->control.stream, CAIRN_OK, "the session is closed");
@@ -67,6 +68,11 @@ static void on_kick(uv_async_t *kick)
     if (s->ended) pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
     if (s->ended) stop_loop(s);
+}
+
+static void on_rest(uv_prepare_t *rest)
+{
+    cairn_session_wake_due(rest->data);
 }
 
 static void on_tick(uv_timer_t *tick)
@@ -119,7 +125,9 @@ static cairn_status init_loop(struct session *s)
     if (error == 0) error = uv_timer_init(&s->loop.uv, &s->loop.tick);
     if (error == 0) error = uv_timer_init(&s->loop.uv, &s->loop.soon);
     if (error == 0) error = uv_timer_start(&s->loop.tick, on_tick, TICK_MS, TICK_MS);
-    s->loop.kick.data = s->loop.tick.data = s->loop.soon.data = s;
+    if (error == 0) error = uv_prepare_init(&s->loop.uv, &s->loop.rest);
+    if (error == 0) error = uv_prepare_start(&s->loop.rest, on_rest);
+    s->loop.kick.data = s->loop.tick.data = s->loop.soon.data = s->loop.rest.data = s;
     if (error == 0 &&
         (s->path.fabric == NULL ||
          cairn_fabric_poll_init(&s->path.poll, &s->loop.uv, s->path.fabric, 0) == CAIRN_OK))

@@ -15,6 +15,7 @@ struct session_loop {
     pthread_t thread;
     uv_loop_t uv;
     uv_async_t kick;
+    uv_prepare_t rest; /* the last one of a turn: prepares run the newest first */
     uv_timer_t tick;
     uv_timer_t soon;     /* looks again while a push waits for its stream */
     uint64_t stop_by_ms; /* set before `stopping`: then the fabric is closed, whoever holds loans */

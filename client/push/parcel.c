@@ -235,10 +235,10 @@ static void finish(struct parcel *parcel)
     if (!parcel->answered || parcel->on_loan > 0) return;
     struct op *op = parcel->op;
     const cairn_status status = parcel->status;
-    struct cairn_sentence why = { "" };
+    struct cairn_sentence why;
     if (status != CAIRN_OK) cairn_explain_parcel(parcel, status, &why);
     give_back(parcel);
-    cairn_op_let_go(op, status, why.text);
+    cairn_op_let_go(op, status, status != CAIRN_OK ? why.text : NULL);
 }
 
 void cairn_parcel_end(struct parcel *parcel, cairn_status status)

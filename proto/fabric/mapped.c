@@ -149,6 +149,13 @@ static unsigned flush_releases(struct mapped_fabric *fabric)
     return count;
 }
 
+static unsigned write_fresh(struct mapped_fabric *fabric)
+{
+    unsigned count = 0;
+    while (!TAILQ_EMPTY(&fabric->fresh)) count += mapped_out_write(TAILQ_FIRST(&fabric->fresh));
+    return count;
+}
+
 static unsigned use_room(struct mapped_fabric *fabric)
 {
     unsigned count = 0;
@@ -181,12 +188,13 @@ static unsigned mapped_progress(struct cairn_fabric *common)
 {
     struct mapped_fabric *fabric = mapped_of(common);
     struct epoll_event events[EVENTS_PER_PROGRESS];
-    unsigned count = flush_releases(fabric);
+    unsigned count = flush_releases(fabric) + write_fresh(fabric);
     const int ready = epoll_wait(common->event_fd, events, EVENTS_PER_PROGRESS, 0);
     for (int i = 0; i < ready; i++) count += serve(fabric, events[i].data.ptr, events[i].events);
     count += flush_releases(fabric);
     count += use_room(fabric);
     count += send_away(fabric);
+    count += write_fresh(fabric);
     see_to_door(fabric);
     free_ended(fabric);
     return count;
@@ -196,7 +204,9 @@ static unsigned mapped_progress(struct cairn_fabric *common)
 static cairn_status mapped_arm(struct cairn_fabric *common)
 {
     const struct mapped_fabric *fabric = mapped_of(common);
-    return TAILQ_EMPTY(&fabric->dirty) && !fabric->is_room ? CAIRN_OK : CAIRN_ERR_BUSY;
+    return TAILQ_EMPTY(&fabric->dirty) && TAILQ_EMPTY(&fabric->fresh) && !fabric->is_room
+               ? CAIRN_OK
+               : CAIRN_ERR_BUSY;
 }
 
 /* -- opening and closing ------------------------------------------------------------------------ */
@@ -300,6 +310,7 @@ static cairn_status mapped_start(struct cairn_fabric *common,
     LIST_INIT(&fabric->ins);
     LIST_INIT(&fabric->outs);
     TAILQ_INIT(&fabric->dirty);
+    TAILQ_INIT(&fabric->fresh);
     TAILQ_INIT(&fabric->spare);
     fabric->listener = (struct mapped_link) { .kind = MAPPED_LISTENER, .fd = -1 };
     fabric->timer = (struct mapped_link) { .kind = MAPPED_TIMER, .fd = -1 };

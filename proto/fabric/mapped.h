@@ -91,8 +91,11 @@ struct mapped_out {
     struct mapped_frames queue;   /* for the socket, in order */
     struct mapped_frames waiting; /* for room */
     uint32_t control_count;       /* of queue: REGION and REGION_GONE */
-    uint32_t staged_pages;        /* that it has not released */
-    uint32_t staged_written;      /* messages with pages, told */
+    uint32_t fresh_count;         /* of queue: put there since the last write, and not tried yet */
+    bool is_fresh;                /* in fabric->fresh: it has some */
+    TAILQ_ENTRY(mapped_out) fresh;
+    uint32_t staged_pages;   /* that it has not released */
+    uint32_t staged_written; /* messages with pages, told */
     struct fabric_flights flights;
     uint64_t shown[FRAME_SLOTS / 64]; /* bits: REGION is queued or written */
 };
@@ -164,6 +167,7 @@ struct mapped_fabric {
     LIST_HEAD(, mapped_in) ins;
     LIST_HEAD(, mapped_out) outs;
     TAILQ_HEAD(, mapped_in) dirty;
+    TAILQ_HEAD(, mapped_out) fresh; /* what was sent in this turn is written together at its end */
     uint32_t in_count, stranger_count;
     bool is_accepting, is_ticking, is_room; /* room: staging pages were given back */
     bool is_held_off; /* who connected is sent away, and nobody else is let in */
@@ -220,6 +224,8 @@ cairn_status mapped_send(struct cairn_fabric_peer *peer, struct fabric_op *op, c
 cairn_status mapped_region_show(struct cairn_fabric_region *region, struct cairn_fabric_peer *peer);
 void mapped_take_back(struct mapped_out *out, uint16_t slot); /* REGION_GONE, if it was shown */
 unsigned mapped_out_on_event(struct mapped_out *out, uint32_t events);
+unsigned
+mapped_out_write(struct mapped_out *out); /* what waits for the socket; not fresh any more */
 unsigned mapped_out_stage_waiting(struct mapped_out *out);
 /* Gives a frame back that was written or never will be. */
 void mapped_frame_put(struct mapped_out *out, struct mapped_frame *frame);

@@ -24,15 +24,37 @@ static bool is_region(const struct frame_region *frame, size_t bytes)
            frame->memory <= FRAME_MEMORY_DEVICE && frame->note_bytes <= CAIRN_FABRIC_NOTE_MAX;
 }
 
-static bool is_message(const struct frame_message *frame, size_t bytes)
+/* It is one that the bytes have room for. */
+static bool is_message_in(const struct frame_message *frame, size_t bytes)
 {
     if (bytes < sizeof *frame) return false;
     const bool is_inline = frame->slot == FRAME_INLINE;
     if (frame->header_bytes == 0 || frame->header_bytes > CAIRN_FABRIC_HEADER_MAX) return false;
     if (!is_inline && (frame->slot >= FRAME_SLOTS || frame->payload_bytes == 0)) return false;
     if (is_inline && frame->payload_bytes > FRAME_INLINE_MAX) return false;
-    const size_t carried = is_inline ? frame->payload_bytes : 0;
-    return bytes == sizeof *frame + frame->header_bytes + carried;
+    return bytes >= frame_message_bytes(frame);
+}
+
+static bool is_message(const struct frame_message *frame, size_t bytes)
+{
+    return is_message_in(frame, bytes) && bytes == frame_message_bytes(frame);
+}
+
+const struct frame_message *frame_bundled(const union frame *frame, size_t bytes, size_t *at)
+{
+    const struct frame_message *message = (const void *)(frame->bytes + *at);
+    if (*at >= bytes || !is_message_in(message, bytes - *at) || message->head.magic != MAGIC ||
+        message->head.kind != FRAME_MESSAGE)
+        return NULL;
+    *at += frame_filled(frame_message_bytes(message));
+    return message;
+}
+
+static bool is_bundle(const union frame *frame, size_t bytes)
+{
+    size_t at = sizeof frame->head;
+    while (frame_bundled(frame, bytes, &at) != NULL) {}
+    return at == bytes && bytes > sizeof frame->head;
 }
 
 static bool is_release(size_t bytes)
@@ -55,6 +77,7 @@ enum frame_kind frame_judge(const union frame *frame, size_t bytes)
         is_sound = bytes == sizeof frame->gone && frame->gone.slot < FRAME_SLOTS;
         break;
     case FRAME_MESSAGE: is_sound = is_message(&frame->message, bytes); break;
+    case FRAME_BUNDLE: is_sound = is_bundle(frame, bytes); break;
     case FRAME_RELEASE: is_sound = is_release(bytes); break;
     case FRAME_NO_IMPORTS: is_sound = bytes == sizeof frame->head; break;
     case FRAME_MALFORMED: break;

@@ -7,6 +7,7 @@
  *                                        <-   WELCOME    { proof }
  *   REGION { slot, bytes, note } + fd    ->
  *   MESSAGE { serial, where } header ... ->
+ *   BUNDLE { MESSAGE, MESSAGE, ... }     ->   what was sent in one turn, in order
  *   REGION_GONE { slot }                 ->
  *                                        <-   RELEASE    { serials }
  *                                        <-   NO_IMPORTS, if it lacks room for memory of a card
@@ -28,7 +29,9 @@
 enum {
     FRAME_SLOTS = 4096,        /* regions that one peer may show at a time; a slot is used again */
     FRAME_INLINE_MAX = 8192,   /* payloads up to here travel in their frame */
+    FRAME_REFER_MIN = 1024,    /* payloads from here on go by reference where they can */
     FRAME_RELEASES_MAX = 128,  /* in one frame */
+    FRAME_BUNDLE_MAX = 256,    /* messages in one frame */
     FRAME_KEY_BYTES = 32,      /* as crypto_auth has them */
     FRAME_NONCE_BYTES = 32,    /**/
     FRAME_PROOF_BYTES = 32,    /**/
@@ -46,6 +49,7 @@ enum frame_kind {
     FRAME_MESSAGE = 6,
     FRAME_RELEASE = 7,
     FRAME_NO_IMPORTS = 8, /* a head: memory of cards is not taken any more */
+    FRAME_BUNDLE = 9,     /* a head; whole MESSAGE frames follow, each filled up to 8 bytes */
 };
 
 struct frame_head {
@@ -105,7 +109,9 @@ static_assert(offsetof(struct frame_message, slot) == 30, "wire format");
 static_assert(offsetof(struct frame_release, serials) == 8, "wire format");
 
 enum {
-    FRAME_BYTES_MAX = sizeof(struct frame_message) + CAIRN_FABRIC_HEADER_MAX + FRAME_INLINE_MAX
+    FRAME_BYTES_MAX = 64 << 10, /* of a bundle; of a message: */
+    FRAME_MESSAGE_BYTES_MAX = sizeof(struct frame_message) + CAIRN_FABRIC_HEADER_MAX +
+                              FRAME_INLINE_MAX
 };
 
 union frame {
@@ -123,6 +129,22 @@ struct frame_head frame_head(enum frame_kind kind);
 /* What these bytes are: a whole frame whose numbers agree with its length and with the limits above, or
  * FRAME_MALFORMED. What a slot or a serial means, only its connection knows. */
 enum frame_kind frame_judge(const union frame *frame, size_t bytes);
+
+/* The message of a bundle that begins at `at`, which becomes where the next one does; NULL: none that is
+ * whole begins there. A bundle is sound if all of it is told so, up to its `bytes`. */
+const struct frame_message *frame_bundled(const union frame *frame, size_t bytes, size_t *at);
+
+static inline size_t frame_filled(size_t bytes)
+{
+    return (bytes + 7) / 8 * 8;
+}
+
+/* What a MESSAGE is long, by its own numbers. */
+static inline size_t frame_message_bytes(const struct frame_message *message)
+{
+    return sizeof *message + message->header_bytes +
+           (message->slot == FRAME_INLINE ? message->payload_bytes : 0);
+}
 
 static inline size_t frame_release_count(size_t bytes)
 {

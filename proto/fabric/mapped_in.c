@@ -282,6 +282,16 @@ static bool on_message(struct mapped_in *in, const struct frame_message *frame)
     return true;
 }
 
+/* Whoever is told of one message may end the connection: the others are not told then. */
+static bool on_bundle(struct mapped_in *in, const union frame *frame, size_t bytes)
+{
+    const struct frame_message *message;
+    size_t at = sizeof frame->head;
+    while (!in->is_over && (message = frame_bundled(frame, bytes, &at)) != NULL)
+        if (!on_message(in, message)) return false;
+    return true;
+}
+
 /* -- regions ------------------------------------------------------------------------------------ */
 
 static bool make_slot(struct mapped_in *in, uint16_t slot)
@@ -349,6 +359,7 @@ static bool on_frame(struct mapped_in *in, const union frame *frame, size_t byte
     case FRAME_REGION: return on_region(in, &frame->region, fd);
     case FRAME_REGION_GONE: return on_gone(in, &frame->gone);
     case FRAME_MESSAGE: return on_message(in, &frame->message);
+    case FRAME_BUNDLE: return on_bundle(in, frame, bytes);
     default: return false;
     }
 }

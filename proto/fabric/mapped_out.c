@@ -7,7 +7,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { FRAMES_PER_TURN = 64 };
+enum { FRAMES_PER_TURN = 64, FRESH_MAX = 64 };
 
 /* -- frames that wait --------------------------------------------------------------------------- */
 
@@ -40,21 +40,58 @@ static void lose(struct mapped_out *out)
         mapped_out_end(out);
 }
 
-static enum frame_fate write_message(struct mapped_out *out, const struct mapped_frame *frame)
+enum { PARTS_OF_MESSAGE = 4 };
+
+/* Of a datagram; returns how many there are. */
+static size_t add_parts(const struct mapped_frame *frame, struct iovec parts[PARTS_OF_MESSAGE])
 {
+    static const uint8_t zero[8];
     const struct frame_message *message = &frame->message;
-    const bool carries = message->slot == FRAME_INLINE && message->payload_bytes > 0;
-    const struct iovec parts[3] = {
-        { .iov_base = (void *)(uintptr_t)message, .iov_len = sizeof *message },
-        { .iov_base = frame->op->header, .iov_len = message->header_bytes },
-        { .iov_base = (void *)(uintptr_t)frame->payload, .iov_len = message->payload_bytes },
-    };
-    return frame_write(out->link.fd, parts, carries ? 3 : 2, -1);
+    const size_t bytes = frame_message_bytes(message), fill = frame_filled(bytes) - bytes;
+    size_t count = 0;
+    parts[count++] = (struct iovec) { (void *)(uintptr_t)message, sizeof *message };
+    parts[count++] = (struct iovec) { frame->op->header, message->header_bytes };
+    if (message->slot == FRAME_INLINE && message->payload_bytes > 0)
+        parts[count++] = (struct iovec) { (void *)(uintptr_t)frame->payload,
+                                          message->payload_bytes };
+    if (fill > 0) parts[count++] = (struct iovec) { (void *)(uintptr_t)zero, fill };
+    return count;
 }
 
-static enum frame_fate write_frame(struct mapped_out *out, const struct mapped_frame *frame)
+static enum frame_fate write_message(struct mapped_out *out, const struct mapped_frame *frame)
 {
-    if (frame->kind == FRAME_MESSAGE) return write_message(out, frame);
+    struct iovec parts[PARTS_OF_MESSAGE];
+    size_t count = add_parts(frame, parts);
+    if (frame_message_bytes(&frame->message) % 8 != 0) count--; // alone it is not filled up
+    return frame_write(out->link.fd, parts, count, -1);
+}
+
+/* As many messages as stand at the head of the queue and fit into one datagram. */
+static enum frame_fate write_messages(struct mapped_out *out, uint32_t *count_out)
+{
+    const struct frame_head head = frame_head(FRAME_BUNDLE);
+    struct iovec parts[1 + PARTS_OF_MESSAGE * FRAME_BUNDLE_MAX];
+    const struct mapped_frame *first = TAILQ_FIRST(&out->queue), *frame = first;
+    size_t bytes = sizeof head, part_count = 1;
+    uint32_t count = 0;
+    parts[0] = (struct iovec) { (void *)(uintptr_t)&head, sizeof head };
+    for (; frame != NULL && frame->kind == FRAME_MESSAGE && count < FRAME_BUNDLE_MAX; count++) {
+        bytes += frame_filled(frame_message_bytes(&frame->message));
+        if (bytes > FRAME_BYTES_MAX) break;
+        part_count += add_parts(frame, parts + part_count);
+        frame = TAILQ_NEXT(frame, link);
+    }
+    *count_out = count;
+    if (count == 1) return write_message(out, first);
+    return frame_write(out->link.fd, parts, part_count, -1);
+}
+
+/* What stands at the head of the queue. */
+static enum frame_fate write_frames(struct mapped_out *out, uint32_t *count_out)
+{
+    const struct mapped_frame *frame = TAILQ_FIRST(&out->queue);
+    *count_out = 1;
+    if (frame->kind == FRAME_MESSAGE) return write_messages(out, count_out);
     if (frame->kind == FRAME_REGION)
         return frame_write_one(out->link.fd, &frame->share->frame, sizeof frame->share->frame,
                                frame->share->fd);
@@ -77,18 +114,29 @@ static void message_written(struct mapped_out *out, struct mapped_frame *frame)
         fabric_op_done(frame->op, CAIRN_OK);
 }
 
-static unsigned flush(struct mapped_out *out)
+static void take_written(struct mapped_out *out, uint32_t count)
 {
-    struct mapped_frame *frame;
-    enum frame_fate fate = FRAME_WRITTEN;
-    unsigned count = 0;
-    if (!out->is_welcome || out->is_lost) return 0;
-    while ((frame = TAILQ_FIRST(&out->queue)) != NULL) {
-        if ((fate = write_frame(out, frame)) != FRAME_WRITTEN) break;
+    for (; count > 0; count--) {
+        struct mapped_frame *frame = TAILQ_FIRST(&out->queue);
         TAILQ_REMOVE(&out->queue, frame, link);
         if (frame->kind == FRAME_MESSAGE) message_written(out, frame);
         mapped_frame_put(out, frame);
-        count++;
+    }
+}
+
+unsigned mapped_out_write(struct mapped_out *out)
+{
+    enum frame_fate fate = FRAME_WRITTEN;
+    unsigned count = 0;
+    if (out->is_fresh) TAILQ_REMOVE(&out->fabric->fresh, out, fresh);
+    out->is_fresh = false;
+    out->fresh_count = 0;
+    if (!out->is_welcome || out->is_lost) return 0;
+    while (!TAILQ_EMPTY(&out->queue)) {
+        uint32_t written;
+        if ((fate = write_frames(out, &written)) != FRAME_WRITTEN) break;
+        take_written(out, written);
+        count += written;
     }
     if (fate == FRAME_NOBODY)
         lose(out);
@@ -98,11 +146,17 @@ static unsigned flush(struct mapped_out *out)
     return count;
 }
 
+/* Written at the end of the turn with what else is sent in it, or when there is much. Behind what the socket
+ * does not take it waits for that. */
 static void enqueue(struct mapped_out *out, struct mapped_frame *frame)
 {
+    const bool is_stuck = !out->is_fresh && !TAILQ_EMPTY(&out->queue);
     TAILQ_INSERT_TAIL(&out->queue, frame, link);
     if (frame->kind != FRAME_MESSAGE) out->control_count++;
-    if (TAILQ_FIRST(&out->queue) == frame) flush(out);
+    if (is_stuck) return;
+    if (!out->is_fresh) TAILQ_INSERT_TAIL(&out->fabric->fresh, out, fresh);
+    out->is_fresh = true;
+    if (++out->fresh_count == FRESH_MAX) mapped_out_write(out);
 }
 
 /* -- regions ------------------------------------------------------------------------------------ */
@@ -215,11 +269,13 @@ cairn_status mapped_send(struct cairn_fabric_peer *peer, struct fabric_op *op, c
                                               .header_bytes = (uint16_t)op->header_bytes };
     const struct cairn_fabric *common = &out->fabric->common;
     const bool is_small = op->payload_bytes <= FRAME_INLINE_MAX;
+    const bool may_refer = op->payload_bytes >= FRAME_REFER_MIN;
     struct cairn_fabric_region *region = NULL;
     cairn_status status;
-    if (!is_small || (op->payload_bytes > 0 && common->device_region_count > 0))
+    if (may_refer || (op->payload_bytes > 0 && common->device_region_count > 0))
         region = fabric_region_find(common, payload, op->payload_bytes);
-    if (is_small && (region == NULL || !region->is_device)) // nothing here reads memory of cards
+    if (region != NULL && !region->is_device && !may_refer) region = NULL;
+    if (is_small && region == NULL) // nothing here reads memory of cards
         status = send_inline(out, frame);
     else if (region != NULL)
         status = send_reference(out, frame, (struct mapped_region *)region);
@@ -292,7 +348,7 @@ static bool on_frame(struct mapped_out *out, const union frame *frame, size_t by
             !frame_proves(out->key, true, out->challenge, out->nonce, frame->greeting.proof))
             return false;
         out->is_welcome = true;
-        flush(out);
+        mapped_out_write(out);
         return true;
     case FRAME_RELEASE:
         return out->is_welcome && on_release(out, &frame->release, frame_release_count(bytes));
@@ -307,7 +363,7 @@ unsigned mapped_out_on_event(struct mapped_out *out, uint32_t events)
 {
     union frame *frame = &out->fabric->frame;
     unsigned count = 0;
-    if ((events & EPOLLOUT) != 0) count += flush(out);
+    if ((events & EPOLLOUT) != 0) count += mapped_out_write(out);
     for (int i = 0; i < FRAMES_PER_TURN && !out->is_lost; i++, count++) {
         int fd;
         bool is_whole;

@@ -104,6 +104,7 @@ static void end_frames(struct mapped_out *out, struct mapped_frames *frames)
 void mapped_disconnect(struct cairn_fabric_peer *peer)
 {
     struct mapped_out *out = ((struct mapped_peer *)peer)->out;
+    mapped_out_write(out);
     end_frames(out, &out->queue);
     end_frames(out, &out->waiting);
     for (uint32_t i = 0; i < out->flights.capacity; i++) {
@@ -128,6 +129,7 @@ void mapped_out_end(struct mapped_out *out)
         if (out->flights.all[i].is_used) mapped_unstage(out->fabric, out->flights.all[i].pages);
     free(out->flights.all);
     out->flights = (struct fabric_flights) { 0 };
+    if (out->is_fresh) TAILQ_REMOVE(&out->fabric->fresh, out, fresh);
     LIST_REMOVE(out, entry);
     mapped_link_end(out->fabric, &out->link);
 }

@@ -27,6 +27,8 @@ out=$(PATH=/nonexistent "$cairn" bench fabric --chunk 4194304 --seconds 0.01)
 of step step --params 300K --tensors 4 --workers 1 --shards 1 --wire f32
 of step step --params 300K --tensors 4 --path mapped --read map
 of step step --params 300K --tensors 4 --global-batch 5
+of tensors tensors --tensors 50 --workers 2
+of tensors tensors --tensors 20 --params 300K --wire bf16 --path ucx
 of map map --params 300K
 of map map --params 300K --shards 3 --wire bf16 --path ucx
 disk=$(mktemp -d)

@@ -230,6 +230,92 @@ TEST(a_lie_ends_its_connection_and_leaves_nothing)
     node_close(&here);
 }
 
+/* -- bundles ------------------------------------------------------------------------------------ */
+
+/* Puts a message with so much payload of its own at the end of the bundle. */
+static void bundle_add(union frame *bundle, size_t *bytes, uint32_t payload_bytes)
+{
+    const struct frame_message message = { .head = frame_head(FRAME_MESSAGE),
+                                           .header_bytes = 16,
+                                           .payload_bytes = payload_bytes,
+                                           .slot = FRAME_INLINE };
+    memcpy(bundle->bytes + *bytes, &message, sizeof message);
+    *bytes += frame_filled(frame_message_bytes(&message));
+}
+
+static size_t bundle_of(union frame *bundle, int count)
+{
+    size_t bytes = sizeof bundle->head;
+    memset(bundle, 0, sizeof *bundle);
+    bundle->head = frame_head(FRAME_BUNDLE);
+    for (int i = 0; i < count; i++) bundle_add(bundle, &bytes, (uint32_t)i * 3);
+    return bytes;
+}
+
+TEST(a_bundle_is_the_messages_in_it)
+{
+    static union frame bundle;
+    node_open(&here, "mapped", NULL);
+    here.manner = NODE_DROPS;
+    int fd = enter();
+    say(fd, &bundle, bundle_of(&bundle, 100), NULL, 0);
+    pump(&here, NULL, &here.arrived, 100);
+    say(fd, &bundle, bundle_of(&bundle, 1), NULL, 0);
+    pump(&here, NULL, &here.arrived, 101);
+    ck_assert_uint_eq(refused(), 0);
+    close(fd);
+    node_close(&here);
+}
+
+enum bundle_lie {
+    OF_NOTHING,
+    CUT_SHORT,
+    TOO_LONG, /* by 8 bytes that are no message */
+    OF_BUNDLES,
+    OF_RELEASES,
+    HUGE_INSIDE, /* a payload that the frame has not */
+    BUNDLE_LIES
+};
+
+TEST_EACH(a_bundle_that_lies_ends_its_connection_before_anything_of_it_is_told, 0, BUNDLE_LIES)
+{
+    static union frame bundle;
+    size_t bytes = bundle_of(&bundle, _i == OF_NOTHING ? 0 : 3);
+    struct frame_message *last = (void *)(bundle.bytes + bytes - frame_filled(48 + 6));
+    if (_i == CUT_SHORT) bytes -= 8;
+    if (_i == TOO_LONG) bytes += 8;
+    if (_i == OF_BUNDLES) last->head = frame_head(FRAME_BUNDLE);
+    if (_i == OF_RELEASES) last->head = frame_head(FRAME_RELEASE);
+    if (_i == HUGE_INSIDE) last->payload_bytes = FRAME_INLINE_MAX;
+    node_open(&here, "mapped", NULL);
+    here.manner = NODE_DROPS;
+    int fd = enter();
+    say(fd, &bundle, bytes, NULL, 0);
+    assert_refused(fd, 0, "a bundle");
+    ck_assert_uint_eq(here.arrived, 0);
+    node_close(&here);
+}
+
+/* What a slot means only the connection knows: messages before the lie came, and none behind it does. */
+TEST(a_lie_within_a_bundle_ends_it_there)
+{
+    static union frame bundle;
+    size_t bytes = bundle_of(&bundle, 2);
+    struct frame_message unknown = {
+        .head = frame_head(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = 16, .slot = 6
+    };
+    memcpy(bundle.bytes + bytes, &unknown, sizeof unknown);
+    bytes += frame_message_bytes(&unknown);
+    bundle_add(&bundle, &bytes, 8);
+    node_open(&here, "mapped", NULL);
+    here.manner = NODE_DROPS;
+    int fd = enter();
+    say(fd, &bundle, bytes, NULL, 0);
+    assert_refused(fd, 0, "a message of no region");
+    ck_assert_uint_eq(here.arrived, 2);
+    node_close(&here);
+}
+
 TEST(a_frame_longer_than_any_is_a_lie)
 {
     static uint8_t endless[FRAME_BYTES_MAX + 1];

@@ -63,6 +63,7 @@ json_t *cairn_bench_machine(void);
 int cairn_bench_update(struct ctl *ctl);
 int cairn_bench_layout(struct ctl *ctl);
 int cairn_bench_latency(struct ctl *ctl);
+int cairn_bench_tensors(struct ctl *ctl);
 int cairn_bench_fabric(struct ctl *ctl);
 int cairn_bench_step(struct ctl *ctl);
 int cairn_bench_map(struct ctl *ctl);

@@ -8,7 +8,7 @@
 #include "client/ctl/bench/crew.h"
 
 #define CAIRN_BENCH_COLUMNS     1024
-#define CAIRN_BENCH_TENSORS_MAX 1024
+#define CAIRN_BENCH_TENSORS_MAX 8192
 #define CAIRN_BENCH_CALL_MS     60000
 
 struct cairn_bench_model {

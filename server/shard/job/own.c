@@ -8,6 +8,8 @@
 #include "server/shard/job/update.h"
 #include "server/shard/shard.h"
 
+#define TINY_ELEMS 8192 /* of all that is folded */
+
 /* ---- to the coordinator ---- */
 
 /* A message's list of tensors, and what the list points to. */
@@ -155,10 +157,18 @@ static void *landing_slot(struct cairn_collector *collector, uint32_t slot)
     return job->landing.arena.base + (size_t)slot * job->landing.slot_bytes;
 }
 
+/* It takes a microsecond or two where it stands; a thread to be woken, and to wake the loop, takes more. */
+static bool is_tiny(const struct cairn_fold *fold)
+{
+    const struct cairn_chunk_table *table = fold->collector->table;
+    const uint64_t elems = cairn_chunk_table_place(table, fold->chunk).elem_count;
+    return elems * fold->source_count <= TINY_ELEMS && cairn_compute_is_host(fold->run.compute);
+}
+
 static bool fold_place(struct cairn_fold *fold)
 {
     struct cairn_shard_job *job = fold->collector->job;
-    fold->run.task.is_small = job->pass.is_small && !fold->viewed;
+    fold->run.task.is_small = (job->pass.is_small && !fold->viewed) || is_tiny(fold);
     if (fold->first) {
         job->pass.zero[fold->chunk] = false;
         cairn_tiles_begin_chunk(job, fold->collector->table->trained[fold->chunk]);
