@@ -39,7 +39,9 @@ CALLS = [b"ccanary\ncall\n(tR", b"(icanary\ncall\n", b"(ccanary\ncall\no", b"\x8
          b"\x82\x01", b"Pcanary\n", b"\x8c\x06canaryQ", b"ctorch\nSize\nN}\x8c\x0c__defaults__)s\x86b",
          b"ccollections\nOrderedDict\n)R", b"cbuiltins\nset\n(tR", b"cbuiltins\nlist\n(tR", b"2", b"0", b"}", b"]",
          b")", b"N", b"(", b"a", b"s", b"b", b"R"]
-DTYPES = {"f32", "bf16", "f16", "f64", "i64", "i32", "i16", "i8", "u8", "bool"}
+DTYPES = {"f32", "bf16", "f16", "f64", "i64", "i32", "i16", "i8", "u8", "bool"} | set(
+    "complex32 complex64 complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu "
+    "float4_e2m1fn_x2 uint16 uint32 uint64 qint8 qint32 quint8 quint4x2 quint2x4".split())
 
 
 # ---- what must not happen ----
@@ -78,7 +80,8 @@ def is_count(value):
 
 def is_catalog(text):
     for key, entry in json.loads(text).items():
-        assert isinstance(key, str) and set(entry) <= {"shape", "dtype", "chunks"}
+        assert isinstance(key, str) and set(entry) <= {"path", "shape", "dtype", "chunks"}
+        assert entry["path"] and all(isinstance(part, str) or is_count(part) for part in entry["path"])
         assert "shape" not in entry or all(map(is_count, entry["shape"])) and entry["dtype"] in DTYPES
         for chunk in entry["chunks"]:
             assert chunk["file"] and "/" not in chunk["file"] and chunk["file"].isprintable()

@@ -30,9 +30,8 @@ def waits(job: str, awaited: str) -> None:
     _LOG.warning("job %s: %s", job, awaited)
 
 
-def unread(path: str, count: int) -> None:
-    _LOG.warning("%s: %d numbers of its optimizer (lr, betas, ...) are not compared with the job's: this torch reads "
-                 "none of them as data", path, count)
+def imported(job: str, what: str) -> None:
+    _LOG.info("job %s: imported %s", job, what)
 
 
 def is_new(job: str) -> None:

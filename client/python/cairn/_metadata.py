@@ -17,6 +17,9 @@ import sys
 MEMORY_BYTES, SECONDS, FILE_BYTES = 4 << 30, 120, 1 << 30
 DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64", "int64": "i64", "int32": "i32",
           "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "bool"}
+OTHERS = ("complex32 complex64 complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu "
+          "float4_e2m1fn_x2 uint16 uint32 uint64 qint8 qint32 quint8 quint4x2 quint2x4").split()  # by torch's own name
+PATH_PARTS = 32  # of a key, where the folder says what it was before it was flattened
 
 
 class Kept:
@@ -75,7 +78,7 @@ ALLOWED = {**{(module, name): kept for module in _CHECKPOINT for name, kept in _
               for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")},
            ("builtins", "getattr"): Other,  # a member of an enum, as Python 3.11 pickles it: it is not looked up
            ("collections", "OrderedDict"): dict, ("builtins", "set"): set, ("builtins", "list"): list,
-           **{("torch", name): name for name in DTYPES}}
+           **{("torch", name): name for name in (*DTYPES, *OTHERS)}}
 
 
 class Refused(ValueError):
@@ -115,10 +118,18 @@ def named(value):
 
 def dtype_of(properties):
     dtype = properties.state.get("dtype") if properties.state else (properties.given or (None,))[0]
-    if not isinstance(dtype, str) or dtype not in DTYPES:
+    if not isinstance(dtype, str) or (dtype not in DTYPES and dtype not in OTHERS):
         raise Refused(f"a tensor is of {dtype if isinstance(dtype, str) else 'no dtype'}, which is none of "
-                      + ", ".join(DTYPES))
-    return DTYPES[dtype]
+                      + ", ".join((*DTYPES, *OTHERS)))
+    return DTYPES.get(dtype, dtype)
+
+
+def path_of(planned, key):
+    """What the key was before the state dict was flattened: words and numbers. [key], where that is not said."""
+    path = planned.get(key) if type(planned) is dict else None
+    if type(path) is not tuple or not 0 < len(path) <= PATH_PARTS:
+        return [key]
+    return [count(part) if type(part) is int else named(part) for part in path]
 
 
 def place_of(info):
@@ -136,15 +147,16 @@ def place_in(places, key, offset):
 
 
 def tensors_of(metadata):
-    """{key: {"shape", "dtype", "chunks": [{"offsets", "sizes", "file", "at", "bytes"}]}}, objects without shape."""
+    """{key: {"path", "shape", "dtype", "chunks": [{"offsets", "sizes", "file", "at", "bytes"}]}}, objects without
+    shape."""
     places = {}
     for index, info in metadata.storage_data.items():
         offset = index.state.get("offset")
         places[named(index.fqn), tuple(counts(offset)) if offset is not None else None] = place_of(info)
-    found = {}
+    found, planned = {}, metadata.state.get("planner_data")
     for key, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, BytesStorage):
-            found[key] = {"chunks": [place_in(places, named(key), None)]}
+            found[key] = {"path": path_of(planned, key), "chunks": [place_in(places, named(key), None)]}
             continue
         chunks, shape = [], counts(entry.size)
         for chunk in entry.chunks:
@@ -152,7 +164,8 @@ def tensors_of(metadata):
             if not len(offsets) == len(sizes) == len(shape):
                 raise Refused(f"a chunk of {named(key)[:80]} has other dimensions than the tensor")
             chunks.append({"offsets": offsets, "sizes": sizes, **place_in(places, named(key), tuple(offsets))})
-        found[named(key)] = {"shape": shape, "dtype": dtype_of(entry.properties), "chunks": chunks}
+        found[named(key)] = {"path": path_of(planned, key), "shape": shape, "dtype": dtype_of(entry.properties),
+                             "chunks": chunks}
     return found
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import pickle
+import stat
 import sys
 import zipfile
 from bisect import bisect_right
 from pathlib import Path
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from .errors import Invalid
 
@@ -19,17 +21,43 @@ _PAGE = 4096  # what a direct read, and its memory, begins and ends with
 _GAP_BYTES = 64 << 10  # what lies between two tensors is read along, up to that: torch has 200 bytes or so there
 
 
+def load(source: Any, what: str, **how: Any) -> Any:
+    """By torch, weights_only: tensors and plain containers; a file with anything else in it is refused."""
+    import torch
+    try:
+        return torch.load(source, map_location="cpu", weights_only=True, **how)
+    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError, AttributeError, TypeError) as why:
+        said = (str(why).strip().splitlines() or [type(why).__name__])[0][:300]
+        raise Invalid(f"{what} is not taken: {said}. Only tensors and plain containers are read, no code is run for "
+                      "what else it has") from None
+
+
+class Stored:
+    """A tensor that is not read yet, or, `shape` None, an object. `dtype`: torch's word, without "torch."."""
+
+    shape: Optional[Tuple[int, ...]]
+    dtype: str
+
+    def value(self) -> Any:
+        raise NotImplementedError
+
+
 class Room:
     """Memory for one window at a time, in pages of its own; it grows, and is not given back between windows."""
 
     def __init__(self) -> None:
         self._pages = mmap.mmap(-1, _PAGE)
+        self._parts: Dict[int, "Room"] = {}
 
     def of(self, nbytes: int) -> mmap.mmap:
         """What was read into it before is gone."""
         if len(self._pages) < nbytes:
             self._pages = mmap.mmap(-1, nbytes)  # the old one goes with the last tensor in it
         return self._pages
+
+    def part(self, i: int) -> "Room":
+        """A room beside it, for the file of that number."""
+        return self._parts.setdefault(i, Room())
 
 
 class _Span(NamedTuple):
@@ -42,10 +70,10 @@ class _Span(NamedTuple):
 
 
 class File:
-    """A file that torch has loaded, mapped or not."""
+    """A file of torch.save, loaded: mapped, or before torch 2.1 all of it. `saved`: what it holds."""
 
-    def __init__(self, path: Path):
-        self._path = path
+    def __init__(self, path: Path, saved: Any = None):
+        self._path, self.saved = path, saved
         self._file = open(path, "rb", buffering=0)
         self._direct = _open_direct(path)
         self._maps = sorted(_mappings(self._file.fileno())) if _is_native(path) else []
@@ -101,6 +129,15 @@ class File:
     def close(self) -> None:
         self._file.close()
         self._close_direct()
+
+
+def opened(path: Path) -> File:
+    there = os.stat(path)
+    if not stat.S_ISREG(there.st_mode):
+        raise Invalid(f"{path} is no regular file")
+    if there.st_size == 0:
+        raise Invalid(f"{path} has 0 bytes: it was not written to its end; take an older checkpoint")
+    return File(path, load(str(path), str(path), **{"mmap": True} if can_map(path) else {}))
 
 
 def _is_native(path: Path) -> bool:

@@ -1,295 +1,240 @@
-"""A run that began elsewhere goes on in Cairn with its moments: checkpoints of torch.
+"""A run that began elsewhere goes on in Cairn with its moments: checkpoints of torch, and of Cairn.
 
     m = cairn.import_checkpoint(session, "ckpt/step-1000", model, cairn.AdamW(lr=3e-4), name="gpt")
 
-Read are a DCP folder (FSDP2's, with its optimizer) and a file of torch.save; of either only data, no code: see
-_metadata.py, and torch.load(weights_only=True). Parameters and moments go window by window, and the next ones are read
-meanwhile (_pouring.py), so a worker has ROOMS windows of it in memory, not all. Before torch 2.1 it has all of a file.
+_tree.py reads what lies there, as data; _found.py finds weights and an optimizer's state in it, and _rules.py says
+whether that optimizer is the job's. Here they are held against the model: what is taken is justified, told in one line,
+and poured window by window (_pouring.py), so a worker has ROOMS windows of it in memory, not all. Before torch 2.1 it
+has all of a file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import io
-import json
+import math
 import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from fnmatch import fnmatchcase
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from . import _log, _stored
+from . import _found, _log, _rules, _tree
 from ._call import TIMEOUT_S
+from ._dcp import product
 from ._pouring import Item, Pouring, Values
 from ._stored import Room
 from ._wrapped import own_name
 from .errors import Invalid, Mismatch
+from .spec import Group
 
 NAMES_SHOWN = 20
-MOMENTS = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "exp_avg"}  # torch's name: the plane
-METADATA_S = 180  # that reading .metadata may take
+STEP_MAX = 1 << 48
+_FLOATS = ("float32", "float64", "bfloat16", "float16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
+           "float8_e5m2fnuz")
+_KNOWN = frozenset(("trainer_state", "manifest"))  # of a tree: read, or of no use to a job
+
+Source = Union[str, "os.PathLike[str]"]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an import took, in `text` and by itself. In the attached model as `imported`; None there: the job had its
+    state."""
+
+    path: str
+    form: str  # "a file of torch.save", ...
+    parameters: int
+    buffers: int
+    moments: Dict[str, int]  # by torch's name of the array: of how many tensors
+    step: int
+    step_from: str
+    left: Tuple[str, ...]  # what lies there and was not taken; without moments, or as the model has it
+    text: str
 
 
 @dataclass
-class Found:
-    """What a checkpoint has of one run. `read`: the tensors that are there, on the host; in the room, or not."""
+class _Wanted:
+    """A model's side of it."""
 
-    shapes: Dict[str, Tuple[int, ...]] = field(default_factory=dict)  # of parameters
-    params: Dict[str, Any] = field(default_factory=dict)  # a parameter's name: where it is
-    moments: Dict[Tuple[str, str], Any] = field(default_factory=dict)  # (name, plane): where it is
+    shapes: Dict[str, Tuple[int, ...]] = field(default_factory=dict)  # of parameters and buffers
+    aliases: Dict[str, List[str]] = field(default_factory=dict)  # the second names of what is tied
+    buffers: Dict[str, Any] = field(default_factory=dict)
+    kept: Dict[str, Any] = field(default_factory=dict)  # integers and the like, which stay this worker's own
+    must: List[str] = field(default_factory=list)  # what a state dict has of them
+    group_of: Dict[str, Group] = field(default_factory=dict)  # of what is trained
+    by_id: Dict[int, str] = field(default_factory=dict)
+
+    def all_names(self) -> Dict[str, str]:
+        """Every name that a checkpoint may have: ours. Without what wraps modules."""
+        found = {_found.bare(name): name for name in self.shapes}
+        found.update({_found.bare(alias): name for name, aliases in self.aliases.items() for alias in aliases})
+        return found
+
+
+@dataclass
+class _Taken:
+    """What is to be poured."""
+
+    params: Dict[str, Any] = field(default_factory=dict)  # where each is
+    moments: Dict[Tuple[str, str], Any] = field(default_factory=dict)  # (name, plane): where
+    arrays: Dict[str, int] = field(default_factory=dict)
     steps: Dict[str, int] = field(default_factory=dict)
-    hyper: Dict[str, Dict[str, Any]] = field(default_factory=dict)  # of a parameter
-    read: Callable[[Sequence[Any], Room], List[Any]] = lambda at, _: list(at)
-    close: Callable[[], None] = lambda: None
+    step: int = 0
+    step_from: str = ""
+    left: List[str] = field(default_factory=list)
+    differences: List[str] = field(default_factory=list)  # of learning rates and the like: the job's count
+    wrong: Dict[str, List[str]] = field(default_factory=dict)
 
 
-def _torch():
-    import torch
-    return torch
-
-
-def _load(source: Any, **how: Any) -> Any:
-    """weights_only: tensors and plain containers; a file with anything else in it is refused."""
-    import pickle
-    torch = _torch()
-    try:
-        return torch.load(source, map_location="cpu", weights_only=True, **how)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as why:
-        what = source if isinstance(source, (str, Path)) else "an item of the checkpoint"
-        raise Invalid(f"{what} is not taken: {str(why).splitlines()[0][:300]}. Only tensors and plain containers are "
-                      "read, no code is run for what else it has") from None
-
-
-# ---- a DCP folder ----
-
-
-def _catalog(folder: Path) -> Dict[str, Any]:
-    program = Path(__file__).with_name("_metadata.py")
-    try:
-        ran = subprocess.run([sys.executable, "-I", str(program), str(folder / ".metadata")], capture_output=True,
-                             timeout=METADATA_S, stdin=subprocess.DEVNULL, text=True, errors="replace")
-    except subprocess.TimeoutExpired:
-        raise Invalid(f"{folder}/.metadata: reading it took more than {METADATA_S} s") from None
-    if ran.returncode < 0:
-        raise Invalid(f"{folder}/.metadata: reading it was ended by signal {-ran.returncode}: it takes more time or "
-                      "memory than any such file needs")
-    if ran.returncode != 0:
-        said = ran.stderr.strip().splitlines()
-        raise Invalid(f"{folder}/.metadata: {said[-1] if said else f'reading it ended with {ran.returncode}'}")
-    return json.loads(ran.stdout)
-
-
-class _Item(io.RawIOBase):
-    """A part of a file as a file of its own: torch reads from it into the tensor's memory."""
-
-    _fd = -1
-
-    def __init__(self, path: Path, at: int, count: int):
-        self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        self._at, self._count, self._next = at, count, 0
-        if os.fstat(self._fd).st_size < at + count:
-            self.close()
-            raise Invalid(f"{path} ends before byte {at + count}: it is cut off")
-        os.posix_fadvise(self._fd, at, count, os.POSIX_FADV_WILLNEED)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._next = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._next, io.SEEK_END: self._count}[whence])
-        return self._next
-
-    def readinto(self, into: Any) -> int:
-        left = max(0, self._count - self._next)
-        got = os.preadv(self._fd, [memoryview(into).cast("B")[:left]], self._at + self._next)
-        self._next += got
-        return got
-
-    def close(self) -> None:
-        if self._fd >= 0 and not self.closed:
-            os.close(self._fd)
-        super().close()
-
-
-class _Dcp:
-    def __init__(self, folder: Path):
-        self._folder, self._catalog = folder, _catalog(folder)
-
-    def keys(self) -> Iterator[str]:
-        return iter(self._catalog)
-
-    def shape(self, key: str) -> Optional[Tuple[int, ...]]:
-        shape = self._catalog[key].get("shape")
-        return None if shape is None else tuple(shape)
-
-    def _item(self, chunk: Mapping[str, Any]) -> Any:
-        path = self._folder / chunk["file"]
-        try:
-            with io.BufferedReader(_Item(path, chunk["at"], chunk["bytes"])) as item:
-                return _load(item)
-        except OSError as why:
-            raise Invalid(f"{path} cannot be read: {why.strerror}; .metadata says that a tensor lies there") from None
-
-    def value(self, key: str) -> Any:
-        """Whole: its chunks must cover it exactly."""
-        entry, torch = self._catalog[key], _torch()
-        if "shape" not in entry:
-            return self._item(entry["chunks"][0])
-        if len(entry["chunks"]) == 1 and entry["chunks"][0]["sizes"] == entry["shape"]:
-            return self._whole(key, entry)
-        try:
-            whole, elems = torch.empty(entry["shape"], dtype=torch.float32), 0
-        except (RuntimeError, MemoryError):
-            raise Invalid(f"{key}: .metadata says that it is {entry['shape']}; there is no memory for that") from None
-        for chunk in entry["chunks"]:
-            part = self._item(chunk)
-            if list(part.shape) != chunk["sizes"]:
-                raise Invalid(f"{key}: a chunk is of {list(part.shape)}, .metadata says {chunk['sizes']}")
-            place = tuple(slice(o, o + s) for o, s in zip(chunk["offsets"], chunk["sizes"]))
-            if tuple(whole[place].shape) != tuple(chunk["sizes"]):
-                raise Invalid(f"{key}: a chunk at {chunk['offsets']} lies outside of {entry['shape']}")
-            whole[place] = part
-            elems += part.numel()
-        if elems != whole.numel():
-            raise Invalid(f"{key}: its chunks have {elems} elements, it has {whole.numel()}")
-        return whole
-
-    def _whole(self, key: str, entry: Mapping[str, Any]) -> Any:
-        part = self._item(entry["chunks"][0])
-        if list(part.shape) != entry["shape"]:
-            raise Invalid(f"{key}: a chunk is of {list(part.shape)}, .metadata says {entry['shape']}")
-        if any(entry["chunks"][0]["offsets"]):
-            raise Invalid(f"{key}: a chunk at {entry['chunks'][0]['offsets']} lies outside of {entry['shape']}")
-        return part
-
-
-def _of_dcp(folder: Path) -> Found:
-    dcp, found, unread = _Dcp(folder), Found(), 0
-    found.read = lambda at, _: [dcp.value(key) for key in at]
-    for key in dcp.keys():
-        head, _, rest = key.partition("state.") if ".state." in f".{key}" else (key, "", "")
-        name, _, what = rest.rpartition(".")
-        if rest and what == "step":
-            found.steps[_bare(name)] = int(float(dcp.value(key)))
-        elif rest and what in MOMENTS:
-            found.moments[_bare(name), MOMENTS[what]] = key
-        elif "param_groups." in key:
-            name, _, what = key.partition("param_groups.")[2].rpartition(".")
-            if dcp.shape(key) is None:
-                unread += not _take_hyper(found.hyper.setdefault(_bare(name), {}), what, dcp, key)
-        elif dcp.shape(key) is not None and not rest:
-            found.params[_bare(key)] = key
-            found.shapes[_bare(key)] = dcp.shape(key) or ()
-    if unread > 0:
-        _log.unread(str(folder), unread)
+def _wanted(model: Any, optim: Any, wire: Any) -> _Wanted:
+    from ._model import _WIRES as wires
+    from ._model import slots_of
+    from .torch import _groups
+    found, slots = _Wanted(), slots_of(model, wire)
+    for slot in slots:
+        found.shapes[slot.name], found.aliases[slot.name] = tuple(slot.parameter.shape), slot.aliases
+        found.by_id[id(slot.parameter)] = slot.name
+    groups, group_of = _groups(optim, slots)
+    by_name = {group.name: group for group in groups}
+    found.group_of = {slot.name: by_name[group_of[slot.name]] for slot in slots if slot.trained}
+    persistent = {own_name(name) for name in model.state_dict(keep_vars=True)}
+    for name, buffer in model.named_buffers():
+        name = own_name(name)
+        found.shapes[name], found.buffers[name] = tuple(buffer.shape), buffer
+        if buffer.dtype not in wires:
+            found.kept[name] = buffer
+    found.must = [name for name in found.shapes if name not in found.buffers or name in persistent]
     return found
-
-
-def _take_hyper(hyper: Dict[str, Any], what: str, dcp: _Dcp, key: str) -> bool:
-    """They are compared with the job's, no more: one that this torch does not read as data is left out."""
-    try:
-        hyper[what] = dcp.value(key)
-    except Invalid:
-        return False
-    return True
-
-
-_PREFIXES = ("app.", "model.", "module.", "state.model.", "net.")
-
-
-def _bare(name: str) -> str:
-    """Without what wraps a model or a program puts before a name."""
-    for word in ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."):
-        name = name.replace(word, "")
-    return name
-
-
-# ---- a file of torch.save ----
-
-
-def _is_state(value: Any) -> bool:
-    return isinstance(value, dict) and "state" in value and "param_groups" in value
-
-
-def _model_of(saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    torch = _torch()
-    for key in ("model", "model_state_dict", "state_dict", "module"):
-        if isinstance(saved.get(key), dict):
-            return saved[key]
-    return {key: value for key, value in saved.items() if isinstance(value, torch.Tensor)}
-
-
-def _of_file(path: Path, names: Optional[Sequence[str]]) -> Found:
-    saved, found, torch = _load(str(path), **{"mmap": True} if _stored.can_map(path) else {}), Found(), _torch()
-    if not isinstance(saved, dict):
-        raise Invalid(f"{path} holds a {type(saved).__name__}; a dict of tensors, or of state dicts, is read")
-    for key, value in _model_of(saved).items():
-        if isinstance(value, torch.Tensor):
-            found.params[_bare(key)] = value
-            found.shapes[_bare(key)] = tuple(value.shape)
-    states = [value for value in saved.values() if _is_state(value)]
-    if len(states) > 1:
-        raise Invalid(f"{path} has {len(states)} states of optimizers; one is taken")
-    for state in states:
-        _take_optimizer(found, path, state, names)
-    file = _stored.File(path)
-    found.read, found.close = file.read, file.close
-    return found
-
-
-def _take_optimizer(found: Found, path: Path, optimizer: Mapping[str, Any], names: Optional[Sequence[str]]) -> None:
-    for group in optimizer["param_groups"]:
-        for number in group["params"]:
-            if isinstance(number, str):
-                name = _bare(number)
-            elif names is None:
-                raise Invalid(f"{path}: the optimizer's state is numbered, not named: say names=[…], the parameters' "
-                              "names in the order in which the optimizer was given them")
-            elif number >= len(names):
-                raise Invalid(f"{path}: the optimizer has a parameter {number}, and names=[…] are {len(names)}")
-            else:
-                name = _bare(names[number])
-            found.hyper[name] = {key: value for key, value in group.items() if key != "params"}
-            for what, value in optimizer["state"].get(number, {}).items():
-                if what == "step":
-                    found.steps[name] = int(float(value))
-                elif what in MOMENTS and value is not None:
-                    found.moments[name, MOMENTS[what]] = value
-
-
-def _open(path: Path, names: Optional[Sequence[str]]) -> Found:
-    if path.is_dir():
-        if not (path / ".metadata").is_file():
-            raise Invalid(f"{path} has no .metadata: it is no folder of torch's distributed checkpoint. One of "
-                          "safetensors is read by attach(init_from=…), a snapshot by `cairn snapshot restore --path`")
-        return _of_dcp(path)
-    if not path.is_file():
-        raise Invalid(f"there is no {path}")
-    return _of_file(path, names)
 
 
 # ---- against the model ----
 
 
-def _align(found: Found, wanted: Mapping[str, Tuple[int, ...]]) -> None:
-    """Programs put a word before all names ("model."): it goes, if the names fit without it."""
-    if set(wanted) <= set(found.params):
-        return
-    for prefix in _PREFIXES:
-        if not any(prefix + name in found.params for name in wanted):
+def _is_allowed(name: str, patterns: Sequence[str]) -> bool:
+    return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _dtype(leaf: Any) -> str:
+    return str(leaf.dtype).replace("torch.", "")
+
+
+def _take_weights(what: str, tree: _tree.Tree, found: _found.Contents, wanted: _Wanted, only: Optional[str],
+                  taken: _Taken) -> _found.Weights:
+    ours = wanted.all_names()
+    weights = _found.find_weights(what, tree, found, list(ours), only)
+    for name, leaf in weights.at.items():
+        mine, there = ours[name], taken.params.get(ours[name])
+        if there is None:
+            taken.params[mine] = leaf
+        elif tuple(there.shape) != tuple(leaf.shape) or not _same(tree, there, leaf):
+            taken.wrong.setdefault("tied here, and with other values there", []).append(f"{mine} and {name}")
+    for name, leaf in taken.params.items():
+        allowed = _FLOATS if name not in wanted.kept else (_dtype(wanted.kept[name]),)
+        if tuple(leaf.shape) != wanted.shapes[name]:
+            taken.wrong.setdefault("other shapes", []).append(
+                f"{name} is {list(leaf.shape)} there and {list(wanted.shapes[name])} here")
+        elif _dtype(leaf) not in allowed:
+            taken.wrong.setdefault("no floating-point numbers" if allowed is _FLOATS else "another dtype", []).append(
+                f"{name} is {_dtype(leaf)}")
+    return weights
+
+
+def _same(tree: _tree.Tree, a: Any, b: Any) -> bool:
+    import torch
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.data_ptr() == b.data_ptr():
+        return True
+    return bool(torch.equal(_found.value_of(a), _found.value_of(b)))
+
+
+def _by_names(what: str, state: _found.OptimizerState, wanted: _Wanted, optim: Any, names: Optional[Sequence[str]],
+              prefix: str) -> _rules.Source:
+    """The optimizer's state by the job's names."""
+    ours = wanted.all_names()
+    keys = list(state.state) + [str(name) for group in state.groups or () for name in group.get("params", ())]
+    counts = _found.prefixes(list(dict.fromkeys(keys + list(state.options))), list(ours))
+    before = min(counts, key=lambda word: (-counts[word], len(word))) if counts else prefix
+
+    def clean(name: str) -> str:
+        name = _found.bare(own_name(name))
+        for word in (before, prefix):
+            if name.startswith(word) and name[len(word):] in ours:
+                return ours[name[len(word):]]
+        return ours.get(name, name)
+
+    name_of = {key: clean(key) for key in [*keys, *state.options]}
+    if state.is_numbered and not all(name_of[key] in wanted.shapes for key in keys):
+        name_of = _rules.numbered(f"{what} ({state.where})", state.groups, optim, wanted.by_id, names, clean)
+    elif names is not None and state.groups is not None:
+        told = [clean(str(name)) for group in state.groups for name in group["params"]]
+        _rules._differ(f"{what} ({state.where})", "names=[…]", [clean(name) for name in names], told)
+    options = {name_of[key]: one for key, one in state.options.items()}
+    for group in state.groups or ():
+        alike = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        options.update({name_of.get(str(number), str(number)): alike for number in group.get("params", ())})
+    found: Dict[str, Dict[str, Any]] = {}
+    for key, arrays in state.state.items():
+        found.setdefault(name_of.get(key, key), {}).update(arrays)
+    return _rules.Source(state.where, found, options, state.unread)
+
+
+def _count(what: str, name: str, value: Any) -> int:
+    try:
+        step = float(_found.value_of(value))
+    except (TypeError, ValueError, RuntimeError):
+        step = math.nan
+    if not (step == step and 0 <= step <= STEP_MAX and step == int(step)):
+        raise Invalid(f"{what}: the step of {name} is {step:g}: it is no count of steps")
+    return int(step)
+
+
+def _take_moments(what: str, source: _rules.Source, wanted: _Wanted, allow_missing: Sequence[str],
+                  taken: _Taken) -> None:
+    for name, group in wanted.group_of.items():
+        arrays = source.state.get(name, {})
+        planes = _rules.KEPT[group.optimizer] if group.optimizer != "sgd" or group.momentum else {}
+        there = {array: arrays[array] for array in planes if _tree.is_tensor(arrays.get(array))}
+        if len(there) < len(planes):
+            if not _is_allowed(name, allow_missing):
+                taken.wrong.setdefault("no moments of", []).append(
+                    f"{name} ({', '.join(array for array in planes if array not in there)})")
+            else:
+                taken.left.append(f"{name} begins without moments")
             continue
-        cut = lambda name: name[len(prefix):] if name.startswith(prefix) else name  # noqa: E731
-        found.params = {cut(name): at for name, at in found.params.items()}
-        found.shapes = {cut(name): shape for name, shape in found.shapes.items()}
-        found.moments = {(cut(name), plane): at for (name, plane), at in found.moments.items()}
-        found.steps = {cut(name): step for name, step in found.steps.items()}
-        found.hyper = {cut(name): hyper for name, hyper in found.hyper.items()}
-        return
+        for array, leaf in there.items():
+            if tuple(leaf.shape) != wanted.shapes[name] or _dtype(leaf) not in _FLOATS:
+                taken.wrong.setdefault("other moments", []).append(
+                    f"{array} of {name} is {list(leaf.shape)} of {_dtype(leaf)} there, and "
+                    f"{list(wanted.shapes[name])} here")
+            taken.moments[name, planes[array]] = leaf
+            taken.arrays[array] = taken.arrays.get(array, 0) + 1
+        step = arrays.get("step", source.options.get(name, {}).get("step"))
+        if step is not None:
+            taken.steps[name] = _count(what, name, step)
+    steps = set(taken.steps.values())
+    if len(steps) > 1:
+        taken.wrong["parameters are at different steps"] = [f"{min(steps)} to {max(steps)}, and a job has one"]
+
+
+def _take_step(what: str, tree: _tree.Tree, found: _found.Contents, first_step: Optional[int], with_moments: bool,
+               taken: _Taken) -> None:
+    steps = set(taken.steps.values())
+    told, where = _found.run_step(found, tree)
+    own = steps.pop() if steps else None
+    if own is not None:
+        taken.step, taken.step_from = own, "of the optimizer's state"
+    elif first_step is not None:
+        taken.step, taken.step_from = first_step, "as first_step says"
+    elif told is not None and with_moments:
+        taken.step, taken.step_from = told, f"of {where}"
+    else:
+        taken.step, taken.step_from = 0, "since no step is given"
+    if first_step is not None and first_step != taken.step:
+        raise Mismatch(f"{what}: first_step={first_step}, and its optimizer has made {taken.step} steps, by which its "
+                       "moments are corrected: leave first_step out, or take the weights alone, moments=False")
+    if taken.moments and taken.step == 0 and own is None and told is None:
+        raise Mismatch(f"{what}: it has moments, and nothing in it says how many steps its run has made (torch's SGD "
+                       "counts none); a job at step 0 has no moments yet, and would throw them away. Say it: "
+                       "first_step=N, 1 or more, by which a schedule goes, or take the weights alone: moments=False")
 
 
 def _listed(what: str, names: Sequence[str]) -> str:
@@ -297,121 +242,192 @@ def _listed(what: str, names: Sequence[str]) -> str:
     return f"{what}: {', '.join(sorted(names)[:NAMES_SHOWN])}{more}"
 
 
-def _judge(path: Path, found: Found, wanted: Mapping[str, Tuple[int, ...]], planes: Mapping[str, Sequence[str]],
-           allow_missing: Sequence[str], allow_extra: Sequence[str]) -> int:
-    """The step. Mismatch lists all that does not fit."""
-    wrong: List[str] = []
-    missing = [name for name in wanted if name not in found.params and name not in allow_missing]
-    extra = [name for name in found.params if name not in wanted and name not in allow_extra]
-    shapes = [f"{name} is {list(found.shapes[name])} there and {list(shape)} here" for name, shape in wanted.items()
-              if name in found.shapes and found.shapes[name] != tuple(shape)]
-    moments = [f"{name} ({plane})" for name in planes for plane in planes[name]
-               if (name, plane) not in found.moments and name not in allow_missing]
-    wrong += [_listed("it lacks", missing)] * bool(missing) + [_listed("it has more", extra)] * bool(extra)
-    wrong += [_listed("other shapes", shapes)] * bool(shapes)
-    wrong += [_listed("no moments of", moments)] * bool(moments)
-    steps = {step for name, step in found.steps.items() if name in wanted}
-    if len(steps) > 1:
-        wrong.append(f"parameters are at different steps, {min(steps)} to {max(steps)}: a job has one")
-    if wrong:
-        raise Mismatch(f"{path}: " + "; ".join(wrong) + ". Name what may be left out: allow_missing=[…], "
-                       "allow_extra=[…]")
-    return steps.pop() if steps else 0
+def _refuse(what: str, wrong: Mapping[str, Sequence[str]]) -> None:
+    if not wrong:
+        return
+    advice = []
+    if {"it lacks", "it has more", "no moments of"} & set(wrong):
+        advice.append("Name what may be left out, by names or patterns: allow_missing=[…], allow_extra=[…]")
+    if {"no moments of", "other moments", "parameters are at different steps"} & set(wrong):
+        advice.append("The weights alone are taken with moments=False")
+    if any(len(names) > NAMES_SHOWN for names in wrong.values()):
+        advice.append("All names are in this exception's .lists")
+    error = Mismatch(f"{what}: " + "; ".join(_listed(word, names) for word, names in wrong.items())
+                     + "".join(f". {sentence}" for sentence in advice))
+    error.lists = {word: sorted(names) for word, names in wrong.items()}  # type: ignore[attr-defined]
+    raise error
 
 
-_HYPER = {"lr": "lr", "eps": "eps", "weight_decay": "weight_decay", "momentum": "momentum", "nesterov": "nesterov"}
+def _judge_names(wanted: _Wanted, weights: _found.Weights, allow_missing: Sequence[str], allow_extra: Sequence[str],
+                 optimizers_keys: Sequence[str], taken: _Taken) -> None:
+    missing = [name for name in wanted.must if name not in taken.params]
+    extra = {name: key for name, key in weights.beside.items() if key not in optimizers_keys}
+    refused = [name for name in missing if not _is_allowed(name, allow_missing)]
+    surplus = [name for name in extra if not _is_allowed(name, allow_extra)]
+    wrong = {**({"it lacks": refused} if refused else {}), **({"it has more": surplus} if surplus else {})}
+    taken.wrong = {**wrong, **taken.wrong}
+    if len(missing) > len(refused):
+        taken.left.append(_listed("as the model has them", [name for name in missing if name not in refused]))
+    if len(extra) > len(surplus):
+        taken.left.append(_listed("left out", [name for name in extra if name not in surplus]))
 
 
-def _numbers(hyper: Mapping[str, Any]) -> Dict[str, float]:
-    """By our names; what is no number is another optimizer's, and not compared."""
-    theirs = {ours: hyper[key] for key, ours in _HYPER.items() if key in hyper}
-    betas = hyper.get("betas")
-    if isinstance(betas, (list, tuple)) and len(betas) == 2:
-        theirs["beta1"], theirs["beta2"] = betas
-    numbers: Dict[str, float] = {}
-    for key, value in theirs.items():
-        with contextlib.suppress(TypeError, ValueError, RuntimeError):
-            numbers[key] = float(value)
-    return numbers
+def _left_over(tree: _tree.Tree, used: Sequence[str]) -> List[str]:
+    """The outermost keys of which nothing is taken."""
+    if not isinstance(tree.root, dict):
+        return []
+    heads = {place.split(".")[0] for place in used}
+    return [str(key) for key in tree.root if str(key) not in heads | _KNOWN and not _tree.is_tensor(tree.root[key])
+            and not tree.is_flat and not any(place == str(key) or place.startswith(f"{key}.") for place in used)]
 
 
-def _say_differences(name: str, found: Found, group_of: Mapping[str, Any]) -> None:
-    """Of hyper-parameters: the job's count."""
-    seen = set()
-    for tensor, hyper in found.hyper.items():
-        group = group_of.get(tensor)
-        if group is None:
-            continue
-        for key, value in _numbers(hyper).items():
-            mine = getattr(group, key, None)
-            if mine is not None and float(mine) != value and (group.name, key) not in seen:
-                seen.add((group.name, key))
-                _log.waits(name, f"group {group.name} has {key} {mine}, the checkpoint {value:g}: the job's "
-                           "counts")
+# ---- all of it ----
 
 
-# ---- into the job ----
+def _examine(what: str, tree: _tree.Tree, wanted: _Wanted, optim: Any, how: Mapping[str, Any]) -> _Taken:
+    """What is taken; Mismatch lists all that does not fit."""
+    taken, moments = _Taken(), how["moments"]
+    found = _found.contents(tree)
+    weights = _take_weights(what, tree, found, wanted, how["weights"], taken)
+    flat = _found.take_flat(found, [weights.prefix + name for name in weights.at])
+    _judge_names(wanted, weights, how["allow_missing"], how["allow_extra"], flat, taken)
+    state = _found.find_optimizer(what, found, moments if isinstance(moments, str) else None) if moments else None
+    needs = any(group.optimizer != "sgd" or group.momentum for group in wanted.group_of.values())
+    used = [weights.where]
+    if state is not None:
+        _add_manifest(tree, state)
+        source = _by_names(what, state, wanted, optim, how["names"], weights.prefix)
+        _rules.judge(what, source, wanted.group_of, how["allow_options"])
+        _take_moments(what, source, wanted, how["allow_missing"], taken)
+        used.append(state.where)
+        open_question = _rules.unsaid(source, wanted.group_of)
+        taken.left += [open_question] if open_question else []
+        taken.left += [f"{source.unread} of its options are no data for this torch"] if source.unread else []
+        taken.differences = _rules.differences(source.options, wanted.group_of)
+    elif moments and needs and not _all_allowed(wanted, how["allow_missing"]):
+        _refuse(what, taken.wrong)
+        raise Mismatch(f"{what} has weights, and no optimizer's state that is known: without moments a run does not go "
+                       "on as it was. Take the weights alone: moments=False, with first_step=N if a schedule is to go "
+                       "on; or give both: [weights, optimizer]")
+    elif not moments and found.optimizers:
+        taken.left.append("the moments in " + ", ".join(one.where for one in found.optimizers[:3]))
+        used += [one.where for one in found.optimizers]
+    _refuse(what, taken.wrong)
+    _take_step(what, tree, found, how["first_step"], bool(moments), taken)
+    taken.left += [_listed("not looked at", over) for over in [_left_over(tree, used)] if over]
+    return taken
 
 
-def _read(found: Found, shapes: Mapping[str, Tuple[int, ...]], items: Sequence[Item], room: Room) -> Values:
-    torch = _torch()
-    at = [found.params[name] if plane == "param" else found.moments[name, plane] for name, plane, _ in items]
+def _add_manifest(tree: _tree.Tree, state: _found.OptimizerState) -> None:
+    """A snapshot of Cairn has its hyper-parameters in the manifest, and calls SGD's momentum exp_avg."""
+    manifest = tree.root.get("manifest") if isinstance(tree.root, dict) else None
+    if not isinstance(manifest, dict):
+        return
+    try:
+        spec = manifest["spec"]
+        groups = {group["name"]: group for group in spec["groups"]}
+        for tensor in spec["tensors"]:
+            if tensor["kind"] == "trained" and tensor.get("alias_of") is None:
+                group, arrays = groups[tensor["group"]], state.state.get(tensor["name"], {})
+                state.options[tensor["name"]] = _rules.of_group(group)
+                if group["optimizer"] == "sgd" and "exp_avg" in arrays:
+                    arrays["momentum_buffer"] = arrays.pop("exp_avg")
+    except (KeyError, TypeError):
+        raise Invalid("manifest.json describes no job: `cairn snapshot verify` says what is wrong with it") from None
+
+
+def _all_allowed(wanted: _Wanted, allow_missing: Sequence[str]) -> bool:
+    return all(_is_allowed(name, allow_missing) for name in wanted.group_of)
+
+
+def _told(job: str, path: Source, tree: _tree.Tree, wanted: _Wanted, taken: _Taken) -> Imported:
+    buffers = sum(name in wanted.buffers for name in taken.params)
+    moments = ", ".join(f"{array} of {count}" for array, count in taken.arrays.items()) or "no moments"
+    text = (f"{len(taken.params) - buffers} parameters, {buffers} buffers, {moments}, step {taken.step} "
+            f"({taken.step_from}) from {path}, {tree.form}; left: {'; '.join(taken.left) or 'nothing'}")
+    return Imported(str(path), tree.form, len(taken.params) - buffers, buffers, dict(taken.arrays), taken.step,
+                    taken.step_from, tuple(taken.left), text)
+
+
+def _read(tree: _tree.Tree, taken: _Taken, items: Sequence[Item], room: Room) -> Values:
+    import torch
+    at = [taken.params[name] if plane == "param" else taken.moments[name, plane] for name, plane, _ in items]
     values: Values = {}
-    for (name, plane, _), value in zip(items, found.read(at, room)):
-        if tuple(value.shape) != tuple(shapes[name]):
-            raise Mismatch(f"{name} ({plane}) is {list(value.shape)} there and {list(shapes[name])} here")
+    for (name, plane, _), value in zip(items, tree.read(at, room)):
         values.setdefault(plane, {})[name] = value.detach().to(torch.float32)
     return values
 
 
-def import_checkpoint(session: Any, path: Union[str, "os.PathLike[str]"], model: Any, optim: Any, *,
-                      names: Optional[Sequence[str]] = None, allow_missing: Sequence[str] = (),
-                      allow_extra: Sequence[str] = (), **options: Any) -> Any:
+def _items(wanted: _Wanted, taken: _Taken) -> List[Item]:
+    """A tensor after the other: parameters are hashed while moments are read."""
+    of = [(name, plane) for name in wanted.shapes if name in taken.params and name not in wanted.kept
+          for plane in ("param", "exp_avg", "exp_avg_sq") if plane == "param" or (name, plane) in taken.moments]
+    return [(name, plane, 4 * product(wanted.shapes[name])) for name, plane in of]
+
+
+def _fill_kept(tree: _tree.Tree, wanted: _Wanted, taken: _Taken) -> None:
+    """Buffers that are this worker's own, of integers and the like."""
+    import torch
+    with torch.no_grad():
+        for name, buffer in wanted.kept.items():
+            if name in taken.params and not buffer.is_meta:
+                buffer.copy_(_found.value_of(taken.params[name]))
+
+
+def import_checkpoint(session: Any, path: Union[Source, Sequence[Source]], model: Any, optim: Any, *,
+                      names: Optional[Sequence[str]] = None, moments: Union[bool, str] = True,
+                      weights: Optional[str] = None, first_step: Optional[int] = None,
+                      allow_missing: Sequence[str] = (), allow_extra: Sequence[str] = (),
+                      allow_options: Sequence[str] = (), **options: Any) -> Any:
     """Attaches a model as Session.attach does, to a job that goes on where a checkpoint of torch ends: with its
     parameters, the optimizer's moments and the step. Every worker calls it; rank 0 reads `path`, the others wait.
     Called again, with a job that has its state, it attaches only; interrupted, and called again, it begins anew.
 
-    path           a DCP folder, or a file of torch.save: {"model": …, "optimizer": …}, or a state dict. Read as data:
-                   Invalid if there is code in it
-    names          of parameters, in the optimizer's order, where its state is numbered
-    allow_missing  tensors that it need not have, or no moments of: they are as the model has them, moments 0
-    allow_extra    tensors that it may have beyond the model's
+    path           a DCP folder; a file of torch.save or safetensors; the folder that Trainer, accelerate or torchtune
+                   wrote; a snapshot of Cairn, or what `cairn snapshot export --format dcp` made of one; or a list of
+                   them: [weights, optimizer]. Read as data: Invalid if there is code in it
+    optim          of the job. A torch optimizer also says in which order the file's numbered state has parameters
+    names          says that where no torch optimizer does: the parameters' names, in the file's order
+    moments        False: the weights alone; a text: which of several optimizers of the file ("optimizer_states.1")
+    weights        which of several sets of weights ("ema")
+    first_step     how many steps the run has made, where the checkpoint does not say
+    allow_missing  tensors, or patterns of them, that it need not have, or no moments of: they are as the model has
+                   them, moments 0
+    allow_extra    tensors, or patterns, that it may have beyond the model's
+    allow_options  options of the file's optimizer ("amsgrad") that the job's need not have
     options        of attach; of `init` what the checkpoint does not have, so who attaches later gives no more of it
 
-    Mismatch lists what is missing, what is there beyond, other shapes, and parameters at different steps. Learning
-    rates and other numbers are those of `optim`; where the checkpoint has others, the log says so."""
+    One line (the logger "cairn", level info; `imported` of the returned model) tells what was taken, and what was left.
+    Mismatch lists what is missing, what is there beyond, other shapes, moments of another optimizer, and parameters at
+    different steps; its `lists` has all names. Learning rates and other numbers are those of `optim`; where the
+    checkpoint has others, the log says so."""
     if options.get("init_from") is not None:
         raise Invalid("init_from and a checkpoint are two initial states: give one")
-    place = Path(path)
+    if not isinstance(moments, (bool, str)):
+        raise Invalid(f"moments is {moments!r}; True, False, or the name of an optimizer's state is taken")
+    for word, given in (("allow_missing", allow_missing), ("allow_extra", allow_extra),
+                        ("allow_options", allow_options), ("names", names)):
+        if isinstance(given, str):
+            raise Invalid(f"{word} is the text {given!r}; a list is taken: {word}=[{given!r}]")
+    from .torch import _taken as taken_over
+    paths = list(path) if isinstance(path, (list, tuple)) else [path]
+    what = " and ".join(map(str, paths))
+    optim = taken_over(optim)
     with contextlib.ExitStack() as ends:
-        found = _open(place, names)
-        ends.callback(found.close)
-        parameters = {own_name(name): tuple(p.shape) for name, p in model.named_parameters()}
-        buffers = {own_name(name): tuple(b.shape) for name, b in model.named_buffers()}
-        _align(found, parameters)
-        kept = {**parameters, **{name: shape for name, shape in buffers.items() if name in found.params}}
-        kinds = ["exp_avg"] + ["exp_avg_sq"] * any(plane == "exp_avg_sq" for _, plane in found.moments)
-        planes = {own_name(name): kinds for name, p in model.named_parameters() if p.requires_grad and found.moments}
-        step = _judge(place, found, kept, planes, tuple(allow_missing), tuple(allow_extra))
-        pouring = Pouring(functools.partial(_read, found, kept), _items(found, kept, planes),
+        tree = _tree.read_all(paths)
+        ends.callback(tree.close)
+        wanted = _wanted(model, optim, options.get("wire_dtype"))
+        taken = _examine(what, tree, wanted, optim, dict(
+            names=names, moments=moments, weights=weights, first_step=first_step, allow_missing=allow_missing,
+            allow_extra=allow_extra, allow_options=allow_options))
+        _fill_kept(tree, wanted, taken)
+        pouring = Pouring(functools.partial(_read, tree, taken), _items(wanted, taken),
                           options.get("timeout", TIMEOUT_S))
         ends.callback(pouring.close)
-        m = session.attach(model, optim, first_step=step, _initial=pouring, **options)
+        m = session.attach(model, optim, first_step=taken.step, _initial=pouring, **options)
     if pouring.is_done:
-        group_of = {t.name: g for t in m._spec.tensors for g in m._spec.groups if t.group in (g.name, None)}
-        _say_differences(m.name, found, group_of)
+        m.imported = _told(m.name, what, tree, wanted, taken)
+        _log.imported(m.name, m.imported.text)
+        for difference in taken.differences:
+            _log.waits(m.name, difference)
     return m
-
-
-def _items(found: Found, shapes: Mapping[str, Tuple[int, ...]], planes: Mapping[str, Sequence[str]]) -> List[Item]:
-    """A tensor after the other: parameters are hashed while moments are read."""
-    of = [(name, plane) for name in shapes if name in found.params
-          for plane in ("param", *planes.get(name, ())) if plane == "param" or (name, plane) in found.moments]
-    return [(name, plane, 4 * _elems(shapes[name])) for name, plane in of]
-
-
-def _elems(shape: Sequence[int]) -> int:
-    elems = 1
-    for dim in shape:
-        elems *= dim
-    return elems

@@ -197,7 +197,7 @@ _TAKEN = {  # of a param group: what becomes a hyper-parameter
     "Adam": ("lr", "betas", "eps", "weight_decay"),
     "SGD": ("lr", "momentum", "weight_decay", "nesterov"),
 }
-_SAME = {"params", "foreach", "fused", "capturable", "initial_lr", "name",  # changes no result
+_SAME = {"params", "param_names", "foreach", "fused", "capturable", "initial_lr", "name",  # changes no result
          "max_lr", "min_lr", "base_momentum", "max_momentum"}  # a scheduler's, which is judged by what it does
 _MUST_BE_OFF = ("amsgrad", "maximize", "differentiable", "dampening", "decoupled_weight_decay")
 
@@ -213,6 +213,7 @@ class FromTorch:
                  driver: Optional[Driver] = None):
         self.kind, self._groups, self.driver = kind, groups, driver
         self._optimizer, self._lrs = optimizer, _lrs(optimizer)
+        self.order: List[List[int]] = []  # the ids of all its parameters, by param group: how torch numbers its state
 
     def changed(self) -> Optional[str]:
         """What of the torch optimizer's lr is another one since; None: nothing."""
@@ -301,7 +302,9 @@ def from_torch(optimizer: Any, schedule: Any = None) -> FromTorch:
                       "would be trained. Give the lr that a schedule begins from, or freeze the parameters "
                       "(requires_grad_(False))")
     driver = Driver(scheduler, places) if scheduler is not None else None
-    return FromTorch(kind, groups, optimizer if schedule is None else None, driver)  # else its lr counts for nothing
+    taken = FromTorch(kind, groups, optimizer if schedule is None else None, driver)  # else its lr counts for nothing
+    taken.order = [[id(p) for p in options["params"]] for options in optimizer.param_groups]
+    return taken
 
 
 _BY_NAME = {"AdamW": AdamW, "Adam": Adam, "SGD": SGD}

@@ -156,6 +156,7 @@ class AttachedModel(Between):
         self._touched = 0  # the last round to which this worker gave something
         self._forget_gradients()
         self._opened_with = self._spec  # which no amendment changes
+        self.imported: Any = None  # checkpoint.Imported, of import_checkpoint
         if _initial is not None and self._spec.rank == 0:
             _initial.begin()  # beside the shards, which take memory for the job
         self._job = _again.open_worker(session, self.name, self._spec, timeout, must_exist, resume)

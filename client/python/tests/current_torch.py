@@ -12,8 +12,8 @@ from pathlib import Path
 
 from runner import skip
 
-NEEDS_TORCH = ("again", "attach", "beside", "blobs", "checkpoint", "cuda", "gradients", "lent", "memory", "meta",
-               "optim", "parts", "port", "torch", "window", "wrapped")
+NEEDS_TORCH = ("again", "attach", "beside", "blobs", "checkpoint", "cuda", "gradients", "imports", "lent", "memory",
+               "meta", "optim", "parts", "port", "torch", "window", "wrapped")
 SKIPPED = 77
 
 

@@ -23,7 +23,7 @@ import torched
 
 torch = torched.torch
 import cairn  # noqa: E402
-from cairn import _pouring, _stored, checkpoint  # noqa: E402
+from cairn import _found, _pouring, _stored, _tree  # noqa: E402
 from cluster import Cluster  # noqa: E402
 
 STEPS_BEFORE, STEPS_AFTER = 5, 4
@@ -135,6 +135,17 @@ def write_dcp(folder: Path, tensors, objects, change=lambda metadata: metadata) 
         give_back(made)
 
 
+def read_all(path) -> None:
+    """Every tensor and object of it, which an import reads as far as it needs them."""
+    tree = _tree.read(path)
+    try:
+        found = _found.contents(tree)
+        for leaf in [*found.tensors.values(), *found.objects.values()]:
+            _found.value_of(leaf)
+    finally:
+        tree.close()
+
+
 def dcp_of(folder: Path, net, optimizer, **options) -> None:
     names = [name for name, _ in net.named_parameters()]
     tensors = {f"model.{name}": p.detach() for name, p in net.named_parameters()}
@@ -202,10 +213,16 @@ class Checkpoints(unittest.TestCase):
         moments = {f"optim.state.{name}.{what}": torch.rand_like(p) for name, p in saved.named_parameters()
                    for what in ("exp_avg", "exp_avg_sq")}
         write_dcp(self.folder / "dcp", {**tensors, **moments}, {})
+        with self.assertRaisesRegex(cairn.Mismatch, r"it lacks: 1\.num_batches_tracked\."):
+            cairn.import_checkpoint(None, self.folder / "dcp", ours, cairn.AdamW(lr=1e-2))
+        with self.assertRaisesRegex(cairn.Mismatch, "nothing in it says how many steps"):
+            cairn.import_checkpoint(None, self.folder / "dcp", ours, cairn.AdamW(lr=1e-2), allow_missing=["*.num_*"])
         self.addCleanup(setattr, _pouring, "WINDOW_BYTES", _pouring.WINDOW_BYTES)
         _pouring.WINDOW_BYTES = 1
         with Cluster(2) as cluster, cairn.connect(cluster.endpoint) as session:
-            m = cairn.import_checkpoint(session, self.folder / "dcp", ours, cairn.AdamW(lr=1e-2), name="run")
+            m = cairn.import_checkpoint(session, self.folder / "dcp", ours, cairn.AdamW(lr=1e-2), name="run",
+                                        first_step=3, allow_missing=["*.num_*"])
+            self.assertEqual(m.version.step, 3)
             for what in ("exp_avg", "exp_avg_sq"):
                 for name, value in m.state_dict(what).items():
                     self.assertTrue(torch.equal(value, moments[f"optim.state.{name}.{what}"]), (name, what))
@@ -285,7 +302,7 @@ class Checkpoints(unittest.TestCase):
             cairn.import_checkpoint(None, path, model(), cairn.AdamW(lr=1e-2), names=names)
         optimizer.state[net[0].weight]["step"] = torch.as_tensor(9.0)
         torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, path)
-        with self.assertRaisesRegex(cairn.Mismatch, "different steps, 5 to 9"):
+        with self.assertRaisesRegex(cairn.Mismatch, "different steps: 5 to 9"):
             cairn.import_checkpoint(None, path, model(), cairn.AdamW(lr=1e-2), names=names)
         with self.assertRaisesRegex(cairn.Invalid, "numbered, not named"):
             cairn.import_checkpoint(None, path, model(), cairn.AdamW(lr=1e-2))
@@ -475,10 +492,10 @@ class Checkpoints(unittest.TestCase):
         net, optimizer = trained()
         path = self.save(surprise=Evil())
         with self.assertRaisesRegex(cairn.Invalid, "no code is run"):
-            checkpoint._open(path, None)
+            read_all(path)
         dcp_of(self.folder / "dcp", net, optimizer, change=lambda metadata: Evil())
         with self.assertRaisesRegex(cairn.Invalid, "names posix.system, which no checkpoint needs"):
-            checkpoint._open(self.folder / "dcp", None)
+            read_all(self.folder / "dcp")
         self.assertFalse(mark.exists())
 
     def test_metadata_that_describes_what_no_checkpoint_has_is_refused(self):
@@ -502,12 +519,12 @@ class Checkpoints(unittest.TestCase):
             step.__dict__.update(size=torch.Size([1 << 60]), chunks=[])
             return metadata
 
-        for i, (change, word) in enumerate(((moved, "below 0"), (vast, "no memory for"),
+        for i, (change, word) in enumerate(((moved, "below 0"), (vast, "its chunks have 0 elements"),
                                             (numbered, "no text that can be printed"),
                                             (flat, "has other dimensions than the tensor"))):
             dcp_of(self.folder / str(i), net, optimizer, change=change)
             with self.assertRaisesRegex(cairn.Invalid, word):
-                checkpoint._open(self.folder / str(i), None)
+                read_all(self.folder / str(i))
 
     def test_metadata_that_is_damaged_or_a_bomb_is_refused(self):
         net, optimizer = trained()
@@ -518,18 +535,18 @@ class Checkpoints(unittest.TestCase):
                      b"\x80\x04" + b"\x8d" + (1 << 40).to_bytes(8, "little") + b"x."):
             metadata.write_bytes(data)
             with self.assertRaises(cairn.Invalid):
-                checkpoint._open(self.folder / "dcp", None)
+                read_all(self.folder / "dcp")
         metadata.write_bytes(good.replace(b"__0_0.distcp", b"../0.distcp_"))
         with self.assertRaisesRegex(cairn.Invalid, "not the name of a file beside it"):
-            checkpoint._open(self.folder / "dcp", None)
+            read_all(self.folder / "dcp")
         for word, found in ((b"\0", "that can be printed"), (b"\n", "that can be printed"), (b"q", "read: No such")):
             metadata.write_bytes(good.replace(b"__0_0.distcp", b"__0_0.distc" + word))
             with self.assertRaisesRegex(cairn.Invalid, found):
-                checkpoint._open(self.folder / "dcp", None)
+                read_all(self.folder / "dcp")
         metadata.write_bytes(good)
         (self.folder / "dcp" / "__0_0.distcp").write_bytes(b"short")
         with self.assertRaisesRegex(cairn.Invalid, "cut off"):
-            checkpoint._open(self.folder / "dcp", None)
+            read_all(self.folder / "dcp")
 
 
 if __name__ == "__main__":
