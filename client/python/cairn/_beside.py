@@ -10,16 +10,14 @@ import threading
 import types
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, List
 
 import torch
 from torch import nn
-from torch.optim import optimizer as optimizers
 
 from ._model import Slot
 from ._wrapped import own_name
 from .errors import Invalid
-from .optim import FromTorch
 
 
 class _RefuseLoading:
@@ -62,48 +60,6 @@ class Replaced:
                               "change values: m.write({name: values})")
 
 
-class TorchOptimizers:
-    """Sees that a torch optimizer with parameters of ours makes a step, or that the lr of the one that was taken over
-    has changed: neither does anything, and either is said once."""
-
-    def __init__(self, slots: Iterable[Slot], taken: Any):
-        self._parameters = {id(slot.parameter): slot for slot in slots if slot.trained}
-        self._taken: Optional[FromTorch] = taken if isinstance(taken, FromTorch) else None
-        self._has_stepped = False
-        register = getattr(optimizers, "register_optimizer_step_pre_hook", None)  # of torch 2
-        me = weakref.ref(self)  # torch keeps the hook, of all optimizers
-
-        def on_step(optimizer: Any, *_: Any) -> None:
-            mine = me()
-            if mine is not None:
-                mine._saw(optimizer)
-
-        self.hooks = [] if register is None else [register(on_step)]
-
-    def _saw(self, optimizer: Any) -> None:
-        slots = [self._parameters[id(one)] for group in optimizer.param_groups for one in group["params"]
-                 if id(one) in self._parameters]
-        kind = f"torch.optim.{type(optimizer).__name__}.step()"
-        changed = next((slot.name for slot in slots if slot.parameter.grad is not None), None)
-        if changed is not None:
-            raise Invalid(f"{kind} would change {changed} and others here, and not on the servers, whose step is "
-                          "m.step(): leave it out")
-        if slots and not self._has_stepped:
-            self._has_stepped = True
-            warnings.warn(f"{kind} does nothing to a model that is attached: the gradients are at the servers, whose "
-                          "step is m.step(); leave it out", stacklevel=4)
-
-    def judge_lr(self) -> None:
-        """Of the one that was taken over."""
-        changed = self._taken.changed() if self._taken is not None else None
-        if changed is not None:
-            self._taken = None
-            warnings.warn(f"{changed}, and nobody looks at it: the servers keep the lr and the schedule that attach "
-                          "was given. Give attach cairn's (schedule=cairn.cosine(…)), or call m.amend({group: "
-                          "dict(lr=…)})",
-                          stacklevel=3)
-
-
 # ---- torch.nn.utils.clip_grad_norm_ ----
 
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")  # the last one of torch 2.6
@@ -131,6 +87,13 @@ class Clipping:
         if self._is_told or not ours or any(one.grad is not None for one in ours):
             return
         self._is_told, clip_norm = True, self._clip_norm()
+        if name == "clip_grad_value_":
+            warnings.warn("torch.nn.utils.clip_grad_value_ clips nothing of a model that is attached: its gradients "
+                          "are at the servers, which clip by the norm of all of the job's (attach(…, clip_norm=…), "
+                          f"here {clip_norm or 'none'}), not by values. A hook clips the values of each backward pass "
+                          "of each worker: for p in model.parameters(): p.register_hook(lambda g: g.clamp(-value, "
+                          "value)). Leave clip_grad_value_ out", stacklevel=3)
+            return
         warnings.warn(f"torch.nn.utils.{name} clips nothing of a model that is attached: its gradients are at the "
                       "servers, which clip by the norm of all of the job's: give attach(…, clip_norm=…), here "
                       f"{clip_norm or 'none'}; m.step().grad_norm is the norm. Leave {name} out", stacklevel=3)
@@ -147,6 +110,8 @@ def _telling(clip: Callable[..., Any]) -> Callable[..., Any]:
             seen = [parameters] if isinstance(parameters, torch.Tensor) else parameters
         for clipping in list(_clippings):
             clipping.saw(clip.__name__, seen)
+        if clip.__name__ == "clip_grad_value_" and all(one.grad is None for one in seen):
+            return None  # torch 2.15 fails where there is none
         return clip(parameters, *options, **named)
     return told
 

@@ -17,7 +17,6 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Protocol, Seque
 
 from .errors import Invalid, Unsupported
 from . import _c
-from ._driven import Driver, is_scheduler, judge
 from .spec import Group, Schedule
 
 Grouping = Tuple[List[Group], Dict[str, str]]  # the groups, and the group's name by tensor
@@ -137,8 +136,9 @@ def table(points: Sequence[Tuple[int, float]], warmup_steps: int = 0) -> Schedul
 
 
 def driven() -> Schedule:
-    """What the trainer gives: m.job.group_lr(group, lr), on every worker before m.step(); lr of the optimizer is not
-    looked at. A torch scheduler does it by itself: from_torch(optimizer, schedule=scheduler)."""
+    """What the trainer gives, on every worker before m.step(): m.job.group_lr(group, lr), and lr of cairn.AdamW is not
+    looked at; or with from_torch(optimizer, schedule=cairn.driven()) the lr of that optimizer's param groups. A torch
+    scheduler does it by itself: from_torch(optimizer, schedule=scheduler)."""
     return Schedule(_c.SCHEDULE_DRIVEN)
 
 
@@ -197,30 +197,26 @@ _TAKEN = {  # of a param group: what becomes a hyper-parameter
     "Adam": ("lr", "betas", "eps", "weight_decay"),
     "SGD": ("lr", "momentum", "weight_decay", "nesterov"),
 }
-_SAME = {"params", "param_names", "foreach", "fused", "capturable", "initial_lr", "name",  # changes no result
-         "max_lr", "min_lr", "base_momentum", "max_momentum"}  # a scheduler's, which is judged by what it does
+_SAME = {"foreach", "fused", "capturable"}  # changes no result
 _MUST_BE_OFF = ("amsgrad", "maximize", "differentiable", "dampening", "decoupled_weight_decay")
 
 
-def _lrs(optimizer: Any) -> List[float]:
-    return [] if optimizer is None else [float(options["lr"]) for options in optimizer.param_groups]
+def is_off(kind: str, name: str, value: Any) -> bool:
+    """Whether the servers run what a torch optimizer of that kind does with this option."""
+    return name not in _MUST_BE_OFF or not value or (name == "decoupled_weight_decay" and kind == "AdamW")
 
 
 class FromTorch:
-    """A torch optimizer's groups, taken over as they are. Made by from_torch."""
+    """A torch optimizer's groups, taken over as they are. Made by from_torch. `places`: the groups' names, and where
+    they are in the optimizer; `driver`: gives their learning rates, if no schedule of the servers does."""
 
-    def __init__(self, kind: str, groups: List[Tuple[Group, List[int]]], optimizer: Any = None,
-                 driver: Optional[Driver] = None):
-        self.kind, self._groups, self.driver = kind, groups, driver
-        self._optimizer, self._lrs = optimizer, _lrs(optimizer)
-        self.order: List[List[int]] = []  # the ids of all its parameters, by param group: how torch numbers its state
-
-    def changed(self) -> Optional[str]:
-        """What of the torch optimizer's lr is another one since; None: nothing."""
-        for i, (was, now) in enumerate(zip(self._lrs, _lrs(self._optimizer))):
-            if was != now:
-                return f"the lr of param group {i} of the torch {self.kind} went from {was:g} to {now:g}"
-        return None
+    def __init__(self, optimizer: Any, groups: List[Tuple[Group, List[int]]], places: List[Tuple[str, int]],
+                 driver: Any = None):
+        self.kind, self.optimizer, self.places, self.driver = type(optimizer).__name__, optimizer, places, driver
+        self.options = _TAKEN[self.kind]
+        self._groups = groups
+        # the ids of all its parameters, by param group: how torch numbers its state
+        self.order = [[id(p) for p in options["params"]] for options in optimizer.param_groups]
 
     def group(self, tensors: Sequence[str]) -> Grouping:
         raise Invalid("a torch optimizer knows parameters, not names; give it to attach with its model")
@@ -229,6 +225,10 @@ class FromTorch:
         """By name -> Parameter of the trained tensors."""
         group_at = {number: group.name for group, members in self._groups for number in members}
         missing = [name for name, p in parameters.items() if id(p) not in group_at]
+        if len(missing) == len(parameters):
+            raise Invalid(f"the {self.kind} has no trained parameter of this model: it is of another one, or one of "
+                          f"the two was copied, unpickled or moved since. Make it anew, torch.optim.{self.kind}("
+                          "model.parameters(), …), and its scheduler of that")
         if missing:
             raise Invalid(f"the optimizer does not have {_some(missing)}; add them to it, or freeze them "
                           "(requires_grad_(False))")
@@ -237,23 +237,44 @@ class FromTorch:
         foreign = [group.name for group, _ in self._groups if group.name not in used]
         if foreign:
             raise Invalid(f"{', '.join(foreign)} of the optimizer has no trained parameter of this model")
+        beyond = len(set(group_at) - {id(p) for p in parameters.values()})
+        if beyond:
+            raise Invalid(f"the {self.kind} has {beyond} trained parameters that are not of this model, which nobody "
+                          "would train: make one of this model's parameters alone, and another one of the others")
         return [group for group, _ in self._groups], group_of
 
 
-def _judge_options(kind: str, options: Mapping[str, Any]) -> None:
+def judge_option(kind: str, name: str, value: Any) -> None:
+    if not is_off(kind, name, value):
+        instead = "torch.optim.AdamW is that" if name == "decoupled_weight_decay" else f"they run it with {name} off"
+        raise Unsupported(f"torch.optim.{kind} with {name}={value}: the servers do not run that; {instead}")
+
+
+def _judge_options(optimizer: Any, options: Mapping[str, Any]) -> None:
+    """Keys that the optimizer has no default of are the trainer's own, or a scheduler's: torch does not read them."""
+    kind = type(optimizer).__name__
     for name in _MUST_BE_OFF:
-        if options.get(name) and not (name == "decoupled_weight_decay" and kind == "AdamW"):
-            raise Unsupported(f"torch.optim.{kind} with {name}={options[name]}: the servers do not run that; "
-                              f"they run it with {name} off")
-    unknown = sorted(set(options) - set(_TAKEN[kind]) - _SAME - set(_MUST_BE_OFF))
+        judge_option(kind, name, options.get(name))
+    unknown = sorted(set(options) & set(optimizer.defaults) - set(_TAKEN[kind]) - _SAME - set(_MUST_BE_OFF))
     if unknown:
         raise Unsupported(f"torch.optim.{kind} has {', '.join(unknown)}, which this package does not know")
 
 
-def _judge_scheduler(kind: str, options: Mapping[str, Any], schedule: Any) -> float:
+def number_of(kind: str, name: str, value: Any) -> Any:
+    """An option as the servers take it: a tensor of one element is its value."""
+    if name == "betas" and isinstance(value, (tuple, list)) and len(value) == 2:
+        return tuple(number_of(kind, f"betas[{i}]", one) for i, one in enumerate(value))
+    try:
+        return bool(value) if name == "nesterov" else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise Invalid(f"{name} of the torch {kind} is {type(value).__name__} {value!r}: the servers take one number; "
+                      f"give {name}=float(…)") from None
+
+
+def _first_lr(kind: str, options: Mapping[str, Any], schedule: Any) -> float:
     """The lr that the schedule begins from. A torch scheduler, which would change another one than the servers', sets
     initial_lr."""
-    lr = float(options.get("initial_lr", options["lr"]))
+    lr: float = number_of(kind, "lr", options.get("initial_lr", options["lr"]))
     if schedule is None and "initial_lr" in options:
         raise Unsupported(
             f"a torch scheduler drives this {kind} (its param groups have an initial_lr): it would change lr here, "
@@ -266,45 +287,73 @@ def _judge_scheduler(kind: str, options: Mapping[str, Any], schedule: Any) -> fl
     return lr
 
 
-def from_torch(optimizer: Any, schedule: Any = None) -> FromTorch:
-    """torch.optim.AdamW, Adam or SGD (exactly these, not subclasses) with their param_groups. Whatever else there is
-    is refused with a sentence: another optimizer would train another model. `schedule`: the servers' own, cosine(),
-    linear() and so on, of all its groups, from their initial lr; or the optimizer's torch scheduler, as it was made:
-    m.step() moves it on when a round is applied, and sets it to the job's step after an attach or a restore; its lr
-    goes with the commits, that of the round's rank 0 counts, so every worker has one."""
+def _judge_optimizer(optimizer: Any) -> str:
+    """Its kind."""
     kind = type(optimizer).__name__
+    if isinstance(optimizer, type):
+        raise Invalid(f"{optimizer.__name__} is a class: give an instance, as in {optimizer.__name__}("
+                      "model.parameters(), lr=…)")
+    if type(optimizer).__module__ == "torch.optim.lr_scheduler":
+        raise Invalid(f"{kind} is a scheduler: give cairn.from_torch(optimizer, schedule=scheduler)")
     if not type(optimizer).__module__.startswith("torch.optim") or kind not in _TAKEN:
         raise Unsupported(f"{type(optimizer).__module__}.{kind} is not run by the servers, and nothing is put in its "
                           "place. They run torch.optim.AdamW, Adam and SGD: use one of them, or keep this one in the "
                           "trainer without Cairn")
-    if optimizer.state:
-        raise Unsupported(f"the {kind} has made steps already; its moments cannot be taken over in this version. "
-                          "Attach before the first step")
-    scheduler = schedule if is_scheduler(schedule) else None
-    if scheduler is not None:
-        judge(scheduler, optimizer)
+    if any(optimizer.state.values()):  # an empty one is there when somebody has asked for it
+        raise Unsupported(f"the {kind} has made steps already, or loaded a state, and attach does not take its moments "
+                          "over. Attach before the first step; a job that goes on with them begins by "
+                          "cairn.import_checkpoint, from a file of torch.save({'model': …, 'optimizer': …})")
+    return kind
+
+
+def _driver_of(optimizer: Any, schedule: Any) -> Any:
+    """What makes driver() and schedule of the servers of it: a torch scheduler, or driven(); None: the servers do."""
+    if isinstance(schedule, Schedule):
+        if schedule.kind != _c.SCHEDULE_DRIVEN:
+            return None
+        from ._driven import Followed
+        return Followed
+    if schedule is None:
+        return None
+    from ._driven import Driver, is_scheduler, judge  # torch is there: the optimizer is of it
+    if not is_scheduler(schedule):
+        raise Invalid(f"schedule is a {type(schedule).__name__}: give cairn.cosine(…), linear, wsd, constant, table, a "
+                      "scheduler of torch.optim.lr_scheduler, or, for one of another package, cairn.driven(): each "
+                      "m.step() then goes by the lr that the optimizer's param groups have")
+    judge(schedule, optimizer)
+    return lambda _, places: Driver(schedule, places)
+
+
+def from_torch(optimizer: Any, schedule: Any = None) -> FromTorch:
+    """torch.optim.AdamW, Adam or SGD (exactly these, not subclasses) with their param_groups. Whatever else there is
+    is refused with a sentence: another optimizer would train another model. `schedule`: the servers' own, cosine(),
+    linear() and so on, of all its groups, from their initial lr; or the optimizer's torch scheduler, as it was made:
+    m.step() moves it on when a round is applied, and sets it to the job's step after an attach or a restore; or
+    driven(): each m.step() goes by the lr that the param groups have then, which the trainer sets by hand or by a
+    scheduler that it moves on, and sets again after a restore. The lr of torch goes with the commits, that of the
+    round's rank 0 counts, so every worker has one."""
+    kind = _judge_optimizer(optimizer)
+    make_driver = _driver_of(optimizer, schedule)
+    if make_driver is not None:
         schedule = driven()
     groups, places = [], []
     for i, options in enumerate(optimizer.param_groups):
-        _judge_options(kind, options)
+        _judge_options(optimizer, options)
         members = [id(p) for p in options["params"] if p.requires_grad]
         if not members:
             continue
-        made = {name: options[name] for name in _TAKEN[kind]}
-        made["lr"] = _judge_scheduler(kind, options, schedule)
+        made = {name: number_of(kind, name, options[name]) for name in _TAKEN[kind]}
+        made["lr"] = _first_lr(kind, options, schedule)
         made["schedule"] = Schedule() if schedule is None else schedule
         described = _BY_NAME[kind](**made)
         name = "default" if i == 0 else f"group{i}"
         groups.append((described._made(name, made), members))
         places.append((name, i))
-    if groups and all(group.lr == 0 for group, _ in groups):
+    if make_driver is None and groups and all(group.lr == 0 for group, _ in groups):
         raise Invalid(f"the lr of every param group of the {kind} is 0, and the servers would keep it so: nothing "
                       "would be trained. Give the lr that a schedule begins from, or freeze the parameters "
                       "(requires_grad_(False))")
-    driver = Driver(scheduler, places) if scheduler is not None else None
-    taken = FromTorch(kind, groups, optimizer if schedule is None else None, driver)  # else its lr counts for nothing
-    taken.order = [[id(p) for p in options["params"]] for options in optimizer.param_groups]
-    return taken
+    return FromTorch(optimizer, groups, places, make_driver(optimizer, places) if make_driver is not None else None)
 
 
 _BY_NAME = {"AdamW": AdamW, "Adam": Adam, "SGD": SGD}

@@ -38,12 +38,13 @@ import torch
 from torch import nn
 
 from . import _again, _blobs, _cuda, _lent, _meta, _options, _transfer
-from ._beside import Clipping, Replaced, TorchOptimizers, refuse_loading
+from ._beside import Clipping, Replaced, refuse_loading
 from ._between import Between, goes_on
 from ._call import TIMEOUT_S
 from ._gradients import Gradients, Hook
 from ._launch import launch
 from ._model import Slot, Unit, UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
+from ._optimizers import TorchOptimizers, judge_scaled
 from ._pouring import Pouring
 from ._still import Stillness
 from ._window import Memory, Window
@@ -72,7 +73,7 @@ def attach(session: Session, model: nn.Module, optim: Any, **options: Any) -> Un
 
 def _taken(optim: Any) -> Any:
     """A torch optimizer as one of the servers'."""
-    is_torch = isinstance(optim, torch.optim.Optimizer) or not hasattr(optim, "group")
+    is_torch = isinstance(optim, (torch.optim.Optimizer, type)) or not hasattr(optim, "group")
     return from_torch(optim) if is_torch else optim
 
 
@@ -171,8 +172,9 @@ class AttachedModel(Between):
         # Before any parameter is let go: autograd notes its shape now.
         self._gradient_hooks = [Hook(slot.parameter, functools.partial(self._took_gradient, slot))
                                 for slot in self._slots if slot.trained]
-        self._replaced, self._optimizers = Replaced(model, self._slots), TorchOptimizers(self._slots, optim)
-        self._hooks: List[Any] = self._optimizers.hooks + [Clipping(self._slots, lambda: self.clip_norm)]
+        self._replaced = Replaced(model, self._slots)
+        self._optimizers = TorchOptimizers(self._slots, optim, self._pushed)
+        self._hooks: List[Any] = [self._optimizers, Clipping(self._slots, lambda: self.clip_norm)]
         try:
             self._hooks.append(model.register_forward_pre_hook(outside(lambda *_: self._before_forward())))
             self._hooks += refuse_loading(
@@ -415,8 +417,15 @@ class AttachedModel(Between):
                           "m.micro_end() between two backward passes, or with m.no_sync() add them up here first. "
                           "(DistributedDataParallel around an attached model makes one, too: leave it out)")
         self._judge_pass()
+        judge_scaled(slot.name)
         if gradient.layout != torch.strided:
             raise Unsupported(f"the gradient of {slot.name} is sparse; build the module with sparse=False")
+
+    def _pushed(self) -> Optional[Tuple[int, int, int]]:
+        """How much of the open round is at the servers; None: nothing."""
+        if self._round is None or not (self._passes or self._pushed_in_pass):
+            return None
+        return self._round.info.round, self._passes, len(self._pushed_in_pass)
 
     def _own(self) -> range:
         """The numbers of this worker's backward passes."""
@@ -513,6 +522,7 @@ class AttachedModel(Between):
             raise Invalid(f"clip_norm {clip_norm} here, {self.clip_norm} in the job: it is state of the servers; give "
                           "it to attach")
         self._raise_failure()
+        self._optimizers.judge()
         self._end_pass()
         scale = self.begin().loss_scale
         if self._spec.global_batch and self._passes < len(self._own()):
@@ -540,7 +550,6 @@ class AttachedModel(Between):
         elif self._window is not None:
             self._window.release_all()
         self._stillness.saw(result, self._spec.groups, rates)
-        self._optimizers.judge_lr()
         return result
 
     def _drive(self, step: int) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from runner import skip
 
-NEEDS_TORCH = ("again", "attach", "beside", "blobs", "checkpoint", "cuda", "gradients", "imports", "lent", "memory",
-               "meta", "optim", "parts", "port", "torch", "window", "wrapped")
+NEEDS_TORCH = ("after_attach", "again", "attach", "beside", "blobs", "checkpoint", "cuda", "driven", "gradients",
+               "imports", "lent", "memory", "meta", "optim", "parts", "port", "schedulers", "torch", "window",
+               "wrapped")
 SKIPPED = 77
 
 

@@ -120,7 +120,7 @@ class Optimizers(Case):
         told = self.told(lambda: [self.step(m) for _ in range(3)])
         self.assertEqual(len(told), 1, told)
         self.assertRegex(told[0], r"lr of param group 0 of the torch SGD went from 0.5 to 0.25, and nobody looks.*"
-                         r"schedule=cairn.cosine.*m.amend\(")
+                         r"m.amend\(.*schedule=cairn.driven")
 
 
 class Clipping(Case):
@@ -151,7 +151,7 @@ class Clipping(Case):
                 told = self.told(clip) + self.told(clip)
                 self.assertEqual(len(told), 1, told)
                 self.assertRegex(told[0][0], r"torch.nn.utils.clip_grad_(norm|value)_ clips nothing of a model that is "
-                                 r"attached.*attach\(…, clip_norm=…\), here 2.0.*m.step\(\).grad_norm")
+                                 r"attached.*attach\(…, clip_norm=…\), here 2.0.*(m.step\(\).grad_norm|not by values)")
                 self.assertEqual(told[0][1], __file__)
                 m.close()
 
