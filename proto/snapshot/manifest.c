@@ -275,6 +275,13 @@ static json_t *nonfinite_json(const struct cairn_manifest *m)
     return json_pack("{s:I, s:o}", "elems", (json_int_t)results->nonfinite, "tensors", tensors);
 }
 
+static json_t *origin_json(const struct cairn_origin *origin)
+{
+    return json_pack("{s:I, s:I, s:I}", "generation", (json_int_t)origin->generation,
+                     "from_generation", (json_int_t)origin->from.generation, "from_step",
+                     (json_int_t)origin->from.step);
+}
+
 static json_t *root_json(const struct cairn_manifest *m)
 {
     char created[32];
@@ -297,6 +304,8 @@ static json_t *root_json(const struct cairn_manifest *m)
         snprintf(number, sizeof number, "%016" PRIx64, m->periodic);
         root = with(root, "periodic", json_string(number));
     }
+    if (root != NULL && m->origin.generation > 1) // of the first generation all is said without it
+        root = with(root, "origin", origin_json(&m->origin));
     if (root != NULL && m->nonfinite.nonfinite > 0)
         root = with(root, "nonfinite", nonfinite_json(m));
     if (root == NULL || m->reduce_groups.group_count == 0) return root;
@@ -307,9 +316,10 @@ static json_t *root_json(const struct cairn_manifest *m)
 static cairn_status judge(const struct cairn_manifest *m, struct cairn_sentence *why)
 {
     const uint64_t year_10000_s = 253402300800;
-    if (m->generation > INT64_MAX || m->step > INT64_MAX || m->epoch > INT64_MAX ||
-        m->spec.revision > INT64_MAX || m->nonfinite.nonfinite > INT64_MAX ||
-        m->created_unix_s >= year_10000_s) {
+    if (m->generation > INT64_MAX || m->step > INT64_MAX || m->origin.generation > m->generation ||
+        m->origin.from.generation > m->generation || m->origin.from.step > INT64_MAX ||
+        m->epoch > INT64_MAX || m->spec.revision > INT64_MAX ||
+        m->nonfinite.nonfinite > INT64_MAX || m->created_unix_s >= year_10000_s) {
         return cairn_fail(
             why, CAIRN_ERR_INVALID,
             "a number of the manifest is over 2^63, or its time is after the year 9999");

@@ -23,6 +23,8 @@
  *                  "init"?: {"kind", "a", "b", "seed"}}, ...]
  *   },
  *   "periodic"?: 16 hex digits,       taken by snapshot_every of the job of this number
+ *   "origin"?: {"generation", "from_generation", "from_step"}, where the job last went back (struct
+ *             cairn_origin)
  *   "nonfinite"?: {"elems", "tensors": {name: elems, ...}}, results that are not finite (results.h)
  *   "reduce_groups"?: [[rank, ...], ...], of the step's round (rank_groups.h)
  *   "files": [{"path", "bytes", "blocks": 32 hex digits for every 4 MiB of the file: XXH3-128, as
@@ -68,6 +70,21 @@ struct cairn_manifest_file {
     bool is_whole; /* of a manifest before version 4 */
 };
 
+/* Where a job last went back, or began beside snapshots of its name: from `generation` on its versions follow
+ * `from`, and what lies between the two was turned away from. from = 0.0: they follow none of that name.
+ * generation = 0: the job never went back, and follows every older version. */
+struct cairn_origin {
+    uint64_t generation;
+    struct cairn_version from;
+};
+/* May a version older than the origin's generation stand before it in the life of the job? */
+static inline bool cairn_origin_follows(const struct cairn_origin *origin,
+                                        struct cairn_version version)
+{
+    return version.generation >= origin->generation ||
+           cairn_version_compare(version, origin->from) <= 0;
+}
+
 struct cairn_manifest {
     /* owned: freed by cairn_manifest_release */
     char *cluster;    /* a name for people; NULL is written as "" */
@@ -82,7 +99,8 @@ struct cairn_manifest {
     size_t file_count, file_capacity;
     uint64_t generation, step, epoch;
     uint64_t periodic; /* of which job, as the coordinator numbers it; 0: somebody asked for it */
-    uint64_t created_unix_s;
+    uint64_t created_unix_s; /* for people: no machine goes by the wall clock to find the newest */
+    struct cairn_origin origin;
     struct cairn_results nonfinite; /* of the version, by index in the spec as it is encoded */
     uint32_t shard_count;
     double loss_scale;

@@ -397,22 +397,37 @@ static cairn_status read_nonfinite(json_t *json, struct cairn_manifest *m,
     return CAIRN_OK;
 }
 
+static cairn_status read_origin(json_t *json, struct cairn_manifest *m, struct cairn_sentence *why)
+{
+    json_int_t generation, from_generation, from_step;
+    json_error_t error;
+    if (json_unpack_ex(json, &error, JSON_STRICT, "{s:I, s:I, s:I}", "generation", &generation,
+                       "from_generation", &from_generation, "from_step", &from_step) != 0)
+        return corrupt(why, "origin", error.text);
+    if (generation < 2 || (uint64_t)generation > m->generation || from_generation < 0 ||
+        from_generation >= generation || from_step < 0)
+        return corrupt(why, "origin", "a number is out of range");
+    m->origin.generation = (uint64_t)generation;
+    m->origin.from = (struct cairn_version) { (uint64_t)from_generation, (uint64_t)from_step };
+    return CAIRN_OK;
+}
+
 static cairn_status read_root(json_t *root, struct cairn_manifest *m, struct cairn_sentence *why)
 {
     const char *format, *cluster, *created, *payload, *content_root, *periodic = NULL;
     json_int_t version, generation, step, epoch, shards;
-    json_t *spec, *files, *reduce_groups = NULL, *nonfinite = NULL;
+    json_t *spec, *files, *reduce_groups = NULL, *nonfinite = NULL, *origin = NULL;
     json_error_t error;
     // The seal is judged already, of a version that has one; of another it would be a key too many.
     if (!m->unsealed) json_object_del(root, CAIRN_MANIFEST_SEAL_KEY);
     if (json_unpack_ex(
             root, &error, JSON_STRICT,
-            "{s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:F, s:s, s:s, s:o, s:o, s?o, s?s, s?o}",
+            "{s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:F, s:s, s:s, s:o, s:o, s?o, s?s, s?o, s?o}",
             "format", &format, "version", &version, "cluster", &cluster, "created", &created,
             "generation", &generation, "step", &step, "epoch", &epoch, "shards", &shards,
             "loss_scale", &m->loss_scale, "payload", &payload, "content_root", &content_root,
             "spec", &spec, "files", &files, "reduce_groups", &reduce_groups, "periodic", &periodic,
-            "nonfinite", &nonfinite) != 0) {
+            "nonfinite", &nonfinite, "origin", &origin) != 0) {
         return corrupt(why, "the top", error.text);
     }
     uint8_t number[8] = { 0 };
@@ -435,6 +450,7 @@ static cairn_status read_root(json_t *root, struct cairn_manifest *m, struct cai
     cairn_status status = read_created(created, m, why);
     if (status == CAIRN_OK) status = read_payload(payload, m, why);
     if (status == CAIRN_OK) status = cairn_manifest_read_spec(spec, &m->spec, why);
+    if (status == CAIRN_OK && origin != NULL) status = read_origin(origin, m, why);
     if (status == CAIRN_OK && nonfinite != NULL) status = read_nonfinite(nonfinite, m, why);
     if (status == CAIRN_OK && reduce_groups != NULL)
         status = read_reduce_groups(reduce_groups, &m->reduce_groups, why);

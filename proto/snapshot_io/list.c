@@ -42,6 +42,21 @@ static cairn_status list_job(const char *root, const char *job, cairn_snapshot_f
     return status;
 }
 
+cairn_status cairn_snapshot_last_generation(const char *root, const char *job, uint64_t *out,
+                                            struct cairn_sentence *why)
+{
+    struct cairn_names names;
+    *out = 0;
+    const cairn_status status = scan(root, job, &names, why);
+    for (size_t i = 0; i < names.count && status == CAIRN_OK; i++) {
+        uint64_t generation, step;
+        if (cairn_snapshot_id_parse(names.list[i], &generation, &step) && generation > *out)
+            *out = generation;
+    }
+    cairn_names_release(&names);
+    return status;
+}
+
 cairn_status cairn_snapshot_list(const char *root, const char *job, cairn_snapshot_fn on_snapshot,
                                  void *context, struct cairn_sentence *why)
 {

@@ -76,6 +76,11 @@ typedef void (*cairn_snapshot_fn)(void *context, const char *job, const char *id
 cairn_status cairn_snapshot_list(const char *root, const char *job, cairn_snapshot_fn on_snapshot,
                                  void *context, struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
+/* The highest generation in the names of the job's snapshots, whole or not, under root; 0: there are none.
+ * A job that takes a higher one can be told from all of them, and follows them. */
+cairn_status cairn_snapshot_last_generation(const char *root, const char *job, uint64_t *out,
+                                            struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
 struct cairn_block_reader;
 
 /* Of a file, at open: what its first block must say once more. */

@@ -195,12 +195,12 @@ bool cairn_pool_close_within(struct cairn_pool *pool, uint32_t most_ms,
 {
     struct timespec until;
     assert(pool->thread_count == 1);
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     const uint64_t ns = (uint64_t)until.tv_nsec + (uint64_t)most_ms * 1000000;
     until.tv_sec += (time_t)(ns / 1000000000);
     until.tv_nsec = (long)(ns % 1000000000);
     tell_threads(pool);
-    pool->left = pthread_timedjoin_np(pool->threads[0].id, NULL, &until) != 0;
+    pool->left = pthread_clockjoin_np(pool->threads[0].id, NULL, CLOCK_MONOTONIC, &until) != 0;
     if (pool->left) pthread_detach(pool->threads[0].id);
     const bool ended = !pool->left;
     close_wake(pool, on_closed, context);

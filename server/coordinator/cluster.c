@@ -12,6 +12,7 @@
 #include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/job/drain.h"
 #include "server/coordinator/job/drop.h"
+#include "server/coordinator/job/first.h"
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/job/parts.h"
 #include "server/coordinator/member/seats.h"
@@ -59,6 +60,28 @@ uint64_t cairn_cluster_now_ms(const struct cairn_cluster *cluster)
     return (now_ms < last_ms ? now_ms : last_ms) - cluster->clock.stopped_ms;
 }
 
+void cairn_cluster_clock_look(struct cairn_cluster *cluster)
+{
+    char jump[CAIRN_WALL_JUMP_BYTES];
+    if (cairn_wall_watch(&cluster->clock.wall, jump))
+        cairn_cluster_event_note(cluster, CAIRN_EVENT_CLOCK, NULL, NULL, "%s", jump);
+}
+
+/* The last event was noted by another process, perhaps by another clock. */
+static void clock_open(struct cairn_cluster *cluster)
+{
+    const uint64_t most_off_s = 86400, now_s = cairn_wall_unix_s(),
+                   last_s = cairn_cluster_events_last_ms(cluster) / 1000;
+    cairn_cluster_clock_look(cluster);
+    if (last_s == 0 || (now_s + CAIRN_WALL_SKEW_S >= last_s && now_s < last_s + most_off_s)) return;
+    cairn_wall_doubt(&cluster->clock.wall);
+    if (now_s < last_s) {
+        char back[CAIRN_WALL_JUMP_BYTES];
+        cairn_wall_jump_text(-(int64_t)(last_s - now_s), back);
+        cairn_log_warn("the clock of this host is behind the last event that was noted, %s", back);
+    }
+}
+
 static void on_tick(uv_timer_t *timer)
 {
     struct cairn_cluster *cluster = timer->data;
@@ -68,12 +91,14 @@ static void on_tick(uv_timer_t *timer)
     const bool late = passed_ms > late_ms(cluster);
     cluster->clock.last_tick_ms = now_ms;
     if (late) cluster->clock.stopped_ms += passed_ms - late_ms(cluster);
+    cairn_cluster_clock_look(cluster);
     cairn_cluster_sessions_tick(cluster, now_ms, late ? passed_ms : 0);
     cairn_cluster_seats_tick(cluster);
     cairn_storage_watch_tick(&cluster->storage.watch);
     cairn_cluster_adopt_tick(cluster);
     cairn_cluster_events_tick(cluster);
     cairn_cluster_scrub_tick(cluster);
+    cairn_cluster_first_tick(cluster);
     for (struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next) {
         cairn_cluster_job_tick(job, cairn_cluster_now_ms(cluster));
         cairn_cluster_leases_tick(job);
@@ -217,6 +242,7 @@ cairn_status cairn_cluster_open(const struct cairn_cluster_options *options, uv_
     cluster->lock_fd = -1;
     cluster->clock.started_ms = cluster->clock.last_tick_ms = uv_now(loop);
     status = open_folders(cluster, why);
+    if (status == CAIRN_OK) clock_open(cluster);
     if (status == CAIRN_OK) status = cairn_cluster_jobs_load(cluster, why);
     if (status == CAIRN_OK) status = cairn_cluster_drains_load(cluster, why);
     if (status == CAIRN_OK) status = cairn_cluster_saves_open(cluster, why);

@@ -29,6 +29,7 @@
 #include <uv.h>
 
 #include "server/base/listener.h"
+#include "server/base/wall.h"
 #include "server/coordinator/base/names.h"
 #include "server/coordinator/job/openings.h"
 #include "server/coordinator/member/standing.h"
@@ -40,6 +41,7 @@ struct cairn_cluster_restore;
 struct cairn_cluster_work;
 struct cairn_cluster_resume;
 struct cairn_cluster_drop;
+struct cairn_cluster_first;
 struct cairn_cluster_reshard_asked;
 struct cairn_cluster_removal;
 struct cairn_cluster_adoption;
@@ -76,6 +78,7 @@ struct cairn_cluster_clock {
     uv_timer_t tick;
     uint64_t last_tick_ms, started_ms; /* of the loop's clock */
     uint64_t stopped_ms;               /* how long this process was stopped, in all */
+    struct cairn_wall wall;            /* whether the other one may be believed */
 };
 
 #define CAIRN_DRAINED_MAX 64
@@ -99,6 +102,7 @@ struct cairn_cluster {
     struct cairn_cluster_adoption *adoption;   /* restore/adopt.h */
     struct cairn_cluster_backup *backup;       /* store/backup.h */
     struct cairn_cluster_drop *drops;          /* job/drop.h */
+    struct cairn_cluster_first *firsts;        /* job/first.h */
     struct cairn_cluster_reshard_asked *asked; /* job/reshard_admin.c */
     struct cairn_cluster_removal *removals;    /* snapshot/find.h */
     struct cairn_cluster_work *works;          /* base/works.h */
@@ -139,6 +143,8 @@ uint64_t cairn_cluster_store_writes(const struct cairn_cluster *cluster);
 
 /* The clock of leases and deadlines. */
 uint64_t cairn_cluster_now_ms(const struct cairn_cluster *cluster);
+/* Whether the wall clock has jumped since the last look, which is said. */
+void cairn_cluster_clock_look(struct cairn_cluster *cluster);
 /* One of its parts is closed; frees the cluster after the last. */
 void cairn_cluster_close_step(struct cairn_cluster *cluster);
 

@@ -60,6 +60,8 @@ static void send_hello(struct cairn_shard *shard)
 void cairn_connection_beat(struct cairn_shard *shard)
 {
     Cairn__Heartbeat heartbeat = CAIRN__HEARTBEAT__INIT;
+    char jump[CAIRN_WALL_JUMP_BYTES];
+    cairn_wall_watch(&shard->wall, jump);
     shard->stats.state_bytes = 0;
     shard->stats.landing_bytes = 0;
     for (struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) {

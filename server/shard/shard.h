@@ -45,6 +45,7 @@
 #include "proto/wire/messages.h"
 #include "server/base/log.h"
 #include "server/base/pool.h"
+#include "server/base/wall.h"
 #include "server/core/step.h"
 #include "server/shard/base/bytes.h"
 #include "server/shard/base/compute.h"
@@ -210,6 +211,7 @@ struct cairn_shard {
     struct cairn_session session;
     struct cairn_storage_watch storage;
     struct cairn_drain drain;
+    struct cairn_wall wall;
     struct cairn_fabric *fabric;
     struct cairn_fabric_poll poll;
     struct cairn_compute host, device; /* device: all 0 if there is none */

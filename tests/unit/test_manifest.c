@@ -112,7 +112,8 @@ static struct cairn_manifest good_manifest(void)
                                             .snapshot_scrub_every_s = 604800,
                                             .snapshot_staging = CAIRN_SNAPSHOT_STAGING_SMALL,
                                             .snapshot_fallback = true };
-    m.generation = 2;
+    m.generation = 9;
+    m.origin = (struct cairn_origin) { 7, { 3, 1200 } };
     m.step = INT64_MAX;
     m.epoch = 7;
     m.shard_count = 3;

@@ -6,10 +6,13 @@
 #include "server/coordinator/snapshot/retention.h"
 #include "tests/support/suite.h"
 
-#define NOW 1795230000
+#define NOW       1795230000
+#define DAY       86400
+#define TEN_YEARS (3653L * DAY)
 
 /* "p1000v": of step 1000, an hour older than the one before it, of 100 bytes; p periodic, a asked for, o of
- * another job; behind the step v verified, t tagged, l latest, d damaged, f from the future. */
+ * another job; behind the step v verified, t tagged, l latest, d damaged, x turned away
+ * from, f from the future, F from ten years ahead, B from ten years back. */
 static size_t parse(const char *text, struct cairn_retention_item items[16])
 {
     size_t count = 0;
@@ -27,7 +30,10 @@ static size_t parse(const char *text, struct cairn_retention_item items[16])
         item->is_tagged = strchr(flags, 't') != NULL;
         item->is_latest = strchr(flags, 'l') != NULL;
         item->is_damaged = strchr(flags, 'd') != NULL;
+        item->is_left = strchr(flags, 'x') != NULL;
         if (strchr(flags, 'f') != NULL) item->created_unix_s = NOW + 3600;
+        if (strchr(flags, 'F') != NULL) item->created_unix_s += TEN_YEARS;
+        if (strchr(flags, 'B') != NULL) item->created_unix_s -= TEN_YEARS;
     }
     return count;
 }
@@ -74,24 +80,89 @@ static const struct {
     { "another job's bytes are its own", { .max_bytes = 250 }, "p5v o4v o3v p2v", "" },
     { "too much, and nothing verified", { .max_bytes = 1 }, "p5 p4 p3", "" },
     { "too much, but not before one is verified", { .max_bytes = 1 }, "p5 p4v p3v", "3" },
-    { "the clock went back", { .keep_last = 1, .max_bytes = 1 }, "p5vf p4v p3v", "" },
+    { "rules of number ask no clock", { .keep_last = 1, .max_bytes = 1 }, "p5vf p4v p3v", "4 3" },
     { "another job's clock is its own", { .keep_last = 1 }, "o9f p5v p4v", "4" },
+    { "what it turned away from does not count",
+      { .keep_last = 2 },
+      "p3v p5vx p4vx p2v p1v",
+      "4 1" },
+    { "and goes with the others", { .keep_last = 2 }, "p7v p6v p5vx p2v", "5 2" },
+    { "and stands for none", { .keep_last = 1 }, "p5vx p2v p1v", "1" },
 };
 
-TEST_EACH(each_rule_and_what_no_rule_overrules, 0, sizeof cases / sizeof cases[0])
+/* Which go, and that each fate has words. */
+static void list_gone(const struct cairn_retention_rules *rules,
+                      const struct cairn_retention_clock *clock, const char *snapshots,
+                      char gone[64])
 {
     struct cairn_retention_item items[16];
-    char gone[64] = "";
-    const size_t count = parse(cases[_i].snapshots, items);
-    cairn_retention_judge(&cases[_i].rules, NOW, items, count);
+    const size_t count = parse(snapshots, items);
+    gone[0] = '\0';
+    cairn_retention_judge(rules, clock, items, count);
     for (size_t i = 0; i < count; i++) {
         ck_assert_str_ne(cairn_retention_reason(items[i].fate), "?");
         if (!cairn_retention_goes(items[i].fate)) continue;
-        snprintf(gone + strlen(gone), sizeof gone - strlen(gone), "%s%llu",
-                 gone[0] != '\0' ? " " : "", (unsigned long long)items[i].step);
+        snprintf(gone + strlen(gone), 64 - strlen(gone), "%s%llu", gone[0] != '\0' ? " " : "",
+                 (unsigned long long)items[i].step);
     }
+}
+
+TEST_EACH(each_rule_and_what_no_rule_overrules, 0, sizeof cases / sizeof cases[0])
+{
+    const struct cairn_retention_clock clock = { NOW, UINT64_MAX };
+    char gone[64];
+    list_gone(&cases[_i].rules, &clock, cases[_i].snapshots, gone);
     ck_assert_msg(strcmp(gone, cases[_i].gone) == 0, "%s: %s, not %s", cases[_i].name, gone,
                   cases[_i].gone);
+}
+
+static const struct {
+    const char *name;
+    struct cairn_retention_rules rules;
+    const char *snapshots, *gone;
+    int64_t ahead_s;  /* of the clock, now */
+    uint64_t sound_s; /* since it jumped */
+} clocks[] = {
+    { "nor after ten years", { .keep_last = 2 }, "p5v p4v p3v", "3", TEN_YEARS, UINT64_MAX },
+    { "nor before them",
+      { .keep_last = 2, .keep_every = 4 },
+      "p5v p4v p3v",
+      "3",
+      -TEN_YEARS,
+      UINT64_MAX },
+    { "a day ahead, just now", { .keep_within_s = 7201 }, "p5v p4v p3v", "", DAY, 1 },
+    { "ten years ahead, just now", { .keep_within_s = 7201 }, "p5v p4v p3v", "", TEN_YEARS, 7200 },
+    { "ten years that have passed",
+      { .keep_within_s = 7201 },
+      "p5v p4v p3v",
+      "4 3",
+      TEN_YEARS,
+      UINT64_MAX },
+    { "a jump that is old enough", { .keep_within_s = 7201 }, "p5v p4v p3v p2v", "2", 0, 7201 },
+    { "ten years back, just now", { .keep_within_s = 7201 }, "p5v p4v p3v", "", -TEN_YEARS, 1 },
+    { "taken ten years ahead: as the next newer one",
+      { .keep_within_s = 7201 },
+      "p6v p5v p4vF p3vF p2v",
+      "2",
+      0,
+      UINT64_MAX },
+    { "taken ten years back: not older than an older one",
+      { .keep_within_s = 7201 },
+      "p6v p5v p4vB p3v p2v",
+      "3 2",
+      0,
+      UINT64_MAX },
+    { "all from ten years ahead", { .keep_within_s = 1 }, "p6vF p5vF p4vF", "", 0, UINT64_MAX },
+};
+
+TEST_EACH(a_clock_that_jumps_removes_nothing, 0, sizeof clocks / sizeof clocks[0])
+{
+    const struct cairn_retention_clock clock = { (uint64_t)(NOW + clocks[_i].ahead_s),
+                                                 clocks[_i].sound_s };
+    char gone[64];
+    list_gone(&clocks[_i].rules, &clock, clocks[_i].snapshots, gone);
+    ck_assert_msg(strcmp(gone, clocks[_i].gone) == 0, "%s: %s, not %s", clocks[_i].name, gone,
+                  clocks[_i].gone);
 }
 
 /* Any rules, any snapshots: what no rule overrules holds. */
@@ -109,19 +180,22 @@ TEST(whatever_the_rules_are_a_newer_verified_one_stays_for_each_that_goes)
         for (size_t i = 0; i < 12; i++) {
             const uint64_t b = bits[i] >> 40;
             items[i] = (struct cairn_retention_item) {
-                NOW - 600 * i, 20 - i,      b % 200,   b % 5 > 0,  b % 11 == 0,
-                b % 13 == 0,   b % 17 == 0, b % 3 > 0, b % 7 == 0, CAIRN_RETENTION_GOES
+                NOW - 600 * i, 20 - i,    b % 200,    b % 5 > 0,   b % 11 == 0,         b % 13 == 0,
+                b % 17 == 0,   b % 3 > 0, b % 7 == 0, b % 19 == 0, CAIRN_RETENTION_GOES
             };
         }
-        cairn_retention_judge(&rules, NOW, items, 12);
-        bool stands = false;
+        const struct cairn_retention_clock clock = { NOW, round % 3 == 0 ? 4000 : UINT64_MAX };
+        cairn_retention_judge(&rules, &clock, items, 12);
+        bool stands = false, any_stands = false;
         for (size_t i = 0; i < 12; i++) {
             const struct cairn_retention_item *item = &items[i];
             if (cairn_retention_goes(item->fate))
-                ck_assert(stands && item->is_periodic && !item->is_others && !item->is_tagged &&
-                          !item->is_latest);
-            else if (item->is_verified && !item->is_damaged && !item->is_others)
-                stands = true;
+                ck_assert((item->is_left ? any_stands : stands) && item->is_periodic &&
+                          !item->is_others && !item->is_tagged && !item->is_latest);
+            else if (item->is_verified && !item->is_damaged && !item->is_others) {
+                any_stands = true;
+                stands = stands || !item->is_left;
+            }
         }
     }
 }

@@ -6,6 +6,7 @@
 #define CAIRN_COORDINATOR_BASE_JOB_H
 
 #include "proto/geometry/layout.h"
+#include "proto/snapshot/manifest.h"
 #include "server/coordinator/base/names.h"
 #include "server/coordinator/cut/parting.h"
 #include "server/coordinator/cut/periodic.h"
@@ -84,6 +85,7 @@ struct cairn_cluster_job {
     bool version_unknown; /* the job comes from the store, and its shards were not heard yet */
     uint64_t generation, epoch;
     uint64_t base_step; /* at which the generation began */
+    struct cairn_origin origin;
     struct cairn_cluster_reserved reserved;
 
     struct cairn_job_spec_data spec; /* owned */

@@ -2,10 +2,10 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "proto/snapshot_io/snapshot_io.h"
 #include "server/base/log.h"
+#include "server/base/wall.h"
 #include "server/coordinator/base/calls.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/seat.h"
@@ -313,7 +313,8 @@ static cairn_status fill_manifest(struct cairn_cluster_cut *cut)
     m->generation = cut->version.generation;
     m->step = cut->version.step;
     m->epoch = cairn_round_epoch(job->core);
-    m->created_unix_s = (uint64_t)time(NULL);
+    m->origin = job->origin;
+    m->created_unix_s = cairn_wall_unix_s();
     m->periodic = cut->cause == CAIRN_CUT_PERIODIC ? job->id : 0;
     m->shard_count = job->seat_count;
     m->nonfinite = cairn_cluster_halts_damage(job);

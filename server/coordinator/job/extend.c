@@ -307,6 +307,7 @@ static void make(struct cairn_cluster_job *job)
     }
     body->generation = now.generation + 1;
     body->base_step = now.step;
+    body->origin = job->origin;                                // it goes on, with no step back
     struct cairn_decision last = *cairn_round_last(job->core); // schedule and loss scale go on
     last.kind = CAIRN_DECISION_NONE;
     last.version_after = (struct cairn_version) { body->generation, body->base_step };

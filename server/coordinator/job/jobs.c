@@ -315,7 +315,7 @@ static void on_created(struct cairn_cluster_job *job, const void *about, cairn_s
 }
 
 cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
-                                      const struct cairn_job_spec_data *spec,
+                                      const struct cairn_job_spec_data *spec, uint64_t generation,
                                       struct cairn_sentence *why)
 {
     const cairn_status usable = cairn_spec_check_usable(spec, why);
@@ -329,6 +329,8 @@ cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
     }
     struct cairn_cluster_job *job = cairn_cluster_job_plan(cluster, spec, false, why);
     if (job == NULL) return CAIRN_ERR_NO_MEMORY;
+    job->generation = generation;
+    if (generation > 1) job->origin = (struct cairn_origin) { generation, { 0, 0 } };
     const struct cairn_cluster_job_load load = { .version = { job->generation, job->base_step } };
     struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_created, NULL, 0);
     if (gather == NULL) {
@@ -413,6 +415,7 @@ cairn_status cairn_cluster_job_load(struct cairn_cluster *cluster,
     job->epoch = row->epoch;
     job->reserved.round = row->round_reserved;
     job->base_step = row->base_step;
+    job->origin = row->origin;
     job->initialized = row->initialized;
     job->version_unknown = row->initialized;
     job->stored = true;

@@ -14,9 +14,9 @@ struct cairn_stored_job;
 cairn_status cairn_cluster_job_load(struct cairn_cluster *cluster,
                                     const struct cairn_stored_job *row, struct cairn_sentence *why);
 cairn_status cairn_cluster_jobs_load(struct cairn_cluster *cluster, struct cairn_sentence *why);
-/* Begins to make a job of the spec over the shards that are up; its openers wait. */
+/* Begins to make a job of the spec over the shards that are up; its openers wait. generation: job/first.h */
 cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
-                                      const struct cairn_job_spec_data *spec,
+                                      const struct cairn_job_spec_data *spec, uint64_t generation,
                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Takes the job out of the store, then frees it here and on its shards; until then it is CREATING. Its
  * members must be gone. */

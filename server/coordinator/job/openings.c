@@ -9,6 +9,7 @@
 #include "server/coordinator/base/member.h"
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/job/first.h"
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/member/seats.h"
 #include "server/coordinator/restore/resume.h"
@@ -86,7 +87,10 @@ static bool advance(struct cairn_cluster_member *member)
         cairn_cluster_opening_refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
         return true;
     }
-    const cairn_status status = cairn_cluster_job_create(cluster, &member->opening.spec, &why);
+    uint64_t generation;
+    if (!cairn_cluster_first_generation(cluster, member->job_name, &generation)) return false;
+    const cairn_status status = cairn_cluster_job_create(cluster, &member->opening.spec, generation,
+                                                         &why);
     if (status != CAIRN_OK) cairn_cluster_opening_refuse(member, status, why.text);
     return status != CAIRN_OK;
 }

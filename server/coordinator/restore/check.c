@@ -1,6 +1,7 @@
 /* What a restore reads before anything is touched, on another thread: manifest, signature, files; where one
  * is damaged and may give way, the next older one. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "proto/snapshot_io/snapshot_io.h"
 #include "server/base/log.h"
@@ -69,6 +70,20 @@ void cairn_cluster_restore_prove(struct cairn_cluster_work *work)
     }
 }
 
+/* What lies in the folder of the job that it will be. Where nobody can tell, the generation follows the
+ * manifest's alone. */
+static void look_around(struct cairn_cluster_restore *restore)
+{
+    const char *root = restore->cluster->storage.path;
+    const char *job = cairn_cluster_restore_job_name(restore);
+    const char *id = strrchr(restore->folder, '/');
+    struct cairn_sentence why;
+    if (cairn_snapshot_last_generation(root, job, &restore->last_generation, &why) != CAIRN_OK)
+        cairn_log_warn("which generations of job %s there were is not known: %s", job, why.text);
+    restore->is_its_own = id != NULL && strcmp(restore->manifest.spec.name, job) == 0 &&
+                          cairn_snapshot_committed(root, job, id + 1, &why) == CAIRN_OK;
+}
+
 void cairn_cluster_restore_check(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
@@ -76,6 +91,7 @@ void cairn_cluster_restore_check(struct cairn_cluster_work *work)
         restore->status = cairn_cluster_storage_seen(restore->cluster, &restore->why);
     if (restore->folder == NULL) cairn_cluster_restore_find_latest(restore);
     if (restore->status == CAIRN_OK) check_in_turn(restore);
+    if (restore->status == CAIRN_OK) look_around(restore);
 }
 
 void cairn_cluster_restore_warn(const struct cairn_cluster_restore *restore)

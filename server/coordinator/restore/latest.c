@@ -32,16 +32,27 @@ static bool pass_over(struct cairn_cluster_restore *restore, const struct cairn_
     return true;
 }
 
+/* The job went back behind it, or it is of another job that had the name. Said of the newest. */
+static void pass_left(struct cairn_cluster_restore *restore, const struct cairn_found_snapshot *f)
+{
+    if (restore->latest.passed.text[0] != '\0') return;
+    cairn_sentence_set(&restore->latest.passed,
+                       "%s, is not of the present job's past: it went back behind that, or began "
+                       "anew",
+                       f->place.id);
+    cairn_log_info("job %s: passed over: %s", f->manifest.spec.name, restore->latest.passed.text);
+}
+
 static struct cairn_found_snapshot *choose(struct cairn_cluster_restore *restore,
                                            const struct cairn_cluster_found *found)
 {
-    const struct cairn_version *newest = &restore->latest.newest;
     for (size_t i = 0; i < found->count; i++) {
-        const struct cairn_manifest *m = &found->list[i].manifest;
-        if (m->generation > newest->generation || m->step > newest->step ||
-            !cairn_snapshot_place_behind(&found->list[i].place, &restore->latest.behind))
+        struct cairn_found_snapshot *f = &found->list[i];
+        if (f->is_left) pass_left(restore, f);
+        if (f->is_left || cairn_version_compare(f->place.version, restore->latest.newest) > 0 ||
+            !cairn_snapshot_place_behind(&f->place, &restore->latest.behind))
             continue;
-        if (!pass_over(restore, &found->list[i])) return &found->list[i];
+        if (!pass_over(restore, f)) return f;
     }
     return NULL;
 }
@@ -52,6 +63,7 @@ void cairn_cluster_restore_find_latest(struct cairn_cluster_restore *restore)
     const char *job = restore->job_name;
     restore->status = cairn_cluster_find_snapshots(restore->cluster, job, NULL, &found,
                                                    &restore->why);
+    if (restore->latest.has_origin) cairn_find_line(&found, &restore->latest.origin);
     struct cairn_found_snapshot *chosen = choose(restore, &found);
     if (restore->status == CAIRN_OK && chosen == NULL) {
         restore->latest.none_found = true;
@@ -70,20 +82,19 @@ void cairn_cluster_restore_find_latest(struct cairn_cluster_restore *restore)
     cairn_cluster_found_release(&found);
 }
 
-/* What stands before the snapshots that are older than that one, which may have no manifest any more. */
-static struct cairn_snapshot_place place_of(const char *folder, const struct cairn_manifest *m)
+/* The place of a folder, which may have no manifest any more. */
+static struct cairn_snapshot_place place_of(const char *folder)
 {
     const char *slash = strrchr(folder, '/');
-    struct cairn_snapshot_place place = { .created_unix_s = UINT64_MAX };
+    struct cairn_snapshot_place place = { .id = "" };
     snprintf(place.id, sizeof place.id, "%s", slash != NULL ? slash + 1 : folder);
-    if (!cairn_snapshot_id_parse(place.id, &place.generation, &place.step)) place.id[0] = '\0';
-    if (m->created_unix_s != 0) place.created_unix_s = m->created_unix_s;
+    if (!cairn_snapshot_id_parse(place.id, &place.version.generation, &place.version.step))
+        place.id[0] = '\0';
     return place;
 }
 
 bool cairn_cluster_restore_fall_back(struct cairn_cluster_restore *restore)
 {
-    struct cairn_manifest damaged;
     struct cairn_sentence text = restore->why, passed = restore->latest.passed;
     const cairn_status status = restore->status;
     char *folder = restore->folder;
@@ -92,14 +103,11 @@ bool cairn_cluster_restore_fall_back(struct cairn_cluster_restore *restore)
         cairn_storage_of(folder)->stat(folder, "", &bytes, NULL) == CAIRN_ERR_NOT_FOUND)
         // a mistyped id is no damage
         return false;
-    cairn_manifest_init(&damaged);
-    if (cairn_manifest_load(folder, &damaged, NULL) != CAIRN_OK) cairn_manifest_init(&damaged);
-    const struct cairn_snapshot_place place = place_of(folder, &damaged);
-    cairn_manifest_release(&damaged);
+    const struct cairn_snapshot_place place = place_of(folder);
     if (passed.text[0] == '\0')
         cairn_sentence_set(&passed, "%s, is damaged: %.600s", place.id, text.text);
     restore->latest.behind = place;
-    restore->latest.newest = (struct cairn_version) { place.generation, place.step };
+    restore->latest.newest = place.version;
     restore->folder = NULL;
     cairn_cluster_restore_find_latest(restore);
     restore->latest.passed = passed; // the newest
@@ -140,8 +148,9 @@ bool cairn_cluster_restore_latest(struct cairn_cluster *cluster, const char *job
 {
     struct cairn_cluster_restore *restore = cairn_cluster_restore_new(cluster);
     if (restore == NULL) return false;
-    const struct cairn_cluster_job *lost = cairn_cluster_job_by_id(cluster, of_job);
-    const bool known = lost != NULL && !lost->version_unknown;
+    const struct cairn_cluster_job *lost = of_job != 0 ? cairn_cluster_job_by_id(cluster, of_job)
+                                                       : cairn_cluster_job_find(cluster, job);
+    const bool known = of_job != 0 && lost != NULL && !lost->version_unknown;
     const char *trust = cluster->options->snapshots_trust;
     const bool takes_any = trust != NULL && strcmp(trust, "any") == 0;
     restore->waiver = (struct cairn_trust_waiver) { takes_any, takes_any };
@@ -149,6 +158,8 @@ bool cairn_cluster_restore_latest(struct cairn_cluster *cluster, const char *job
     restore->latest.newest = known ? cairn_cluster_job_version(lost)
                                    : (struct cairn_version) { UINT64_MAX, UINT64_MAX };
     restore->latest.behind = *behind;
+    restore->latest.has_origin = lost != NULL;
+    if (lost != NULL) restore->latest.origin = lost->origin;
     restore->asked = strdup("");
     restore->job_name = strdup(job);
     if (restore->asked != NULL && restore->job_name != NULL &&

@@ -12,10 +12,11 @@
 #include "server/coordinator/restore/restore.h"
 #include "server/coordinator/round/groups.h"
 
-uint64_t cairn_cluster_restore_next_generation(const struct cairn_cluster_job *old,
-                                               const struct cairn_manifest *m)
+uint64_t cairn_cluster_restore_next_generation(const struct cairn_cluster_restore *restore,
+                                               const struct cairn_cluster_job *old)
 {
-    uint64_t newest = m->generation;
+    uint64_t newest = restore->manifest.generation;
+    if (restore->last_generation > newest) newest = restore->last_generation;
     if (old == NULL) return newest + 1;
     const uint64_t now = cairn_cluster_job_version(old).generation;
     if (now > newest) newest = now;
@@ -29,6 +30,10 @@ static void inherit(struct cairn_cluster_job *body, const struct cairn_cluster_j
 {
     body->generation = restore->generation;
     body->base_step = restore->manifest.step;
+    body->origin.generation = restore->generation;
+    if (restore->is_its_own)
+        body->origin.from = (struct cairn_version) { restore->manifest.generation,
+                                                     restore->manifest.step };
     body->restoring = true;
     if (old == NULL) return;
     body->id = old->id;

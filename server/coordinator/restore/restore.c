@@ -196,7 +196,7 @@ static void advance(struct cairn_cluster_restore *restore)
         status = cairn_cluster_recovery_keep(&m->spec, &old->spec);
     if (status == CAIRN_OK && restore->latest.ended != NULL && restore->latest.of_job == 0)
         status = cairn_cluster_openers_judge(restore->cluster, &m->spec, &why);
-    const uint64_t next = cairn_cluster_restore_next_generation(old, m),
+    const uint64_t next = cairn_cluster_restore_next_generation(restore, old),
                    id = old != NULL ? old->id : 0;
     if (status == CAIRN_OK && (restore->generation < next || restore->old_id != id)) {
         restore->generation = next;

@@ -18,7 +18,10 @@ typedef void (*cairn_cluster_restored_fn)(const struct cairn_cluster_restore *re
 struct cairn_restore_latest {
     cairn_cluster_restored_fn ended; /* hears of the end; NULL: an admin asked, or it was told */
     uint64_t of_job;                 /* the lost job that comes back; 0: whichever has the name */
-    struct cairn_version newest; /* no snapshot ahead of this, neither by generation nor by step */
+    struct cairn_version newest;     /* no snapshot ahead of this */
+    /* of the job that is lost: none that it turned away from is taken. Without: as the newest says */
+    bool has_origin;
+    struct cairn_origin origin;
     /* a snapshot older than this; once one is chosen, that one */
     struct cairn_snapshot_place behind;
     bool none_found; /* there is no whole one */
@@ -46,10 +49,13 @@ struct cairn_cluster_restore {
     /* the restored job */
     uint64_t job_id;     /* once it is linked */
     uint64_t generation; /* 0: not chosen yet */
-    uint64_t old_id;     /* the generation is reserved of this job; 0: of none */
-    bool reserving;      /* the store is asked to reserve it */
-    uint64_t number;     /* of the SnapshotParts of what was loaded */
-    bool replaces;       /* a job, and `replaced` says what that was; its texts are borrowed */
+    /* highest in the names of the snapshots of the job it will be; what was restored is one of these */
+    uint64_t last_generation;
+    bool is_its_own;
+    uint64_t old_id; /* the generation is reserved of this job; 0: of none */
+    bool reserving;  /* the store is asked to reserve it */
+    uint64_t number; /* of the SnapshotParts of what was loaded */
+    bool replaces;   /* a job, and `replaced` says what that was; its texts are borrowed */
     Cairn__ReplacedJob replaced;
     /* owned */
     char *folder; /* the thread's that checks it, until it has; NULL: the newest is not found yet */
@@ -107,9 +113,10 @@ void cairn_cluster_restore_prove(struct cairn_cluster_work *work);
 void cairn_cluster_restore_warn(const struct cairn_cluster_restore *restore);
 
 /* replace.c */
-/* Above all that the job has used, or may use by what is durable of it. */
-uint64_t cairn_cluster_restore_next_generation(const struct cairn_cluster_job *old,
-                                               const struct cairn_manifest *m);
+/* Above all that the job has used, or may use by what is durable of it, and above all that lie in the folder
+ * of its name. */
+uint64_t cairn_cluster_restore_next_generation(const struct cairn_cluster_restore *restore,
+                                               const struct cairn_cluster_job *old);
 /* old: the job of that name; NULL: there is none. May it go for the snapshot now? */
 cairn_status cairn_cluster_restore_judge_replace(const struct cairn_cluster_restore *restore,
                                                  const struct cairn_cluster_job *old,

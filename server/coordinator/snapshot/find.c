@@ -27,23 +27,42 @@ void cairn_cluster_found_release(struct cairn_cluster_found *found)
     *found = (struct cairn_cluster_found) { NULL, 0 };
 }
 
-/* By when they were taken, to the second, then by version. */
+static int newer_place(const struct cairn_snapshot_place *m, const struct cairn_snapshot_place *n)
+{
+    const int newer = cairn_version_compare(n->version, m->version);
+    return newer != 0 ? newer : strcmp(n->id, m->id);
+}
+
 static int newer_first(const void *a, const void *b)
 {
-    const struct cairn_snapshot_place *m = &((const struct cairn_found_snapshot *)a)->place;
-    const struct cairn_snapshot_place *n = &((const struct cairn_found_snapshot *)b)->place;
-    if (m->created_unix_s != n->created_unix_s)
-        return m->created_unix_s > n->created_unix_s ? -1 : 1;
-    const int newer = cairn_version_compare((struct cairn_version) { n->generation, n->step },
-                                            (struct cairn_version) { m->generation, m->step });
-    return newer != 0 ? newer : strcmp(n->id, m->id);
+    const struct cairn_found_snapshot *m = a, *n = b;
+    return newer_place(&m->place, &n->place);
+}
+
+/* Of several jobs, each job's together. */
+static int by_job(const void *a, const void *b)
+{
+    const struct cairn_found_snapshot *m = a, *n = b;
+    const int name = strcmp(m->manifest.spec.name, n->manifest.spec.name);
+    return name != 0 ? name : newer_first(a, b);
 }
 
 bool cairn_snapshot_place_behind(const struct cairn_snapshot_place *a,
                                  const struct cairn_snapshot_place *b)
 {
-    const struct cairn_found_snapshot x = { .place = *a }, y = { .place = *b };
-    return b->id[0] == '\0' || newer_first(&x, &y) > 0;
+    return b->id[0] == '\0' || newer_place(a, b) > 0;
+}
+
+void cairn_find_line(struct cairn_cluster_found *found, const struct cairn_origin *origin)
+{
+    struct cairn_origin at = origin != NULL ? *origin : (struct cairn_origin) { 0 };
+    for (size_t i = 0; i < found->count; i++) {
+        struct cairn_found_snapshot *f = &found->list[i];
+        const struct cairn_origin *its = &f->manifest.origin;
+        f->is_left = !cairn_origin_follows(&at, f->place.version);
+        if (!f->is_left && (at.generation == 0 || f->place.version.generation < at.generation))
+            at = *its;
+    }
 }
 
 static void drop_oldest(struct cairn_cluster_found *found)
@@ -73,9 +92,8 @@ static void on_snapshot(void *context, const char *job, const char *id, const ch
         }
         return;
     }
-    f->place = (struct cairn_snapshot_place) { .created_unix_s = f->manifest.created_unix_s,
-                                               .generation = f->manifest.generation,
-                                               .step = f->manifest.step };
+    f->is_left = false;
+    f->place = (struct cairn_snapshot_place) { { f->manifest.generation, f->manifest.step }, "" };
     snprintf(f->place.id, sizeof f->place.id, "%s", id);
     f->folder = strdup(folder);
     if (f->folder == NULL) {
@@ -98,7 +116,8 @@ cairn_status cairn_cluster_find_snapshots(const struct cairn_cluster *cluster, c
     cairn_status status = cairn_cluster_storage_seen(cluster, why);
     if (status != CAIRN_OK) return status;
     status = cairn_snapshot_list(cluster->storage.path, job, on_snapshot, &finding, &list_why);
-    qsort(out->list, out->count, sizeof *out->list, newer_first);
+    qsort(out->list, out->count, sizeof *out->list, job != NULL ? newer_first : by_job);
+    if (job != NULL) cairn_find_line(out, NULL);
     if (status != CAIRN_OK && finding.status == CAIRN_OK) {
         finding.status = status;
         *why = list_why;

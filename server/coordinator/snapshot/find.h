@@ -8,12 +8,15 @@
 
 #define CAIRN_FOUND_MAX 1000 /* more are not looked at: the oldest */
 
-/* Where a snapshot stands among all of its job, also when it is gone: the newest is the first. */
+/* Where a snapshot stands among all of its job, also when it is gone: by version, since no job takes a
+ * generation that lies in the folder of its name already (job/first.h, restore/replace.c). */
 struct cairn_snapshot_place {
-    uint64_t created_unix_s, generation, step;
+    struct cairn_version version;
     char id[CAIRN_SNAPSHOT_ID_BYTES]; /* empty: before all of them */
 };
 struct cairn_found_snapshot {
+    bool
+        is_left; /* its job turned away from it: it went back, or another one began (cairn_find_line) */
     struct cairn_snapshot_place place;
     char *folder; /* owned */
     struct cairn_manifest manifest;
@@ -30,6 +33,9 @@ struct cairn_cluster_found {
 cairn_status cairn_cluster_find_snapshots(const struct cairn_cluster *cluster, const char *job,
                                           const char *id, struct cairn_cluster_found *out,
                                           struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Which of one job's snapshots its present does not follow, when it last went back, or began, at `origin`;
+ * NULL: as the newest says. Each that it does follow says which older ones it follows itself. */
+void cairn_find_line(struct cairn_cluster_found *found, const struct cairn_origin *origin);
 /* `a` is the older one. */
 bool cairn_snapshot_place_behind(const struct cairn_snapshot_place *a,
                                  const struct cairn_snapshot_place *b);

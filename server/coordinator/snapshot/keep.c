@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "proto/snapshot_io/snapshot_io.h"
 #include "server/base/log.h"
@@ -16,9 +15,11 @@
 /* The snapshots of a job are looked at on another thread, and those go that nothing keeps. */
 struct keeping {
     struct cairn_cluster_work work;
-    uint64_t number; /* of the job; 0: it is not in the cluster, and nothing goes */
+    uint64_t number;            /* of the job; 0: it is not in the cluster, and nothing goes */
+    struct cairn_origin origin; /* of the job */
     struct cairn_retention_rules rules;
-    bool is_plan; /* nothing goes, but is said */
+    struct cairn_retention_clock clock; /* when it was begun */
+    bool is_plan;                       /* nothing goes, but is said */
     cairn_status status;
     struct cairn_sentence why;
     /* owned */
@@ -60,6 +61,7 @@ static struct cairn_retention_item item_of(const struct keeping *keeping,
     item.is_tagged = has_tag(&keeping->words, f->place.id);
     item.is_latest = strcmp(keeping->words.latest, f->place.id) == 0;
     item.is_damaged = m->nonfinite.nonfinite > 0 || (check != NULL && !check->is_good);
+    item.is_left = f->is_left;
     item.is_verified = check != NULL && check->is_good;
     return item;
 }
@@ -72,13 +74,14 @@ static void run(struct cairn_cluster_work *work)
         k->status = cairn_snapshot_words_load(work->cluster->storage.path, k->job, &k->words,
                                               &k->why);
     if (k->status != CAIRN_OK) return;
+    if (k->number != 0) cairn_find_line(&k->found, &k->origin);
     k->items = calloc(k->found.count + 1, sizeof *k->items);
     if (k->items == NULL) {
         k->status = cairn_fail(&k->why, CAIRN_ERR_NO_MEMORY, "no memory");
         return;
     }
     for (size_t i = 0; i < k->found.count; i++) k->items[i] = item_of(k, &k->found.list[i]);
-    cairn_retention_judge(&k->rules, (uint64_t)time(NULL), k->items, k->found.count);
+    cairn_retention_judge(&k->rules, &k->clock, k->items, k->found.count);
 }
 
 /* ---- on the loop ---- */
@@ -170,12 +173,16 @@ static struct keeping *new_keeping(struct cairn_cluster *cluster, const char *jo
         free(k);
         return NULL;
     }
+    cairn_cluster_clock_look(cluster);
+    k->clock = (struct cairn_retention_clock) { cairn_wall_unix_s(),
+                                                cairn_wall_sound_s(&cluster->clock.wall) };
     k->work.cluster = cluster;
     k->work.run = run;
     k->work.done = on_judged;
     if (known == NULL) return k;
     const struct cairn_policy *policy = &known->spec.policy;
     k->number = known->id;
+    k->origin = known->origin;
     k->rules = (struct cairn_retention_rules) { .keep_last = policy->snapshot_keep,
                                                 .keep_every = policy->snapshot_keep_every,
                                                 .keep_within_s = policy->snapshot_keep_within_s,

@@ -6,8 +6,8 @@
  * no rule of the job keeps (retention.h), each on a thread of its own (remove.c), and what a coordinator
  * that died has begun of this job and not committed, or begun to remove.
  *
- * Where the folder is not the one that snapshots were written to, a tag cannot be read, or the clock went
- * back, nothing goes. Training waits for none of it. */
+ * Where the folder is not the one that snapshots were written to, or a tag cannot be read, nothing goes.
+ * Training waits for none of it. */
 #ifndef CAIRN_COORDINATOR_SNAPSHOT_KEEP_H
 #define CAIRN_COORDINATOR_SNAPSHOT_KEEP_H
 

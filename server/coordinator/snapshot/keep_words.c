@@ -1,9 +1,9 @@
 /* The words of a job's snapshots, on other threads than the loop's: what was verified, what is latest. */
 #include <pthread.h>
 #include <string.h>
-#include <time.h>
 
 #include "server/base/log.h"
+#include "server/base/wall.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/snapshot/keep.h"
 
@@ -40,7 +40,7 @@ static bool is_unread(const struct cairn_found_snapshot *found,
     return cairn_snapshot_words_check(words, found->place.id) == NULL && is_finite(found);
 }
 
-/* The newest that is so, but for this id; NULL: none is. */
+/* The newest of the job's line that is so, but for this id; NULL: none is. */
 static const char *newest(const struct cairn_cluster_found *found,
                           const struct cairn_snapshot_words *words, const char *but,
                           bool (*is_so)(const struct cairn_found_snapshot *found,
@@ -48,7 +48,8 @@ static const char *newest(const struct cairn_cluster_found *found,
 {
     for (size_t i = 0; i < found->count; i++) {
         const char *id = found->list[i].place.id;
-        if (strcmp(id, but) != 0 && is_so(&found->list[i], words)) return id;
+        if (strcmp(id, but) != 0 && !found->list[i].is_left && is_so(&found->list[i], words))
+            return id;
     }
     return NULL;
 }
@@ -65,37 +66,31 @@ static cairn_status look(const struct cairn_cluster *cluster, const char *job,
     return status;
 }
 
-/* Where it stands; CAIRN_ERR_NOT_FOUND: it is not there, or (`finite`) has results that are not finite. */
-static cairn_status place_of(const struct cairn_cluster *cluster, const char *job, const char *id,
-                             bool finite, struct cairn_snapshot_place *out,
-                             struct cairn_sentence *why)
+static const struct cairn_found_snapshot *listed(const struct cairn_cluster_found *found,
+                                                 const char *id)
 {
-    struct cairn_cluster_found found = { NULL, 0 };
-    cairn_status status = cairn_cluster_find_snapshots(cluster, job, id, &found, why);
-    if (status == CAIRN_OK &&
-        (found.count == 0 || (finite && found.list[0].manifest.nonfinite.nonfinite > 0)))
-        status = cairn_fail(why, CAIRN_ERR_NOT_FOUND, "no such snapshot");
-    if (status == CAIRN_OK) *out = found.list[0].place;
-    cairn_cluster_found_release(&found);
-    return status;
+    for (size_t i = 0; i < found->count; i++)
+        if (strcmp(found->list[i].place.id, id) == 0) return &found->list[i];
+    return NULL;
 }
 
-/* `latest` moves to a newer one alone, unless nothing is there that it names. */
+/* `latest` moves to a newer one alone, unless what it names is gone, or the job has turned away from it. */
 static cairn_status move_latest(const struct cairn_cluster *cluster, const char *job,
                                 const char *id, struct cairn_sentence *why)
 {
-    struct cairn_snapshot_place mine, latest;
+    struct cairn_cluster_found found = { NULL, 0 };
     struct cairn_snapshot_words words;
-    struct cairn_sentence said;
-    cairn_status status = place_of(cluster, job, id, true, &mine, why);
-    if (status != CAIRN_OK) return status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status;
-    status = cairn_snapshot_words_load(cluster->storage.path, job, &words, why);
-    const bool stays = words.latest[0] != '\0' &&
-                       place_of(cluster, job, words.latest, false, &latest, &said) == CAIRN_OK &&
-                       !cairn_snapshot_place_behind(&latest, &mine);
+    cairn_status status = look(cluster, job, &found, &words, why);
+    const struct cairn_found_snapshot *mine = listed(&found, id),
+                                      *latest = listed(&found, words.latest);
+    const bool may = mine != NULL && !mine->is_left && is_finite(mine);
+    const bool stays = may && latest != NULL && !latest->is_left &&
+                       !cairn_snapshot_place_behind(&latest->place, &mine->place);
+    if (status == CAIRN_OK && may && !stays)
+        status = cairn_snapshot_latest_set(cluster->storage.path, job, id, why);
     cairn_snapshot_words_release(&words);
-    if (stays || status != CAIRN_OK) return status;
-    return cairn_snapshot_latest_set(cluster->storage.path, job, id, why);
+    cairn_cluster_found_release(&found);
+    return status;
 }
 
 /* `latest` does not stay on one that is damaged: it goes back to the newest that stands, else to the newest
@@ -138,7 +133,7 @@ cairn_status cairn_cluster_snapshot_note_check(const struct cairn_cluster *clust
                                                struct cairn_sentence *why)
 {
     const char *root = cluster->storage.path;
-    struct cairn_snapshot_check check = { .is_good = is_good, .unix_s = (uint64_t)time(NULL) };
+    struct cairn_snapshot_check check = { .is_good = is_good, .unix_s = cairn_wall_unix_s() };
     strncpy(check.id, id, sizeof check.id - 1);
     pthread_mutex_lock(&one_writer); // it is not removed now, so that no word of it is left over
     cairn_status status = cairn_cluster_storage_seen(cluster, why);
@@ -149,14 +144,6 @@ cairn_status cairn_cluster_snapshot_note_check(const struct cairn_cluster *clust
                          : leave_damaged(cluster, job, id, why);
     pthread_mutex_unlock(&one_writer);
     return status;
-}
-
-static const struct cairn_found_snapshot *listed(const struct cairn_cluster_found *found,
-                                                 const char *id)
-{
-    for (size_t i = 0; i < found->count; i++)
-        if (strcmp(found->list[i].place.id, id) == 0) return &found->list[i];
-    return NULL;
 }
 
 /* Nothing but the tags, and the others that are verified, says no. */

@@ -13,7 +13,7 @@ const char *cairn_retention_reason(enum cairn_retention_fate fate)
     case CAIRN_RETENTION_LATEST: return "it is the latest";
     case CAIRN_RETENTION_VERIFIED: return "the newest verified one";
     case CAIRN_RETENTION_NEEDED: return "no newer one is verified";
-    case CAIRN_RETENTION_CLOCK: return "one was taken in the future: the clock is wrong";
+    case CAIRN_RETENTION_CLOCK: return "how old it is cannot be told: the clock jumped";
     case CAIRN_RETENTION_GOES: return "no rule keeps it";
     case CAIRN_RETENTION_TOO_MUCH: return "all together are too large";
     }
@@ -40,9 +40,31 @@ static bool is_first_of_steps(const struct cairn_retention_rules *rules,
     return true;
 }
 
+/* Its time cannot be right: it lies in the future, or before that of an older one. */
+static bool is_odd(const struct cairn_retention_item *items, size_t count, size_t i,
+                   uint64_t latest_s)
+{
+    if (items[i].created_unix_s > latest_s) return true;
+    for (size_t k = i + 1; k < count; k++)
+        if (!items[k].is_others && items[k].created_unix_s <= latest_s &&
+            items[k].created_unix_s > items[i].created_unix_s)
+            return true;
+    return false;
+}
+
+/* So old it is at least: of an odd one, as old as the next newer one that is not. */
+static uint64_t age_s(const struct cairn_retention_clock *clock,
+                      const struct cairn_retention_item *items, size_t count, size_t i)
+{
+    const uint64_t latest_s = clock->now_unix_s + CAIRN_RETENTION_SKEW_S;
+    while (i < count && is_odd(items, count, i, latest_s)) i = i > 0 ? i - 1 : count;
+    if (i == count || items[i].created_unix_s > clock->now_unix_s) return 0;
+    return clock->now_unix_s - items[i].created_unix_s;
+}
+
 /* What the rules say of one; `newer`: so many that count are newer. */
 static enum cairn_retention_fate by_rules(const struct cairn_retention_rules *rules,
-                                          uint64_t now_unix_s,
+                                          const struct cairn_retention_clock *clock,
                                           const struct cairn_retention_item *items, size_t count,
                                           size_t i, uint64_t newer)
 {
@@ -50,10 +72,8 @@ static enum cairn_retention_fate by_rules(const struct cairn_retention_rules *ru
     if (rules->keep_last == 0 && rules->keep_every == 0 && rules->keep_within_s == 0)
         return CAIRN_RETENTION_NO_RULE;
     if (counts(&items[i]) && newer < rules->keep_last) return CAIRN_RETENTION_LAST;
-    const uint64_t created = items[i].created_unix_s;
-    const uint64_t age_s = now_unix_s > created ? now_unix_s - created : 0;
-    if (age_s < rules->keep_within_s) return CAIRN_RETENTION_WITHIN;
-    return CAIRN_RETENTION_GOES;
+    if (age_s(clock, items, count, i) < rules->keep_within_s) return CAIRN_RETENTION_WITHIN;
+    return clock->sound_s < rules->keep_within_s ? CAIRN_RETENTION_CLOCK : CAIRN_RETENTION_GOES;
 }
 
 /* What keeps one whatever the rules say; CAIRN_RETENTION_GOES: nothing. */
@@ -68,15 +88,6 @@ static enum cairn_retention_fate by_right(const struct cairn_retention_item *ite
     return CAIRN_RETENTION_GOES;
 }
 
-static bool clock_is_wrong(uint64_t now_unix_s, const struct cairn_retention_item *items,
-                           size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        if (!items[i].is_others && items[i].created_unix_s > now_unix_s + CAIRN_RETENTION_SKEW_S)
-            return true;
-    return false;
-}
-
 /* The oldest first, but for those of keep_every, and what is kept by right. */
 static void fit(const struct cairn_retention_rules *rules, struct cairn_retention_item *items,
                 size_t count)
@@ -86,27 +97,29 @@ static void fit(const struct cairn_retention_rules *rules, struct cairn_retentio
         if (!items[i].is_others && !cairn_retention_goes(items[i].fate)) bytes += items[i].bytes;
     for (size_t i = count; i-- > 0 && rules->max_bytes > 0 && bytes > rules->max_bytes;) {
         if (items[i].fate != CAIRN_RETENTION_LAST && items[i].fate != CAIRN_RETENTION_WITHIN &&
-            items[i].fate != CAIRN_RETENTION_NO_RULE)
+            items[i].fate != CAIRN_RETENTION_CLOCK && items[i].fate != CAIRN_RETENTION_NO_RULE)
             continue;
         items[i].fate = CAIRN_RETENTION_TOO_MUCH;
         bytes -= items[i].bytes;
     }
 }
 
-void cairn_retention_judge(const struct cairn_retention_rules *rules, uint64_t now_unix_s,
+void cairn_retention_judge(const struct cairn_retention_rules *rules,
+                           const struct cairn_retention_clock *clock,
                            struct cairn_retention_item *items, size_t count)
 {
-    const bool in_doubt = clock_is_wrong(now_unix_s, items, count);
-    bool has_verified = false;
-    uint64_t newer = 0;
+    bool has_verified = false, any_verified = false; // any: also what the job turned away from
+    uint64_t newer = 0, any_newer = 0;
     for (size_t i = 0; i < count; i++) {
         struct cairn_retention_item *item = &items[i];
-        item->fate = by_right(item, has_verified);
+        item->fate = by_right(item, item->is_left ? any_verified : has_verified);
         if (item->fate == CAIRN_RETENTION_GOES)
-            item->fate = by_rules(rules, now_unix_s, items, count, i, newer);
-        if (in_doubt && cairn_retention_goes(item->fate)) item->fate = CAIRN_RETENTION_CLOCK;
-        newer += counts(item);
-        has_verified = has_verified || (item->is_verified && !item->is_others && !item->is_damaged);
+            item->fate = by_rules(rules, clock, items, count, i, item->is_left ? any_newer : newer);
+        any_newer += counts(item);
+        newer += counts(item) && !item->is_left;
+        const bool stands = item->is_verified && !item->is_others && !item->is_damaged;
+        any_verified = any_verified || stands;
+        has_verified = has_verified || (stands && !item->is_left);
     }
-    if (!in_doubt) fit(rules, items, count);
+    fit(rules, items, count);
 }

@@ -5,7 +5,10 @@
  * keep_every does not name. Whatever the rules say these stay:
  *   - what is not the job's, though it has its name, what somebody asked for, and what has a tag
  *   - the newest verified one, what `latest` names, and all that no newer verified one stands for
- *   - everything, when one of them was taken in the future: then the clock is not to be trusted */
+ *
+ * Which is newer the caller says, by version. The wall clock is asked for keep_within alone, and can only
+ * keep one for longer: a snapshot whose time lies in the future, or before that of an older one, is as young
+ * as the next newer one; and while a jump of the clock is younger than keep_within, nothing goes by age. */
 #ifndef CAIRN_COORDINATOR_SNAPSHOT_RETENTION_H
 #define CAIRN_COORDINATOR_SNAPSHOT_RETENTION_H
 
@@ -14,6 +17,11 @@
 #include <stdint.h>
 
 #define CAIRN_RETENTION_SKEW_S 60 /* so far in the future a snapshot may be: hosts differ */
+
+struct cairn_retention_clock {
+    uint64_t now_unix_s;
+    uint64_t sound_s; /* since it jumped (server/base/wall.h); UINT64_MAX: it did not */
+};
 
 /* 0: no such rule. */
 struct cairn_retention_rules {
@@ -31,9 +39,9 @@ enum cairn_retention_fate {
     CAIRN_RETENTION_LATEST,
     CAIRN_RETENTION_VERIFIED, /* the newest that is */
     CAIRN_RETENTION_NEEDED,   /* no newer one is verified */
-    CAIRN_RETENTION_CLOCK,
-    CAIRN_RETENTION_GOES,    /* no rule names it */
-    CAIRN_RETENTION_TOO_MUCH /* goes: over max_bytes */
+    CAIRN_RETENTION_CLOCK,    /* how old it is cannot be told: the clock has jumped */
+    CAIRN_RETENTION_GOES,     /* no rule names it */
+    CAIRN_RETENTION_TOO_MUCH  /* goes: over max_bytes */
 };
 
 struct cairn_retention_item {
@@ -42,12 +50,15 @@ struct cairn_retention_item {
     bool is_others;
     bool is_tagged, is_latest;
     bool is_verified;
-    bool is_damaged;                /* it counts for no rule */
+    bool is_damaged; /* it counts for no rule */
+    bool is_left;    /* the job turned away from it: none of the others goes for it */
     enum cairn_retention_fate fate; /* out */
 };
 
-/* The newest is the first. At most some thousands: it takes the square of their number. */
-void cairn_retention_judge(const struct cairn_retention_rules *rules, uint64_t now_unix_s,
+/* The newest is the first. At most 1,000: it takes the cube of their number where all
+ * times are odd, and their square else. */
+void cairn_retention_judge(const struct cairn_retention_rules *rules,
+                           const struct cairn_retention_clock *clock,
                            struct cairn_retention_item *items, size_t count);
 static inline bool cairn_retention_goes(enum cairn_retention_fate fate)
 {

@@ -10,6 +10,7 @@
 #include "proto/snapshot_io/word.h"
 #include "server/base/log.h"
 #include "server/base/pool.h"
+#include "server/base/wall.h"
 #include "server/base/yield.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/cluster.h"
@@ -95,7 +96,7 @@ static cairn_status find_due(struct cairn_cluster_scrub *scrub, struct cairn_sen
 {
     struct cairn_cluster_found found;
     struct cairn_snapshot_words words = { .latest = "" };
-    const uint64_t now_s = (uint64_t)time(NULL);
+    const uint64_t now_s = cairn_wall_unix_s();
     uint64_t oldest_s = UINT64_MAX;
     cairn_status status = cairn_cluster_find_snapshots(scrub->cluster, scrub->at.job, NULL, &found,
                                                        why);

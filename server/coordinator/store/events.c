@@ -173,6 +173,15 @@ void cairn_cluster_events_close(struct cairn_cluster *cluster)
 
 /* ---- for those who ask ---- */
 
+uint64_t cairn_cluster_events_last_ms(const struct cairn_cluster *cluster)
+{
+    const struct cairn_cluster_events *events = &cluster->events;
+    const struct cairn_cluster_event *last = events->next > events->first
+                                                 ? *place_of(events, events->next - 1)
+                                                 : NULL;
+    return last != NULL ? last->stored.unix_ms : 0;
+}
+
 static bool is_of(const struct cairn_stored_event *event, enum cairn_event_kind kind)
 {
     return strcmp(event->kind, kind_names[kind]) == 0;
@@ -182,20 +191,22 @@ void cairn_cluster_events_faults(const struct cairn_cluster *cluster, const char
                                  struct cairn_event_faults *out)
 {
     const struct cairn_cluster_events *events = &cluster->events;
-    const uint64_t now_ms = now_unix_ms();
-    uint64_t since_ms = now_ms;
+    uint64_t until_ms = now_unix_ms();
     *out = (struct cairn_event_faults) { 0 };
     for (uint64_t n = events->next; events->ring != NULL && n-- > events->first;) {
         const struct cairn_cluster_event *event = *place_of(events, n);
         if (event == NULL) continue;
         const struct cairn_stored_event *e = &event->stored;
         const bool is_job = strcmp(e->job, job) == 0;
-        if (e->unix_ms < since_ms) since_ms = e->unix_ms;
+        if (is_of(e, CAIRN_EVENT_CLOCK)) // what was before went by another clock
+            until_ms = 0;
+        else if (until_ms > e->unix_ms)
+            out->observed_ms += until_ms - e->unix_ms;
+        if (!is_of(e, CAIRN_EVENT_CLOCK)) until_ms = e->unix_ms;
         if (is_of(e, CAIRN_EVENT_AWAY)) out->shards++;
         if (is_job && is_of(e, CAIRN_EVENT_LOST)) out->workers++;
         if (is_job && is_of(e, CAIRN_EVENT_CREATED)) break; // what was before is another job's
     }
-    out->observed_ms = now_ms - since_ms;
 }
 
 /* Of a message, which nobody writes. */

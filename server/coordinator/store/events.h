@@ -37,7 +37,8 @@
     X(DRAIN, "drain-begun")                                                      \
     X(DRAINED, "drain-ended")                                                    \
     X(KEY, "key") /* trusted, not any more, or made anew */                      \
-    X(DAMAGED, "snapshot-damaged")
+    X(DAMAGED, "snapshot-damaged")                                               \
+    X(CLOCK, "clock-jumped") /* of the coordinator's host */
 
 enum cairn_event_kind {
 #define X(kind, name) CAIRN_EVENT_##kind,
@@ -73,6 +74,8 @@ cairn_status cairn_cluster_events_open(struct cairn_cluster *cluster,
 void cairn_cluster_events_tick(struct cairn_cluster *cluster);
 /* Writes what is new; the store's thread has ended, and the store is still open. */
 void cairn_cluster_events_close(struct cairn_cluster *cluster);
+/* When the newest was noted, by the wall clock of then; 0: there is none. */
+uint64_t cairn_cluster_events_last_ms(const struct cairn_cluster *cluster);
 /* Faults that are seen in them: shards of the cluster that went away, workers of the job that were lost. */
 struct cairn_event_faults {
     uint64_t shards, workers;

@@ -257,6 +257,7 @@ static struct cairn_cluster_save *row_new(const struct cairn_cluster_job *job,
                                             .epoch = job->epoch,
                                             .round_reserved = job->reserved.round,
                                             .base_step = job->base_step,
+                                            .origin = job->origin,
                                             .initialized = job->initialized };
     fill_layout(job, save);
     if (fill_shards(job, &save->row) && save->row.name != NULL) return save;

@@ -12,7 +12,7 @@
 #include "server/coordinator/store/private.h"
 
 #define APPLICATION_ID 0x4341524e /* "CARN": marks the file as ours */
-#define SCHEMA_VERSION 7
+#define SCHEMA_VERSION 8
 
 /* Version 1, and what makes each version of the one before. */
 static const char schema[] =
@@ -42,7 +42,11 @@ static const char schema_6[] =
 static const char schema_7[] =
     "CREATE TABLE keys (line TEXT PRIMARY KEY, own INTEGER NOT NULL, since INTEGER NOT "
     "NULL);PRAGMA user_version = 7;";
-_Static_assert(APPLICATION_ID == 1128354382 && SCHEMA_VERSION == 7, "as in the schema");
+static const char schema_8[] =
+    "ALTER TABLE jobs ADD COLUMN origin INTEGER NOT NULL DEFAULT 0;ALTER TABLE jobs ADD COLUMN "
+    "origin_from_generation INTEGER NOT NULL DEFAULT 0;ALTER TABLE jobs ADD COLUMN "
+    "origin_from_step INTEGER NOT NULL DEFAULT 0;PRAGMA user_version = 8;";
+_Static_assert(APPLICATION_ID == 1128354382 && SCHEMA_VERSION == 8, "as in the schema");
 
 cairn_status cairn_store_fail(const struct cairn_store *store, const char *doing,
                               struct cairn_sentence *why)
@@ -210,6 +214,7 @@ static cairn_status set_up(struct cairn_store *store, struct cairn_sentence *why
     if (status == CAIRN_OK && version < 5) status = cairn_store_run(store, schema_5, why);
     if (status == CAIRN_OK && version < 6) status = cairn_store_run(store, schema_6, why);
     if (status == CAIRN_OK && version < 7) status = cairn_store_run(store, schema_7, why);
+    if (status == CAIRN_OK && version < 8) status = cairn_store_run(store, schema_8, why);
     if (status == CAIRN_OK)
         status = cairn_store_run(store, "UPDATE meta SET incarnation = incarnation + 1", why);
     if (status == CAIRN_OK) // made once
@@ -301,15 +306,17 @@ static cairn_status put_row(struct cairn_store *store, const struct cairn_stored
     sqlite3_stmt *s;
     cairn_status status = cairn_store_prepare(
         store,
-        "INSERT INTO jobs VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (id) DO UPDATE SET name "
-        "= "
-        "excluded.name, spec = excluded.spec, layout = excluded.layout, generation = "
+        "INSERT INTO jobs VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (id) DO UPDATE "
+        "SET "
+        "name = excluded.name, spec = excluded.spec, layout = excluded.layout, generation = "
         "excluded.generation, base_step = excluded.base_step, generation_reserved = "
         "max(generation_reserved, excluded.generation_reserved), epoch = max(epoch, "
         "excluded.epoch), round_reserved = max(round_reserved, excluded.round_reserved), "
         "initialized = max(initialized, excluded.initialized), layout_at_generation = "
         "excluded.layout_at_generation, layout_at_step = excluded.layout_at_step, layout_before = "
-        "excluded.layout_before, pause = excluded.pause",
+        "excluded.layout_before, pause = excluded.pause, origin = excluded.origin, "
+        "origin_from_generation = excluded.origin_from_generation, origin_from_step = "
+        "excluded.origin_from_step",
         &s, why);
     if (status != CAIRN_OK) return status;
     cairn_store_bind_u64(s, 1, job->id);
@@ -323,6 +330,9 @@ static cairn_status put_row(struct cairn_store *store, const struct cairn_stored
     cairn_store_bind_u64(s, 9, job->base_step);
     sqlite3_bind_int(s, 10, job->initialized);
     cairn_store_bind_layout(s, 11, job);
+    cairn_store_bind_u64(s, 15, job->origin.generation);
+    cairn_store_bind_u64(s, 16, job->origin.from.generation);
+    cairn_store_bind_u64(s, 17, job->origin.from.step);
     if (sqlite3_step(s) == SQLITE_DONE) {
         sqlite3_finalize(s);
         return CAIRN_OK;
@@ -515,7 +525,9 @@ static cairn_status give_job(struct cairn_store *store, sqlite3_stmt *s, cairn_s
                                     .layout_at_step = column_u64(s, 11),
                                     .layout_before = sqlite3_column_blob(s, 12),
                                     .layout_before_bytes = (size_t)sqlite3_column_bytes(s, 12),
-                                    .pause = sqlite3_column_double(s, 13) };
+                                    .pause = sqlite3_column_double(s, 13),
+                                    .origin = { column_u64(s, 14),
+                                                { column_u64(s, 15), column_u64(s, 16) } } };
     char **names;
     double *weights;
     cairn_status status = read_shards(store, job.id, &names, &weights, &job.shard_count, why);
@@ -535,8 +547,8 @@ cairn_status cairn_store_each_job(struct cairn_store *store, cairn_stored_job_fn
     cairn_status status = cairn_store_prepare(
         store,
         "SELECT id, name, spec, layout, generation, generation_reserved, epoch, round_reserved, "
-        "base_step, initialized, layout_at_generation, layout_at_step, layout_before, pause FROM "
-        "jobs ORDER BY name",
+        "base_step, initialized, layout_at_generation, layout_at_step, layout_before, pause, "
+        "origin, origin_from_generation, origin_from_step FROM jobs ORDER BY name",
         &s, why);
     if (status != CAIRN_OK) return status;
     int code;

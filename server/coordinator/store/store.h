@@ -21,6 +21,7 @@
 #include <stdint.h>
 
 #include "proto/base/sentence.h"
+#include "proto/snapshot/manifest.h"
 
 struct cairn_store;
 
@@ -41,6 +42,7 @@ struct cairn_stored_job {
     uint64_t epoch;
     uint64_t round_reserved; /* round numbers up to this one may have been used */
     uint64_t base_step;      /* the step at which the generation began */
+    struct cairn_origin origin;
     bool initialized;
     /* What a layout that changes needs: the version that the job had when `layout` came into force, and the
      * layout in which that one is published, [layout_before_bytes], 0: in `layout`. */

@@ -12,6 +12,7 @@
 
 #include "server/base/durable.h"
 #include "server/base/log.h"
+#include "server/base/wall.h"
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
@@ -165,7 +166,7 @@ static cairn_status trust_own(struct cairn_cluster *cluster, struct cairn_senten
                           "take some off with `cairn key untrust`",
                           CAIRN_KEYS_MAX);
     if (there == NULL) there = &keys->list[keys->count++];
-    *there = (struct trusted_key) { keys->signer.public_key, true, (uint64_t)time(NULL) };
+    *there = (struct trusted_key) { keys->signer.public_key, true, cairn_wall_unix_s() };
     return put(cluster->store, there, why);
 }
 
@@ -322,7 +323,7 @@ static cairn_status judge_trust(struct cairn_cluster_keys *keys, const char *tex
                           "%d keys are trusted already; `cairn key untrust` takes one off",
                           CAIRN_KEYS_MAX);
     keys->changing = there != NULL ? *there
-                                   : (struct trusted_key) { key, false, (uint64_t)time(NULL) };
+                                   : (struct trusted_key) { key, false, cairn_wall_unix_s() };
     return CAIRN_OK;
 }
 
