@@ -711,10 +711,12 @@ struct cairn_amend {
 };
 /* Amends the job at a step boundary: CAIRN_OK means that it is durable and that the next round that opens
  * goes by it; a round that is open ends by the terms it began with. Workers attach with the spec as it
- * was or as it is. Schedules and bias corrections go by the step of the job, not by steps since the
- * amendment. Refused as a whole or done as a whole: CAIRN_ERR_INVALID, CAIRN_ERR_NOT_FOUND (no such group or
- * tensor), CAIRN_ERR_EXISTS (a tensor of that name), CAIRN_ERR_UNSUPPORTED (another optimizer),
- * CAIRN_ERR_STALE.
+ * was or as it is. Schedules go by the step of the job, not by steps since the amendment. Bias corrections,
+ * and SGD's first momentum, go by each tensor's own count of updates, as in torch: a step in which it was
+ * frozen is none of them, and one that is added, or trained for the first time, begins at its first. Refused
+ * as a whole or done as a whole: CAIRN_ERR_INVALID (also: more than 24,576 runs of neighbours, by name, would
+ * stand at counts of their own), CAIRN_ERR_NOT_FOUND (no such group or tensor), CAIRN_ERR_EXISTS (a tensor of
+ * that name), CAIRN_ERR_UNSUPPORTED (another optimizer), CAIRN_ERR_STALE.
  *   Tensors that are added, tied, or trained for the first time make a new version, (generation + 1, the same
  * step), of what the shards have. An open round of the caller is void (CAIRN_ERR_EPOCH_CHANGED); then every
  * handle of the job, the caller's too, has CAIRN_ERR_FENCED, because its tensors are others: close it and

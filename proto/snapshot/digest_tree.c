@@ -219,6 +219,11 @@ cairn_status cairn_content_root(struct cairn_plane_digest *planes, size_t plane_
     hash_field(&state, content->schedule, content->schedule_bytes);
     hash_u64(&state, cairn_f64_bits(content->loss_scale));
     hash_bytes(&state, content->client_state.byte, CAIRN_HASH_BYTES);
+    if (content->missed_count > 0) hash_u64(&state, content->missed_count);
+    for (size_t i = 0; i < content->missed_count; i++) {
+        hash_text(&state, content->missed[i].tensor);
+        hash_u64(&state, content->missed[i].steps);
+    }
     hash_end(&state, out);
     return CAIRN_OK;
 }

@@ -8,7 +8,7 @@
  *   plane   BLAKE2b-256 of {"cairn plane 1", tensor, plane, dtype, shape, leaf count, tree}
  *   job     BLAKE2b-256 of {"cairn content 1", planes by tensor name (bytewise) and number, step,
  *           groups by name (of a driven one with its last lr), schedule, loss scale, hash of the client
- *           state}
+ *           state; where tensors have missed steps: their count, and each by name with how many}
  *
  * Every part of the last two is preceded by its length or count, so no two inputs read alike. A shard
  * that owns the leaves [a, b) sends the maximal whole subtrees in that range, at most
@@ -80,6 +80,11 @@ struct cairn_group_digest {
     const char *name; /* borrowed */
     struct cairn_group_hyper hyper;
 };
+/* A tensor whose own count of updates is not the step. */
+struct cairn_missed_digest {
+    const char *tensor; /* borrowed */
+    uint64_t steps;     /* that passed it by, at least 1 */
+};
 /* What the root says beside the planes. */
 struct cairn_content {
     uint64_t step;
@@ -88,7 +93,9 @@ struct cairn_content {
     const void *schedule; /* its encoded form; NULL with 0 bytes: constant; borrowed */
     size_t schedule_bytes;
     double loss_scale;
-    struct cairn_hash client_state; /* cairn_bytes_hash; of 0 bytes where there is none */
+    struct cairn_hash client_state;           /* cairn_bytes_hash; of 0 bytes where there is none */
+    const struct cairn_missed_digest *missed; /* [missed_count], by name; borrowed */
+    size_t missed_count;
 };
 /* Sorts both arrays. CAIRN_ERR_INVALID: a plane or a group is there twice. */
 cairn_status cairn_content_root(struct cairn_plane_digest *planes, size_t plane_count,

@@ -12,7 +12,8 @@
 #define FLAG_STATE    4u /* the end is the client state, not empty */
 #define FLAG_SKIPS    8u /* behind the groups: u64 all, u64 revision, u32 in_row; without it none */
 #define FLAG_DRIVEN   16u /* behind those: u32 count, f64 each; without it none */
-#define FLAGS         31u
+#define FLAG_MISSED   32u /* behind those: missed.h; without it nothing */
+#define FLAGS         63u
 
 static void put_u32(uint8_t *out, uint32_t x)
 {
@@ -84,7 +85,8 @@ size_t cairn_payload_encode(const struct cairn_payload *head,
 {
     const size_t groups_end = CAIRN_PAYLOAD_BYTES(head->group_count);
     const size_t skips_end = groups_end + (head->skips.all > 0 ? CAIRN_PAYLOAD_SKIPS_BYTES : 0);
-    const size_t fixed_bytes = skips_end + CAIRN_PAYLOAD_DRIVEN_BYTES(head->driven_count);
+    const size_t driven_end = skips_end + CAIRN_PAYLOAD_DRIVEN_BYTES(head->driven_count);
+    const size_t fixed_bytes = driven_end + head->missed.size;
     // First: it may be where the head of the new payload goes.
     if (head->state_bytes > 0) memmove(out + fixed_bytes, head->state, head->state_bytes);
     put_u32(out, PAYLOAD_MAGIC);
@@ -97,12 +99,28 @@ size_t cairn_payload_encode(const struct cairn_payload *head,
     put_u32(out + 44, (head->finite ? FLAG_FINITE : 0) | (head->fail ? FLAG_FAIL : 0) |
                           (head->skips.all > 0 ? FLAG_SKIPS : 0) |
                           (head->driven_count > 0 ? FLAG_DRIVEN : 0) |
+                          (head->missed.size > 0 ? FLAG_MISSED : 0) |
                           (head->state_bytes > 0 ? FLAG_STATE : 0));
     if (head->skips.all > 0) put_skips(out + groups_end, &head->skips);
     if (head->driven_count > 0) put_driven(out + skips_end, head);
+    if (head->missed.size > 0) memcpy(out + driven_end, head->missed.bytes, head->missed.size);
     for (uint32_t i = 0; i < head->group_count; i++)
         cairn_group_scalars_encode(&groups[i], out + CAIRN_PAYLOAD_BYTES(i));
     return fixed_bytes + head->state_bytes;
+}
+
+size_t cairn_payload_with_missed(const void *bytes, const struct cairn_payload *head,
+                                 const struct cairn_missed *missed, uint8_t *out)
+{
+    const size_t before = CAIRN_PAYLOAD_BYTES(head->group_count) +
+                          (head->skips.all > 0 ? CAIRN_PAYLOAD_SKIPS_BYTES : 0) +
+                          CAIRN_PAYLOAD_DRIVEN_BYTES(head->driven_count);
+    memcpy(out, bytes, before);
+    const uint32_t flags = get_u32(out + 44) & ~FLAG_MISSED;
+    put_u32(out + 44, flags | (missed->size > 0 ? FLAG_MISSED : 0));
+    if (missed->size > 0) memcpy(out + before, missed->bytes, missed->size);
+    if (head->state_bytes > 0) memcpy(out + before + missed->size, head->state, head->state_bytes);
+    return before + missed->size + head->state_bytes;
 }
 
 cairn_status cairn_payload_decode(const void *bytes, size_t bytes_len,
@@ -122,7 +140,12 @@ cairn_status cairn_payload_decode(const void *bytes, size_t bytes_len,
     if ((flags & FLAG_DRIVEN) != 0 && !judge_driven(driven, rest - skips_bytes, &driven_count))
         return CAIRN_ERR_MALFORMED;
     const size_t driven_bytes = CAIRN_PAYLOAD_DRIVEN_BYTES(driven_count);
-    const size_t state_bytes = rest - skips_bytes - driven_bytes;
+    struct cairn_missed missed = { .bytes = NULL };
+    if ((flags & FLAG_MISSED) != 0 &&
+        cairn_missed_decode(driven + driven_bytes, rest - skips_bytes - driven_bytes, &missed) !=
+            CAIRN_OK)
+        return CAIRN_ERR_MALFORMED;
+    const size_t state_bytes = rest - skips_bytes - driven_bytes - missed.size;
     if ((state_bytes > 0) != ((flags & FLAG_STATE) != 0)) return CAIRN_ERR_MALFORMED;
     struct cairn_skips skips = { 0 };
     if (skips_bytes > 0) {
@@ -140,7 +163,8 @@ cairn_status cairn_payload_decode(const void *bytes, size_t bytes_len,
         .skips = skips,
         .group_count = groups,
         .driven_count = driven_count,
-        .state = state_bytes > 0 ? driven + driven_bytes : NULL,
+        .missed = missed,
+        .state = state_bytes > 0 ? driven + driven_bytes + missed.size : NULL,
         .state_bytes = state_bytes,
     };
     return CAIRN_OK;

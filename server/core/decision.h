@@ -3,7 +3,7 @@
  * A decision is made once, by the coordinator, and kept by every shard until the next one: it is how
  * a new coordinator learns what the old one said. So the payload carries everything that a worker may
  * still ask about the round, and the state of the job that no disk has (the loss scale, the client state, the
- * learning rates that the trainer gave).
+ * learning rates that the trainer gave, how many steps passed which tensors by).
  *
  * Pure; no allocation. */
 #ifndef CAIRN_CORE_DECISION_H
@@ -16,6 +16,7 @@
 #include "proto/base/status.h"
 #include "proto/geometry/tensor.h"
 #include "proto/spec/scalars.h"
+#include "server/core/missed.h"
 
 /* Numbers go over the wire (control.proto, Decision.kind). */
 enum cairn_decision_kind {
@@ -58,6 +59,8 @@ struct cairn_payload {
      * cairn_payload_driven. */
     const double *driven;
     uint32_t driven_count; /* all groups of the job, driven or not; 0: no group is driven */
+    /* What tensors have missed after the decision. Decoded: in the payload. */
+    struct cairn_missed missed;
     /* [state_bytes] what the trainer gave for the version after the decision: opaque; 0 bytes: nothing.
      * Decoded: borrowed from the payload. Encoded: may lie in `out`. */
     const uint8_t *state;
@@ -71,16 +74,21 @@ struct cairn_payload {
 #define CAIRN_PAYLOAD_SKIPS_BYTES 20
 /* A count, and a learning rate each; 0 without any. */
 #define CAIRN_PAYLOAD_DRIVEN_BYTES(count) ((count) > 0 ? 4 + 8 * (size_t)(count) : 0)
-/* What no payload of a job is longer than. */
-#define CAIRN_PAYLOAD_MAX(group_count, state_max)                   \
+/* What no payload of a job of so many tensors is longer than. */
+#define CAIRN_PAYLOAD_MAX(group_count, tensor_count, state_max)     \
     (CAIRN_PAYLOAD_BYTES(group_count) + CAIRN_PAYLOAD_SKIPS_BYTES + \
-     CAIRN_PAYLOAD_DRIVEN_BYTES(group_count) + (size_t)(state_max))
+     CAIRN_PAYLOAD_DRIVEN_BYTES(group_count) +                      \
+     ((tensor_count) > 0 ? CAIRN_MISSED_BYTES(tensor_count) : 0) + (size_t)(state_max))
 
-/* Writes at most CAIRN_PAYLOAD_MAX(groups of the job, head->state_bytes) bytes, and returns how many: the
- * head, the groups in the spec's order, the skips if there are any, the learning rates of driven groups
- * likewise, the client state. */
+/* Writes at most CAIRN_PAYLOAD_MAX(groups of the job, its tensors, head->state_bytes) bytes, and returns how
+ * many: the head, the groups in the spec's order, the skips if there are any, the learning rates of driven
+ * groups and what tensors have missed likewise, the client state. */
 size_t cairn_payload_encode(const struct cairn_payload *head,
                             const struct cairn_group_scalars *groups, uint8_t *out);
+/* The payload of `head`, which was decoded of `bytes`, with `missed` in the place of what tensors have missed
+ * there. Writes at most that much more, and returns how many bytes. */
+size_t cairn_payload_with_missed(const void *bytes, const struct cairn_payload *head,
+                                 const struct cairn_missed *missed, uint8_t *out);
 /* CAIRN_ERR_MALFORMED: a length that does not fit, an unknown flag. */
 cairn_status cairn_payload_decode(const void *bytes, size_t bytes_len,
                                   struct cairn_payload *head_out) CAIRN_MUST_CHECK;

@@ -85,7 +85,10 @@
  * 74  a shard that goes on with other chunks forgets the last decision
  * 75  a shard that joins is judged by what it knows
  * 76  a shard that has left is owed the ends of micro-batches, as any other
- * 77  what the shards had when a layout came is told as of the layout before */
-#define CAIRN_MUTANT_COUNT 77
+ * 77  what the shards had when a layout came is told as of the layout before
+ * 78  the steps that passed tensors by are forgotten by a new coordinator
+ * 79  a tensor of which one shard has a part that nobody touched is left alone
+ * 80  the update of a tensor that missed steps goes by the job's step */
+#define CAIRN_MUTANT_COUNT 80
 
 #endif

@@ -21,7 +21,7 @@ static bool config_ok(const struct cairn_round_config *config)
     return config->shard_count >= 1 && config->shard_count <= shard_max && shard_max <= 1u << 24 &&
            config->member_max >= 1 && config->member_max <= 1u << 24 &&
            config->terms.workers_min >= 1 && config->terms.workers_min <= config->member_max &&
-           config->group_count <= 1u << 20 &&
+           config->group_count <= 1u << 20 && config->tensor_count <= CAIRN_SPEC_TENSORS_MAX &&
            config->client_state_max <= CAIRN_SPEC_CLIENT_STATE_MAX;
 }
 
@@ -31,7 +31,9 @@ size_t cairn_round_bytes(const struct cairn_round_config *config)
     return sizeof(struct cairn_round) + shards_of(config) * sizeof(struct shard) +
            config->member_max * (sizeof(struct worker) + sizeof(struct absent) + sizeof(uint64_t)) +
            config->group_count * (sizeof(struct cairn_group_scalars) + 2 * sizeof(double)) +
-           CAIRN_PAYLOAD_MAX(config->group_count, 2 * (size_t)config->client_state_max);
+           config->tensor_count * 2 * sizeof(uint64_t) + CAIRN_MISSED_BYTES(config->tensor_count) +
+           CAIRN_PAYLOAD_MAX(config->group_count, config->tensor_count,
+                             2 * (size_t)config->client_state_max);
 }
 
 size_t cairn_round_actions_max(const struct cairn_round_config *config)
@@ -66,9 +68,13 @@ struct cairn_round *cairn_round_init(void *memory, const struct cairn_round_conf
     core->scalars = (struct cairn_group_scalars *)(core->contributors + config->member_max);
     core->driven = (double *)(core->scalars + config->group_count);
     core->driven_given = core->driven + config->group_count;
-    core->payload = (uint8_t *)(core->driven_given + config->group_count);
-    core->payload_bytes_max = CAIRN_PAYLOAD_MAX(config->group_count, config->client_state_max);
+    core->missed = (uint64_t *)(core->driven_given + config->group_count);
+    core->untouched = core->missed + config->tensor_count;
+    core->payload = (uint8_t *)(core->untouched + config->tensor_count);
+    core->payload_bytes_max = CAIRN_PAYLOAD_MAX(config->group_count, config->tensor_count,
+                                                config->client_state_max);
     core->state = core->payload + core->payload_bytes_max;
+    core->missed_room = core->state + config->client_state_max;
     core->last.payload = core->payload;
     core->epoch = config->epoch;
     core->round_next = config->round_reserved > 0 && !MUTANT(6) ? config->round_reserved : 1;
@@ -379,6 +385,7 @@ static void open_round(struct cairn_round *core, struct cairn_round_actions *act
     core->asking = false;
     core->state_bytes = 0;
     memset(&core->sums, 0, sizeof core->sums);
+    cairn_round_missed_begin(core);
     for (uint32_t s = 0; s < core->config.shard_count; s++) core->shards[s].reduced = false;
     if (core->config.step_deadline_ms > 0)
         core->deadline_ms = core->now_ms + core->config.step_deadline_ms;

@@ -25,6 +25,8 @@
  *  - Where the trainer gives states, one belongs to each version: that of the round's rank 0, without whose
  *    COMMIT nothing is decided; a skip and a write keep it. It travels in the payload, as the loss scale.
  *  - So does the learning rate of a driven group: the update goes by what rank 0 gave with its COMMIT.
+ *  - And what tensors have missed (missed.h): a step passes by what is frozen, or untouched where that is
+ *    left alone, and the update of a tensor goes by its own count.
  *  - A skip leaves step and parameters, and is counted for good: step + skips is the number of the batch that
  *    comes next. After skips_max of them in a row that no loss scale could help no round of steps opens, and
  *    who asks for one is refused, until there are other terms, a write or a restore.
@@ -66,14 +68,25 @@ enum cairn_round_stage {
     CAIRN_ROUND_FAILED = 6 /* a shard lost its state, or shards disagree: restore a snapshot */
 };
 
+/* A tensor, as updates see it. */
+struct cairn_round_tensor {
+    uint64_t elems;
+    uint32_t group; /* CAIRN_ROUND_UNTRAINED: it is in none */
+    bool frozen;    /* it takes no gradient, whatever its group does */
+};
+#define CAIRN_ROUND_UNTRAINED UINT32_MAX
+
 /* What an amendment may change of the update, in the spec's order. Borrowed from when the core is told of the
  * terms until it says that others are in force (cairn_round_terms_of). */
 struct cairn_round_terms {
     const struct cairn_group_hyper *groups; /* [group_count] */
     const struct cairn_schedule *schedules; /* [group_count], of their lr; NULL: all are constant */
     const bool *frozen;                     /* [group_count], take no gradient; NULL: none */
-    double clip_norm;                       /* 0 = no clipping */
-    uint64_t revision;                      /* of their spec */
+    /* [tensor_count]; group and elems are what they were */
+    const struct cairn_round_tensor *tensors;
+    bool any_frozen;   /* of the tensors, by itself or with its group */
+    double clip_norm;  /* 0 = no clipping */
+    uint64_t revision; /* of their spec */
     /* 1 to member_max: a round opens with at least so many workers. The newest value counts at once. */
     uint32_t workers_min;
     /* Likewise: what follows when a worker is lost, from now on. */
@@ -103,6 +116,10 @@ struct cairn_round_config {
     uint64_t step_deadline_ms;
     struct cairn_round_terms terms;
     uint32_t group_count;
+    /* 0: no tensor is told of, and each has the job's count of updates. */
+    uint32_t tensor_count;
+    /* A tensor to which nobody contributed is left alone, and misses the step. False: its gradient is 0. */
+    bool leaves_untouched;
     /* Bytes of client state, at most CAIRN_SPEC_CLIENT_STATE_MAX; 0: the trainer gives none. */
     uint32_t client_state_max;
     struct cairn_round_scaling scaling;
@@ -123,6 +140,12 @@ struct cairn_round_lack {
     uint32_t micro;  /* the micro-batch that it is in */
     bool waits; /* what it can send is here, and others come first. False: something of it lacks */
     bool relayed; /* the relay says so, and not the shard for its own part */
+};
+
+/* Of a tensor on a shard: so many elements have no gradient in the round. */
+struct cairn_round_untouched {
+    uint64_t elems;
+    uint32_t tensor; /* may be there more than once */
 };
 
 enum cairn_round_event_kind {
@@ -147,7 +170,8 @@ enum cairn_round_event_kind {
     CAIRN_ROUND_SHARD_EMPTY, /* shard: it is back without the state. (Where it had nothing that was settled
                               * it is DOWN, and the layout goes back) */
     CAIRN_ROUND_ANSWER, /* shard, epoch, refused, phase, round, version, decision; as step.h's ANSWER */
-    CAIRN_ROUND_REDUCED,   /* shard, epoch, round, sums */
+    CAIRN_ROUND_REDUCED, /* shard, epoch, round, sums, untouched: with leaves_untouched, of all chunks of
+                            * the shard that nobody contributed to */
     CAIRN_ROUND_PUBLISHED, /* shard, epoch, round, version, nonfinite */
     CAIRN_ROUND_LACKS, /* shard, epoch, round, lacks: the answer to ASK_LACKS; nothing, if none */
     /* workers. Requests may be repeated after a reconnect */
@@ -187,6 +211,8 @@ struct cairn_round_event {
     /* borrowed for the call */
     const struct cairn_decision *decision;
     const struct cairn_step_sums *sums;
+    const struct cairn_round_untouched *untouched; /* [untouched_count] */
+    uint32_t untouched_count;
     const struct cairn_round_terms *terms; /* what they point to: see there */
     const struct cairn_round_lack *lacks;  /* [lack_count] */
     uint32_t lack_count;
@@ -303,6 +329,8 @@ bool cairn_round_takes_driven(const struct cairn_round *core, uint64_t member, u
 /* The learning rate of a group in the next round, by the newest terms; of a driven group the one that was
  * given last. */
 double cairn_round_lr(const struct cairn_round *core, uint32_t group);
+/* How many steps passed a trained tensor by. */
+uint64_t cairn_round_missed(const struct cairn_round *core, uint32_t tensor);
 bool cairn_round_pin_pending(const struct cairn_round *core);
 /* The layout in force: the last one that is durable. */
 uint64_t cairn_round_layout(const struct cairn_round *core);

@@ -37,6 +37,10 @@ void cairn_round_on_reduced(struct cairn_round *core, const struct cairn_round_e
         cairn_round_fail(core, event->shard, "its sum of squares is not possible", actions);
         return;
     }
+    if (!cairn_round_missed_note(core, event)) {
+        cairn_round_fail(core, event->shard, "it tells of a tensor that the job has not", actions);
+        return;
+    }
     core->sums.weight = event->sums->weight;
     shard->reduced = true;
     core->reduced_count++;
@@ -70,12 +74,19 @@ double cairn_round_group_lr(const struct cairn_round_terms *terms, const double 
     return cairn_schedule_lr(schedule, lr, step);
 }
 
+struct cairn_group_hyper cairn_round_hyper(const struct cairn_round *core, uint32_t group)
+{
+    const struct cairn_round_terms *terms = &core->config.terms;
+    struct cairn_group_hyper hyper = terms->groups[group];
+    hyper.lr = cairn_round_group_lr(terms, core->driven_given, group, core->version.step);
+    return hyper;
+}
+
 static void compute_scalars(struct cairn_round *core, uint32_t grad_scale)
 {
     const struct cairn_round_terms *terms = &core->config.terms;
     for (uint32_t g = 0; g < core->config.group_count; g++) {
-        struct cairn_group_hyper hyper = terms->groups[g];
-        hyper.lr = cairn_round_group_lr(terms, core->driven_given, g, core->version.step);
+        const struct cairn_group_hyper hyper = cairn_round_hyper(core, g);
         const cairn_status status = cairn_group_scalars_of(&hyper, core->version.step + 1,
                                                            grad_scale, &core->scalars[g]);
         assert(status ==
@@ -142,6 +153,16 @@ static void give_driven(const struct cairn_round *core, struct cairn_payload *he
     head->driven_count = core->driven_count;
 }
 
+/* False: the job has failed. (What may lead there is refused before: job/amend.c of the coordinator.) */
+static bool give_missed(struct cairn_round *core, bool applies, struct cairn_payload *head,
+                        struct cairn_round_actions *actions)
+{
+    if (cairn_round_missed_give(core, applies, head)) return true;
+    cairn_round_fail(core, 0, "its tensors stand at more counts of updates than can be told",
+                     actions);
+    return false;
+}
+
 /* What was put takes effect; of the job's state nothing changes but the generation. */
 static void decide_write(struct cairn_round *core, struct cairn_round_actions *actions)
 {
@@ -153,6 +174,7 @@ static void decide_write(struct cairn_round *core, struct cairn_round_actions *a
     head.skips = core->skips;
     keep_state(core, &head);
     give_driven(core, &head);
+    if (!give_missed(core, false, &head, actions)) return;
     const size_t bytes = cairn_payload_encode(&head, core->scalars, core->payload);
     core->last = (struct cairn_decision) {
         .kind = CAIRN_DECISION_WRITE,
@@ -196,6 +218,7 @@ void cairn_round_decide(struct cairn_round *core, struct cairn_round_actions *ac
     if (apply || MUTANT(52))
         memcpy(core->driven, core->driven_given, core->driven_count * sizeof *core->driven);
     give_driven(core, &head);
+    if (!give_missed(core, apply, &head, actions)) return;
     const size_t bytes = cairn_payload_encode(&head, core->scalars, core->payload);
 
     core->last = (struct cairn_decision) {

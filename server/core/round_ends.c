@@ -10,7 +10,7 @@
 
 /* ---- what is kept ---- */
 
-/* Without groups, their learning rates and client state, which nobody asks for. */
+/* Without groups, their learning rates, what tensors have missed, and client state, which nobody asks for. */
 static void take_end(const struct cairn_round *core, struct end *end)
 {
     struct cairn_payload head;
@@ -22,6 +22,7 @@ static void take_end(const struct cairn_round *core, struct end *end)
                                                      &head);
     if (status != CAIRN_OK) return; // of a restored job, perhaps: its head says nothing of a round
     head.group_count = head.driven_count = 0;
+    head.missed = (struct cairn_missed) { .bytes = NULL };
     head.state_bytes = 0;
     end->decision.payload_bytes = cairn_payload_encode(&head, NULL, end->head);
 }

@@ -120,7 +120,10 @@ static cairn_status take_job_state(struct cairn_round *core)
     core->loss_scale = core->config.scaling.start;
     core->good_rounds = 0;
     cairn_round_take_skips(core, NULL);
-    if (core->last.payload_bytes == 0 || MUTANT(15)) return take_driven(core, NULL);
+    if (core->last.payload_bytes == 0 || MUTANT(15)) {
+        const cairn_status none = cairn_round_missed_take(core, NULL);
+        return none == CAIRN_OK ? take_driven(core, NULL) : none;
+    }
     struct cairn_payload head;
     const cairn_status status = cairn_payload_decode(core->last.payload, core->last.payload_bytes,
                                                      &head);
@@ -129,7 +132,8 @@ static cairn_status take_job_state(struct cairn_round *core)
     core->loss_scale = head.loss_scale;
     core->good_rounds = head.good_rounds;
     cairn_round_take_skips(core, &head.skips);
-    return take_driven(core, &head);
+    const cairn_status taken = cairn_round_missed_take(core, &head);
+    return taken == CAIRN_OK ? take_driven(core, &head) : taken;
 }
 
 void cairn_round_resolve(struct cairn_round *core, struct cairn_round_actions *actions)

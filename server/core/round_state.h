@@ -10,7 +10,8 @@
 /* How a round ended. */
 struct end {
     struct cairn_decision decision; /* round 0: none; its payload is set where it is given out */
-    uint8_t head[CAIRN_PAYLOAD_MAX(0, 0)]; /* of the payload, without groups and client state */
+    uint8_t head[CAIRN_PAYLOAD_MAX(
+        0, 0, 0)]; /* of the payload, without what is of groups, tensors and client state */
 };
 enum { END_OF_STEP, END_OF_WRITE, ENDS };
 
@@ -131,6 +132,12 @@ struct cairn_round {
     double *driven;       /* what the newest version was made with */
     double *driven_given; /* by the open round's rank 0 */
     uint32_t driven_count;
+    uint64_t *missed; /* [tensor_count] steps that passed the tensor by */
+    uint64_t
+        *untouched;  /* [tensor_count] OPEN: elements to which nobody contributed, as shards say */
+    bool has_missed; /* some are not 0 */
+    bool has_untouched;   /* likewise */
+    uint8_t *missed_room; /* of the decision at hand, CAIRN_MISSED_BYTES */
 };
 
 /* round.c */
@@ -200,12 +207,26 @@ void cairn_round_end_losses(struct cairn_round *core);
 /* Of a job that waits for lost workers: for how many, and how long at most. */
 void cairn_round_say_lost(const struct cairn_round *core, struct cairn_sentence *out);
 
+/* round_missed.c: which steps passed which tensors by. */
+/* A round of steps opens. */
+void cairn_round_missed_begin(struct cairn_round *core);
+/* A shard says what nobody touched. False: there is no such tensor. */
+bool cairn_round_missed_note(struct cairn_round *core, const struct cairn_round_event *event);
+/* Takes over what a payload tells; NULL: it told none. CAIRN_ERR_MALFORMED: of another job. */
+cairn_status cairn_round_missed_take(struct cairn_round *core,
+                                     const struct cairn_payload *told) CAIRN_MUST_CHECK;
+/* What was missed after the decision, into the payload; `applies`: it makes a step. False: tensors stand at
+ * more counts than can be told. */
+bool cairn_round_missed_give(struct cairn_round *core, bool applies, struct cairn_payload *head);
+
 /* round_decide.c */
 void cairn_round_on_reduced(struct cairn_round *core, const struct cairn_round_event *event,
                             struct cairn_round_actions *actions);
 /* The learning rate of the round of that step; `driven`: [group_count]. */
 double cairn_round_group_lr(const struct cairn_round_terms *terms, const double *driven,
                             uint32_t group, uint64_t step);
+/* The hyper-parameters of a group in the open round. */
+struct cairn_group_hyper cairn_round_hyper(const struct cairn_round *core, uint32_t group);
 /* The client state and the rates of driven groups that the open round is to have are there, or none is
  * due. */
 bool cairn_round_state_there(const struct cairn_round *core);

@@ -126,7 +126,7 @@ static void add_moments(struct amend_reference *ref, int t)
 {
     const struct cairn_group_hyper adamw = hyper();
     if (trains(ref, t) && ref->tensor[t].plane[CAIRN_PLANE_EXP_AVG] == NULL)
-        reference_train(&ref->tensor[t], &adamw);
+        reference_train(&ref->tensor[t], &adamw, ref->step);
 }
 
 void amend_reference_open(struct amend_reference *ref)
@@ -197,11 +197,17 @@ void amend_reference_root(const struct amend_reference *ref, char hex_out[65])
 {
     struct cairn_plane_digest planes[AMEND_TENSORS * CAIRN_PLANE_COUNT];
     struct cairn_group_digest groups[1] = { { "default", hyper() } };
-    size_t count = 0;
-    for (int t = 0; t < AMEND_TENSORS; t++)
+    struct cairn_missed_digest missed[AMEND_TENSORS];
+    size_t count = 0, missed_count = 0;
+    for (int t = 0; t < AMEND_TENSORS; t++) {
         count += reference_digest(&ref->tensor[t], &planes[count]);
-    struct cairn_content content = {
-        .step = ref->step, .groups = groups, .group_count = 1, .loss_scale = 1
-    };
+        missed_count = reference_missed(&ref->tensor[t], missed, missed_count);
+    }
+    struct cairn_content content = { .step = ref->step,
+                                     .groups = groups,
+                                     .group_count = 1,
+                                     .loss_scale = 1,
+                                     .missed = missed,
+                                     .missed_count = missed_count };
     reference_root(planes, count, &content, hex_out);
 }

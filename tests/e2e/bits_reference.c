@@ -24,7 +24,7 @@ void bits_reference_open(struct bits_reference *ref)
         reference_open(&ref->tensor[t], tensor->name, &tensor->shape, tensor->wire, param);
         if (tensor->group == NULL) continue;
         const struct cairn_group_hyper hyper = reference_hyper(group_of(t));
-        reference_train(&ref->tensor[t], &hyper);
+        reference_train(&ref->tensor[t], &hyper, 0);
     }
 }
 

@@ -24,7 +24,7 @@ void tiles_reference_open(struct tiles_reference *ref, struct tiles_mesh mesh)
         reference_open(&ref->tensor[t], tensor->name, &tensor->shape, tensor->wire, param);
         if (tensor->group == NULL) continue;
         const struct cairn_group_hyper hyper = hyper_of(t);
-        reference_train(&ref->tensor[t], &hyper);
+        reference_train(&ref->tensor[t], &hyper, 0);
     }
 }
 

@@ -64,8 +64,10 @@ void reference_close(struct reference_tensor *tensor)
     *tensor = (struct reference_tensor) { .name = NULL };
 }
 
-void reference_train(struct reference_tensor *tensor, const struct cairn_group_hyper *hyper)
+void reference_train(struct reference_tensor *tensor, const struct cairn_group_hyper *hyper,
+                     uint64_t step)
 {
+    tensor->missed = step;
     const uint32_t planes = cairn_optimizer_planes(hyper);
     for (int p = CAIRN_PLANE_EXP_AVG; p < CAIRN_PLANE_COUNT; p++)
         if ((planes & 1u << p) != 0) tensor->plane[p] = reference_zeros(tensor->geometry.elems);
@@ -81,7 +83,8 @@ void reference_update(struct reference_tensor *tensor, const struct cairn_group_
                       uint64_t step, uint32_t grad_scale)
 {
     struct cairn_group_scalars scalars;
-    reference_must(cairn_group_scalars_of(hyper, step, grad_scale, &scalars) == CAIRN_OK,
+    reference_must(cairn_group_scalars_of(hyper, step - tensor->missed, grad_scale, &scalars) ==
+                       CAIRN_OK,
                    "group_scalars_of");
     const struct cairn_update update = {
         .grad = tensor->sum,
@@ -119,6 +122,14 @@ size_t reference_digest(const struct reference_tensor *tensor,
         if (tensor->plane[p] != NULL && tensor->geometry.elems > 0)
             digest_plane(tensor, p, &out[count++]);
     return count;
+}
+
+size_t reference_missed(const struct reference_tensor *tensor, struct cairn_missed_digest *list,
+                        size_t count)
+{
+    if (tensor->missed == 0) return count;
+    list[count] = (struct cairn_missed_digest) { tensor->name, tensor->missed };
+    return count + 1;
 }
 
 void reference_root(struct cairn_plane_digest *planes, size_t plane_count,

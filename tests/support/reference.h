@@ -23,6 +23,7 @@ struct reference_tensor {
     float *plane[CAIRN_PLANE_COUNT]; /* owned: [elems]; NULL: not kept. [CAIRN_PLANE_WIRE] NULL */
     void *wire;                      /* owned: [elems], in wire_dtype */
     float *sum;                      /* owned: [elems], of the round at hand */
+    uint64_t missed;                 /* steps that passed it by */
 };
 
 void reference_must(bool holds, const char *what);
@@ -38,18 +39,22 @@ struct cairn_group_hyper reference_hyper(const struct cairn_group *group);
 void reference_open(struct reference_tensor *tensor, const char *name,
                     const struct cairn_shape *shape, cairn_dtype wire_dtype, float *param);
 void reference_close(struct reference_tensor *tensor);
-/* From now on it is trained: with the optimizer's planes, 0 at first. */
-void reference_train(struct reference_tensor *tensor, const struct cairn_group_hyper *hyper);
+/* From now on, after `step` steps, it is trained: with the optimizer's planes, 0 at first. */
+void reference_train(struct reference_tensor *tensor, const struct cairn_group_hyper *hyper,
+                     uint64_t step);
 
 /* Adds the squares of the sum to those of the round. */
 void reference_measure(const struct reference_tensor *tensor, struct cairn_sums *sums);
-/* The update that makes version `step` (from 1) out of the sum. */
+/* The update that makes version `step` (from 1) out of the sum, by the tensor's own count. */
 void reference_update(struct reference_tensor *tensor, const struct cairn_group_hyper *hyper,
                       uint64_t step, uint32_t grad_scale);
 
 /* The roots of its planes; returns how many. */
 size_t reference_digest(const struct reference_tensor *tensor,
                         struct cairn_plane_digest out[CAIRN_PLANE_COUNT]);
+/* Adds the tensor to `list`, which `count` are in, if it has missed steps; returns how many then are. */
+size_t reference_missed(const struct reference_tensor *tensor, struct cairn_missed_digest *list,
+                        size_t count);
 /* The content root of a job without client state, which is set here. */
 void reference_root(struct cairn_plane_digest *planes, size_t plane_count,
                     struct cairn_content *content, char hex_out[65]);

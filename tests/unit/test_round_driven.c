@@ -76,7 +76,7 @@ TEST(a_skip_and_a_write_keep_the_rate_of_the_version)
 
 TEST(a_new_incarnation_finds_the_rate_with_the_shards)
 {
-    uint8_t bytes[CAIRN_PAYLOAD_MAX(1, 0)];
+    uint8_t bytes[CAIRN_PAYLOAD_MAX(1, 0, 0)];
     const uint64_t round = start_round(1);
     ask_lr(A, round, 0.25);
     all_reduced(0);
@@ -92,7 +92,7 @@ TEST(a_new_incarnation_finds_the_rate_with_the_shards)
 
 TEST(a_payload_of_another_number_of_groups_fails_the_job)
 {
-    uint8_t bytes[CAIRN_PAYLOAD_MAX(2, 0)];
+    uint8_t bytes[CAIRN_PAYLOAD_MAX(2, 0, 0)];
     const double two[2] = { 1, 2 };
     const struct cairn_payload head = { .loss_scale = 1, .driven = two, .driven_count = 2 };
     struct cairn_decision last = known(CAIRN_DECISION_SKIP, 77, 41);
@@ -108,7 +108,7 @@ TEST(a_payload_of_another_number_of_groups_fails_the_job)
 
 TEST(a_payload_carries_rates_between_skips_and_state_and_none_that_is_no_rate)
 {
-    uint8_t bytes[CAIRN_PAYLOAD_MAX(2, 3)];
+    uint8_t bytes[CAIRN_PAYLOAD_MAX(2, 0, 3)];
     const double rates[2] = { 0, 1e-3 };
     const struct cairn_payload head = { .driven = rates,
                                         .driven_count = 2,

@@ -73,7 +73,7 @@ TEST(a_new_epoch_or_incarnation_hears_of_it_again)
 {
     (void)start_round(1);
     struct cairn_decision last = apply(true);
-    static uint8_t kept[CAIRN_PAYLOAD_MAX(1, 0)];
+    static uint8_t kept[CAIRN_PAYLOAD_MAX(1, 0, 0)];
     memcpy(kept, last.payload, last.payload_bytes);
     last.payload = kept;
     make(cairn_round_epoch(core) + 9, 5000 + last.round);

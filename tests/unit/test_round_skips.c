@@ -2,7 +2,7 @@
  * them in a row. Three in a row end it here, by terms of revision 7. */
 #include "tests/unit/round_driver.h"
 
-enum { MAX = 3, REVISION = 7, KEPT_BYTES = CAIRN_PAYLOAD_MAX(1, 0) };
+enum { MAX = 3, REVISION = 7, KEPT_BYTES = CAIRN_PAYLOAD_MAX(1, 0, 0) };
 
 static uint64_t step; /* of the job */
 static uint8_t kept[KEPT_BYTES];
@@ -204,7 +204,7 @@ TEST(a_job_without_a_bound_goes_on)
 
 TEST(a_payload_without_skips_is_what_it_was_before_there_were_any)
 {
-    uint8_t bytes[CAIRN_PAYLOAD_MAX(0, 3)];
+    uint8_t bytes[CAIRN_PAYLOAD_MAX(0, 0, 3)];
     const struct cairn_skips skips = { .all = 1ull << 40, .in_row = 9, .revision = 8 };
     struct cairn_payload head = { .loss_scale = 1 }, back;
     size_t count = cairn_payload_encode(&head, NULL, bytes);

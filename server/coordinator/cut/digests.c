@@ -130,10 +130,55 @@ static cairn_status fill_groups(const struct cairn_manifest *m, const struct cai
                               : cairn_fail(why, status, "a group of the spec is not valid");
 }
 
-/* Group names and the hyper-parameters the core uses; loss scale and client state as in the payload. */
-static cairn_status join(const struct cairn_manifest *m, struct cairn_plane_digest *planes,
-                         size_t plane_count, struct cairn_group_digest *groups,
-                         struct cairn_hash *root_out, double *loss_scale_out,
+/* What the content root is made of. */
+struct parts {
+    /* owned */
+    struct cairn_plane_digest *planes;
+    struct cairn_group_digest *groups;
+    struct cairn_missed_digest *missed; /* [tensor_count] */
+    struct cairn_tree_node *room;
+};
+
+static bool parts_open(struct parts *parts, const struct cairn_job_spec_data *spec,
+                       size_t digest_count)
+{
+    *parts = (struct parts) {
+        .planes = calloc(spec->tensor_count * CAIRN_PLANE_COUNT + 1, sizeof *parts->planes),
+        .groups = calloc(spec->group_count + 1, sizeof *parts->groups),
+        .missed = calloc(spec->tensor_count + 1, sizeof *parts->missed),
+        .room = calloc(digest_count + 1, sizeof *parts->room),
+    };
+    return parts->planes != NULL && parts->groups != NULL && parts->missed != NULL &&
+           parts->room != NULL;
+}
+
+static void parts_close(struct parts *parts)
+{
+    free(parts->planes);
+    free(parts->groups);
+    free(parts->missed);
+    free(parts->room);
+}
+
+/* Trained tensors that have missed steps, in the spec's order, which is that of their names; room: one for
+ * each tensor. Returns how many. */
+static size_t fill_missed(const struct cairn_job_spec_data *spec, const struct cairn_missed *missed,
+                          struct cairn_missed_digest *room)
+{
+    size_t count = 0;
+    for (size_t t = 0; missed->size > 0 && t < spec->tensor_count; t++) {
+        if (spec->tensors[t].kind != CAIRN_TRAINED) continue;
+        const uint64_t steps = cairn_missed_steps(missed, (uint32_t)t);
+        if (steps > 0)
+            room[count++] = (struct cairn_missed_digest) { spec->tensors[t].name, steps };
+    }
+    return count;
+}
+
+/* Group names and the hyper-parameters the core uses; loss scale, client state and what tensors have missed
+ * as in the payload. */
+static cairn_status join(const struct cairn_manifest *m, const struct parts *parts,
+                         size_t plane_count, struct cairn_hash *root_out, double *loss_scale_out,
                          struct cairn_sentence *why)
 {
     const struct cairn_job_spec_data *spec = &m->spec;
@@ -141,12 +186,14 @@ static cairn_status join(const struct cairn_manifest *m, struct cairn_plane_dige
     if (m->payload_bytes > 0 &&
         cairn_payload_decode(m->payload, m->payload_bytes, &head) != CAIRN_OK)
         return cairn_fail(why, CAIRN_ERR_PROTOCOL, "the payload of the last decision is none");
-    cairn_status status = fill_groups(m, &head, groups, why);
+    cairn_status status = fill_groups(m, &head, parts->groups, why);
     if (status != CAIRN_OK) return status;
     struct cairn_content content = { .step = m->step,
-                                     .groups = groups,
+                                     .groups = parts->groups,
                                      .group_count = spec->group_count,
-                                     .loss_scale = head.loss_scale };
+                                     .loss_scale = head.loss_scale,
+                                     .missed = parts->missed };
+    content.missed_count = fill_missed(spec, &head.missed, parts->missed);
     uint8_t schedules[32];
     if (cairn_spec_schedules_hash(spec, schedules)) {
         content.schedule = schedules;
@@ -154,7 +201,7 @@ static cairn_status join(const struct cairn_manifest *m, struct cairn_plane_dige
     }
     cairn_bytes_hash(head.state_bytes > 0 ? head.state : (const uint8_t *)"", head.state_bytes,
                      &content.client_state);
-    status = cairn_content_root(planes, plane_count, &content, root_out);
+    status = cairn_content_root(parts->planes, plane_count, &content, root_out);
     *loss_scale_out = head.loss_scale;
     if (status == CAIRN_OK) return CAIRN_OK;
     return cairn_fail(why, status, "the content root: %s", cairn_status_text((int)status));
@@ -166,23 +213,18 @@ cairn_status cairn_cluster_content_root(const struct cairn_manifest *manifest,
                                         struct cairn_sentence *why)
 {
     const struct cairn_job_spec_data *spec = &manifest->spec;
-    struct cairn_plane_digest *planes = calloc(spec->tensor_count * CAIRN_PLANE_COUNT + 1,
-                                               sizeof *planes);
-    struct cairn_group_digest *groups = calloc(spec->group_count + 1, sizeof *groups);
-    struct cairn_tree_node *room = calloc(digests->count + 1, sizeof *room);
+    struct parts parts;
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     size_t count = 0;
-    if (planes != NULL && groups != NULL && room != NULL) {
+    if (parts_open(&parts, spec, digests->count)) {
         if (digests->count > 0)
             qsort(digests->list, digests->count, sizeof *digests->list, by_place);
-        status = all_planes(spec, digests, planes, room, &count, why);
+        status = all_planes(spec, digests, parts.planes, parts.room, &count, why);
         if (status == CAIRN_OK)
-            status = join(manifest, planes, count, groups, root_out, loss_scale_out, why);
+            status = join(manifest, &parts, count, root_out, loss_scale_out, why);
     } else {
         cairn_sentence_set(why, "no memory for the content root");
     }
-    free(planes);
-    free(groups);
-    free(room);
+    parts_close(&parts);
     return status;
 }

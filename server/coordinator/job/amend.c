@@ -18,6 +18,7 @@
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/job/jobs.h"
+#include "server/coordinator/job/missed.h"
 #include "server/coordinator/round/terms.h"
 #include "server/coordinator/store/events.h"
 
@@ -343,6 +344,7 @@ static cairn_status amend_job(struct cairn_cluster_job *job, struct cairn_cluste
     for (size_t i = 0; i < next.group_count && status == CAIRN_OK; i++)
         status = judge_planes(&job->spec.groups[i], &next.groups[i], why);
     if (status == CAIRN_OK) status = judge_bounds(job, &next, why);
+    if (status == CAIRN_OK) status = cairn_cluster_missed_judge(job, &next, why);
     if (status == CAIRN_OK && extends && member == NULL)
         status = cairn_fail(why, CAIRN_ERR_REFUSED, "tensors are amended by a worker");
     if (status == CAIRN_OK)

@@ -21,6 +21,7 @@
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/job/jobs.h"
+#include "server/coordinator/job/missed.h"
 #include "server/coordinator/round/groups.h"
 #include "server/coordinator/store/events.h"
 #include "server/coordinator/store/saves.h"
@@ -309,6 +310,13 @@ static void make(struct cairn_cluster_job *job)
     body->base_step = now.step;
     body->origin = job->origin;                                // it goes on, with no step back
     struct cairn_decision last = *cairn_round_last(job->core); // schedule and loss scale go on
+    struct cairn_sentence why;
+    uint8_t *payload = NULL;
+    const cairn_status told = cairn_cluster_missed_extend(job, &body->spec, &last, &payload, &why);
+    if (told != CAIRN_OK) {
+        give_up(job, told, why.text);
+        return;
+    }
     last.kind = CAIRN_DECISION_NONE;
     last.version_after = (struct cairn_version) { body->generation, body->base_step };
     const struct cairn_cluster_job_load load = { .extend = true,
@@ -317,11 +325,12 @@ static void make(struct cairn_cluster_job *job)
     const uint64_t key = body->spec.amend_key;
     struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_made, &key,
                                                                         sizeof key);
+    if (gather != NULL) cairn_cluster_job_send_create(body, &load, gather);
+    free(payload);
     if (gather == NULL) {
         give_up(job, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
         return;
     }
-    cairn_cluster_job_send_create(body, &load, gather);
     job->extension.making = true;
     cairn_cluster_gather_start(gather);
 }

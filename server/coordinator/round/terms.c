@@ -13,6 +13,7 @@ struct arrays {
     struct cairn_group_hyper *groups;
     struct cairn_schedule *schedules;
     bool *frozen;
+    struct cairn_round_tensor *tensors;
 };
 
 static cairn_status fill(struct cairn_cluster_terms *terms, const struct cairn_job_spec_data *spec,
@@ -33,6 +34,22 @@ static cairn_status fill(struct cairn_cluster_terms *terms, const struct cairn_j
         arrays->frozen[i] = terms->own.groups[i].frozen;
     }
     return status;
+}
+
+/* As the core sees them. */
+static void fill_tensors(struct cairn_cluster_terms *terms, const struct cairn_job_spec_data *spec,
+                         struct cairn_round_tensor *tensors)
+{
+    for (size_t i = 0; i < spec->tensor_count; i++) {
+        const struct cairn_tensor_spec *t = &spec->tensors[i];
+        tensors[i] = (struct cairn_round_tensor) { .elems = cairn_geometry_of(&t->shape).elems,
+                                                   .group = CAIRN_ROUND_UNTRAINED,
+                                                   .frozen = t->frozen };
+        if (t->kind != CAIRN_TRAINED) continue;
+        tensors[i].group = (uint32_t)cairn_spec_find_group(spec, t->group);
+        terms->core.any_frozen = terms->core.any_frozen || t->frozen ||
+                                 spec->groups[tensors[i].group].frozen;
+    }
 }
 
 static cairn_status list_frozen_tensors(struct cairn_cluster_terms *terms,
@@ -60,12 +77,14 @@ cairn_status cairn_cluster_terms_make(const struct cairn_job_spec_data *spec,
     cairn_spec_init(&terms->own);
     const struct arrays arrays = { calloc(count, sizeof *arrays.groups),
                                    calloc(count, sizeof *arrays.schedules),
-                                   calloc(count, sizeof *arrays.frozen) };
+                                   calloc(count, sizeof *arrays.frozen),
+                                   calloc(spec->tensor_count + 1, sizeof *arrays.tensors) };
     terms->still = calloc(count, sizeof *terms->still);
     terms->core = (struct cairn_round_terms) {
         .groups = arrays.groups,
         .schedules = arrays.schedules,
         .frozen = arrays.frozen,
+        .tensors = arrays.tensors,
         .clip_norm = spec->clip_norm,
         .revision = spec->revision,
         .workers_min = spec->workers_min,
@@ -76,10 +95,12 @@ cairn_status cairn_cluster_terms_make(const struct cairn_job_spec_data *spec,
     };
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     if (arrays.groups != NULL && arrays.schedules != NULL && arrays.frozen != NULL &&
-        terms->still != NULL && list_frozen_tensors(terms, spec) == CAIRN_OK)
+        arrays.tensors != NULL && terms->still != NULL &&
+        list_frozen_tensors(terms, spec) == CAIRN_OK)
         status = fill(terms, spec, &arrays, why);
     else
         cairn_sentence_set(why, "no memory for the groups");
+    if (status == CAIRN_OK) fill_tensors(terms, spec, arrays.tensors);
     if (status != CAIRN_OK) {
         cairn_cluster_terms_free(terms);
         return status;
@@ -95,6 +116,7 @@ void cairn_cluster_terms_free(struct cairn_cluster_terms *terms)
         free((void *)(uintptr_t)terms->core.groups);
         free((void *)(uintptr_t)terms->core.schedules);
         free((void *)(uintptr_t)terms->core.frozen);
+        free((void *)(uintptr_t)terms->core.tensors);
         free(terms->frozen_tensors);
         free(terms->still);
         cairn_spec_release(&terms->own);

@@ -12,7 +12,8 @@ struct cairn_shard_job *cairn_shard_job_find(struct cairn_shard *shard, uint64_t
 
 size_t cairn_shard_payload_max(const struct cairn_shard_job *job)
 {
-    return CAIRN_PAYLOAD_MAX(job->spec.group_count, job->spec.client_state_max);
+    return CAIRN_PAYLOAD_MAX(job->spec.group_count, job->spec.tensor_count,
+                             job->spec.client_state_max);
 }
 
 struct cairn_compute *cairn_shard_job_home(const struct cairn_shard_job *job, uint64_t local_elem)

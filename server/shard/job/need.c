@@ -122,7 +122,7 @@ cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
         .host_from = has_device ? cairn_planes_cut(map, spec->offload_fraction) : 0,
         .step = { .window = spec->window,
                   .member_max = member_max,
-                  .payload_bytes_max = CAIRN_PAYLOAD_MAX(spec->group_count,
+                  .payload_bytes_max = CAIRN_PAYLOAD_MAX(spec->group_count, spec->tensor_count,
                                                          spec->client_state_max) },
     };
     for (size_t i = 0; i < map->extent_count; i++) {

@@ -89,7 +89,8 @@ cairn_status cairn_pass_open(struct cairn_shard_job *job, const struct cairn_chu
     if (cairn_pass_tables_open(table, &tables) != CAIRN_OK) return CAIRN_ERR_NO_MEMORY;
     take_tables(job, &tables);
     open_parts(job);
-    pass->scalars = calloc(job->spec.group_count + 1, sizeof *pass->scalars);
+    pass->scalars = calloc(job->spec.group_count + CAIRN_MISSED_RUNS(job->spec.tensor_count) + 1,
+                           sizeof *pass->scalars);
     const bool have = pass->scalars != NULL && pass->host.sums != NULL &&
                       (job->planes.host_from == 0 || pass->device.sums != NULL);
     return have ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;

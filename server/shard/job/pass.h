@@ -48,10 +48,12 @@ struct cairn_pass {
     struct cairn_sums *chunk_sums;
     /* owned: [trained_count] summed[c]: the sums of chunk c's last fold are still valid */
     bool *summed;
-    struct cairn_group_scalars *scalars; /* owned: [spec.group_count] of the UPDATE at hand */
-    struct cairn_version version_next;   /* that the UPDATE at hand makes */
-    struct cairn_results gradients;      /* sums of the last REDUCE that are not finite */
-    struct cairn_results results;        /* of the last UPDATE, likewise; of a write: none */
+    /* owned: of the UPDATE at hand: [spec.group_count], then those of the classes of `missed` */
+    struct cairn_group_scalars *scalars;
+    struct cairn_missed missed; /* borrowed: in the decision that the core has until the next one */
+    struct cairn_version version_next; /* that the UPDATE at hand makes */
+    struct cairn_results gradients;    /* sums of the last REDUCE that are not finite */
+    struct cairn_results results;      /* of the last UPDATE, likewise; of a write: none */
     struct cairn_log_limit results_said;
     /* the newest version is being written once more; what follows. NULL: it is not */
     void (*republished)(struct cairn_shard_job *job);

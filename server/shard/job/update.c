@@ -102,7 +102,33 @@ void cairn_pass_reduce(struct cairn_shard_job *job)
 
 /* ---- update ---- */
 
-/* The scalars of the groups, out of the decision; NULL, or why it cannot be applied. */
+/* Behind those of the groups, of tensors that have missed steps. */
+static const char *read_missed(struct cairn_shard_job *job, const struct cairn_missed *missed)
+{
+    const uint32_t count = cairn_missed_class_count(missed),
+                   groups = (uint32_t)job->spec.group_count;
+    if (count > CAIRN_MISSED_RUNS(job->spec.tensor_count))
+        return "the payload of an APPLY tells of more tensors than there are";
+    for (uint32_t c = 0; c < count; c++) {
+        const struct cairn_missed_class one = cairn_missed_class_at(missed, c);
+        if (one.group >= groups) return "the payload of an APPLY tells of a group that is none";
+        job->pass.scalars[groups + c] = cairn_missed_scalars(&one, &job->pass.scalars[one.group]);
+        if ((one.flags & CAIRN_MISSED_THIS) != 0)
+            job->pass.scalars[groups + c].flags |= CAIRN_SCALAR_FROZEN;
+    }
+    job->pass.missed = *missed;
+    return NULL;
+}
+
+/* The scalars of the update of a tensor. */
+static const struct cairn_group_scalars *scalars_of(const struct cairn_shard_job *job,
+                                                    uint64_t tensor, uint32_t group)
+{
+    const uint32_t c = cairn_missed_class_of(&job->pass.missed, (uint32_t)tensor);
+    return &job->pass.scalars[c == CAIRN_MISSED_NONE ? group : job->spec.group_count + c];
+}
+
+/* The scalars out of the decision; NULL, or why it cannot be applied. */
 static const char *read_scalars(struct cairn_shard_job *job, const struct cairn_decision *decision)
 {
     struct cairn_payload head;
@@ -121,7 +147,7 @@ static const char *read_scalars(struct cairn_shard_job *job, const struct cairn_
         if (scalars->optimizer == CAIRN_OPTIMIZER_SGD && momentum != (group->momentum != 0))
             return "the scalars of an APPLY disagree with the spec about momentum";
     }
-    return NULL;
+    return read_missed(job, &head.missed);
 }
 
 /* Where the chunk's wire copy stands. */
@@ -217,7 +243,7 @@ static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage
     if (trained == CAIRN_PASS_NOT_TRAINED) return refresh_frozen(works, job, next, chunk);
     const struct cairn_chunk_place place = place_of(job, chunk);
     const struct cairn_form *form = &job->view->forms[job->pass.table->extent_of[chunk]];
-    const struct cairn_group_scalars *scalars = &job->pass.scalars[form->group];
+    const struct cairn_group_scalars *scalars = scalars_of(job, place.tensor, form->group);
     job->pass.chunk_sums[trained].nonfinite = 0; // the decision has come: free again
     // A prepared shard has seen the opening of the round that is decided: job->frozen is that round's.
     if ((scalars->flags & CAIRN_SCALAR_FROZEN) != 0 || job->frozen.tensors[place.tensor]) {

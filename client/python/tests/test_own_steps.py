@@ -1,0 +1,163 @@
+"""Each tensor has its own count of updates, as each parameter has in torch: what is frozen for a while, thawed late or
+added late moves as torch.optim moves it, across a restore and a re-sharding."""
+
+import copy
+import threading
+
+from runner import main
+from torched import ClusterCase
+
+import torch
+from torch import nn
+
+import cairn
+
+LR = 0.01
+OPTIMIZERS = {
+    "adamw": (cairn.AdamW(lr=LR, weight_decay=0.1), lambda ps: torch.optim.AdamW(ps, lr=LR, weight_decay=0.1)),
+    "adam": (cairn.Adam(lr=LR, weight_decay=0.1), lambda ps: torch.optim.Adam(ps, lr=LR, weight_decay=0.1)),
+    "sgd": (cairn.SGD(lr=LR, momentum=0.9, weight_decay=0.1),
+            lambda ps: torch.optim.SGD(ps, lr=LR, momentum=0.9, weight_decay=0.1)),
+}
+
+
+class Model(nn.Module):
+    """Its loss has gradients that are given, the same bits for us and for torch. `trunk.weight` is cut over two shards;
+    `late` is what is added."""
+
+    def __init__(self, late: bool = False):
+        super().__init__()
+        torch.manual_seed(3)
+        self.trunk, self.middle, self.head = nn.Linear(256, 300), nn.Linear(30, 5), nn.Linear(5, 1)
+        if late:
+            self.late = nn.Linear(30, 5, bias=False)
+
+    def forward(self, step: int, untouched=()):
+        drawn = torch.Generator().manual_seed(step)
+        loss = torch.zeros(())
+        for name, parameter in sorted(self.named_parameters()):
+            gradient = torch.randn(parameter.shape, generator=drawn)
+            if name not in untouched:
+                loss = loss + (parameter * gradient).sum()
+        return loss
+
+
+class Beside:
+    """A job, and the same model trained by torch beside it; after each step every parameter is compared."""
+
+    def __init__(self, case: ClusterCase, name: str, late: bool = False, frozen=()):
+        self.case, self.name, self.steps = case, name, 0
+        self.ours, (self.served, self.made) = Model(late), OPTIMIZERS[name.split("_")[0]]
+        for parameter in frozen:
+            self.ours.get_parameter(parameter).requires_grad_(False)
+        self.torchs = copy.deepcopy(self.ours)
+        self.optim = self.made(self.torchs.parameters())
+        self.m = case.session.attach(self.ours, self.served, name=name, timeout=20)
+
+    def attach_again(self, model: nn.Module) -> None:
+        """The job goes on with a model that has other tensors."""
+        self.m.close()
+        self.ours = model
+        self.m = self.case.session.attach(model, self.served, name=self.name, timeout=20)
+
+    def step(self, untouched=()) -> None:
+        for parameter in self.torchs.parameters():
+            parameter.grad = None  # zero_grad of torch 1.13 leaves zeros, which are a gradient
+        self.torchs(self.steps, untouched).backward()
+        self.optim.step()
+        while True:
+            try:
+                self.ours(self.steps, untouched).backward()
+                self.m.step()
+                break
+            except cairn.EpochChanged:
+                continue
+        self.steps += 1
+        self.compare()
+
+    def compare(self) -> None:
+        with torch.no_grad():
+            served = self.m.state_dict()
+            for name, theirs in self.torchs.named_parameters():
+                allowed = 1e-6 * (theirs.abs() + LR * self.steps)
+                worst = ((served[name] - theirs).abs() / allowed).max().item()
+                self.case.assertLessEqual(worst, 1, f"{self.name}: {name} after step {self.steps}")
+
+    def freeze(self, *names: str) -> None:
+        self.m.amend(freeze_tensors=names)
+        for name in names:
+            self.torchs.get_parameter(name).requires_grad_(False)
+
+    def thaw(self, *names: str) -> None:
+        self.m.amend(unfreeze_tensors=names)
+        for name in names:
+            self.torchs.get_parameter(name).requires_grad_(True)
+
+    def restore(self) -> None:
+        """From a snapshot of now."""
+        before = self.case.cluster.digest(self.name)
+        taken = self.m.snapshot()
+        self.case.cluster.ctl("snapshot", "restore", self.name, taken, "--yes")
+        with self.case.assertRaises(cairn.RolledBack) as rolled:
+            self.m.begin()
+        self.case.assertEqual(rolled.exception.step, self.steps)
+        self.case.assertEqual(self.case.cluster.digest(self.name), before)
+
+    def reshard(self, *how: str) -> None:
+        """While it trains."""
+        told = []
+        wish = threading.Thread(target=lambda: told.append(self.case.cluster.ctl("reshard", "apply", self.name, *how)))
+        wish.start()
+        for _ in range(200):
+            self.step()
+            if not wish.is_alive():
+                break
+        wish.join(20)
+        self.case.assertEqual(len(told), 1)
+
+
+class OwnSteps(ClusterCase):
+    shards = 2
+
+    def test_a_tensor_that_is_frozen_for_a_while_goes_on_by_its_own_count(self):
+        for name in OPTIMIZERS:
+            with self.subTest(optimizer=name):
+                both = Beside(self, name)
+                both.step()
+                both.freeze("trunk.weight", "head.bias")
+                for _ in range(3):
+                    both.step()
+                both.thaw("trunk.weight")
+                both.step()
+                both.restore()
+                both.step()
+                both.thaw("head.bias")
+                both.reshard("--drain", "shard-2")
+                both.step()
+                both.m.close()
+
+    def test_what_is_thawed_or_added_late_begins_its_own_count(self):
+        for name in OPTIMIZERS:
+            with self.subTest(optimizer=name):
+                both = Beside(self, f"{name}_late", frozen=("trunk.weight",))
+                for _ in range(4):
+                    both.step()
+                added = Model(late=True)
+                both.m.amend(unfreeze_tensors=["trunk.weight"])
+                both.torchs.trunk.weight.requires_grad_(True)
+                both.attach_again(Model())
+                both.step()
+                eighth = cairn.Init("constant", 0.125)
+                both.m.job.amend(add=[cairn.Tensor("late.weight", (5, 30), unit="late", init=eighth)])
+                both.attach_again(added)
+                both.torchs.late = nn.Linear(30, 5, bias=False)
+                nn.init.constant_(both.torchs.late.weight, 0.125)
+                both.optim.add_param_group({"params": [both.torchs.late.weight]})
+                both.step()
+                both.restore()
+                both.step()
+                both.m.close()
+
+
+if __name__ == "__main__":
+    main()
