@@ -36,8 +36,8 @@ class _Absent:
             return super().__torch_function__(function, types, args, kwargs or {})  # type: ignore[misc]
         raise Invalid(f"{_first_name(args, kwargs)} is not here: in stage 3 a parameter is, inside its module's "
                       "forward and backward. For a state dict or a checkpoint take m.state_dict(), which is read from "
-                      "the servers; elsewhere use it within `with m.gathered(name or module):`. If this is "
-                      "torch.compile: compile first, then attach")
+                      "the servers; elsewhere use it within `with m.gathered(name or module):`; to change its values: "
+                      "m.write({name: values}). If this is torch.compile: compile first, then attach")
 
     def __repr__(self) -> str:
         return f"Parameter {self._cairn_name} of {list(self.shape)}, which is not here (stage 3)"  # type: ignore

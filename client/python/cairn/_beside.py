@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from ._model import Slot
-from ._wrapped import own_name
 from .errors import Invalid
 
 
@@ -40,24 +39,6 @@ def refuse_loading(model: nn.Module, instead: str) -> List[Any]:
     refuse = _RefuseLoading(model.modules(), instead)
     return [module._register_load_state_dict_pre_hook(refuse, with_module=True) for module in model.modules()
             if not isinstance(module, torch.jit.ScriptModule)]  # those take none
-
-
-class Replaced:
-    """Whether the model still has the parameters that were attached."""
-
-    def __init__(self, model: nn.Module, slots: Iterable[Slot]):
-        known = {id(slot.parameter) for slot in slots}
-        self._places = [(module._parameters, last, parameter, own_name(f"{prefix}.{last}".lstrip(".")))
-                        for prefix, module in model.named_modules() for last, parameter in module._parameters.items()
-                        if id(parameter) in known]
-
-    def judge(self) -> None:
-        for parameters, last, attached, name in self._places:
-            now = parameters[last] if last in parameters else None
-            if now is not attached and isinstance(now, nn.Parameter):
-                raise Invalid(f"{name} of the model is another parameter than the one that was attached (fully_shard, "
-                              "or an assignment): its gradients would reach nobody. Change models before attach; to "
-                              "change values: m.write({name: values})")
 
 
 # ---- torch.nn.utils.clip_grad_norm_ ----

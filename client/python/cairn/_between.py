@@ -16,6 +16,7 @@ from .job import RoundHandle
 from .memory import can_lend
 from .optim import changed_group
 from .spec import SNAPSHOT_RULES, JobSpec, Version
+from ._wrapped import own_name
 
 
 def goes_on(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,6 +89,8 @@ class Between(Held):
         """As write(), of several planes: {plane: {name: tensor}}; but what is here stays as it is."""
         if self._round is not None:
             raise Invalid("a step is open: write before its first forward pass, or after step()")
+        planes = {plane: {own_name(name): value for name, value in values.items()} for plane, values in planes.items()}
+        self._judge_write({name for values in planes.values() for name in values})
         masters = {plane: self._masters(values, plane) for plane, values in planes.items()}
         for left in reversed(range(TRIES)):
             try:
@@ -96,6 +99,9 @@ class Between(Held):
                 if left == 0:
                     raise
         raise AssertionError("TRIES is 0")
+
+    def _judge_write(self, names: Container[str]) -> None:
+        """What was written here in place is to be among them: it is undone by what is fetched then."""
 
     def _masters(self, values: Mapping[str, Any], plane: str) -> Dict[str, Any]:
         """As they are put."""

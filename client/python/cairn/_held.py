@@ -22,7 +22,7 @@ from .spec import Version
 
 TRIES = 20  # a version that is gone, because others go on, is asked for again as a newer one
 
-_attached: "weakref.WeakKeyDictionary[nn.Module, Session]" = weakref.WeakKeyDictionary()
+_attached: "weakref.WeakSet[Held]" = weakref.WeakSet()  # in this process, of any session
 
 
 class Held:
@@ -39,9 +39,6 @@ class Held:
         self._buffers: List[Slot] = []
         self._window: Optional[Window] = None
         self._version = Version(0, 0)
-        if _attached.get(inner(model)) is session:
-            raise Invalid(f"this {type(inner(model)).__name__} is attached already: two jobs cannot drive the same "
-                          "parameters; close() the other one first")
 
     def close(self) -> None:
         raise NotImplementedError
@@ -52,11 +49,35 @@ class Held:
     def __exit__(self, *_: Any) -> None:
         self.close()
 
+    def _judge_claims(self) -> None:
+        """Nobody else's parameters, but for frozen ones of both, which nobody changes."""
+        ours = {id(slot.parameter): slot for slot in self._slots}
+        for other in [one for one in _attached if not one.job.closed]:
+            if inner(other.model) is inner(self.model):
+                raise Invalid(f"this {type(inner(self.model)).__name__} is attached already: two jobs cannot drive the "
+                              "same parameters; close() the other one first")
+            shared = [(ours[id(theirs.parameter)], theirs) for theirs in other._slots if id(theirs.parameter) in ours]
+            names = [(mine.name, theirs.name) for mine, theirs in shared if mine.trained or theirs.trained]
+            if names:
+                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+                raise Invalid(f"{names[0][0]} of this model is {names[0][1]} of the one that is attached as job "
+                              f"{other.name}{more}: each of two jobs would have its own, and the last one to step "
+                              "would count here. Attach one module that has both: nn.ModuleDict({'a': one, 'b': the "
+                              "other}), whose parts are called as before; or close() the other one first")
+
     def _claim(self) -> None:
-        _attached[inner(self.model)] = self._session
+        _attached.add(self)
 
     def _unclaim(self) -> None:
-        _attached.pop(inner(self.model), None)
+        _attached.discard(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise Invalid(f"an attachment is this process's part in job {self.name}, and is neither copied nor pickled: "
+                      "copy or pickle m.model, in stage 3 take m.state_dict(); another process attaches by itself")
+
+    def __repr__(self) -> str:
+        where = "closed" if self.job.closed else f"stage {self.stage}, version {self._version.step}"
+        return f"<{type(self).__name__} of job {self.name}: {type(inner(self.model)).__name__}, {where}>"
 
     @property
     def job(self) -> Job:

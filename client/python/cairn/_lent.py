@@ -201,6 +201,8 @@ def _guarded(result: Any, name: str, lent: _Lent) -> Any:
     if isinstance(result, torch.Tensor):
         low, high = lent._cairn_range
         is_protected = result.requires_grad and torch.is_grad_enabled()
+        if result.layout != torch.strided:  # a sparse gradient, which has no memory of one piece
+            return result
         if isinstance(result, _Lent) or is_protected or not low <= result.data_ptr() < high:
             return result
         return _mark(result.as_subclass(_LentTensor), lent._cairn_loan, lent._cairn_range)

@@ -61,6 +61,12 @@ class Unit:
 # ---- parameters ----
 
 def _wire(name: str, parameter: nn.Parameter, wire_dtype: Any) -> str:
+    if isinstance(parameter, nn.parameter.UninitializedParameter):
+        raise Unsupported(f"{name} is not initialized: a lazy module has its shapes from its first forward pass; do "
+                          "one before attach")
+    if parameter.is_complex():
+        raise Unsupported(f"{name} is {parameter.dtype}: the servers keep fp32 masters of real numbers; keep "
+                          "torch.view_as_real(value) as the parameter, and use torch.view_as_complex(parameter)")
     if parameter.dtype not in _WIRES:
         raise Unsupported(f"{name} is {parameter.dtype}: the servers keep fp32 masters, of parameters in float32, "
                           "bfloat16 or float16; convert the model, or take the tensor out of its parameters")
@@ -108,9 +114,9 @@ def set_parts(slots: Sequence[Slot], parts: Mapping[str, Part]) -> None:
 def buffers_of(model: nn.Module) -> List[Slot]:
     """Those that a state dict has and that are floating point of a kind that the servers keep; others are this
     worker's own."""
-    persistent = model.state_dict(keep_vars=True)
+    persistent = set(map(own_name, model.state_dict(keep_vars=True)))
     return [Slot(own_name(name), buffer, _WIRES[buffer.dtype][0], "buffer") for name, buffer in model.named_buffers()
-            if name in persistent and buffer.dtype in _WIRES]
+            if own_name(name) in persistent and buffer.dtype in _WIRES]
 
 
 def tensors_of(slot: Slot, group: Optional[str]) -> List[Tensor]:

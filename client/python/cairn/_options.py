@@ -60,6 +60,30 @@ def warn_of_statistics(model: nn.Module) -> None:
                       stacklevel=4)
 
 
+def _rewritten(model: nn.Module) -> Dict[int, str]:
+    """Weights that a forward pass writes to, by id."""
+    return {id(module.weight): own_name(f"{name}.weight".lstrip(".")) for name, module in model.named_modules()
+            if getattr(module, "max_norm", None) is not None
+            and isinstance(getattr(module, "weight", None), nn.Parameter)}
+
+
+def judge_max_norm(model: nn.Module) -> None:
+    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    name = next((name for key, name in _rewritten(model).items() if key in trained), None)
+    if name is not None:
+        raise Unsupported(f"{name} has max_norm: torch renormalizes the rows of a batch in its forward pass, in this "
+                          "trainer's memory, and the servers would go on without that. Leave max_norm out, and before "
+                          "the forward pass of a step torch.embedding_renorm_(rows, indices, max_norm, norm_type) on "
+                          f"rows = m.state_dict()[{name!r}], then m.write({{{name!r}: rows}})")
+
+
+def not_written(model: nn.Module, slots: List[Slot]) -> List[Slot]:
+    """Whose values are those of the servers as long as a version is here: not a frozen embedding with max_norm, which
+    renormalizes the same rows again."""
+    rewritten = _rewritten(model)
+    return [slot for slot in slots if id(slot.parameter) not in rewritten]
+
+
 def gradient_bytes(wanted: Optional[bool], slots: List[Slot], stage: int, micro_batches: int, units: List[Unit],
                    window: int) -> Dict[torch.device, int]:
     """Shared memory that gradients are pushed from, of each device: none where the library adds up a step's gradients

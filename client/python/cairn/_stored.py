@@ -8,6 +8,7 @@ import errno
 import mmap
 import os
 import pickle
+import re
 import stat
 import sys
 import zipfile
@@ -21,15 +22,21 @@ _PAGE = 4096  # what a direct read, and its memory, begins and ends with
 _GAP_BYTES = 64 << 10  # what lies between two tensors is read along, up to that: torch has 200 bytes or so there
 
 
+def _said(why: Exception) -> str:
+    """What torch found, in one line: without its colours, and its advice to trust the file."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(why)).strip() or type(why).__name__
+    found = re.search(r"WeightsUnpickler error: ([^\n]*)", text)
+    return (found[1] if found else text.splitlines()[0]).partition(" Please use")[0].rstrip(".")[:300]
+
+
 def load(source: Any, what: str, **how: Any) -> Any:
     """By torch, weights_only: tensors and plain containers; a file with anything else in it is refused."""
     import torch
     try:
         return torch.load(source, map_location="cpu", weights_only=True, **how)
     except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError, AttributeError, TypeError) as why:
-        said = (str(why).strip().splitlines() or [type(why).__name__])[0][:300]
-        raise Invalid(f"{what} is not taken: {said}. Only tensors and plain containers are read, no code is run for "
-                      "what else it has") from None
+        raise Invalid(f"{what} is not taken: {_said(why)}. Only tensors and plain containers are read, no code is run "
+                      "for what else it has") from None
 
 
 class Stored:

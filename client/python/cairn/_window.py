@@ -23,7 +23,7 @@ from . import _absent, _lent
 from ._lent import Loan
 from ._model import Slot, Unit
 from ._transfer import Landing
-from ._wrapped import outside
+from ._wrapped import Outside, before_forward
 from .errors import CairnError, RolledBack, Stale, Timeout, VersionGone
 from .operation import wait_all
 from .timeline import Timeline
@@ -315,8 +315,8 @@ class Window:
     def _hook(self, unit: Unit) -> Iterator[Any]:
         module = unit.module
         assert isinstance(module, nn.Module)
-        yield module.register_forward_pre_hook(outside(lambda _module, _args: self._before_forward(unit)))
-        yield module.register_forward_hook(outside(lambda _module, _args, out: self._after_forward(unit, out)))
+        yield before_forward(module, lambda *_: self._before_forward(unit))
+        yield module.register_forward_hook(Outside(lambda _module, _args, out: self._after_forward(unit, out)))
 
     def begin_pass(self) -> None:
         """A forward pass of the whole model begins: the order of the last one is what is prefetched by."""

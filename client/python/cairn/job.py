@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import operator
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence
 
 from . import _c, _log
@@ -18,6 +19,9 @@ from .spec import (DTYPES, NONFINITE, REDUCE_GROUPS, Amendment, Box, Group, JobS
 
 if TYPE_CHECKING:
     from .session import Session
+
+
+WEIGHT_MAX = 2 ** 53  # so that sums over workers are whole
 
 
 class Job:
@@ -41,6 +45,13 @@ class Job:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise Invalid(f"an open job is this process's, and is neither copied nor pickled: another process opens "
+                      f"{self.name} by itself")
+
+    def __repr__(self) -> str:
+        return f"<cairn.Job {self.name}{', closed' if self.closed else ''}>"
 
     def close(self) -> None:
         """Leaves the job; a round that is not committed is abandoned for the others. Twice is once."""
@@ -279,6 +290,20 @@ class Job:
         return Stats(*[getattr(out, name) for name in Stats._fields])
 
 
+def weight_to_c(weight: Any) -> int:
+    """None is 0 there, one a micro-batch, and 0 is CAIRN_WEIGHT_NONE."""
+    if weight is None:
+        return 0
+    try:
+        given = -1 if isinstance(weight, bool) else operator.index(weight)
+    except TypeError:
+        given = -1
+    if not 0 <= given <= WEIGHT_MAX:
+        raise Invalid(f"weight is {weight!r}; it is a whole number from 0 to 2^{WEIGHT_MAX.bit_length() - 1}, such as "
+                      "a count of tokens: int(weight); 0 counts nothing, None one a backward pass")
+    return given or _c.WEIGHT_NONE
+
+
 class RoundHandle:
     """An open round: `info` says what to compute; push, micro_end and commit are its calls."""
 
@@ -317,13 +342,13 @@ class RoundHandle:
         """Ends a micro-batch: tensors that were not pushed are absent from it, and count as 0."""
         check(_c.lib().cairn_micro_end(self._job._living(), ctypes.byref(self._round), micro))
 
-    def commit(self, weight: Optional[int] = 0, timeout: float = TIMEOUT_S,
+    def commit(self, weight: Optional[int] = None, timeout: float = TIMEOUT_S,
                client_state: Optional[bytes] = None) -> Result:
-        """Commits with an integer weight and waits for the round's end. 0: one a micro-batch; None: nothing, as all but
+        """Commits with an integer weight and waits for the round's end. None: one a micro-batch; 0: nothing, as all but
         one of the workers that compute parts of one batch. EpochChanged: nothing was applied. Timeout: nothing
         is known; call again to go on waiting. `client_state`: bytes of the trainer's own that belong to the version
         which the round makes, by rank 0 of the round; None: it has none."""
-        weight = _c.WEIGHT_NONE if weight is None else weight
+        weight = weight_to_c(weight)
         out = _c.Result()
         state, size = (None, 0) if client_state is None else (bytes(client_state), len(client_state))
         sliced(self._job.name, lambda ms: _c.lib().cairn_commit(self._job._living(), ctypes.byref(self._round),

@@ -17,7 +17,7 @@ from ._held import TRIES, Held
 from ._launch import launch
 from ._model import UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
 from ._window import Window
-from ._wrapped import judge_hooked, outside
+from ._wrapped import before_forward, judge_hooked
 from .errors import Busy, Fenced, Invalid, NoMemory, NotFound, VersionGone
 from .evaluation import match
 from .operation import Lease
@@ -56,6 +56,7 @@ class ReadModel(Held):
         super().__init__(session, model, name, timeout)
         self.stage = _options.stage_of(stage)
         self._slots, self._buffers = slots_of(model, wire_dtype), buffers_of(model)
+        self._judge_claims()
         set_parts(self._slots, parts)
         _meta.set_initializers(self._slots + self._buffers, init)
         modules = units_of(model, self._slots, units)
@@ -82,7 +83,7 @@ class ReadModel(Held):
                 self._window = Window(modules, window, self._start, self._lend, self._gone, lambda: self.timeout,
                                       lambda: None)
                 self._hooks += self._window.hooks
-                self._hooks.append(model.register_forward_pre_hook(outside(lambda *_: self._before_forward())))
+                self._hooks.append(before_forward(model, lambda *_: self._before_forward()))
             self.refresh()
         except BaseException:
             self.close()

@@ -69,6 +69,10 @@ class Session:
     def __exit__(self, *_: Any) -> None:
         self.close()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise Invalid("a session is this process's, and is neither copied nor pickled: another process connects by "
+                      "itself")
+
     @property
     def data_path(self) -> str:
         """How bulk data travels: the fabric, its devices and addresses, and who chose them."""

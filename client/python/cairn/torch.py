@@ -32,13 +32,14 @@ import contextlib
 import dataclasses
 import functools
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
+import warnings
+from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import nn
 
-from . import _again, _blobs, _cuda, _lent, _meta, _options, _transfer
-from ._beside import Clipping, Replaced, refuse_loading
+from . import _again, _blobs, _changed, _cuda, _lent, _meta, _options, _transfer
+from ._beside import Clipping, refuse_loading
 from ._between import Between, goes_on
 from ._call import TIMEOUT_S
 from ._gradients import Gradients, Hook
@@ -48,11 +49,11 @@ from ._optimizers import TorchOptimizers, judge_scaled
 from ._pouring import Pouring
 from ._still import Stillness
 from ._window import Memory, Window
-from ._wrapped import judge_hooked, outside
+from ._wrapped import before_forward, judge_hooked
 from .errors import (CairnError, EpochChanged, Invalid, Refused, RolledBack, Stale, Timeout, Unsupported,
                      VersionGone)
 from .evaluation import Reader
-from .job import RoundHandle
+from .job import RoundHandle, weight_to_c
 from .optim import FromTorch, Optimizer, from_torch
 from .reading import ReadModel
 from .records import Result, Round
@@ -62,6 +63,7 @@ from .timeline import Timeline
 
 __all__ = ["AttachedModel", "ReadModel", "Reader", "attach", "Memory"]
 
+_ADD_UP = "To add gradients up, as torch does: with m.no_sync(): around all backward passes of a step but the last"
 _PUSHED = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -110,11 +112,13 @@ class AttachedModel(Between):
         _options.judge(model, name, units, parts, counts, mapped_gradients, mapped_parameters, must_exist,
                        resume)
         _options.warn_of_statistics(model)
+        _options.judge_max_norm(model)
         super().__init__(session, model, name, timeout)
         if must_exist and resume is None:
             _again.judge(session, self.name, timeout)
         self.stage = _options.stage_of(stage)
         self._slots, self._buffers = slots_of(model, wire_dtype), buffers_of(model)
+        self._judge_claims()
         set_parts(self._slots, parts)
         _meta.set_initializers(self._slots + self._buffers, init)
         _meta.judge_buffers(model, self._buffers)
@@ -172,11 +176,11 @@ class AttachedModel(Between):
         # Before any parameter is let go: autograd notes its shape now.
         self._gradient_hooks = [Hook(slot.parameter, functools.partial(self._took_gradient, slot))
                                 for slot in self._slots if slot.trained]
-        self._replaced = Replaced(model, self._slots)
+        self._watch(model)
         self._optimizers = TorchOptimizers(self._slots, optim, self._pushed)
         self._hooks: List[Any] = [self._optimizers, Clipping(self._slots, lambda: self.clip_norm)]
         try:
-            self._hooks.append(model.register_forward_pre_hook(outside(lambda *_: self._before_forward())))
+            self._hooks.append(before_forward(model, lambda *_: self._before_forward()))
             self._hooks += refuse_loading(
                 model, "Load before attach; to change the values of a job: m.write({name: tensor})")
             self._take_initial_state()
@@ -184,10 +188,20 @@ class AttachedModel(Between):
                 self._window = Window(modules, window, self._start, self._lend, self._gone,
                                       lambda: self.timeout, lambda: self._timeline)
                 session._readers.add(self._end_loans)
+            self._values = _changed.Values(_options.not_written(model, self._resident()))
             self.resume()
         except BaseException:
             self.close()
             raise
+
+    def _watch(self, model: nn.Module) -> None:
+        """What may become another than it is: said before the next commit."""
+        self._structure = _changed.Structure(model, self._slots)
+        self._dtypes = [slot.parameter.dtype for slot in self._slots]
+        self._frozen = [slot for slot in self._slots if not slot.trained]
+        self._trained = [slot for slot in self._slots if slot.trained]
+        self._is_told_of_gathered = False
+        self._values = _changed.Values([])  # until the window is there
 
     def close(self) -> None:
         """Leaves the job. The model keeps what it has; in stage 3 that is the root unit only. Before or after the
@@ -222,6 +236,10 @@ class AttachedModel(Between):
             _transfer.put(self._job, own)
         if self._spec.rank == 0:
             _blobs.put(self._job, opaque)
+
+    def _load(self, version: Version) -> None:
+        super()._load(version)
+        self._values.note()
 
     def _take_initial_state(self) -> None:
         self._job.init_done(self.timeout)
@@ -265,9 +283,7 @@ class AttachedModel(Between):
     def resume(self) -> int:
         """Takes the servers' newest parameters, forgets gradients, and returns the step that comes next. What was
         pushed in an open round is withdrawn: the others do that step again."""
-        if self._round is not None and self._round.info.round == self._touched:
-            self._give_up(self._round)
-        self._drop_round()
+        self._withdraw()
         self._load_newest(Version(0, 0))
         self._drive(self._version.step)
         return self._version.step
@@ -297,10 +313,12 @@ class AttachedModel(Between):
                 self._give_up(opened)
                 opened = self._job.round_begin(self.timeout)
             if opened.info.version != self._version:
+                written = {slot: slot.parameter.detach().clone() for slot in self._values.changed()}
                 try:
                     self._load(opened.info.version)
                 except (VersionGone, Stale) as gone:
                     raise self._others_went_on(gone) from gone
+                self._judge_undone(written)
             self._round, self._rank, self._world = opened, opened.info.rank, opened.info.world
             if opened.info.revision != self._revision:  # somebody has amended the job
                 self._revision, self._refused = opened.info.revision, set()
@@ -335,6 +353,12 @@ class AttachedModel(Between):
             with contextlib.suppress(EpochChanged, Stale):
                 round_.commit(timeout=self.timeout)
 
+    def _withdraw(self) -> None:
+        """What was pushed in an open round: the others do that step again."""
+        if self._round is not None and self._round.info.round == self._touched:
+            self._give_up(self._round)
+        self._drop_round()
+
     def _drop_round(self) -> None:
         self._round = self._failure = None
         self._forget_gradients()
@@ -347,7 +371,7 @@ class AttachedModel(Between):
                 if newest != self._version:
                     self._load_newest(newest)
             return
-        self._replaced.judge()
+        self._judge_model()
         for hook in self._gradient_hooks:
             hook.be_last()
         if self._pushed_in_pass and not self._local:
@@ -365,6 +389,7 @@ class AttachedModel(Between):
 
     def _forget_gradients(self) -> None:
         self._passes = 0  # backward passes that are over
+        self._given: Set[Slot] = set()  # had a gradient in this step
         self._pushed_in_pass: Dict[Slot, bool] = {}
         self._scaled = False
         for slot in self._slots:
@@ -375,6 +400,72 @@ class AttachedModel(Between):
         if failure is not None:
             self._drop_round()
             raise failure
+
+    # ---- what the trainer changed here ----
+
+    @contextlib.contextmanager
+    def gathered(self, *what: Union[str, nn.Module, torch.Tensor]) -> Iterator[None]:
+        with super().gathered(*what):
+            if self._window is None:
+                yield
+                return
+            values = _changed.Values({slot for one in what for slot in self._chosen(one)})
+            values.note()
+            yield
+            written = [slot.name for slot in values.changed()]
+        if written and not self._is_told_of_gathered:
+            self._is_told_of_gathered = True
+            warnings.warn(_changed.why_gathered(written), stacklevel=3)
+
+    def _judge_model(self) -> None:
+        self._structure.judge()
+        _changed.judge_dtypes(self._slots, self._dtypes)
+        _changed.judge_thawed(self._frozen, [group.name for group in self._spec.groups])
+
+    def _judge_changes(self) -> None:
+        """Before a commit, which would go by what the servers have: nothing of the step is applied."""
+        try:
+            self._judge_model()
+            self._judge_frozen()
+            written = [slot.name for slot in self._values.changed()]
+            if written:
+                raise Invalid(_changed.why_written(written, "Nothing of this step was applied"))
+        except Invalid:
+            self._withdraw()
+            raise
+
+    def _judge_frozen(self) -> None:
+        """What takes no gradient here is not to be moved by the servers, which an amendment tells them."""
+        for found, why in ((_changed.frozen_here(self._trained), _changed.why_frozen),
+                           (self._structure.gone, _changed.why_gone)):
+            moved = [slot.name for slot in found if slot not in self._given and not self._is_refused(slot)]
+            if moved:
+                raise Invalid(why(moved))
+
+    def _is_refused(self, slot: Slot) -> bool:
+        """Whether it is frozen by an amendment, another worker's too: its gradient would be refused, be it 0."""
+        if slot not in self._refused and self._own():
+            try:
+                self._begun()
+                assert self._round is not None
+                self._touched = self._round.info.round
+                self._round.push(slot.name, torch.zeros(slot.parameter.shape), box=slot.box,
+                                 micro=self._own()[min(self._passes, len(self._own()) - 1)])
+            except Refused:
+                self._refused.add(slot)
+        return slot in self._refused or not self._own()
+
+    def _judge_write(self, names: Container[str]) -> None:
+        written = [slot.name for slot in self._values.changed() if slot.name not in names]
+        if written:
+            raise Invalid(_changed.why_written(written, "Nothing was written to the servers"))
+
+    @staticmethod
+    def _judge_undone(written: Mapping[Slot, torch.Tensor]) -> None:
+        """Of values that were written here, as they were, while the servers have a newer version now."""
+        undone = [slot.name for slot, value in written.items() if not torch.equal(slot.parameter.detach(), value)]
+        if undone:
+            raise Invalid(_changed.why_written(undone, "A newer version has come meanwhile, and it is undone"))
 
     # ---- gradients ----
 
@@ -402,6 +493,7 @@ class AttachedModel(Between):
         try:
             self._begun()
             self._pushed_in_pass[slot] = True
+            self._given.add(slot)
             if slot not in self._refused:
                 self._push(slot, gradient)
         except Refused:  # it or its group was frozen by an amendment
@@ -413,8 +505,8 @@ class AttachedModel(Between):
 
     def _judge(self, slot: Slot, gradient: torch.Tensor) -> None:
         if slot in self._pushed_in_pass:
-            raise Invalid(f"a second gradient of {slot.name} since the last forward pass of the model: call "
-                          "m.micro_end() between two backward passes, or with m.no_sync() add them up here first. "
+            raise Invalid(f"a second gradient of {slot.name} since the last forward pass of the model. {_ADD_UP}, or "
+                          "call m.micro_end() between two backward passes whose mean is wanted (micro_batches=…). "
                           "(DistributedDataParallel around an attached model makes one, too: leave it out)")
         self._judge_pass()
         judge_scaled(slot.name)
@@ -442,8 +534,10 @@ class AttachedModel(Between):
                           "micro-batches are this worker's: one for each, for k in m.begin().micro_batches, then "
                           "m.step()")
         raise Invalid(f"this is backward pass {self._passes + 1} of the step, and micro_batches is "
-                      f"{self._micro_batches}: give attach(…, micro_batches={self._passes + 1}), call m.step() "
-                      "before, or with m.no_sync() add gradients up here")
+                      f"{self._micro_batches}. Call m.step() before, if the step is over. {_ADD_UP}. For the mean over "
+                      f"micro-batches, each with its own mean loss, undivided: attach(…, micro_batches="
+                      f"{self._passes + 1}). A pass of another model through this one (a GAN's generator step) is not "
+                      "of its step at all: model.requires_grad_(False) before it, and True again behind it")
 
     def _push(self, slot: Slot, gradient: torch.Tensor) -> None:
         assert self._round is not None
@@ -521,8 +615,10 @@ class AttachedModel(Between):
         if clip_norm is not None and clip_norm != self.clip_norm:
             raise Invalid(f"clip_norm {clip_norm} here, {self.clip_norm} in the job: it is state of the servers; give "
                           "it to attach")
+        weight_to_c(weight)
         self._raise_failure()
         self._optimizers.judge()
+        self._judge_changes()
         self._end_pass()
         scale = self.begin().loss_scale
         if self._spec.global_batch and self._passes < len(self._own()):
@@ -533,7 +629,7 @@ class AttachedModel(Between):
             raise Invalid(f"the job has a loss scale of {scale}, and the loss was not multiplied by it: "
                           "m.scale(loss).backward()")
         counted = max(self._passes, 1) if weight is None else weight
-        chosen = counted or None if self._counts else None  # a commit's own 0 is one a micro-batch
+        chosen = counted if self._counts else 0
         if client_state is not None and self._spec.client_state_max == 0:
             raise Invalid("the job keeps no client state: give attach(…, client_state_max=…), bytes at most")
         given = client_state if self._rank == 0 else None

@@ -1,5 +1,6 @@
 """Models in wrappers: what torch.compile makes is seen through, what exchanges or cuts parameters itself is refused."""
 
+import tempfile
 import unittest
 import warnings
 
@@ -9,6 +10,7 @@ import torched  # before torch: the file is skipped where there is none
 
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers
 
 import cairn
 from cairn.memory import Memory
@@ -75,7 +77,27 @@ def blocks_in_place(model: Net) -> nn.Module:
     return model
 
 
-WAYS = (whole, blocks, in_place, blocks_in_place)
+def checkpointed(model: Net) -> nn.Module:
+    for i in range(2):
+        model.layers[i] = wrappers.checkpoint_wrapper(model.layers[i], wrappers.CheckpointImpl.NO_REENTRANT)
+    return model
+
+
+def offloaded(model: Net) -> nn.Module:
+    """Of torch 2."""
+    model.layers[1] = getattr(wrappers, "offload_wrapper", lambda layer: layer)(model.layers[1])
+    return wrappers.checkpoint_wrapper(model, wrappers.CheckpointImpl.NO_REENTRANT)
+
+
+def both(model: Net) -> nn.Module:
+    """As torchtitan has it: each block is checkpointed, then compiled."""
+    model = checkpointed(model)
+    for i in range(2):
+        model.layers[i] = compiled(model.layers[i])
+    return model
+
+
+WAYS = (whole, blocks, in_place, blocks_in_place, checkpointed, offloaded, both)
 
 
 class Case(unittest.TestCase):
@@ -156,6 +178,59 @@ class Compiled(Case):
         self.attach(model, "late", stage=3)
         with self.assertRaisesRegex(Exception, "compile first, then attach"):
             compiled(model)(torch.ones(2, 4))
+
+
+class Checkpointed(Case):
+    def test_a_job_goes_on_checkpointed_or_not(self):
+        m = self.attach(checkpointed(Net()), "recomputed")
+        m.model(torch.ones(2, 4)).sum().backward()
+        m.step()
+        Net().load_state_dict({name: value for name, value in m.state_dict().items() if "batches" not in name},
+                              strict=False)
+        self.assertEqual(set(m.state_dict()), set(Net().state_dict()))
+        m.write(dict(m.model.named_parameters()))  # by the names that torch gives them
+        m.close()
+        self.assertEqual(self.attach(Net(), "recomputed").version.step, 1)
+
+    @unittest.skipUnless(CAN_COMPILE, "get_state_dict is of torch 2")
+    def test_its_own_checkpoint_is_imported(self):
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+        model = checkpointed(Net())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        model(torch.arange(8.0).view(2, 4)).sum().backward()
+        optimizer.step()
+        of_model, of_optimizer = get_state_dict(model, optimizer)
+        saved = {name: value.clone() for name, value in of_model.items()}
+        with tempfile.TemporaryDirectory() as folder:
+            dcp.save({"model": of_model, "optim": of_optimizer}, checkpoint_id=folder, no_dist=True)
+            model = checkpointed(Net())
+            m = cairn.import_checkpoint(self.session, folder, model, torch.optim.AdamW(model.parameters(), lr=0.1),
+                                        name="imported", rank=0, workers_min=1)
+        self.addCleanup(m.close)
+        self.assertEqual(m.version.step, 1)
+        self.assertTrue(torch.equal(m.state_dict()["layers.0.up.weight"], saved["layers.0.up.weight"]))
+
+
+class Parametrized(Case):
+    def test_names_are_those_of_torch_and_training_goes_on(self):
+        ways = [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm, nn.utils.parametrizations.orthogonal]
+        ways += [nn.utils.parametrizations.weight_norm if CAN_COMPILE else nn.utils.weight_norm]
+        for i, (way, stage) in enumerate([(way, stage) for way in ways for stage in (2, 3)]):
+            with self.subTest(way=way.__name__, stage=stage):
+                ours, theirs = [nn.Sequential(nn.Sequential(way(nn.Linear(4, 4)), nn.Linear(4, 1)))
+                                for _ in map(torch.manual_seed, (i, i))]
+                m = self.attach(ours, f"parametrized{i}", stage=stage)
+                optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
+                for step in range(3):
+                    x = torch.arange(8.0).view(2, 4) / 8 + step
+                    for model in (ours, theirs):
+                        model(x).square().mean().backward()
+                    m.step(), optimizer.step(), optimizer.zero_grad()
+                state = m.state_dict()
+                self.assertEqual(set(state), set(theirs.state_dict()))
+                for name, value in theirs.named_parameters():
+                    self.assertTrue(torch.allclose(state[name], value, atol=1e-6), name)
 
 
 class Refused(Case):
