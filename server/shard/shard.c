@@ -106,6 +106,7 @@ void cairn_shard_close(struct cairn_shard *shard, void (*on_closed)(void *contex
         cairn_pool_close(shard->memory.pool, on_part_closed, shard);
     }
     cairn_reserves_free(shard);
+    cairn_arriving_release(shard);
     if (shard->memory.toucher != NULL) {
         shard->end.handles++;
         cairn_pool_close(shard->memory.toucher, on_part_closed, shard);

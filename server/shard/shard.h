@@ -220,8 +220,9 @@ struct cairn_shard {
     struct cairn_pool *files;
     struct cairn_pool *snapshots; /* one thread, which gives way to all others: state/pin_write.h */
     struct cairn_shard_memory memory;
-    struct cairn_shard_job *jobs;     /* at most CAIRN_SHARD_JOBS_MAX, LEAVING ones included */
-    struct cairn_arriving *arriving;  /* messages of the coordinator whose pages are on their way */
+    struct cairn_shard_job *jobs;    /* at most CAIRN_SHARD_JOBS_MAX, LEAVING ones included */
+    struct cairn_arriving *arriving; /* messages of the coordinator whose pages are on their way */
+    struct cairn_arriving *arriving_dropped; /* of them, those that a thread still prepares */
     struct cairn_coordinator_id seen; /* the newest coordinator that was obeyed; of what is held */
     uint64_t relay_cache_bytes;       /* of the memory, at most, for the relay of a job */
 

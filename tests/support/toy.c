@@ -138,6 +138,8 @@ void toy_fetch(cairn_job *job, struct cairn_version version, int tensor, const c
 {
     cairn_op *op = NULL;
     const struct cairn_mem mem = toy_mem(out, dtype);
-    toy_good(cairn_fetch(job, version, toy_tensors[tensor].name, plane, NULL, &mem, &op));
+    struct cairn_box whole = { .rank = toy_tensors[tensor].rank }; // of a worker with tiles, too
+    memcpy(whole.extent, toy_tensors[tensor].shape, sizeof whole.extent);
+    toy_good(cairn_fetch(job, version, toy_tensors[tensor].name, plane, &whole, &mem, &op));
     toy_good(cairn_wait(op, TOY_WAIT_MS));
 }

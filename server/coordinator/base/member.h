@@ -16,6 +16,7 @@
 
 enum cairn_cluster_member_phase {
     CAIRN_MEMBER_PAGES,    /* its spec is on its way */
+    CAIRN_MEMBER_JUDGED,   /* a thread reads its spec, or compares it with the job's */
     CAIRN_MEMBER_WAITING,  /* for the job to be made or restored */
     CAIRN_MEMBER_JOINING,  /* the shards are told of it */
     CAIRN_MEMBER_ATTACHED, /* a worker: known to the core */

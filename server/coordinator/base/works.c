@@ -39,6 +39,18 @@ bool cairn_cluster_work_start(struct cairn_cluster_work *work, struct cairn_clus
     return true;
 }
 
+bool cairn_cluster_work_do(struct cairn_cluster_work *work, struct cairn_cluster *cluster,
+                           struct cairn_cluster_session *session, uint32_t request, bool is_small)
+{
+    if (!is_small) return cairn_cluster_work_start(work, cluster, session, request);
+    work->cluster = cluster;
+    work->session = session;
+    work->request = request;
+    work->run(work);
+    work->done(work);
+    return true;
+}
+
 void cairn_cluster_works_forget(struct cairn_cluster *cluster,
                                 const struct cairn_cluster_session *session)
 {

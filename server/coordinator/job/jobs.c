@@ -161,41 +161,60 @@ static cairn_status begin_at_first_step(struct cairn_cluster_job *job)
                : cairn_spec_add_former(&job->spec, hash);
 }
 
+static struct cairn_cluster_job *new_job(struct cairn_cluster *cluster)
+{
+    struct cairn_cluster_job *job = calloc(1, sizeof *job);
+    if (job == NULL) return NULL;
+    job->cluster = cluster;
+    job->state = CAIRN_CLUSTER_JOB_CREATING;
+    job->generation = 1;
+    cairn_spec_init(&job->spec);
+    randombytes_buf(&job->id, sizeof job->id);
+    job->id |= 1; // never 0
+    return job;
+}
+
+/* What takes long for many tensors: of a job that has its spec, all but its shards. Any thread. */
+static cairn_status plan_body(struct cairn_cluster_job *job, uint32_t shard_count,
+                              struct cairn_sentence *why)
+{
+    cairn_status status = begin_at_first_step(job);
+    if (status == CAIRN_OK) {
+        job->planned.spec = cairn_packed_spec(&job->spec);
+        if (job->planned.spec == NULL) status = CAIRN_ERR_NO_MEMORY;
+    }
+    if (status == CAIRN_OK) status = plan_layout(job, shard_count);
+    if (status != CAIRN_OK)
+        return cairn_fail(why, status, "planning job %s: %s", job->spec.name,
+                          cairn_status_text((int)status));
+    return cairn_cluster_judge_packed(job->spec.name, job->planned.layout, why);
+}
+
+/* CAIRN_ERR_NOT_READY: shards went meanwhile. */
+static cairn_status seat_body(struct cairn_cluster_job *job, uint32_t shard_count,
+                              struct cairn_sentence *why)
+{
+    const cairn_status status = choose_shards(job, shard_count);
+    if (status == CAIRN_ERR_NOT_READY)
+        return cairn_fail(why, status, "%" PRIu32 " shards are needed, %" PRIu32 " are up",
+                          shard_count, cairn_cluster_seats_up(job->cluster));
+    return status == CAIRN_OK ? status : cairn_fail(why, status, "no memory to plan a job");
+}
+
 struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
                                                  const struct cairn_job_spec_data *spec, bool all,
                                                  struct cairn_sentence *why)
 {
     const uint32_t shard_count = cairn_plan_job_shards(spec,
                                                        count_wanted(cluster, spec->name, all));
-    struct cairn_cluster_job *job = calloc(1, sizeof *job);
-    cairn_status status = CAIRN_ERR_NO_MEMORY;
-    if (job != NULL) {
-        job->cluster = cluster;
-        job->state = CAIRN_CLUSTER_JOB_CREATING;
-        job->generation = 1;
-        cairn_spec_init(&job->spec);
-        randombytes_buf(&job->id, sizeof job->id);
-        job->id |= 1; // never 0
-        status = cairn_spec_copy(spec, &job->spec);
-        if (status == CAIRN_OK) status = begin_at_first_step(job);
-    }
-    if (status == CAIRN_OK) {
-        job->planned.spec = cairn_packed_spec(&job->spec);
-        if (job->planned.spec == NULL) status = CAIRN_ERR_NO_MEMORY;
-    }
-    if (status == CAIRN_OK) status = choose_shards(job, shard_count);
-    if (status == CAIRN_OK) status = plan_layout(job, shard_count);
-    if (status == CAIRN_OK &&
-        cairn_cluster_judge_packed(spec->name, job->planned.layout, why) == CAIRN_OK)
-        return job;
-    if (status == CAIRN_OK) {
-        // `why` says it
-    } else if (status == CAIRN_ERR_NOT_READY) {
-        cairn_sentence_set(why, "%" PRIu32 " shards are needed, %" PRIu32 " are up", shard_count,
-                           cairn_cluster_seats_up(cluster));
-    } else {
-        cairn_sentence_set(why, "planning job %s: %s", spec->name, cairn_status_text((int)status));
-    }
+    struct cairn_cluster_job *job = new_job(cluster);
+    cairn_status status = job != NULL ? cairn_spec_copy(spec, &job->spec) : CAIRN_ERR_NO_MEMORY;
+    if (status != CAIRN_OK)
+        (void)cairn_fail(why, status, "planning job %s: %s", spec->name,
+                         cairn_status_text((int)status));
+    if (status == CAIRN_OK) status = plan_body(job, shard_count, why);
+    if (status == CAIRN_OK) status = seat_body(job, shard_count, why);
+    if (status == CAIRN_OK) return job;
     if (job != NULL) cairn_cluster_job_free(job);
     return NULL;
 }
@@ -314,33 +333,127 @@ static void on_created(struct cairn_cluster_job *job, const void *about, cairn_s
     if (status != CAIRN_OK) creation_failed(job, status, why.text);
 }
 
+/* The plan is there: shards make room for the job. */
+static cairn_status begin_creation(struct cairn_cluster_job *job, struct cairn_sentence *why)
+{
+    const struct cairn_cluster_job_load load = { .version = { job->generation, job->base_step } };
+    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_created, NULL, 0);
+    if (gather == NULL)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+    cairn_cluster_job_send_create(job, &load, gather);
+    cairn_cluster_job_link(job);
+    cairn_cluster_gather_start(gather);
+    return CAIRN_OK;
+}
+
+/* ---- planning, on a thread ---- */
+
+#define SMALL_SPEC_BYTES 32768 /* planned sooner than a thread is told of it */
+
+struct cairn_cluster_plan {
+    struct cairn_cluster_work work;
+    struct cairn_cluster_plan *next; /* of the cluster's */
+    char *name;                      /* owned */
+    struct cairn_packed *packed;     /* held */
+    struct cairn_cluster_job *job;   /* owned, in no list */
+    uint32_t shard_count;
+    cairn_status status;
+    struct cairn_sentence why;
+};
+
+bool cairn_cluster_job_planning(const struct cairn_cluster *cluster, const char *name)
+{
+    const struct cairn_cluster_plan *plan = cluster->openings.plans;
+    while (plan != NULL && strcmp(plan->name, name) != 0) plan = plan->next;
+    return plan != NULL;
+}
+
+static void run_plan(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_plan *plan = (struct cairn_cluster_plan *)work;
+    const struct cairn_packed *packed = plan->packed;
+    struct cairn_job_spec_data spec;
+    plan->status = cairn_spec_unpack(packed->bytes, packed->size, cairn_optimizer_names(), &spec,
+                                     &plan->why);
+    if (plan->status != CAIRN_OK) return;
+    plan->job->spec = spec;
+    plan->shard_count = cairn_plan_job_shards(&spec, plan->shard_count);
+    plan->status = plan_body(plan->job, plan->shard_count, &plan->why);
+}
+
+static void plan_free(struct cairn_cluster_plan *plan)
+{
+    if (plan->job != NULL) cairn_cluster_job_free(plan->job);
+    cairn_packed_release(plan->packed);
+    free(plan->name);
+    free(plan);
+}
+
+static void done_plan(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_plan *plan = (struct cairn_cluster_plan *)work;
+    struct cairn_cluster *cluster = work->cluster;
+    struct cairn_sentence why = plan->why;
+    cairn_status status = plan->status;
+    struct cairn_cluster_plan **at = &cluster->openings.plans;
+    while (*at != plan) at = &(*at)->next;
+    *at = plan->next;
+    if (!cluster->closing && cairn_cluster_job_find(cluster, plan->name) == NULL) {
+        if (status == CAIRN_OK) status = seat_body(plan->job, plan->shard_count, &why);
+        if (status == CAIRN_OK) status = begin_creation(plan->job, &why);
+        if (status == CAIRN_OK) plan->job = NULL; // it is the cluster's
+        // A shard went meanwhile: the openers wait for the next one.
+        if (status != CAIRN_OK && cairn_cluster_seats_up(cluster) >= plan->shard_count)
+            cairn_cluster_job_openers_fail(cluster, plan->name, status, why.text);
+    }
+    plan_free(plan);
+    if (!cluster->closing) cairn_cluster_openings_advance(cluster);
+}
+
+static cairn_status begin_plan(struct cairn_cluster *cluster, const char *name, uint64_t generation,
+                               struct cairn_packed *packed)
+{
+    struct cairn_cluster_plan *plan = calloc(1, sizeof *plan);
+    if (plan == NULL) return CAIRN_ERR_NO_MEMORY;
+    plan->work.run = run_plan;
+    plan->work.done = done_plan;
+    plan->packed = cairn_packed_hold(packed);
+    plan->name = strdup(name);
+    plan->job = new_job(cluster);
+    plan->shard_count = count_wanted(cluster, name, false);
+    if (plan->name == NULL || plan->job == NULL) {
+        plan_free(plan);
+        return CAIRN_ERR_NO_MEMORY;
+    }
+    plan->job->generation = generation;
+    if (generation > 1) plan->job->origin = (struct cairn_origin) { generation, { 0, 0 } };
+    plan->next = cluster->openings.plans;
+    cluster->openings.plans = plan;
+    if (cairn_cluster_work_do(&plan->work, cluster, NULL, 0, packed->size <= SMALL_SPEC_BYTES))
+        return CAIRN_OK;
+    cluster->openings.plans = plan->next;
+    plan_free(plan);
+    return CAIRN_ERR_NO_MEMORY;
+}
+
 cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
                                       const struct cairn_job_spec_data *spec, uint64_t generation,
-                                      struct cairn_sentence *why)
+                                      struct cairn_packed *packed, struct cairn_sentence *why)
 {
     const cairn_status usable = cairn_spec_check_usable(spec, why);
     if (usable != CAIRN_OK) return usable;
     size_t count = 0;
     for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) count++;
+    for (const struct cairn_cluster_plan *p = cluster->openings.plans; p != NULL; p = p->next)
+        count++;
     if (count >= CAIRN_JOBS_MAX) {
         return cairn_fail(why, CAIRN_ERR_REFUSED,
                           "there are %zu jobs, which are the most; `cairn job drop` takes one away",
                           count);
     }
-    struct cairn_cluster_job *job = cairn_cluster_job_plan(cluster, spec, false, why);
-    if (job == NULL) return CAIRN_ERR_NO_MEMORY;
-    job->generation = generation;
-    if (generation > 1) job->origin = (struct cairn_origin) { generation, { 0, 0 } };
-    const struct cairn_cluster_job_load load = { .version = { job->generation, job->base_step } };
-    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_created, NULL, 0);
-    if (gather == NULL) {
-        cairn_cluster_job_free(job);
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
-    }
-    cairn_cluster_job_send_create(job, &load, gather);
-    cairn_cluster_job_link(job);
-    cairn_cluster_gather_start(gather);
-    return CAIRN_OK;
+    const cairn_status status = begin_plan(cluster, spec->name, generation, packed);
+    return status == CAIRN_OK ? status
+                              : cairn_fail(why, status, "the coordinator is out of memory");
 }
 
 /* ---- what the store knows ---- */

@@ -14,10 +14,16 @@ struct cairn_stored_job;
 cairn_status cairn_cluster_job_load(struct cairn_cluster *cluster,
                                     const struct cairn_stored_job *row, struct cairn_sentence *why);
 cairn_status cairn_cluster_jobs_load(struct cairn_cluster *cluster, struct cairn_sentence *why);
-/* Begins to make a job of the spec over the shards that are up; its openers wait. generation: job/first.h */
-cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
-                                      const struct cairn_job_spec_data *spec, uint64_t generation,
-                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Makes the job that `packed` is the spec of, in a while: a thread plans it, the shards make room, and it is
+ * stored. Those who wait for it hear of it. generation: job/first.h. CAIRN_ERR_REFUSED,
+ * CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_NO_MEMORY: nothing was begun. */
+CAIRN_MUST_CHECK cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
+                                                       const struct cairn_job_spec_data *spec,
+                                                       uint64_t generation,
+                                                       struct cairn_packed *packed,
+                                                       struct cairn_sentence *why);
+/* A thread plans a job of that name. */
+bool cairn_cluster_job_planning(const struct cairn_cluster *cluster, const char *name);
 /* Takes the job out of the store, then frees it here and on its shards; until then it is CREATING. Its
  * members must be gone. */
 void cairn_cluster_job_drop(struct cairn_cluster_job *job);

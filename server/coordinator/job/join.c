@@ -38,14 +38,13 @@ static cairn_status judge_room(const struct cairn_cluster_member *member,
                       job->spec.name, others, most, job->spec.name);
 }
 
-cairn_status cairn_cluster_opening_differences(const struct cairn_cluster_member *member,
-                                               const struct cairn_job_spec_data *job,
-                                               struct cairn_sentence *why)
+void cairn_cluster_opening_differences(const struct cairn_job_spec_data *spec,
+                                       const struct cairn_job_spec_data *job,
+                                       struct cairn_sentence *why)
 {
     struct lines lines = { why, 0 };
-    const struct cairn_job_spec_data mine = cairn_spec_with_workers(&member->opening.spec, job);
+    const struct cairn_job_spec_data mine = cairn_spec_with_workers(spec, job);
     (void)cairn_spec_diff(&mine, job, DIFFERENCES_SHOWN, add_line, &lines);
-    return CAIRN_ERR_MISMATCH;
 }
 
 static cairn_status judge_join(const struct cairn_cluster_member *member,
@@ -64,13 +63,14 @@ static cairn_status judge_join(const struct cairn_cluster_member *member,
                           job->members.count);
     }
     if (member->role != CAIRN_ROLE_WIRE_WORKER) return CAIRN_OK;
-    if (cairn_spec_joins(&member->opening.spec, &job->spec)) return judge_room(member, job, why);
+    if (member->opening.joins) return judge_room(member, job, why);
     cairn_sentence_set(
         why,
         "job %s is another one than this spec: give the job's values, amend it (`cairn job amend`, "
         "cairn_job_amend), drop it (`cairn job drop`), or choose another name:\n",
         job->spec.name);
-    return cairn_cluster_opening_differences(member, &job->spec, why);
+    cairn_sentence_add(why, "%s", member->opening.differences.text);
+    return CAIRN_ERR_MISMATCH;
 }
 
 void cairn_cluster_opening_refuse(struct cairn_cluster_member *member, cairn_status status,
@@ -124,7 +124,7 @@ void cairn_cluster_opening_join(struct cairn_cluster_member *member, struct cair
     // The same session after a reconnect: the new connection takes its place, nobody else hears.
     struct cairn_cluster_member *same = cairn_cluster_job_member(job, member->id);
     if (same != NULL) take_over(member, same);
-    cairn_spec_release(&member->opening.spec);
+    cairn_cluster_member_forget_spec(member);
     member->tiles.known_to = member->known_to + job->shard_room;
     member->phase = CAIRN_MEMBER_JOINING;
     cairn_cluster_job_member_add(job, member);

@@ -8,6 +8,7 @@
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/member.h"
 #include "server/coordinator/base/session.h"
+#include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/job/first.h"
 #include "server/coordinator/job/jobs.h"
@@ -60,11 +61,13 @@ static bool advance(struct cairn_cluster_member *member)
                    begin_resume(member);
         if (member->opening.attached_id != 0 && member->opening.attached_id != job->id)
             refuse_another(member);
-        else
+        else if (cairn_cluster_opening_compare(member, job))
             cairn_cluster_opening_join(member, job);
         return true;
     }
-    if (cairn_cluster_job_is_strange(cluster, member->job_name, &why)) return false;
+    if (cairn_cluster_job_planning(cluster, member->job_name) ||
+        cairn_cluster_job_is_strange(cluster, member->job_name, &why))
+        return false;
     if (member->role != CAIRN_ROLE_WIRE_WORKER) {
         cairn_sentence_set(&why, "there is no job %s; `cairn job list` shows those there are",
                            member->job_name);
@@ -90,9 +93,9 @@ static bool advance(struct cairn_cluster_member *member)
     uint64_t generation;
     if (!cairn_cluster_first_generation(cluster, member->job_name, &generation)) return false;
     const cairn_status status = cairn_cluster_job_create(cluster, &member->opening.spec, generation,
-                                                         &why);
+                                                         member->opening.packed, &why);
     if (status != CAIRN_OK) cairn_cluster_opening_refuse(member, status, why.text);
-    return status != CAIRN_OK;
+    return true; // gone, perhaps: a small job is planned at once, and may be refused
 }
 
 static bool advance_any(struct cairn_cluster *cluster)
@@ -174,8 +177,8 @@ cairn_status cairn_cluster_openers_judge(struct cairn_cluster *cluster,
             }
             cairn_sentence_set(why, "the snapshot of job %s is of another one than this spec:\n",
                                saved->name);
-            cairn_cluster_opening_refuse(m, cairn_cluster_opening_differences(m, saved, why),
-                                         why->text);
+            cairn_cluster_opening_differences(&m->opening.spec, saved, why);
+            cairn_cluster_opening_refuse(m, CAIRN_ERR_MISMATCH, why->text);
             refused++;
         }
     }
@@ -189,7 +192,7 @@ static cairn_status judge_open(const struct cairn_cluster_session *session,
     uint32_t arriving = 0;
     for (const struct cairn_cluster_member *m = session->members; m != NULL;
          m = m->next_of_session) {
-        arriving += m->phase == CAIRN_MEMBER_PAGES;
+        arriving += m->phase == CAIRN_MEMBER_PAGES || m->phase == CAIRN_MEMBER_JUDGED;
     }
     // Not BUSY, at which a client asks again until its deadline: only its own cairn_job_close can help.
     if (session->member_count >= CAIRN_SESSION_MEMBERS_MAX) {
@@ -288,20 +291,143 @@ cairn_status cairn_cluster_judge_workers(const struct cairn_cluster *cluster,
                       is_max ? "max" : "min", is_max ? spec->workers_max : spec->workers_min, most);
 }
 
-static cairn_status take_spec(struct cairn_cluster_member *member, struct cairn_sentence *why)
+/* ---- the spec, on a thread: a million tensors take seconds ---- */
+
+#define SMALL_SPEC_BYTES 32768 /* read sooner than a thread is told of it */
+
+struct judging {
+    struct cairn_cluster_work work;
+    char *job_name;              /* owned */
+    struct cairn_packed *packed; /* held: the member's */
+    struct cairn_packed
+        *job; /* held: the job's; NULL: the member's is read, and nothing compared */
+    /* what comes of it */
+    struct cairn_job_spec_data spec; /* owned */
+    cairn_status status;
+    struct cairn_sentence why; /* or the differences */
+    bool joins;
+};
+
+static void judging_free(struct judging *judging)
 {
-    struct cairn_job_spec_data spec;
-    const cairn_status status = cairn_spec_unpack(member->opening.pages.bytes,
-                                                  member->opening.pages.have_bytes,
-                                                  cairn_optimizer_names(), &spec, why);
-    if (status != CAIRN_OK) return status;
-    cairn_paged_release(&member->opening.pages);
-    member->opening.spec = spec;
-    if (strcmp(spec.name, member->job_name) != 0) {
-        return cairn_fail(why, CAIRN_ERR_INVALID, "the spec is of job %s, the request of job %s",
-                          spec.name, member->job_name);
+    cairn_spec_release(&judging->spec);
+    cairn_packed_release(judging->packed);
+    cairn_packed_release(judging->job);
+    free(judging->job_name);
+    free(judging);
+}
+
+static void compare(struct judging *judging)
+{
+    struct cairn_job_spec_data job;
+    const struct cairn_packed *a = judging->packed, *b = judging->job;
+    judging->joins = a->size == b->size && memcmp(a->bytes, b->bytes, a->size) == 0;
+    if (judging->joins) return;
+    judging->status = cairn_spec_unpack(b->bytes, b->size, cairn_optimizer_names(), &job,
+                                        &judging->why);
+    if (judging->status != CAIRN_OK) return;
+    judging->joins = cairn_spec_joins(&judging->spec, &job);
+    judging->why.text[0] = '\0';
+    if (!judging->joins)
+        (void)cairn_cluster_opening_differences(&judging->spec, &job, &judging->why);
+    cairn_spec_release(&job);
+}
+
+static void read_spec(struct judging *judging)
+{
+    judging->status = cairn_spec_unpack(judging->packed->bytes, judging->packed->size,
+                                        cairn_optimizer_names(), &judging->spec, &judging->why);
+    if (judging->status != CAIRN_OK) {
+        cairn_spec_init(&judging->spec);
+        return;
     }
-    return cairn_cluster_judge_workers(member->session->cluster, &spec, why);
+    if (strcmp(judging->spec.name, judging->job_name) == 0) return;
+    judging->status = cairn_fail(&judging->why, CAIRN_ERR_INVALID,
+                                 "the spec is of job %s, the request of job %s", judging->spec.name,
+                                 judging->job_name);
+}
+
+static void run_judging(struct cairn_cluster_work *work)
+{
+    struct judging *judging = (struct judging *)work;
+    if (judging->spec.name == NULL) read_spec(judging);
+    if (judging->status == CAIRN_OK && judging->job != NULL) compare(judging);
+    if (judging->status == CAIRN_OK && !judging->joins) return;
+    cairn_spec_release(&judging->spec); // here: it takes long, too, and nobody needs it any more
+    cairn_spec_init(&judging->spec);
+}
+
+/* It may be gone, with its session or by itself. */
+static struct cairn_cluster_member *judged_member(const struct judging *judging)
+{
+    struct cairn_cluster_session *session = judging->work.session;
+    struct cairn_cluster_member *m = session != NULL && !session->closing ? session->members : NULL;
+    while (m != NULL &&
+           (m->phase != CAIRN_MEMBER_JUDGED || m->open_request != judging->work.request))
+        m = m->next_of_session;
+    return m;
+}
+
+static void done_judging(struct cairn_cluster_work *work)
+{
+    struct judging *judging = (struct judging *)work;
+    struct cairn_cluster *cluster = work->cluster;
+    struct cairn_cluster_member *member = cluster->closing ? NULL : judged_member(judging);
+    struct cairn_sentence why = judging->why;
+    cairn_status status = judging->status;
+    if (member == NULL) {
+        judging_free(judging);
+        return;
+    }
+    member->phase = CAIRN_MEMBER_WAITING;
+    member->opening.spec = judging->spec;
+    cairn_spec_init(&judging->spec);
+    if (status == CAIRN_OK && judging->job != NULL) {
+        cairn_packed_release(member->opening.compared);
+        member->opening.compared = cairn_packed_hold(judging->job);
+        member->opening.joins = judging->joins;
+        member->opening.differences = why;
+    } else if (status == CAIRN_OK) {
+        status = cairn_cluster_judge_workers(cluster, &member->opening.spec, &why);
+    }
+    judging_free(judging);
+    if (status != CAIRN_OK) cairn_cluster_opening_refuse(member, status, why.text);
+    cairn_cluster_openings_advance(cluster);
+}
+
+/* Reads the member's spec, or compares it with `job`. The member may be refused, and gone, at once. */
+static void begin_judging(struct cairn_cluster_member *member, struct cairn_packed *job)
+{
+    struct cairn_cluster_session *session = member->session;
+    struct judging *judging = calloc(1, sizeof *judging);
+    if (judging != NULL) judging->job_name = strdup(member->job_name);
+    if (judging == NULL || judging->job_name == NULL) {
+        free(judging);
+        cairn_cluster_opening_refuse(member, CAIRN_ERR_NO_MEMORY, "no memory to read the spec");
+        return;
+    }
+    judging->work.run = run_judging;
+    judging->work.done = done_judging;
+    judging->packed = cairn_packed_hold(member->opening.packed);
+    judging->job = job != NULL ? cairn_packed_hold(job) : NULL;
+    judging->spec = member->opening.spec; // the thread's meanwhile
+    cairn_spec_init(&member->opening.spec);
+    member->phase = CAIRN_MEMBER_JUDGED;
+    if (!cairn_cluster_work_do(&judging->work, session->cluster, session, member->open_request,
+                               judging->packed->size <= SMALL_SPEC_BYTES)) {
+        judging_free(judging);
+        cairn_cluster_opening_refuse(member, CAIRN_ERR_BUSY,
+                                     "this connection waits for too many answers already");
+    }
+}
+
+bool cairn_cluster_opening_compare(struct cairn_cluster_member *member,
+                                   struct cairn_cluster_job *job)
+{
+    if (member->role != CAIRN_ROLE_WIRE_WORKER || member->opening.compared == job->planned.spec)
+        return true;
+    begin_judging(member, job->planned.spec);
+    return false;
 }
 
 void cairn_cluster_member_page(struct cairn_cluster_session *session, uint32_t request,
@@ -313,21 +439,20 @@ void cairn_cluster_member_page(struct cairn_cluster_session *session, uint32_t r
         member = member->next_of_session;
     }
     if (member == NULL) return; // of a request that was refused: the rest of its pages
-    struct cairn_sentence why;
-    cairn_status status = page->what == CAIRN_PAGE_SPEC
-                              ? cairn_paged_add(&member->opening.pages, page)
-                              : CAIRN_ERR_PROTOCOL;
+    const cairn_status status = page->what == CAIRN_PAGE_SPEC
+                                    ? cairn_paged_add(&member->opening.pages, page)
+                                    : CAIRN_ERR_PROTOCOL;
     if (status != CAIRN_OK) {
         cairn_cluster_opening_refuse(member, status,
                                      "the pages of the spec do not follow each other");
         return;
     }
     if (!cairn_paged_whole(&member->opening.pages)) return;
-    status = take_spec(member, &why);
-    if (status != CAIRN_OK) {
-        cairn_cluster_opening_refuse(member, status, why.text);
-        return;
-    }
-    member->phase = CAIRN_MEMBER_WAITING;
-    cairn_cluster_openings_advance(session->cluster);
+    struct cairn_cluster_opening *opening = &member->opening;
+    opening->packed = cairn_packed_take(opening->pages.bytes, (size_t)opening->pages.have_bytes);
+    opening->pages = (struct cairn_paged) { .bytes = NULL };
+    if (opening->packed != NULL)
+        begin_judging(member, NULL);
+    else
+        cairn_cluster_opening_refuse(member, CAIRN_ERR_NO_MEMORY, "no memory for the spec");
 }

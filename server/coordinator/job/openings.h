@@ -6,17 +6,23 @@
 
 /* Of a member, until it is ATTACHED. */
 struct cairn_cluster_opening {
-    struct cairn_paged pages;        /* owned; in PAGES */
+    struct cairn_paged pages;    /* owned; in PAGES */
+    struct cairn_packed *packed; /* held: the spec as it came; NULL: a reader's, or not whole yet */
     struct cairn_job_spec_data spec; /* owned; a reader's has no name */
-    uint32_t launch, start_wait_ms;  /* JobOpen.world: so many came together; 0: not said */
-    uint64_t attached_id;            /* of the job that it was a member of already; 0: of none */
-    bool must_exist;                 /* it begins no job */
-    bool resumes;                    /* without the job it wants the newest snapshot restored */
+    /* held: the job's spec that this one was compared with; NULL: none yet */
+    struct cairn_packed *compared;
+    bool joins;                        /* that spec is the same, or was */
+    struct cairn_sentence differences; /* unless it joins */
+    uint32_t launch, start_wait_ms;    /* JobOpen.world: so many came together; 0: not said */
+    uint64_t attached_id;              /* of the job that it was a member of already; 0: of none */
+    bool must_exist;                   /* it begins no job */
+    bool resumes;                      /* without the job it wants the newest snapshot restored */
 };
 
 /* Of the cluster: cairn_cluster_openings_advance is not entered twice. */
 struct cairn_cluster_openings {
     bool advancing, again;
+    struct cairn_cluster_plan *plans; /* jobs.c: jobs that a thread plans */
 };
 
 /* JobOpen: answered at once, or when the job is there. */
@@ -51,9 +57,13 @@ void cairn_cluster_opening_join(struct cairn_cluster_member *member, struct cair
 /* The member's JobOpen fails. Frees the member. */
 void cairn_cluster_opening_refuse(struct cairn_cluster_member *member, cairn_status status,
                                   const char *text);
-/* Adds what the member's spec has other than the job's. CAIRN_ERR_MISMATCH. */
-cairn_status cairn_cluster_opening_differences(const struct cairn_cluster_member *member,
-                                               const struct cairn_job_spec_data *job,
-                                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* True: opening.joins says whether the member's spec is the job's, or was. False: a thread looks, or has
+ * looked, and who waits for the job looks again; or the member was refused, and is gone. */
+bool cairn_cluster_opening_compare(struct cairn_cluster_member *member,
+                                   struct cairn_cluster_job *job);
+/* Adds what a spec has other than the job's. Any thread. */
+void cairn_cluster_opening_differences(const struct cairn_job_spec_data *spec,
+                                       const struct cairn_job_spec_data *job,
+                                       struct cairn_sentence *why);
 
 #endif

@@ -55,6 +55,17 @@ static void leave_job_list(struct cairn_cluster_member *member)
     member->job = NULL;
 }
 
+void cairn_cluster_member_forget_spec(struct cairn_cluster_member *member)
+{
+    struct cairn_cluster_opening *opening = &member->opening;
+    cairn_paged_release(&opening->pages);
+    cairn_packed_release(opening->packed);
+    cairn_packed_release(opening->compared);
+    opening->packed = opening->compared = NULL;
+    cairn_spec_release(&opening->spec);
+    cairn_spec_init(&opening->spec);
+}
+
 void cairn_cluster_member_free(struct cairn_cluster_member *member)
 {
     leave_job_list(member);
@@ -62,11 +73,10 @@ void cairn_cluster_member_free(struct cairn_cluster_member *member)
     while (*at != member) at = &(*at)->next_of_session;
     *at = member->next_of_session;
     member->session->member_count--;
-    cairn_paged_release(&member->opening.pages);
     cairn_paged_release(&member->tiles.pages);
     cairn__job_amend__free_unpacked(member->amend.later, NULL); // NULL is fine
     free(member->init.held);
-    cairn_spec_release(&member->opening.spec);
+    cairn_cluster_member_forget_spec(member);
     free(member->known_to);
     free(member->job_name);
     free(member);

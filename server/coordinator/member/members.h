@@ -38,6 +38,8 @@ void cairn_cluster_member_fault(struct cairn_cluster_job *job, uint64_t id, cons
  * gets an Error of its own, and its connection is closed. Frees the member. The core knows already. */
 void cairn_cluster_member_expel(struct cairn_cluster_member *member, cairn_status status,
                                 const char *text);
+/* Frees what a member that is on its way in has of the spec it came with. */
+void cairn_cluster_member_forget_spec(struct cairn_cluster_member *member);
 /* Frees the member and tells nobody. */
 void cairn_cluster_member_free(struct cairn_cluster_member *member);
 /* Sends MemberJoin to all shards of the job; Attached follows when all of them know the member. */

@@ -4,8 +4,11 @@
 
 #include "server/shard/shard.h"
 
+#define SMALL_BYTES 32768 /* of pages: prepared sooner than a thread is told */
+
 static void arriving_free(struct cairn_arriving *arriving)
 {
+    if (arriving->made != NULL) arriving->kind->unmake(arriving->made);
     for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++) cairn_paged_release(&arriving->paged[i]);
     cairn_message_free(arriving->message);
     free(arriving);
@@ -16,7 +19,34 @@ void cairn_arriving_drop(struct cairn_shard *shard, struct cairn_arriving *arriv
     struct cairn_arriving **link = &shard->arriving;
     while (*link != arriving) link = &(*link)->next;
     *link = arriving->next;
-    arriving_free(arriving);
+    if (arriving->phase != CAIRN_ARRIVING_PREPARING) {
+        arriving_free(arriving);
+        return;
+    }
+    arriving->next = shard->arriving_dropped;
+    shard->arriving_dropped = arriving;
+}
+
+/* One that was dropped, or all of them (NULL). */
+static bool free_dropped(struct cairn_shard *shard, const struct cairn_arriving *which)
+{
+    bool any = false;
+    for (struct cairn_arriving **link = &shard->arriving_dropped; *link != NULL;) {
+        struct cairn_arriving *arriving = *link;
+        if (which != NULL && arriving != which) {
+            link = &arriving->next;
+            continue;
+        }
+        *link = arriving->next;
+        arriving_free(arriving);
+        any = true;
+    }
+    return any;
+}
+
+void cairn_arriving_release(struct cairn_shard *shard)
+{
+    (void)free_dropped(shard, NULL);
 }
 
 void cairn_arriving_drop_all(struct cairn_shard *shard)
@@ -39,11 +69,62 @@ void cairn_arriving_end(struct cairn_shard *shard, struct cairn_arriving *arrivi
     cairn_arriving_drop(shard, arriving);
 }
 
-bool cairn_arriving_whole(const struct cairn_arriving *arriving)
+static bool pages_are_here(const struct cairn_arriving *arriving)
 {
     for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++)
         if (!cairn_paged_whole(&arriving->paged[i])) return false;
     return true;
+}
+
+bool cairn_arriving_whole(const struct cairn_arriving *arriving)
+{
+    return arriving->phase == CAIRN_ARRIVING_PREPARED;
+}
+
+void *cairn_arriving_take(struct cairn_arriving *arriving)
+{
+    void *made = arriving->made;
+    arriving->made = NULL;
+    return made;
+}
+
+/* ---- preparing ---- */
+
+static void on_run(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)item;
+    (void)thread;
+    struct cairn_arriving *arriving = (struct cairn_arriving *)task;
+    arriving->status = arriving->kind->prepare(arriving, &arriving->made, &arriving->why);
+}
+
+static void on_prepared(struct cairn_task *task)
+{
+    struct cairn_arriving *arriving = (struct cairn_arriving *)task;
+    struct cairn_shard *shard = arriving->shard;
+    arriving->phase = CAIRN_ARRIVING_PREPARED;
+    if (free_dropped(shard, arriving)) return;
+    if (arriving->status != CAIRN_OK)
+        cairn_arriving_end(shard, arriving, arriving->status, &arriving->why);
+    else
+        arriving->kind->whole(shard, arriving);
+}
+
+/* All pages are here. */
+static void go_on(struct cairn_shard *shard, struct cairn_arriving *arriving)
+{
+    uint64_t bytes = 0;
+    for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++) bytes += arriving->paged[i].have_bytes;
+    if (arriving->kind->prepare == NULL || bytes == 0) {
+        arriving->phase = CAIRN_ARRIVING_PREPARED;
+        arriving->kind->whole(shard, arriving);
+        return;
+    }
+    arriving->phase = CAIRN_ARRIVING_PREPARING;
+    arriving->task = (struct cairn_task) {
+        .run = on_run, .done = on_prepared, .item_count = 1, .is_small = bytes <= SMALL_BYTES
+    };
+    cairn_pool_submit(shard->memory.pool, &arriving->task);
 }
 
 static cairn_status judge(const struct cairn_shard *shard, const struct cairn_arriving_kind *kind,
@@ -83,6 +164,7 @@ void cairn_arriving_begin(struct cairn_shard *shard, const struct cairn_arriving
         return;
     }
     arriving->kind = kind;
+    arriving->shard = shard;
     arriving->request = request;
     arriving->message = message;
     struct cairn_arriving **last = &shard->arriving;
@@ -91,8 +173,8 @@ void cairn_arriving_begin(struct cairn_shard *shard, const struct cairn_arriving
     status = set_paged(arriving, bytes, &why);
     if (status != CAIRN_OK)
         cairn_arriving_end(shard, arriving, status, &why);
-    else if (cairn_arriving_whole(arriving))
-        kind->whole(shard, arriving);
+    else if (pages_are_here(arriving))
+        go_on(shard, arriving);
 }
 
 void cairn_arriving_on_page(struct cairn_shard *shard, uint32_t request, const Cairn__Page *page)
@@ -109,7 +191,7 @@ void cairn_arriving_on_page(struct cairn_shard *shard, uint32_t request, const C
         cairn_sentence_set(&why, "%s: page at %llu of part %u does not follow those before",
                            arriving->kind->name, (unsigned long long)page->offset, page->what);
         cairn_arriving_end(shard, arriving, status, &why);
-    } else if (cairn_arriving_whole(arriving)) {
-        arriving->kind->whole(shard, arriving);
+    } else if (pages_are_here(arriving)) {
+        go_on(shard, arriving);
     }
 }

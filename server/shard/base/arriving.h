@@ -1,10 +1,12 @@
 /* Messages of the coordinator whose bytes follow in pages: JobCreate, MemberTiles, JobTerms. When the last
- * page is here, the kind's `whole` is called; the message is answered and gone with cairn_arriving_end, then
- * or later. All of them are gone with the connection. Loop thread. */
+ * page is here, a thread runs the kind's `prepare`, so that a large job holds nobody's round up, and then the
+ * kind's `whole` is called; the message is answered and gone with cairn_arriving_end, then or later. All of
+ * them are gone with the connection. Loop thread. */
 #ifndef CAIRN_SHARD_BASE_ARRIVING_H
 #define CAIRN_SHARD_BASE_ARRIVING_H
 
 #include "proto/wire/messages.h"
+#include "server/base/pool.h"
 
 #define CAIRN_ARRIVING_MAX   8 /* of a kind */
 #define CAIRN_ARRIVING_PAGED 2
@@ -16,16 +18,29 @@ struct cairn_arriving_kind {
     const char *name;                                /* "a job": in a refusal */
     enum cairn_page_what what[CAIRN_ARRIVING_PAGED]; /* of each of them; 0: none */
     bool may_be_empty;                               /* what has 0 bytes has come */
+    /* On a thread, when all of it is here: makes `made`. It reads the message, its pages, and what of the
+     * shard is constant. Not CAIRN_OK, with `why`: the message is refused. NULL, or no bytes came: nothing is
+     * made. */
+    cairn_status (*prepare)(struct cairn_arriving *arriving, void **made_out,
+                            struct cairn_sentence *why);
+    void (*unmake)(void *made); /* frees what nobody took; loop thread */
     /* All of it is here. It may be called again by whoever keeps it waiting. */
     void (*whole)(struct cairn_shard *shard, struct cairn_arriving *arriving);
 };
 
 struct cairn_arriving {
+    struct cairn_task task;      /* private, as `phase`, `status` and `why` are */
     struct cairn_arriving *next; /* of the shard's */
     const struct cairn_arriving_kind *kind;
     uint32_t request;
     ProtobufCMessage *message; /* owned */
     struct cairn_paged paged[CAIRN_ARRIVING_PAGED];
+    struct cairn_shard *shard;
+    void *made; /* owned until `whole` takes it (cairn_arriving_take) */
+    /* PREPARING: a thread reads it, so it is kept apart if it is dropped, until the thread is through. */
+    enum { CAIRN_ARRIVING_PAGES, CAIRN_ARRIVING_PREPARING, CAIRN_ARRIVING_PREPARED } phase;
+    cairn_status status;
+    struct cairn_sentence why;
 };
 
 /* Takes the message, whose pages are so many bytes; a message that is refused is answered. */
@@ -34,12 +49,17 @@ void cairn_arriving_begin(struct cairn_shard *shard, const struct cairn_arriving
                           const uint64_t bytes[CAIRN_ARRIVING_PAGED]);
 /* A page of one of them, or of one that was refused. */
 void cairn_arriving_on_page(struct cairn_shard *shard, uint32_t request, const Cairn__Page *page);
+/* All pages are here, and what is made of them. */
 bool cairn_arriving_whole(const struct cairn_arriving *arriving);
+/* What was made of it, which is the caller's from here on. */
+void *cairn_arriving_take(struct cairn_arriving *arriving);
 /* Answers it (CAIRN_OK is Done), and frees it. */
 void cairn_arriving_end(struct cairn_shard *shard, struct cairn_arriving *arriving,
                         cairn_status status, const struct cairn_sentence *why);
 /* Frees it without an answer. */
 void cairn_arriving_drop(struct cairn_shard *shard, struct cairn_arriving *arriving);
 void cairn_arriving_drop_all(struct cairn_shard *shard);
+/* Those that were dropped while a thread prepared them: when the threads have ended. */
+void cairn_arriving_release(struct cairn_shard *shard);
 
 #endif

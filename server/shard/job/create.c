@@ -71,8 +71,7 @@ static void create_open(struct cairn_shard *shard, struct cairn_arriving *create
     struct cairn_shard_job *job;
     struct cairn_sentence why;
     cairn_status status = cairn_shard_job_open(shard, create_message(create),
-                                               &create->paged[CAIRN_CREATE_SPEC],
-                                               &create->paged[CAIRN_CREATE_LAYOUT], &job, &why);
+                                               cairn_arriving_take(create), &job, &why);
     if (status != CAIRN_OK) {
         cairn_arriving_end(shard, create, status, &why);
         return;
@@ -151,8 +150,26 @@ static void create_advance(struct cairn_shard *shard, struct cairn_arriving *cre
     cairn_arriving_end(shard, create, CAIRN_ERR_EXISTS, &why);
 }
 
+static cairn_status create_prepare(struct cairn_arriving *create, void **made_out,
+                                   struct cairn_sentence *why)
+{
+    struct cairn_shard_draft *draft;
+    const cairn_status status = cairn_shard_draft_open(
+        create->shard, create_message(create), &create->paged[CAIRN_CREATE_SPEC],
+        &create->paged[CAIRN_CREATE_LAYOUT], &draft, why);
+    if (status == CAIRN_OK) *made_out = draft;
+    return status;
+}
+
+static void create_unmake(void *made)
+{
+    cairn_shard_draft_close(made);
+}
+
 static const struct cairn_arriving_kind create_kind = {
     .name = "a job",
+    .prepare = create_prepare,
+    .unmake = create_unmake,
     .what = { [CAIRN_CREATE_SPEC] = CAIRN_PAGE_SPEC, [CAIRN_CREATE_LAYOUT] = CAIRN_PAGE_LAYOUT },
     .whole = create_advance,
 };

@@ -269,39 +269,81 @@ static cairn_status reserve(struct cairn_shard_job *job, const struct cairn_need
     return status;
 }
 
-cairn_status cairn_shard_job_open(struct cairn_shard *shard, const Cairn__JobCreate *message,
-                                  const struct cairn_paged *spec, const struct cairn_paged *layout,
-                                  struct cairn_shard_job **job_out, struct cairn_sentence *why)
+/* The job is in no list, and holds its spec and its view alone. */
+struct cairn_shard_draft {
+    struct cairn_shard_job *job; /* owned */
+    struct cairn_need need;
+};
+
+void cairn_shard_draft_close(struct cairn_shard_draft *draft)
 {
-    size_t count = 0;
-    for (struct cairn_shard_job *other = shard->jobs; other != NULL; other = other->next) count++;
-    if (count >= CAIRN_SHARD_JOBS_MAX) {
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "shard %s holds %zu jobs, the most it can",
-                          shard->name, count);
+    if (draft->job != NULL) {
+        cairn_shard_view_unref(draft->job->view);
+        cairn_spec_release(&draft->job->spec);
+        free(draft->job);
     }
+    free(draft);
+}
+
+static struct cairn_shard_job *new_job(struct cairn_shard *shard, const Cairn__JobCreate *message)
+{
     struct cairn_shard_job *job = calloc(1, sizeof *job);
-    if (job == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
+    if (job == NULL) return NULL;
     job->shard = shard;
     job->compute = &shard->host;
     job->number = message->job;
     job->generation = message->generation;
     job->base_step = message->step;
-    cairn_leaf_hash(spec->bytes, spec->have_bytes, &job->terms.digest);
     job->staged = message->extend;
     job->state = CAIRN_JOB_INITIALIZING;
     job->landing.arena = job->puts.arena = CAIRN_ARENA_NONE;
     cairn_taken_open(&job->load.taken);
     job->versions.writing = CAIRN_PUBLISHED_NONE;
     cairn_spec_init(&job->spec);
+    return job;
+}
+
+cairn_status cairn_shard_draft_open(struct cairn_shard *shard, const Cairn__JobCreate *message,
+                                    const struct cairn_paged *spec,
+                                    const struct cairn_paged *layout,
+                                    struct cairn_shard_draft **draft_out,
+                                    struct cairn_sentence *why)
+{
+    struct cairn_shard_draft *draft = calloc(1, sizeof *draft);
+    if (draft == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
+    draft->job = new_job(shard, message);
+    if (draft->job == NULL) {
+        cairn_shard_draft_close(draft);
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
+    }
+    cairn_leaf_hash(spec->bytes, spec->have_bytes, &draft->job->terms.digest);
+    const cairn_status status = decode(draft->job, message, spec, layout, &draft->need, why);
+    if (status == CAIRN_OK)
+        *draft_out = draft;
+    else
+        cairn_shard_draft_close(draft);
+    return status;
+}
+
+cairn_status cairn_shard_job_open(struct cairn_shard *shard, const Cairn__JobCreate *message,
+                                  struct cairn_shard_draft *draft, struct cairn_shard_job **job_out,
+                                  struct cairn_sentence *why)
+{
+    size_t count = 0;
+    for (struct cairn_shard_job *other = shard->jobs; other != NULL; other = other->next) count++;
+    if (count >= CAIRN_SHARD_JOBS_MAX) {
+        cairn_shard_draft_close(draft);
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "shard %s holds %zu jobs, the most it can",
+                          shard->name, count);
+    }
+    struct cairn_shard_job *job = draft->job;
+    struct cairn_need need = draft->need;
+    draft->job = NULL;
+    cairn_shard_draft_close(draft);
     job->next = shard->jobs;
     shard->jobs = job;
-
-    struct cairn_need need;
-    cairn_status status = decode(job, message, spec, layout, &need, why);
-    if (status == CAIRN_OK) {
-        set_sizes(job, &need);
-        status = reserve(job, &need, message, why);
-    }
+    set_sizes(job, &need);
+    const cairn_status status = reserve(job, &need, message, why);
     if (status != CAIRN_OK) {
         cairn_shard_job_free(job);
         return status;

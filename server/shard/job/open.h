@@ -9,12 +9,24 @@ struct cairn_shard_map;
 struct cairn_shard;
 struct cairn_shard_job;
 
-/* Judges a create, of which spec and layout are here, and reserves everything. CAIRN_ERR_MALFORMED, _INVALID,
- * _UNSUPPORTED: the spec or the layout; CAIRN_ERR_NO_MEMORY: it does not fit, with the numbers. Not OK:
- * nothing is held. */
-CAIRN_MUST_CHECK cairn_status cairn_shard_job_open(
-    struct cairn_shard *shard, const Cairn__JobCreate *message, const struct cairn_paged *spec,
-    const struct cairn_paged *layout, struct cairn_shard_job **job_out, struct cairn_sentence *why);
+/* What a create says, of which spec and layout are here, as a job that the shard does not know yet: any
+ * thread, since a million tensors take seconds. CAIRN_ERR_MALFORMED, _INVALID, _UNSUPPORTED: the spec or the
+ * layout; CAIRN_ERR_NO_MEMORY. */
+struct cairn_shard_draft;
+CAIRN_MUST_CHECK cairn_status cairn_shard_draft_open(struct cairn_shard *shard,
+                                                     const Cairn__JobCreate *message,
+                                                     const struct cairn_paged *spec,
+                                                     const struct cairn_paged *layout,
+                                                     struct cairn_shard_draft **draft_out,
+                                                     struct cairn_sentence *why);
+void cairn_shard_draft_close(struct cairn_shard_draft *draft);
+/* Takes the draft, judges the create, and reserves everything. CAIRN_ERR_NO_MEMORY: it does not fit, with the
+ * numbers; CAIRN_ERR_INVALID. Not OK: nothing is held. */
+CAIRN_MUST_CHECK cairn_status cairn_shard_job_open(struct cairn_shard *shard,
+                                                   const Cairn__JobCreate *message,
+                                                   struct cairn_shard_draft *draft,
+                                                   struct cairn_shard_job **job_out,
+                                                   struct cairn_sentence *why);
 /* A layout of the job's tensors off the wire, which is the caller's. CAIRN_ERR_MALFORMED,
  * CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status cairn_shard_job_layout(const struct cairn_shard_job *job,

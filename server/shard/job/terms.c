@@ -1,6 +1,7 @@
 /* JobTerms: the job's spec as it is in the coordinator's store. The shard goes by what each round says, and
  * by the tensors that it was made with, which other threads read; it keeps the amended spec, as bytes, so
  * that a lost store can be rebuilt from it. Tensors and planes are never others than they were. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "server/shard/base/arriving.h"
@@ -41,19 +42,15 @@ static cairn_status take(struct cairn_shard *shard, struct cairn_arriving *terms
     const Cairn__JobTerms *message = (const Cairn__JobTerms *)terms->message;
     struct cairn_shard_job *job = cairn_held_find(shard, message->job, message->generation);
     struct cairn_paged *spec = &terms->paged[0];
-    struct cairn_job_spec_data next;
     if (job == NULL)
         return cairn_fail(
             why, CAIRN_ERR_NOT_FOUND, "shard %s does not hold job %016llx in generation %llu",
             shard->name, (unsigned long long)message->job, (unsigned long long)message->generation);
     job->terms.settled = true;
     if (spec->have_bytes == 0) return CAIRN_OK; // it has that spec
-    cairn_status status = cairn_spec_unpack(spec->bytes, spec->have_bytes, cairn_optimizer_names(),
-                                            &next, why);
-    if (status != CAIRN_OK) return status;
-    status = judge(job, &next, why);
-    const uint64_t revision = next.revision;
-    cairn_spec_release(&next);
+    const struct cairn_job_spec_data *next = terms->made;
+    const cairn_status status = judge(job, next, why);
+    const uint64_t revision = next->revision;
     if (status != CAIRN_OK || revision <= job->terms.revision)
         return status; // the same again is no fault
     cairn_paged_release(&job->terms.amended);
@@ -63,6 +60,29 @@ static cairn_status take(struct cairn_shard *shard, struct cairn_arriving *terms
     cairn_leaf_hash(job->terms.amended.bytes, job->terms.amended.have_bytes, &job->terms.digest);
     cairn_log_info("job %s: amended, revision %llu", job->spec.name, (unsigned long long)revision);
     return CAIRN_OK;
+}
+
+/* What the pages are, or NULL where there are none: it has that spec. */
+static cairn_status terms_prepare(struct cairn_arriving *terms, void **made_out,
+                                  struct cairn_sentence *why)
+{
+    const struct cairn_paged *spec = &terms->paged[0];
+    if (spec->have_bytes == 0) return CAIRN_OK;
+    struct cairn_job_spec_data *next = malloc(sizeof *next);
+    if (next == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a spec");
+    const cairn_status status = cairn_spec_unpack(spec->bytes, spec->have_bytes,
+                                                  cairn_optimizer_names(), next, why);
+    if (status == CAIRN_OK)
+        *made_out = next;
+    else
+        free(next);
+    return status;
+}
+
+static void terms_unmake(void *made)
+{
+    cairn_spec_release(made);
+    free(made);
 }
 
 static void terms_whole(struct cairn_shard *shard, struct cairn_arriving *terms)
@@ -78,6 +98,8 @@ void cairn_terms_on_message(struct cairn_shard *shard, uint32_t request, Cairn__
         .name = "the terms of a job",
         .what = { CAIRN_PAGE_SPEC },
         .may_be_empty = true,
+        .prepare = terms_prepare,
+        .unmake = terms_unmake,
         .whole = terms_whole,
     };
     const uint64_t bytes[CAIRN_ARRIVING_PAGED] = { message->spec_bytes };
