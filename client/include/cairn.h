@@ -366,7 +366,8 @@ struct cairn_job_spec {
     double loss_scale;    /* 0 = 1 */
     cairn_nonfinite on_nonfinite; /* 0 = CAIRN_NONFINITE_SKIP */
     uint32_t chunk_leaves;        /* of 4096 elements, in a message; 0 = 64 */
-    uint32_t window;              /* chunks in flight to each shard; 0 = 8 */
+    /* chunks in flight to each shard; 0 = 8; of up to 16 KiB 64 beside, if there are so many */
+    uint32_t window;
     double loss_scale_min,
         loss_scale_max; /* DYNAMIC: its bounds; 0 = 1 (or loss_scale) and loss_scale */
     cairn_loss_scale loss_scale_policy;

@@ -19,8 +19,9 @@
 #include "client/push/recut.h"
 #include "proto/fabric/where.h"
 
-#define SHARDS_WAIT_MS 3000 /* for the first shard to join a cluster of several hosts */
-#define SILENCE_MS     5000 /* of a shard that knew of us when we began to speak to it */
+#define SHARDS_WAIT_MS 3000       /* for the first shard to join a cluster of several hosts */
+#define SENDS_MAX      (1u << 16) /* windows of all shards */
+#define SILENCE_MS     5000       /* of a shard that knew of us when we began to speak to it */
 #define LATE_MS        1000 /* between two looks: this process did not run, and read nothing */
 #define INFINIBAND     "/sys/class/infiniband"
 
@@ -55,6 +56,7 @@ static cairn_status open_on(struct session *s, const char *devices, const char *
         .on_mapping = cairn_mapped_on_mapping,
         .on_mapping_gone = cairn_mapped_on_gone,
         .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
+        .sends_max = SENDS_MAX,
         .net_devices = set_or_null(devices),
         .host = set_or_null(text_of(s, CAIRN_ENV_HOST)),
         .transports = transports,

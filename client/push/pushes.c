@@ -316,9 +316,12 @@ bool cairn_pushes_run(struct command *command)
             cairn_job_fail(job, CAIRN_ERR_NO_MEMORY, "out of memory in the middle of a push");
             return end_push(command, CAIRN_ERR_NO_MEMORY, NULL);
         }
-        cairn_status status = cairn_pusher_chunk(&job->pushing.pusher, shard, command->micro,
-                                                 (uint32_t)chunk,
-                                                 cairn_chunk_request_number(&parcel->request));
+        const struct cairn_push_chunk next = {
+            .chunk = (uint32_t)chunk,
+            .is_small = parcel->byte_count <= CAIRN_CHUNK_SMALL,
+            .cookie = cairn_chunk_request_number(&parcel->request),
+        };
+        cairn_status status = cairn_pusher_chunk(&job->pushing.pusher, shard, command->micro, next);
         if (status != CAIRN_OK) cairn_parcel_undo(parcel);
         if (status == CAIRN_ERR_BUSY) return false;
         if (status != CAIRN_OK) return end_push(command, status, NULL);

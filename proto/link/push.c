@@ -19,20 +19,24 @@ struct entry {
     uint32_t micro;
     uint32_t chunk; /* of an end: how many chunks it ends */
     uint8_t kind;
+    bool is_small;
     bool sent; /* and not answered */
     uint64_t cookie;
     uint64_t weight;
 };
 
 struct shard {
-    uint32_t head, tail; /* of the queue, oldest first */
-    uint32_t window;     /* 0 = no GRANT: not connected */
-    uint32_t unanswered; /* chunks */
-    uint32_t filled;     /* chunks queued in the micro-batch that is being filled */
-    uint32_t chunks;     /* in the queue, sent or not */
-    uint64_t endpoint;   /* that what is `sent` will be answered on, or a later one */
-    uint64_t newest;     /* endpoint heard of: if higher, answers may be lost */
-    bool absent;         /* there is none: nothing of a round is for it */
+    uint32_t head, tail;             /* of the queue, oldest first */
+    struct cairn_push_window window; /* chunks 0: no GRANT */
+    uint32_t unanswered;             /* chunks, .. */
+    uint32_t unanswered_small;       /* and of these */
+    uint32_t next;        /* everything before it is sent: where pump goes on; NONE: all of it is */
+    bool next_behind_end; /* an unanswered end is before that */
+    uint32_t filled;      /* chunks queued in the micro-batch that is being filled */
+    uint32_t chunks;      /* in the queue, sent or not */
+    uint64_t endpoint;    /* that what is `sent` will be answered on, or a later one */
+    uint64_t newest;      /* endpoint heard of: if higher, answers may be lost */
+    bool absent;          /* there is none: nothing of a round is for it */
 };
 
 struct cairn_push {
@@ -80,7 +84,7 @@ struct cairn_push *cairn_push_init(void *memory, const struct cairn_push_config 
     for (uint32_t i = 0; i < config->queue_max; i++)
         push->entries[i].next = i + 1 < config->queue_max ? i + 1 : NONE;
     for (uint32_t s = 0; s < config->shard_count; s++)
-        push->shards[s].head = push->shards[s].tail = NONE;
+        push->shards[s].head = push->shards[s].tail = push->shards[s].next = NONE;
     return push;
 }
 
@@ -111,6 +115,13 @@ static struct cairn_push_action *act(struct cairn_push_actions *actions,
 
 /* ---- the queues ---- */
 
+/* From its oldest on: what was sent is to be sent again, or an end was answered. */
+static void look_again(struct shard *shard)
+{
+    shard->next = shard->head;
+    shard->next_behind_end = false;
+}
+
 static struct entry *append(struct cairn_push *push, uint32_t shard_index, enum kind kind)
 {
     struct shard *shard = &push->shards[shard_index];
@@ -127,13 +138,23 @@ static struct entry *append(struct cairn_push *push, uint32_t shard_index, enum 
     else
         shard->head = index;
     shard->tail = index;
+    if (shard->next == NONE) shard->next = index;
     shard->chunks += kind == CHUNK;
     return e;
+}
+
+static void count_unanswered(struct shard *shard, const struct entry *e, bool more)
+{
+    if (e->kind != CHUNK) return;
+    shard->unanswered += more ? 1u : -1u;
+    if (e->is_small) shard->unanswered_small += more ? 1u : -1u;
 }
 
 static void unlink_entry(struct cairn_push *push, struct shard *shard, uint32_t index)
 {
     struct entry *e = &push->entries[index];
+    if (e->sent) count_unanswered(shard, e, false);
+    if (shard->next == index) shard->next = e->next;
     if (e->prev != NONE)
         push->entries[e->prev].next = e->next;
     else
@@ -143,7 +164,7 @@ static void unlink_entry(struct cairn_push *push, struct shard *shard, uint32_t 
     else
         shard->tail = e->prev;
     shard->chunks -= e->kind == CHUNK;
-    shard->unanswered -= e->kind == CHUNK && e->sent;
+    if (e->kind == MICRO_END) look_again(shard);
     e->serial = 0;
     e->next = push->free_head;
     push->free_head = index;
@@ -175,7 +196,7 @@ static void send_entry(struct cairn_push *push, uint32_t shard_index, uint32_t i
     };
     struct entry *e = &push->entries[index];
     e->sent = true;
-    push->shards[shard_index].unanswered += e->kind == CHUNK;
+    count_unanswered(&push->shards[shard_index], e, true);
     struct cairn_push_action *action = act(actions, kinds[e->kind], shard_index);
     action->micro = e->micro;
     action->chunk = e->chunk;
@@ -185,21 +206,29 @@ static void send_entry(struct cairn_push *push, uint32_t shard_index, uint32_t i
     action->request = (uint64_t)e->serial << 32 | (index + 1);
 }
 
+/* As many chunks of its kind as may be are unanswered. */
+static bool is_full(const struct shard *shard, const struct entry *e)
+{
+    const struct cairn_push_window *window = &shard->window;
+    const uint32_t small = window->small > 0 ? shard->unanswered_small : 0;
+    if (MUTANT(7)) return false;
+    if (window->small > 0 && e->is_small) return small >= window->small;
+    return shard->unanswered - small >= window->chunks;
+}
+
 /* Sends what may be sent, in the queue's order. An unanswered end lets a commit pass, but no chunk. */
 static void pump(struct cairn_push *push, uint32_t shard_index, struct cairn_push_actions *actions)
 {
     struct shard *shard = &push->shards[shard_index];
-    if (push->voided || shard->window == 0) return;
-    bool end_unanswered = false;
-    for (uint32_t i = shard->head; i != NONE; i = push->entries[i].next) {
-        const struct entry *e = &push->entries[i];
+    if (push->voided || shard->window.chunks == 0) return;
+    for (; shard->next != NONE; shard->next = push->entries[shard->next].next) {
+        const struct entry *e = &push->entries[shard->next];
         if (!e->sent) {
-            const bool full = shard->unanswered >= shard->window && !MUTANT(7);
-            if (e->kind == CHUNK && (end_unanswered || full)) return;
-            if (e->kind == MICRO_END && end_unanswered) return;
-            send_entry(push, shard_index, i, actions);
+            if (e->kind == CHUNK && (shard->next_behind_end || is_full(shard, e))) return;
+            if (e->kind == MICRO_END && shard->next_behind_end) return;
+            send_entry(push, shard_index, shard->next, actions);
         }
-        end_unanswered = end_unanswered || e->kind == MICRO_END;
+        shard->next_behind_end = shard->next_behind_end || e->kind == MICRO_END;
     }
 }
 
@@ -213,14 +242,15 @@ static cairn_status judge(const struct cairn_push *push, uint32_t micro, uint32_
 }
 
 cairn_status cairn_push_chunk(struct cairn_push *push, uint32_t shard, uint32_t micro,
-                              uint32_t chunk, uint64_t cookie, struct cairn_push_actions *actions)
+                              struct cairn_push_chunk chunk, struct cairn_push_actions *actions)
 {
     if (!has_shard(push, shard)) return CAIRN_ERR_INVALID;
     const cairn_status status = judge(push, micro, 1);
     if (status != CAIRN_OK) return status;
     struct entry *e = append(push, shard, CHUNK);
-    e->chunk = chunk;
-    e->cookie = cookie;
+    e->chunk = chunk.chunk;
+    e->is_small = chunk.is_small;
+    e->cookie = chunk.cookie;
     push->shards[shard].filled++;
     pump(push, shard, actions);
     return CAIRN_OK;
@@ -279,7 +309,8 @@ static uint32_t find_chunk(const struct cairn_push *push, uint32_t shard, uint64
 
 static void unsend(struct cairn_push *push, struct shard *shard)
 {
-    shard->unanswered = 0;
+    shard->unanswered = shard->unanswered_small = 0;
+    look_again(shard);
     for (uint32_t i = shard->head; i != NONE; i = push->entries[i].next)
         push->entries[i].sent = false;
 }
@@ -323,9 +354,9 @@ void cairn_push_on_hello(struct cairn_push *push, uint32_t shard, uint64_t endpo
 }
 
 void cairn_push_on_grant(struct cairn_push *push, uint32_t shard_index, uint64_t endpoint,
-                         uint32_t window, struct cairn_push_actions *actions)
+                         struct cairn_push_window window, struct cairn_push_actions *actions)
 {
-    if (!has_shard(push, shard_index) || window == 0) return;
+    if (!has_shard(push, shard_index) || window.chunks == 0) return;
     struct shard *shard = &push->shards[shard_index];
     if (push->voided) {
         on_grant_void(push, shard_index, endpoint, actions);
@@ -397,7 +428,8 @@ static void send_again(struct cairn_push *push, uint32_t shard, uint32_t index,
     struct entry *e = &push->entries[index];
     if (!e->sent) return;
     e->sent = false;
-    push->shards[shard].unanswered--;
+    count_unanswered(&push->shards[shard], e, false);
+    look_again(&push->shards[shard]);
     if (push->voided)
         send_entry(push, shard, index, actions);
     else
@@ -411,6 +443,7 @@ static void end_again(struct cairn_push *push, uint32_t shard, struct cairn_push
     while (i != NONE && push->entries[i].kind != MICRO_END) i = push->entries[i].next;
     if (i == NONE || !push->entries[i].sent || push->voided || MUTANT(33)) return;
     push->entries[i].sent = false;
+    look_again(&push->shards[shard]);
     pump(push, shard, actions);
 }
 
@@ -438,7 +471,7 @@ void cairn_push_on_lost(struct cairn_push *push, uint32_t shard_index,
 {
     if (!has_shard(push, shard_index)) return;
     struct shard *shard = &push->shards[shard_index];
-    shard->window = 0;
+    shard->window = (struct cairn_push_window) { 0 };
     shard->endpoint = shard->newest = 0; // all of it is asked again, by whichever GRANT comes
     if (push->voided) {
         release(push, shard_index, true, CAIRN_ERR_EPOCH_CHANGED, actions);

@@ -3,7 +3,8 @@
  * library drives one over the fabric, the simulator over its own network.
  *
  *  - Each shard has a queue: chunks of micro-batch 0, its end, chunks of 1, its end, ..., the commit. They
- *    go out in that order; at most `window` chunks are unanswered; chunks of m+1 wait for the
+ *    go out in that order; at most `window` chunks are unanswered (and, where the GRANT has a window for
+ *    small ones, these are counted for themselves); chunks of m+1 wait for the
  *    shard's MICRO_ACK of m. The end goes out behind the chunks and the commit behind the last end,
  *    without waiting: the shard puts them in order.
  *  - Nothing is sent to a shard before its GRANT for this round. A lost connection makes everything
@@ -74,9 +75,15 @@ void cairn_push_absent(struct cairn_push *push, uint32_t shard);
  * MICRO_ACK. CAIRN_ERR_EPOCH_CHANGED: the round is void. CAIRN_ERR_INVALID: not the micro-batch that is
  * being filled, or already committed; no such shard. Not OK: nothing changed. ---- */
 
-/* One chunk for a shard; at most once a micro-batch. `cookie` comes back in RELEASED. */
+/* What one of the chunks of a push is. */
+struct cairn_push_chunk {
+    uint32_t chunk; /* the shard's number of it */
+    bool is_small;  /* by its bytes: proto/wire/chunk.h */
+    uint64_t cookie;
+};
+/* One chunk for a shard; at most once a micro-batch. Its cookie comes back in RELEASED. */
 cairn_status cairn_push_chunk(struct cairn_push *push, uint32_t shard, uint32_t micro,
-                              uint32_t chunk, uint64_t cookie,
+                              struct cairn_push_chunk chunk,
                               struct cairn_push_actions *actions) CAIRN_MUST_CHECK;
 /* Ends micro-batch `micro` on all shards; micro + 1 is filled next. */
 cairn_status cairn_push_micro_end(struct cairn_push *push, uint32_t micro,
@@ -87,10 +94,15 @@ cairn_status cairn_push_commit(struct cairn_push *push, uint64_t weight,
 
 /* ---- shards. `request` and `micro` come from the network: unknown ones change nothing ---- */
 
-/* GRANT of this round, from the shard's endpoint of that number; window at least 1. A second one of the
- * same endpoint only sets the window; one of an earlier endpoint was overtaken and changes nothing. */
+/* How many chunks may be unanswered. */
+struct cairn_push_window {
+    uint32_t chunks; /* at least 1; 0: not connected */
+    uint32_t small;  /* small ones; 0: they are counted among the others */
+};
+/* GRANT of this round, from the shard's endpoint of that number. A second one of the same endpoint only
+ * sets the window; one of an earlier endpoint was overtaken and changes nothing. */
 void cairn_push_on_grant(struct cairn_push *push, uint32_t shard, uint64_t endpoint,
-                         uint32_t window, struct cairn_push_actions *actions);
+                         struct cairn_push_window window, struct cairn_push_actions *actions);
 /* HELLO: the shard has this endpoint now; what it answered on earlier ones may be lost. */
 void cairn_push_on_hello(struct cairn_push *push, uint32_t shard, uint64_t endpoint,
                          struct cairn_push_actions *actions);

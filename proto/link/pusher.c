@@ -139,9 +139,9 @@ void cairn_pusher_end(struct cairn_pusher *pusher)
 }
 
 cairn_status cairn_pusher_chunk(struct cairn_pusher *pusher, uint32_t shard, uint32_t micro,
-                                uint32_t chunk, uint64_t cookie)
+                                struct cairn_push_chunk chunk)
 {
-    const cairn_status status = cairn_push_chunk(pusher->push, shard, micro, chunk, cookie,
+    const cairn_status status = cairn_push_chunk(pusher->push, shard, micro, chunk,
                                                  &pusher->actions);
     act(pusher);
     return status;
@@ -187,8 +187,11 @@ void cairn_pusher_on_grant(struct cairn_pusher *pusher, uint32_t shard,
 {
     if (!is_its(pusher, shard) || grant->kind == 0 || grant->round != pusher->round) return;
     const bool is_window = grant->value >= 1 && grant->value <= WINDOW_MAX;
-    cairn_push_on_grant(pusher->push, shard, grant->request, is_window ? (uint32_t)grant->value : 1,
-                        &pusher->actions);
+    const struct cairn_push_window window = {
+        .chunks = is_window ? (uint32_t)grant->value : 1,
+        .small = grant->leaf_count <= WINDOW_MAX ? grant->leaf_count : 0,
+    };
+    cairn_push_on_grant(pusher->push, shard, grant->request, window, &pusher->actions);
     act(pusher);
     cairn_pusher_on_hello(pusher, shard, way);
 }

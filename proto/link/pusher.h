@@ -54,7 +54,7 @@ void cairn_pusher_end(struct cairn_pusher *pusher);
 
 /* ---- the caller's side, of an open round: as in push.h; what the machine then says is done ---- */
 CAIRN_MUST_CHECK cairn_status cairn_pusher_chunk(struct cairn_pusher *pusher, uint32_t shard,
-                                                 uint32_t micro, uint32_t chunk, uint64_t cookie);
+                                                 uint32_t micro, struct cairn_push_chunk chunk);
 CAIRN_MUST_CHECK cairn_status cairn_pusher_micro_end(struct cairn_pusher *pusher, uint32_t micro);
 CAIRN_MUST_CHECK cairn_status cairn_pusher_commit(struct cairn_pusher *pusher, uint64_t weight);
 void cairn_pusher_resolved(struct cairn_pusher *pusher);

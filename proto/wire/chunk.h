@@ -7,8 +7,9 @@
  *   HELLO      worker  shard   "here I am (again)": request = the number of the worker's connection. The
  *                              shard answers with its HELLO, and with GRANT if a round is open
  *   HELLO      shard   worker  request = the number of the way it comes by: see below
- *   GRANT      shard   worker  push in this round: epoch, round, value = window (chunks in flight), request =
- *                              the number of the way it comes by
+ *   GRANT      shard   worker  push in this round: epoch, round, value = window (chunks in flight),
+ *                              leaf_count = as many small ones beside (0: they are counted as the others),
+ *                              request = the number of the way it comes by
  *   PUSH       worker  shard   a contribution: epoch, round, micro, tensor, first_leaf, leaf_count, tile,
  *                              table_hash, dtype, checksum, request = the worker's cookie
  *   ACK        shard   worker  of PUSH or PUT, echoing request: folded (or had before); the buffer is the
@@ -69,6 +70,7 @@
 #define CAIRN_CHUNK_MAGIC        0x434e5243u /* "CRNC" */
 #define CAIRN_CHUNK_PROTOCOL     1
 #define CAIRN_CHUNK_PAYLOAD_MAX  (((size_t)4 << 20) + 4096) /* the largest chunk, and a box */
+#define CAIRN_CHUNK_SMALL        ((size_t)16 << 10) /* a PUSH with a payload up to here is a small one */
 #define CAIRN_TABLE_HASH_WHOLE   0x656c6f6877ull /* of the empty list of tiles: "whole tensors" */
 
 enum cairn_chunk_tile { CAIRN_TILE_WHOLE = 0, CAIRN_TILE_OWN = 1, CAIRN_TILE_BOX = 2 };

@@ -67,7 +67,9 @@ enum cairn_step_phase {
 struct cairn_step_config {
     uint32_t chunk_count; /* of the job on this shard; 0 is allowed */
     uint32_t window;      /* slots of each member, 1 to 1024 */
-    uint32_t member_max;  /* contributors in a round, at least 1 */
+    uint32_t
+        small; /* of these, fewer than all: the last ones, for small chunks, which take no others */
+    uint32_t member_max; /* contributors in a round, at least 1 */
     size_t payload_bytes_max;
     /* How many FOLDs under way keep the world at work. While there are so many, what has landed waits until
      * all contributions to its chunk and micro-batch have landed, and goes through memory once with them.
@@ -93,7 +95,7 @@ enum cairn_step_event_kind {
     CAIRN_STEP_OPEN,    /* epoch, round, version, members sorted by rank, holds → GRANT to each */
     CAIRN_STEP_DECIDE, /* epoch, decision of this round: APPLY, SKIP or WRITE */
     /* from workers, over the fabric; the connection has proved who `member` is */
-    CAIRN_STEP_CHUNK, /* member, epoch, round, micro, chunk, request, tag: its header is here */
+    CAIRN_STEP_CHUNK, /* member, epoch, round, micro, chunk, request, tag, is_small: its header is here */
     CAIRN_STEP_MICRO_END, /* member, epoch, round, micro, sent, absent: chunks; their sum is chunk_count.
                            * Those that the member does not hold are absent, and counted so */
     CAIRN_STEP_COMMIT,  /* member, epoch, round, micro = the last one, weight */
@@ -121,6 +123,7 @@ struct cairn_step_event {
     uint64_t weight;
     uint64_t request; /* the worker's cookie of a chunk; echoed in its ACK or REFUSE */
     uint64_t tag;     /* the world's name for the message whose payload waits */
+    bool is_small;    /* of a chunk: it fits into a small slot; so whenever it comes */
     cairn_status status;
     struct cairn_version version;
     /* borrowed for the call */
@@ -135,8 +138,10 @@ struct cairn_step_event {
 
 enum cairn_step_action_kind {
     /* to the worker `member` (dropped by the world when it is not connected) */
-    CAIRN_STEP_GRANT, /* epoch, round, window: push in this round. The world adds the number of the endpoint
-                       * that it goes by: at a higher one than before, the worker resends all unanswered */
+    CAIRN_STEP_GRANT, /* epoch, round, window, small: push in this round, so many chunks at a time, and
+                       * small ones, if that is not 0, not counted among them. The world adds the number of
+                       * the endpoint that it goes by: at a higher one than before, the worker resends all
+                       * unanswered */
     CAIRN_STEP_ACK,    /* epoch, round, micro, chunk, request: folded; buffer and credit are back */
     CAIRN_STEP_REFUSE, /* the same, and status; request and chunk mean nothing for NO_CHUNK:
                            *   STALE      of a void, finished or older round
@@ -172,7 +177,7 @@ struct cairn_step_action {
     uint64_t epoch, round;
     uint64_t member;
     uint32_t micro, chunk, slot;
-    uint32_t window;
+    uint32_t window, small;
     uint64_t request, tag;
     cairn_status status;
     uint32_t slots[CAIRN_STEP_FOLD_MAX];

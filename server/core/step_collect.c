@@ -48,11 +48,12 @@ static bool slot_is_free(const struct cairn_step *step, const struct member *mem
     return step->slots[index].state == SLOT_FREE;
 }
 
-/* The first free one of the member's own slots; NO_SLOT if there is none. */
-static uint32_t find_slot(const struct cairn_step *step, const struct member *member)
+/* The first free one of the member's own slots of the kind; NO_SLOT if there is none. */
+static uint32_t find_slot(const struct cairn_step *step, const struct member *member, bool is_small)
 {
-    const uint32_t window = step->config.window;
-    for (uint32_t k = 0; k < window; k++)
+    const uint32_t window = step->config.window, large = window - step->config.small;
+    const bool takes_small = is_small && step->config.small > 0;
+    for (uint32_t k = takes_small ? large : 0; k < (takes_small ? window : large); k++)
         if (slot_is_free(step, member, k)) return (uint32_t)(member - step->members) * window + k;
     return NO_SLOT;
 }
@@ -64,7 +65,9 @@ bool cairn_step_may_receive(const struct cairn_step *step)
         const struct member *member = &step->members[i];
         if (member->done || member->micro != step->forward.micro) continue;
         const bool all_here = member->ended && member->arrived == member->sent;
-        if (!all_here && find_slot(step, member) != NO_SLOT) return true;
+        if (all_here) continue;
+        if (find_slot(step, member, false) != NO_SLOT) return true;
+        if (find_slot(step, member, true) != NO_SLOT) return true;
     }
     return false;
 }
@@ -78,7 +81,7 @@ static struct judgement judge_new_chunk(const struct cairn_step *step,
     const bool declared_absent = cairn_step_cursor_past(step, event->chunk, event->micro, index);
     if (declared_absent && !MUTANT(1)) return refuse(CAIRN_ERR_PROTOCOL);
     if (member->ended && member->arrived >= member->sent) return refuse(CAIRN_ERR_PROTOCOL);
-    if (find_slot(step, member) == NO_SLOT) return refuse(CAIRN_ERR_BUSY);
+    if (find_slot(step, member, event->is_small) == NO_SLOT) return refuse(CAIRN_ERR_BUSY);
     return (struct judgement) { FATE_RECEIVE, CAIRN_OK };
 }
 
@@ -120,7 +123,7 @@ static struct judgement judge_chunk(const struct cairn_step *step,
 static void receive(struct cairn_step *step, const struct cairn_step_event *event,
                     struct member *member, struct cairn_step_actions *actions)
 {
-    const uint32_t index = find_slot(step, member);
+    const uint32_t index = find_slot(step, member, event->is_small);
     step->slots[index] = (struct slot) {
         .request = event->request, .chunk = event->chunk, .next = NO_SLOT, .state = SLOT_RECEIVING
     };

@@ -127,8 +127,8 @@ struct sim_shard {
     struct cairn_marks marks;           /* the highest it has seen */
     struct peer peers[PLACES_MAX];
     uint64_t endpoints; /* made so far */
-    float slots[PROCS_MAX * WINDOW_MAX][ELEMS_MAX];
-    struct landing landing[PROCS_MAX * WINDOW_MAX];
+    float slots[SLOTS_MAX][ELEMS_MAX];
+    struct landing landing[SLOTS_MAX];
     struct cairn_step_action folds[CHUNKS_MAX]; /* under way, by chunk */
     float acc[CHUNKS_MAX][ELEMS_MAX];
     struct cairn_sums chunk_sums[CHUNKS_MAX]; /* of folds that were likely the last .. */
@@ -152,7 +152,7 @@ struct relay_sum { /* what is in a buffer */
 struct relay_owner { /* of a relay: a shard that it passes on to */
     struct cairn_step *core;
     struct link link;
-    struct landing landing[PROCS_MAX * WINDOW_MAX];
+    struct landing landing[SLOTS_MAX];
     struct cairn_step_action folds[CHUNKS_MAX];
     struct cairn_buffer_claim claims[CHUNKS_MAX]; /* of the folds under way */
     struct cairn_buffer_owner buffers;
@@ -161,9 +161,9 @@ struct relay_owner { /* of a relay: a shard that it passes on to */
     struct cairn_push *push;   /* NULL: no round */
     struct {
         uint64_t round, endpoint;
-        uint32_t window;
+        struct cairn_push_window window;
     } grant;
-    float slots[PROCS_MAX * WINDOW_MAX][ELEMS_MAX];
+    float slots[SLOTS_MAX][ELEMS_MAX];
 };
 
 struct sim_relay {
@@ -196,7 +196,8 @@ struct process {
     struct link fabric[SHARDS_MAX];
     struct {
         uint64_t round, endpoint;
-        uint32_t window, via; /* the shard that granted: the owner, or a relay */
+        struct cairn_push_window window;
+        uint32_t via; /* the shard that granted: the owner, or a relay */
         bool relayed;
     } grant[SHARDS_MAX]; /* by owner */
     enum trainer state;

@@ -16,7 +16,9 @@
 #define CHUNKS_MAX  32
 #define ELEMS_MAX   128 /* of a chunk */
 #define MICROS_MAX  3
-#define WINDOW_MAX  4
+#define WINDOW_MAX  4 /* slots of a member, .. */
+#define SMALL_MAX   2 /* and beside for small chunks */
+#define SLOTS_MAX   (PROCS_MAX * (WINDOW_MAX + SMALL_MAX))
 #define GROUPS      2
 #define FAULTS      15
 #define LEDGER_MAX  1024
@@ -86,7 +88,9 @@ struct message {
     cairn_status status;
     uint64_t epoch, round, member, request, weight, snapshot;
     uint64_t endpoint; /* HELLO and GRANT of a shard: the number of what it goes by */
-    uint32_t micro, chunk, sent, absent, window, rank, world;
+    uint32_t micro, chunk, sent, absent, rank, world;
+    struct cairn_push_window window;
+    bool is_small;
     uint32_t layout; /* its place; in FENCE its number */
     enum cairn_step_phase phase;
     struct cairn_version version;

@@ -32,6 +32,7 @@
     X(absent, "contributions that were absent")                                        \
     X(zero, "chunks that nobody contributed")                                          \
     X(window_one, "runs with one slot a worker")                                       \
+    X(window_small, "runs with slots for small chunks")                                \
     X(workers_dead, "workers killed")                                                  \
     X(workers_twin, "workers whose rank a newer one took")                             \
     X(workers_deadline, "workers dropped at the step deadline")                        \

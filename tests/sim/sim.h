@@ -60,7 +60,7 @@ uint64_t mix(uint64_t a, uint64_t b); /* a hash of both */
 struct scenario {          /* drawn from the seed */
     uint32_t shards, room; /* at first; and that there may ever be */
     bool reshards;
-    uint32_t ranks, workers_min, window, chunks, queue_max, folds_wanted;
+    uint32_t ranks, workers_min, window, small, chunks, queue_max, folds_wanted;
     uint32_t elems[CHUNKS_MAX];
     uint32_t client_state_max;
     struct cairn_group_hyper groups[GROUPS];
@@ -142,6 +142,11 @@ struct cairn_round_config sim_round_config(const struct sim *sim);
 struct cairn_step_config sim_step_config(const struct sim *sim, const struct sim_layout *layout,
                                          uint32_t shard);
 struct cairn_push_config sim_push_config(const struct sim *sim);
+/* Every other chunk is. */
+static inline bool sim_is_small(uint32_t chunk)
+{
+    return chunk % 2 == 1;
+}
 struct cairn_push_config sim_relay_push_config(void);
 
 /* sim_layouts.c */

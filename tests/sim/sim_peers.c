@@ -116,7 +116,7 @@ struct message peer_answer(enum message_kind kind, const struct cairn_step_actio
                               .member = action->member,
                               .micro = action->micro,
                               .chunk = action->chunk,
-                              .window = action->window,
+                              .window = { action->window, action->small },
                               .request = action->request,
                               .owner = owner,
                               .relayed = relayed };
@@ -134,6 +134,7 @@ struct cairn_step_event peer_event_of(const struct message *message, uint64_t ta
                                       .absent = message->absent,
                                       .weight = message->weight,
                                       .request = message->request,
+                                      .is_small = message->is_small,
                                       .tag = tag };
     if (message->kind == M_MICRO_END) event.kind = CAIRN_STEP_MICRO_END;
     if (message->kind == M_SHARD_COMMIT) event.kind = CAIRN_STEP_COMMIT;

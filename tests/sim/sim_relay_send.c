@@ -24,6 +24,7 @@ static void send(struct sim *sim, uint32_t shard, uint32_t owner,
     if (action->kind == CAIRN_PUSH_SEND_CHUNK) {
         message.kind = M_CHUNK;
         message.chunk = action->chunk;
+        message.is_small = sim_is_small(relay->layout->chunk[owner][action->chunk]);
         message.request = action->request;
         uint8_t *sent = &relay->sums[action->cookie].sent;
         if (*sent != NOT_SENT) sim->seen[SEEN_relay_resent]++;
@@ -100,8 +101,9 @@ static cairn_status pass_on(struct sim *sim, uint32_t shard, uint32_t index,
     }
     const uint32_t buffer = cairn_buffer_pool_final(&relay->pool, &owner->buffers, action->chunk);
     relay->sums[buffer].micro = action->micro;
-    const cairn_status status = cairn_push_chunk(owner->push, 0, action->micro, action->chunk,
-                                                 buffer, actions);
+    const uint32_t chunk = relay->layout->chunk[index][action->chunk];
+    const struct cairn_push_chunk next = { action->chunk, sim_is_small(chunk), buffer };
+    const cairn_status status = cairn_push_chunk(owner->push, 0, action->micro, next, actions);
     if (status != CAIRN_OK) cairn_buffer_pool_end(&relay->pool, buffer);
     return status;
 }

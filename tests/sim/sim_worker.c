@@ -169,6 +169,7 @@ static void send_push(struct sim *sim, uint32_t index, const struct cairn_push_a
         message.chunk = action->chunk;
         message.request = action->request;
         const uint32_t chunk = layout->chunk[action->shard][action->chunk];
+        message.is_small = sim_is_small(chunk);
         uint8_t *sent = &proc->sent[action->micro][chunk];
         if (*sent == SENT_BEFORE) sim->seen[SEEN_resent]++;
         *sent = SENT;
@@ -231,7 +232,8 @@ static cairn_status push_one(struct sim *sim, struct process *proc, uint32_t chu
     const uint32_t micro = proc->next_micro, number = cairn_batch_number(&proc->batch, micro);
     const uint32_t local = proc->push_layout->local[chunk];
     const uint64_t cookie = (uint64_t)micro << 32 | chunk;
-    const cairn_status status = cairn_push_chunk(proc->push, shard, micro, local, cookie, actions);
+    const struct cairn_push_chunk next = { local, sim_is_small(chunk), cookie };
+    const cairn_status status = cairn_push_chunk(proc->push, shard, micro, next, actions);
     if (status != CAIRN_OK) return status;
     proc->on_loan[micro][chunk] = true;
     truth_gradient(sim, proc->round, truth_owner(sim, proc->life), number, chunk,

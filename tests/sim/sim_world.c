@@ -44,7 +44,8 @@ struct cairn_step_config sim_step_config(const struct sim *sim, const struct sim
                                          uint32_t shard)
 {
     return (struct cairn_step_config) { .chunk_count = layout->count[shard],
-                                        .window = sim->scenario.window,
+                                        .window = sim->scenario.window + sim->scenario.small,
+                                        .small = sim->scenario.small,
                                         .member_max = PROCS_MAX,
                                         .payload_bytes_max = PAYLOAD_MAX,
                                         .folds_wanted = sim->scenario.folds_wanted };
@@ -163,6 +164,15 @@ static void draw_reshards(struct scenario *sc, struct rng *rng)
         sc->shard_host[s] = (uint32_t)rng_below(rng, sc->hosts);
 }
 
+static void draw_small(struct sim *sim)
+{
+    struct rng rng = { mix(sim->seed, 112) };
+    struct scenario *sc = &sim->scenario;
+    sc->small = rng_chance(&rng, 0.5) ? 0 : 1 + (uint32_t)rng_below(&rng, SMALL_MAX);
+    if (sc->window == 1) sim->seen[SEEN_window_one]++;
+    if (sc->small > 0) sim->seen[SEEN_window_small]++;
+}
+
 static void draw_scenario(struct sim *sim)
 {
     struct rng rng = { mix(sim->seed, 100) };
@@ -177,7 +187,7 @@ static void draw_scenario(struct sim *sim)
     sc->reshards = rng_chance(&layouts, 0.3);
     sc->room = sc->reshards ? SHARDS_MAX : sc->shards;
     sc->queue_max = 2 * sc->room + (uint32_t)rng_below(&rng, 30);
-    if (sc->window == 1) sim->seen[SEEN_window_one]++;
+    draw_small(sim);
     draw_model(sc, &rng);
     draw_machines(sc, &rng);
     draw_faults(sc, &rng);
@@ -253,6 +263,7 @@ struct sim *sim_open(void)
     struct sim *sim = reserve(sizeof *sim);
     sim->scenario.shards = sim->scenario.room = SHARDS_MAX;
     sim->scenario.window = WINDOW_MAX;
+    sim->scenario.small = SMALL_MAX;
     sim->scenario.workers_min = 1;
     sim->scenario.queue_max = 1024;
     sim->scenario.client_state_max = STATE_MAX;

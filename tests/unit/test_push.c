@@ -28,10 +28,21 @@ static void teardown(void)
     free(push);
 }
 
+static struct cairn_push_window window_of(uint32_t chunks)
+{
+    return (struct cairn_push_window) { .chunks = chunks };
+}
+
+static struct cairn_push_chunk large(uint32_t chunk, uint64_t cookie)
+{
+    return (struct cairn_push_chunk) { .chunk = chunk, .cookie = cookie };
+}
+
 static void push_chunks(uint32_t shard, uint32_t micro, uint32_t count)
 {
     for (uint32_t c = 0; c < count; c++)
-        ck_assert_int_eq(cairn_push_chunk(push, shard, micro, c, 100 * micro + c, &out), CAIRN_OK);
+        ck_assert_int_eq(cairn_push_chunk(push, shard, micro, large(c, 100 * micro + c), &out),
+                         CAIRN_OK);
 }
 
 static void expect(size_t index, enum cairn_push_action_kind kind, uint32_t chunk_or_sent)
@@ -45,18 +56,47 @@ TEST(nothing_is_sent_before_the_grant_and_then_no_more_than_the_window)
 {
     push_chunks(0, 0, 4);
     ck_assert_uint_eq(out.count, 0);
-    cairn_push_on_grant(push, 0, 1, 2, &out);
+    cairn_push_on_grant(push, 0, 1, window_of(2), &out);
     ck_assert_uint_eq(out.count, 2);
     expect(0, CAIRN_PUSH_SEND_CHUNK, 0);
     expect(1, CAIRN_PUSH_SEND_CHUNK, 1);
-    cairn_push_on_grant(push, 0, 1, 2, &out); // a duplicate sends nothing again
+    cairn_push_on_grant(push, 0, 1, window_of(2), &out); // a duplicate sends nothing again
     ck_assert_uint_eq(out.count, 2);
+}
+
+static void push_small(uint32_t chunk)
+{
+    const struct cairn_push_chunk small = { .chunk = chunk, .is_small = true, .cookie = chunk };
+    ck_assert_int_eq(cairn_push_chunk(push, 0, 0, small, &out), CAIRN_OK);
+}
+
+/* In the order of the queue: a large one that waits for its turn keeps those behind it. */
+TEST(small_chunks_have_a_window_of_their_own)
+{
+    cairn_push_on_grant(push, 0, 1, (struct cairn_push_window) { .chunks = 1, .small = 2 }, &out);
+    push_chunks(0, 0, 1);
+    for (uint32_t c = 1; c < 4; c++) push_small(c);
+    ck_assert_uint_eq(out.count, 3);
+    for (uint32_t c = 0; c < 3; c++) expect(c, CAIRN_PUSH_SEND_CHUNK, c);
+    cairn_push_on_ack(push, 0, list[0].request,
+                      &out); // a large one, which makes no room for a small one
+    ck_assert_uint_eq(out.count, 4);
+    cairn_push_on_ack(push, 0, list[2].request, &out);
+    ck_assert_uint_eq(out.count, 6);
+    expect(5, CAIRN_PUSH_SEND_CHUNK, 3);
+    // Without such a window they are counted as the others, those that are out included.
+    cairn_push_on_grant(push, 0, 1, window_of(2), &out);
+    push_small(4);
+    ck_assert_uint_eq(out.count, 6);
+    cairn_push_on_ack(push, 0, list[1].request, &out);
+    ck_assert_uint_eq(out.count, 8);
+    expect(7, CAIRN_PUSH_SEND_CHUNK, 4);
 }
 
 TEST(an_ack_releases_the_buffer_once_and_lets_the_next_chunk_go)
 {
     push_chunks(0, 0, 3);
-    cairn_push_on_grant(push, 0, 1, 1, &out);
+    cairn_push_on_grant(push, 0, 1, window_of(1), &out);
     const uint64_t request = list[0].request;
     out.count = 0;
     cairn_push_on_ack(push, 0, request, &out);
@@ -74,7 +114,7 @@ TEST(ends_and_commits_follow_the_chunks_and_the_next_micro_batch_waits_for_its_a
     push_chunks(0, 1, 1);
     ck_assert_int_eq(cairn_push_micro_end(push, 1, &out), CAIRN_OK);
     ck_assert_int_eq(cairn_push_commit(push, 7, &out), CAIRN_OK);
-    cairn_push_on_grant(push, 0, 1, 4, &out);
+    cairn_push_on_grant(push, 0, 1, window_of(4), &out);
     ck_assert_uint_eq(out.count, 2);
     expect(0, CAIRN_PUSH_SEND_CHUNK, 0);
     expect(1, CAIRN_PUSH_SEND_MICRO_END, 1);
@@ -96,7 +136,7 @@ TEST(a_shard_without_chunks_still_gets_the_end_and_the_commit)
 {
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
     ck_assert_int_eq(cairn_push_commit(push, 1, &out), CAIRN_OK);
-    cairn_push_on_grant(push, 1, 1, 1, &out);
+    cairn_push_on_grant(push, 1, 1, window_of(1), &out);
     ck_assert_uint_eq(out.count, 2);
     expect(0, CAIRN_PUSH_SEND_MICRO_END, 0);
     ck_assert_int_eq(list[1].kind, CAIRN_PUSH_SEND_COMMIT);
@@ -106,13 +146,13 @@ TEST(a_lost_connection_sends_everything_unanswered_again_oldest_first)
 {
     push_chunks(0, 0, 4);
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
-    cairn_push_on_grant(push, 0, 1, 3, &out);
+    cairn_push_on_grant(push, 0, 1, window_of(3), &out);
     const uint64_t second = list[1].request;
     out.count = 0;
     cairn_push_on_ack(push, 0, second, &out); // 1 is done, 3 is sent
     cairn_push_on_lost(push, 0, &out);
     out.count = 0;
-    cairn_push_on_grant(push, 0, 1, 3, &out);
+    cairn_push_on_grant(push, 0, 1, window_of(3), &out);
     ck_assert_uint_eq(out.count, 4);
     expect(0, CAIRN_PUSH_SEND_CHUNK, 0);
     expect(1, CAIRN_PUSH_SEND_CHUNK, 2);
@@ -123,14 +163,14 @@ TEST(a_lost_connection_sends_everything_unanswered_again_oldest_first)
 TEST(an_ack_of_an_earlier_sending_is_good_for_a_chunk_that_is_queued_again)
 {
     push_chunks(0, 0, 2);
-    cairn_push_on_grant(push, 0, 1, 2, &out);
+    cairn_push_on_grant(push, 0, 1, window_of(2), &out);
     const uint64_t first = list[0].request;
     cairn_push_on_lost(push, 0, &out);
     out.count = 0;
     cairn_push_on_ack(push, 0, first, &out);
     expect(0, CAIRN_PUSH_RELEASED, 0);
     out.count = 0;
-    cairn_push_on_grant(push, 0, 1, 2, &out);
+    cairn_push_on_grant(push, 0, 1, window_of(2), &out);
     ck_assert_uint_eq(out.count, 1);
     expect(0, CAIRN_PUSH_SEND_CHUNK, 1);
 }
@@ -140,16 +180,17 @@ TEST(a_grant_of_a_new_endpoint_sends_everything_unanswered_again_oldest_first)
     push_chunks(0, 0, 4);
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
     ck_assert_int_eq(cairn_push_commit(push, 7, &out), CAIRN_OK);
-    cairn_push_on_grant(push, 0, 4, 3, &out);
+    cairn_push_on_grant(push, 0, 4, window_of(3), &out);
     const uint64_t first = list[0].request, second = list[1].request;
     cairn_push_on_ack(push, 0, second,
                       &out); // 0, 2 and 3 are unanswered, and so are end and commit
     out.count = 0;
-    cairn_push_on_grant(push, 0, 4, 3, &out); // the same endpoint: nothing was lost
-    cairn_push_on_grant(push, 0, 3, 1, &out); // an earlier one: overtaken, its window too
-    cairn_push_on_hello(push, 0, 5, &out);    // its GRANT comes when the past is over
+    cairn_push_on_grant(push, 0, 4, window_of(3), &out); // the same endpoint: nothing was lost
+    cairn_push_on_grant(push, 0, 3, window_of(1),
+                        &out);             // an earlier one: overtaken, its window too
+    cairn_push_on_hello(push, 0, 5, &out); // its GRANT comes when the past is over
     ck_assert_uint_eq(out.count, 0);
-    cairn_push_on_grant(push, 0, 5, 3, &out);
+    cairn_push_on_grant(push, 0, 5, window_of(3), &out);
     ck_assert_uint_eq(out.count, 5);
     expect(0, CAIRN_PUSH_SEND_CHUNK, 0);
     ck_assert_uint_eq(list[0].request, first); // an answer to either sending is good
@@ -166,12 +207,13 @@ TEST(a_grant_of_a_new_endpoint_sends_everything_unanswered_again_oldest_first)
 TEST(after_the_loss_of_the_connection_any_endpoint_is_new)
 {
     push_chunks(0, 0, 1);
-    cairn_push_on_grant(push, 0, 7, 1, &out);
+    cairn_push_on_grant(push, 0, 7, window_of(1), &out);
     cairn_push_on_lost(push, 0, &out);
     out.count = 0;
-    cairn_push_on_grant(push, 0, 6, 1, &out); // late, on its way when the connection was lost
+    cairn_push_on_grant(push, 0, 6, window_of(1),
+                        &out); // late, on its way when the connection was lost
     ck_assert_uint_eq(out.count, 1);
-    cairn_push_on_grant(push, 0, 8, 1, &out); // the answer to the new connection
+    cairn_push_on_grant(push, 0, 8, window_of(1), &out); // the answer to the new connection
     ck_assert_uint_eq(out.count, 2);
     expect(1, CAIRN_PUSH_SEND_CHUNK, 0);
 }
@@ -180,8 +222,8 @@ TEST(in_a_void_round_a_new_endpoint_is_asked_again_who_reads_the_buffers)
 {
     push_chunks(0, 0, 3);
     push_chunks(1, 0, 1);
-    cairn_push_on_grant(push, 0, 1, 2, &out);
-    cairn_push_on_grant(push, 1, 1, 1, &out);
+    cairn_push_on_grant(push, 0, 1, window_of(2), &out);
+    cairn_push_on_grant(push, 1, 1, window_of(1), &out);
     const uint64_t requests[] = { list[0].request, list[1].request };
     cairn_push_on_hello(push, 1, 2, &out); // before the round is void, and the GRANT never comes
     out.count = 0;
@@ -208,13 +250,14 @@ TEST(in_a_void_round_a_new_endpoint_is_asked_again_who_reads_the_buffers)
 TEST(in_a_void_round_a_grant_asks_again_what_the_shard_took_for_a_duplicate)
 {
     push_chunks(0, 0, 1);
-    cairn_push_on_grant(push, 0, 1, 2, &out);
+    cairn_push_on_grant(push, 0, 1, window_of(2), &out);
     cairn_push_on_void(push, &out);
     cairn_push_on_hello(push, 0, 2, &out); // sent again, while the shard still receives the first
     out.count = 0;
-    cairn_push_on_grant(push, 0, 1, 2, &out); // of the lost endpoint
+    cairn_push_on_grant(push, 0, 1, window_of(2), &out); // of the lost endpoint
     ck_assert_uint_eq(out.count, 0);
-    cairn_push_on_grant(push, 0, 2, 2, &out); // that receive has failed, and nobody is told
+    cairn_push_on_grant(push, 0, 2, window_of(2),
+                        &out); // that receive has failed, and nobody is told
     ck_assert_uint_eq(out.count, 1);
     expect(0, CAIRN_PUSH_SEND_CHUNK, 0);
     cairn_push_on_refuse(push, 0, list[0].request, CAIRN_ERR_STALE, &out);
@@ -228,7 +271,7 @@ TEST(a_shard_owes_something_until_the_last_end_is_answered)
     ck_assert(cairn_push_waits(push, 0)); // the GRANT
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
     ck_assert_int_eq(cairn_push_commit(push, 1, &out), CAIRN_OK);
-    cairn_push_on_grant(push, 0, 1, 1, &out);
+    cairn_push_on_grant(push, 0, 1, window_of(1), &out);
     const uint64_t request = list[0].request;
     cairn_push_on_ack(push, 0, request, &out);
     ck_assert(cairn_push_waits(push, 0));
@@ -239,7 +282,7 @@ TEST(a_shard_owes_something_until_the_last_end_is_answered)
 TEST(busy_and_checksum_send_the_chunk_again)
 {
     push_chunks(0, 0, 2);
-    cairn_push_on_grant(push, 0, 1, 1, &out);
+    cairn_push_on_grant(push, 0, 1, window_of(1), &out);
     const uint64_t request = list[0].request;
     const cairn_status again[] = { CAIRN_ERR_BUSY, CAIRN_ERR_CHECKSUM };
     for (int i = 0; i < 2; i++) {
@@ -262,7 +305,7 @@ TEST(a_refusal_makes_the_round_void_and_what_was_sent_stays_on_loan_until_answer
 {
     push_chunks(0, 0, 4);
     push_chunks(1, 0, 1);
-    cairn_push_on_grant(push, 0, 1, 2, &out);
+    cairn_push_on_grant(push, 0, 1, window_of(2), &out);
     const uint64_t first = list[0].request, second = list[1].request;
     out.count = 0;
     cairn_push_on_refuse(push, 0, first, CAIRN_ERR_STALE, &out);
@@ -273,7 +316,7 @@ TEST(a_refusal_makes_the_round_void_and_what_was_sent_stays_on_loan_until_answer
     ck_assert_int_eq(list[1].status, CAIRN_ERR_EPOCH_CHANGED);
     ck_assert(cairn_push_voided(push));
     ck_assert(!cairn_push_idle(push));
-    ck_assert_int_eq(cairn_push_chunk(push, 0, 0, 9, 9, &out), CAIRN_ERR_EPOCH_CHANGED);
+    ck_assert_int_eq(cairn_push_chunk(push, 0, 0, large(9, 9), &out), CAIRN_ERR_EPOCH_CHANGED);
     out.count = 0;
     cairn_push_on_refuse(push, 0, second, CAIRN_ERR_STALE, &out);
     ck_assert_uint_eq(out.count, 1); // no second VOID
@@ -285,8 +328,8 @@ TEST(the_coordinators_void_waits_for_answers_or_the_loss_of_the_connection)
 {
     push_chunks(0, 0, 1);
     push_chunks(1, 0, 1);
-    cairn_push_on_grant(push, 0, 1, 1, &out);
-    cairn_push_on_grant(push, 1, 1, 1, &out);
+    cairn_push_on_grant(push, 0, 1, window_of(1), &out);
+    cairn_push_on_grant(push, 1, 1, window_of(1), &out);
     const uint64_t request = list[0].request;
     out.count = 0;
     cairn_push_on_void(push, &out);
@@ -302,7 +345,7 @@ TEST(the_result_of_a_committed_round_releases_everything)
     push_chunks(0, 0, 2);
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
     ck_assert_int_eq(cairn_push_commit(push, 1, &out), CAIRN_OK);
-    cairn_push_on_grant(push, 0, 1, 2, &out);
+    cairn_push_on_grant(push, 0, 1, window_of(2), &out);
     out.count = 0;
     cairn_push_on_result(push, &out);
     ck_assert_uint_eq(out.count, 2);
@@ -313,10 +356,10 @@ TEST(the_result_of_a_committed_round_releases_everything)
 TEST(a_full_queue_is_busy_and_changes_nothing)
 {
     push_chunks(0, 0, QUEUE);
-    ck_assert_int_eq(cairn_push_chunk(push, 1, 0, 0, 0, &out), CAIRN_ERR_BUSY);
+    ck_assert_int_eq(cairn_push_chunk(push, 1, 0, large(0, 0), &out), CAIRN_ERR_BUSY);
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_ERR_BUSY);
     ck_assert_uint_eq(out.count, 0);
-    cairn_push_on_grant(push, 0, 1, 2, &out);
+    cairn_push_on_grant(push, 0, 1, window_of(2), &out);
     const uint64_t requests[] = { list[0].request, list[1].request };
     for (int i = 0; i < 2; i++) cairn_push_on_ack(push, 0, requests[i], &out);
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
@@ -325,8 +368,8 @@ TEST(a_full_queue_is_busy_and_changes_nothing)
 TEST(calls_out_of_order_are_invalid_and_change_nothing)
 {
     ck_assert_int_eq(cairn_push_commit(push, 1, &out), CAIRN_ERR_INVALID);
-    ck_assert_int_eq(cairn_push_chunk(push, 0, 1, 0, 0, &out), CAIRN_ERR_INVALID);
-    ck_assert_int_eq(cairn_push_chunk(push, SHARDS, 0, 0, 0, &out), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_push_chunk(push, 0, 1, large(0, 0), &out), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_push_chunk(push, SHARDS, 0, large(0, 0), &out), CAIRN_ERR_INVALID);
     ck_assert_int_eq(cairn_push_micro_end(push, 1, &out), CAIRN_ERR_INVALID);
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_ERR_INVALID);
@@ -334,14 +377,14 @@ TEST(calls_out_of_order_are_invalid_and_change_nothing)
     ck_assert_int_eq(cairn_push_commit(push, 1, &out), CAIRN_ERR_INVALID);
     ck_assert_int_eq(cairn_push_micro_end(push, 1, &out), CAIRN_OK);
     ck_assert_int_eq(cairn_push_commit(push, 1, &out), CAIRN_OK);
-    ck_assert_int_eq(cairn_push_chunk(push, 0, 2, 0, 0, &out), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_push_chunk(push, 0, 2, large(0, 0), &out), CAIRN_ERR_INVALID);
     ck_assert_int_eq(cairn_push_commit(push, 1, &out), CAIRN_ERR_INVALID);
 }
 
 TEST(answers_that_nobody_waits_for_change_nothing)
 {
     push_chunks(0, 0, 1);
-    cairn_push_on_grant(push, 0, 1, 1, &out);
+    cairn_push_on_grant(push, 0, 1, window_of(1), &out);
     const uint64_t request = list[0].request;
     out.count = 0;
     const uint64_t wrong[] = { 0, 1, request + 1, request ^ 1ull << 40, UINT64_MAX };
@@ -352,8 +395,8 @@ TEST(answers_that_nobody_waits_for_change_nothing)
     cairn_push_on_ack(push, 1, request, &out); // another shard's
     cairn_push_on_ack(push, 99, request, &out);
     cairn_push_on_micro_ack(push, 0, 0, &out);
-    cairn_push_on_grant(push, 99, 1, 1, &out);
-    cairn_push_on_grant(push, 0, 1, 0, &out);
+    cairn_push_on_grant(push, 99, 1, window_of(1), &out);
+    cairn_push_on_grant(push, 0, 1, window_of(0), &out);
     ck_assert_uint_eq(out.count, 0);
     ck_assert(!cairn_push_idle(push));
 }
@@ -362,7 +405,7 @@ TEST(busy_and_checksum_send_the_end_again)
 {
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
     ck_assert_int_eq(cairn_push_micro_end(push, 1, &out), CAIRN_OK);
-    cairn_push_on_grant(push, 0, 1, 1, &out);
+    cairn_push_on_grant(push, 0, 1, window_of(1), &out);
     const cairn_status again[] = { CAIRN_ERR_BUSY, CAIRN_ERR_CHECKSUM };
     for (int i = 0; i < 2; i++) {
         out.count = 0;
@@ -380,7 +423,7 @@ TEST(busy_and_checksum_send_the_end_again)
 TEST(a_refused_end_or_commit_makes_the_round_void)
 {
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
-    cairn_push_on_grant(push, 0, 1, 1, &out);
+    cairn_push_on_grant(push, 0, 1, window_of(1), &out);
     out.count = 0;
     cairn_push_on_refuse(push, 0, 0, CAIRN_ERR_FENCED, &out);
     ck_assert_uint_eq(out.count, 1);
@@ -391,16 +434,16 @@ TEST(a_shard_that_is_not_there_is_owed_nothing)
 {
     cairn_push_absent(push, 0);
     cairn_push_absent(push, 0); // twice is once
-    ck_assert_int_eq(cairn_push_chunk(push, 0, 0, 0, 0, &out), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_push_chunk(push, 0, 0, large(0, 0), &out), CAIRN_ERR_INVALID);
     push_chunks(1, 0, QUEUE - 2); // with an end and a commit of one shard the queue is full
     ck_assert_int_eq(cairn_push_micro_end(push, 0, &out), CAIRN_OK);
     ck_assert_int_eq(cairn_push_commit(push, 7, &out), CAIRN_OK);
     ck_assert(!cairn_push_waits(push, 0));
-    cairn_push_on_grant(push, 0, 1, 1, &out); // of somebody who was there once
+    cairn_push_on_grant(push, 0, 1, window_of(1), &out); // of somebody who was there once
     cairn_push_on_hello(push, 0, 2, &out);
     cairn_push_on_lost(push, 0, &out);
     ck_assert_uint_eq(out.count, 0);
-    cairn_push_on_grant(push, 1, 1, QUEUE, &out);
+    cairn_push_on_grant(push, 1, 1, window_of(QUEUE), &out);
     ck_assert_uint_eq(out.count, QUEUE);
     for (size_t i = 0; i < out.count; i++) ck_assert_uint_eq(list[i].shard, 1);
 }

@@ -73,10 +73,16 @@ static size_t resident(const struct cairn_arena *arena)
     return count * 4096;
 }
 
+/* Of the slots of so many workers. */
+static uint64_t landing_of(const struct cairn_shard_job *job, uint32_t workers)
+{
+    return cairn_landing_at(&job->landing, workers * job->landing.window);
+}
+
 /* The slots of so many workers, and no page more. */
 static void check_landing(const struct cairn_shard_job *job, uint32_t workers)
 {
-    const size_t bytes = workers * SCENE_WINDOW * job->landing.slot_bytes;
+    const size_t bytes = landing_of(job, workers);
     ck_assert_uint_eq(resident(&job->landing.arena), (bytes + 4095) / 4096 * 4096);
 }
 
@@ -128,13 +134,13 @@ TEST(no_two_streams_of_an_update_or_a_fold_collide)
             ck_assert_uint_ge(lines_apart(streams[i], streams[k]), STREAMS_APART_LINES);
     for (uint32_t slot = 1; slot < job->collector.slot_count; slot++)
         ck_assert_uint_ge(
-            lines_apart(job->landing.arena.base + slot * job->landing.slot_bytes,
-                        job->landing.arena.base + (slot - 1) * job->landing.slot_bytes),
+            lines_apart(job->landing.arena.base + cairn_landing_at(&job->landing, slot),
+                        job->landing.arena.base + cairn_landing_at(&job->landing, slot - 1)),
             STREAMS_APART_LINES);
     // A window apart, as the contributions of two workers to a chunk are.
-    ck_assert_uint_ge(lines_apart(job->landing.arena.base + SCENE_WINDOW * job->landing.slot_bytes,
-                                  job->landing.arena.base),
-                      STREAMS_APART_LINES);
+    ck_assert_uint_ge(
+        lines_apart(job->landing.arena.base + landing_of(job, 1), job->landing.arena.base),
+        STREAMS_APART_LINES);
 }
 
 TEST(landing_slots_are_taken_as_workers_join)
@@ -183,7 +189,7 @@ TEST(the_budget_counts_landing_slots_of_workers_that_are_there)
     create();
     struct cairn_shard_job *job = scene.shard->jobs;
     const uint64_t used = scene.shard->memory.budget.used_bytes;
-    const uint64_t landing = SCENE_WINDOW * job->landing.slot_bytes;
+    const uint64_t landing = landing_of(job, 1);
     const uint64_t worker = landing + cairn_reply_bytes(job->replies.bytes);
     ck_assert_uint_eq(used, cairn_memory_sum(&job->memory));
     ck_assert_uint_eq(job->memory.landing, 0);
@@ -208,13 +214,16 @@ TEST(much_landing_memory_is_given_back_in_several_turns)
     create();
     struct cairn_shard_job *job = scene.shard->jobs;
     const uint64_t used = scene.shard->memory.budget.used_bytes,
-                   slots = SCENE_MEMBERS * SCENE_WINDOW;
+                   landing = landing_of(job, SCENE_MEMBERS);
     for (uint64_t member = 1; member <= SCENE_MEMBERS; member++)
         scene_join(&scene, member, CAIRN_ROLE_WIRE_WORKER);
     scene.shard->memory.give_max_bytes = 2 * job->landing.slot_bytes;
     for (uint64_t member = 1; member <= SCENE_MEMBERS; member++) cairn_member_leave(job, member);
     for (int i = 0; i < 2; i++) cairn_admit_left(job); // the second one finds the turn's share used
-    ck_assert_uint_eq(job->memory.landing, (slots - 2) * job->landing.slot_bytes);
+    const uint32_t slots = SCENE_MEMBERS * job->landing.window;
+    ck_assert_uint_gt(job->landing.small, 0); // the last ones
+    ck_assert_uint_le(landing - job->memory.landing, 2 * job->landing.slot_bytes);
+    ck_assert_uint_lt(job->memory.landing, cairn_landing_at(&job->landing, slots - 1));
     scene_settle(&scene);
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used);
     check_landing(job, 0);
@@ -304,8 +313,7 @@ TEST(the_reply_of_a_worker_that_left_is_the_next_one_s)
     leave(2);
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, cairn_memory_sum(&job->memory));
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes,
-                      scene.shard->memory.budget.limit_bytes -
-                          SCENE_WINDOW * job->landing.slot_bytes -
+                      scene.shard->memory.budget.limit_bytes - landing_of(job, 1) -
                           cairn_reply_bytes(job->replies.bytes));
 }
 
@@ -330,7 +338,7 @@ TEST(slots_of_an_open_round_are_kept_until_it_has_ended)
 {
     scene_serve(&scene, 2, 1);
     struct cairn_shard_job *job = scene.shard->jobs;
-    const uint64_t worker = SCENE_WINDOW * job->landing.slot_bytes;
+    const uint64_t worker = landing_of(job, 1);
     scene_round_open(&scene, 1, 0, 2);
     scene_settle(&scene);
     leave(1);

@@ -392,6 +392,36 @@ TEST(more_contributions_than_one_fold_takes_are_folded_in_two)
     ck_assert(!second->first);
 }
 
+static void send_sized(uint32_t index, bool is_small)
+{
+    GIVE(.kind = CAIRN_STEP_CHUNK, .epoch = 5, .round = 100, .member = A, .chunk = index,
+         .request = 1000 + index, .is_small = is_small);
+}
+
+TEST(small_chunks_land_in_slots_of_their_own)
+{
+    make_with(&(const struct cairn_step_config) {
+        .chunk_count = CHUNKS, .window = 3, .small = 2, .member_max = 2, .payload_bytes_max = 64 });
+    begin();
+    send_sized(0, true);
+    ck_assert_uint_eq(expect(0, CAIRN_STEP_RECEIVE)->slot, 1);
+    send_sized(1, true);
+    ck_assert_uint_eq(expect(0, CAIRN_STEP_RECEIVE)->slot, 2);
+    send_sized(2, true); // the large slot is free, and not for it
+    ck_assert_int_eq(expect(1, CAIRN_STEP_REFUSE)->status, CAIRN_ERR_BUSY);
+    send_sized(2, false);
+    ck_assert_uint_eq(expect(0, CAIRN_STEP_RECEIVE)->slot, 0);
+}
+
+TEST(a_grant_tells_the_window_and_that_of_small_chunks)
+{
+    make_with(&(const struct cairn_step_config) {
+        .chunk_count = CHUNKS, .window = 5, .small = 2, .member_max = 2, .payload_bytes_max = 64 });
+    begin();
+    ck_assert_uint_eq(expect(0, CAIRN_STEP_GRANT)->window, 3);
+    ck_assert_uint_eq(list[0].small, 2);
+}
+
 static void open_with_folds_wanted(uint32_t wanted)
 {
     make_with(&(const struct cairn_step_config) { .chunk_count = CHUNKS,
@@ -501,6 +531,7 @@ TEST(a_configuration_that_cannot_work_has_no_size)
     const struct cairn_step_config bad[] = {
         { .chunk_count = 1, .window = 0, .member_max = 1 },
         { .chunk_count = 1, .window = 1025, .member_max = 1 },
+        { .chunk_count = 1, .window = 2, .small = 2, .member_max = 1 },
         { .chunk_count = 1, .window = 1, .member_max = 0 },
         { .chunk_count = 1, .window = 1024, .member_max = 1 << 22 },
         { .chunk_count = UINT32_MAX, .window = 1, .member_max = 1 },

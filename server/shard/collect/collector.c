@@ -113,7 +113,10 @@ static void send_to(const struct cairn_collector *collector, const struct cairn_
     if (member == NULL) return;
     struct cairn_chunk_header header = cairn_step_header_of(action, kind, collector->table);
     header.value = value;
-    if (kind == CAIRN_CHUNK_GRANT) header.request = cairn_member_way(member);
+    if (kind == CAIRN_CHUNK_GRANT) {
+        header.request = cairn_member_way(member);
+        header.leaf_count = action->small;
+    }
     collector->hands->send(collector, member, &header);
 }
 

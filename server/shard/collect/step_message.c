@@ -16,6 +16,7 @@ struct cairn_step_event cairn_step_event_of(const struct cairn_chunk_header *hea
     case CAIRN_CHUNK_PUSH:
         event.kind = CAIRN_STEP_CHUNK;
         event.request = header->request;
+        event.is_small = header->payload_bytes <= CAIRN_CHUNK_SMALL;
         break;
     case CAIRN_CHUNK_MICRO_END:
         event.kind = CAIRN_STEP_MICRO_END;

@@ -151,7 +151,7 @@ static void sweep(struct cairn_shard_job *job)
 uint8_t *cairn_tiles_holds_open(const struct cairn_shard_job *job,
                                 const struct cairn_chunk_table *table)
 {
-    const size_t members = job->collector.slot_count / job->spec.window;
+    const size_t members = job->collector.slot_count / job->landing.window;
     return malloc(members * CAIRN_STEP_HOLDS_BYTES(table->trained_count) + 1);
 }
 
@@ -302,7 +302,7 @@ static void fill_row(const struct cairn_shard_job *job, const struct cairn_membe
 const uint8_t *cairn_tiles_holds(struct cairn_shard_job *job, const uint64_t *members,
                                  uint32_t count)
 {
-    if (job->tiling.list == NULL || count > job->collector.slot_count / job->spec.window)
+    if (job->tiling.list == NULL || count > job->collector.slot_count / job->landing.window)
         return NULL;
     const size_t row = CAIRN_STEP_HOLDS_BYTES(job->tiling.table->trained_count);
     for (uint32_t i = 0; i < count; i++)

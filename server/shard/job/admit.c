@@ -123,6 +123,21 @@ cairn_status cairn_admit_job(struct cairn_shard_job *job, const Cairn__JobCreate
 
 /* ---- members ---- */
 
+uint64_t cairn_landing_at(const struct cairn_landing *landing, uint32_t slot)
+{
+    const uint32_t large = landing->window - landing->small, k = slot % landing->window;
+    const uint64_t window_bytes = large * (uint64_t)landing->slot_bytes +
+                                  landing->small * (uint64_t)landing->small_bytes;
+    return slot / landing->window * window_bytes +
+           (k < large ? k : large) * (uint64_t)landing->slot_bytes +
+           (k > large ? k - large : 0) * (uint64_t)landing->small_bytes;
+}
+
+static uint64_t bytes_between(const struct cairn_shard_job *job, uint32_t from, uint32_t to)
+{
+    return cairn_landing_at(&job->landing, to) - cairn_landing_at(&job->landing, from);
+}
+
 /* A round's n-th worker has the n-th window of slots: server/core/step.h. */
 static uint32_t slots_wanted(const struct cairn_shard_job *job)
 {
@@ -130,7 +145,7 @@ static uint32_t slots_wanted(const struct cairn_shard_job *job)
     for (size_t i = 0; i < job->members.capacity; i++)
         workers += job->members.list[i] != NULL &&
                    job->members.list[i]->role == CAIRN_ROLE_WIRE_WORKER;
-    const uint64_t slots = workers * job->spec.window;
+    const uint64_t slots = workers * job->landing.window;
     return slots < job->collector.slot_count ? (uint32_t)slots : job->collector.slot_count;
 }
 
@@ -139,7 +154,7 @@ static cairn_status count_slots(struct cairn_shard_job *job, struct cairn_senten
     const uint32_t wanted = slots_wanted(job);
     char what[CAIRN_NAME_MAX + 64];
     if (wanted <= job->landing.counted) return CAIRN_OK;
-    const uint64_t bytes = (uint64_t)(wanted - job->landing.counted) * job->landing.slot_bytes;
+    const uint64_t bytes = bytes_between(job, job->landing.counted, wanted);
     snprintf(what, sizeof what, "landing memory of one more worker of job %s", job->spec.name);
     const cairn_status status = cairn_shard_job_take(job, &job->memory.landing, bytes, what, why);
     if (status == CAIRN_OK) job->landing.counted = wanted;
@@ -151,9 +166,9 @@ static cairn_status add_slots(struct cairn_reserve *reserve, struct cairn_shard_
 {
     job->landing.asked = slots_wanted(job);
     if (job->landing.asked <= job->landing.taken) return CAIRN_OK;
-    return cairn_reserve_add(
-        reserve, &job->landing.arena, (uint64_t)job->landing.taken * job->landing.slot_bytes,
-        (uint64_t)(job->landing.asked - job->landing.taken) * job->landing.slot_bytes);
+    return cairn_reserve_add(reserve, &job->landing.arena,
+                             cairn_landing_at(&job->landing, job->landing.taken),
+                             bytes_between(job, job->landing.taken, job->landing.asked));
 }
 
 static void on_slots_taken(const struct cairn_reserve_request *request, cairn_status status,
@@ -221,19 +236,21 @@ static uint32_t slots_of_turn(const struct cairn_shard_job *job, uint32_t keep)
     const struct cairn_shard *shard = job->shard;
     const uint32_t extra = job->landing.counted - keep;
     if (shard->memory.given_bytes >= shard->memory.give_max_bytes) return 0;
-    const uint64_t slots = (shard->memory.give_max_bytes - shard->memory.given_bytes) /
-                           job->landing.slot_bytes;
-    if (slots >= extra) return extra;
-    return slots == 0 && shard->memory.given_bytes == 0 ? 1 : (uint32_t)slots;
+    const uint64_t room = shard->memory.give_max_bytes - shard->memory.given_bytes;
+    uint32_t slots = 0;
+    while (slots < extra &&
+           bytes_between(job, job->landing.counted - slots - 1, job->landing.counted) <= room)
+        slots++;
+    return slots == 0 && shard->memory.given_bytes == 0 ? 1 : slots;
 }
 
 static void give_slots(struct cairn_shard_job *job, uint32_t keep)
 {
     struct cairn_shard *shard = job->shard;
-    const uint64_t bytes = (uint64_t)(job->landing.counted - keep) * job->landing.slot_bytes;
+    const uint64_t bytes = bytes_between(job, keep, job->landing.counted);
     if (keep < job->landing.taken) {
-        cairn_arena_give(&job->landing.arena, (uint64_t)keep * job->landing.slot_bytes,
-                         (uint64_t)(job->landing.taken - keep) * job->landing.slot_bytes);
+        cairn_arena_give(&job->landing.arena, cairn_landing_at(&job->landing, keep),
+                         bytes_between(job, keep, job->landing.taken));
         job->landing.taken = job->landing.asked = keep;
     }
     cairn_shard_job_give(job, &job->memory.landing, bytes);

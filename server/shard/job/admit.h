@@ -6,15 +6,20 @@
 #include "server/shard/memory/arena.h"
 #include "server/shard/memory/reserve.h"
 
-/* Where chunks of a job land: a slot each. */
+/* Where chunks of a job land: a slot each. A worker's are those of its window, and behind them those for
+ * small chunks. */
 struct cairn_landing {
-    struct cairn_arena arena; /* [slot_count][slot_bytes] */
-    size_t slot_bytes;
+    struct cairn_arena arena; /* a window of slots, then the next */
+    uint32_t window, small;   /* slots of a worker; of these, for small chunks */
+    size_t slot_bytes, small_bytes;
     uint32_t counted; /* slots in the budget: those of as many workers as there are */
     uint32_t taken;   /* slots that have their pages, too */
     uint32_t asked;   /* will have, when what the reserve at work takes is there */
     bool extra;       /* of more workers than there are: cairn_admit_left */
 };
+
+/* Where the slot begins in the arena; of the one behind the last: where that ends. */
+uint64_t cairn_landing_at(const struct cairn_landing *landing, uint32_t slot);
 
 /* LOADING: takes the memory of a job that was just opened, then loads or makes its state (`snapshot_path`,
  * extend.h, origin.h) or awaits it; Done or an error, and it leaves, answers job->load.asked. */

@@ -6,6 +6,9 @@
 #include "server/core/decision.h"
 #include "server/shard/shard.h"
 
+#define SMALL_SLOTS     64
+#define SMALL_SLOTS_ALL 16384 /* of all workers that there may be */
+
 #define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
 
 uint64_t cairn_memory_sum(const struct cairn_memory *m)
@@ -42,6 +45,21 @@ static void add_planes(const struct cairn_local_extent *extent, const struct cai
         (void)cairn_plane_place(form, p, before, &device_bytes[p]);
         need->memory.state += cairn_form_bytes(form, p, extent->elem_count - before);
     }
+}
+
+/* Beside its window a worker may have so many small chunks in flight: all that the job has, since each takes
+ * little memory, and each window full of them a round trip; fewer where there may be very many workers. */
+static uint32_t small_slots(const struct cairn_job_spec_data *spec, uint32_t member_max)
+{
+    uint32_t most = SMALL_SLOTS, count = 0;
+    if (member_max > SMALL_SLOTS_ALL / most) most = SMALL_SLOTS_ALL / member_max;
+    if (most > CAIRN_SPEC_WINDOW_MAX - spec->window) most = CAIRN_SPEC_WINDOW_MAX - spec->window;
+    for (size_t t = 0; t < spec->tensor_count && count < most; t++) {
+        const uint64_t elems = cairn_geometry_of(&spec->tensors[t].shape).elems;
+        count += spec->tensors[t].kind == CAIRN_TRAINED &&
+                 elems * sizeof(float) <= CAIRN_CHUNK_SMALL;
+    }
+    return count;
 }
 
 /* Of the largest chunk that any layout gives a shard: what has room for one goes on whatever comes. */
@@ -82,8 +100,9 @@ static void make_room(const struct cairn_job_spec_data *spec, struct cairn_need 
 static uint64_t table_bytes(const struct cairn_need *need, const struct cairn_shard_map *map)
 {
     const uint64_t grad_chunks = need->step.chunk_count;
-    return cairn_step_bytes(&need->step) +
-           need->slot_count * (sizeof(struct cairn_slot) + sizeof(struct cairn_fold)) +
+    const uint64_t folds = need->slot_count < grad_chunks ? need->slot_count : grad_chunks;
+    return cairn_step_bytes(&need->step) + need->slot_count * sizeof(struct cairn_slot) +
+           folds * sizeof(struct cairn_fold) +
            cairn_step_actions_max(&need->step) * sizeof(struct cairn_step_action) +
            map->chunk_count * 32 + map->extent_count * 128 +
            need->step.member_max * CAIRN_STEP_HOLDS_BYTES(grad_chunks) +
@@ -95,13 +114,16 @@ static void size(struct cairn_need *need, const struct cairn_shard_map *map,
 {
     const struct cairn_step_config *step = &need->step;
     need->slot_count = step->member_max * step->window;
-    need->put_max = need->slot_count < CAIRN_SHARD_PUTS_MAX ? need->slot_count
-                                                            : CAIRN_SHARD_PUTS_MAX;
+    const uint32_t large = step->member_max * (step->window - step->small);
+    need->put_max = large < CAIRN_SHARD_PUTS_MAX ? large : CAIRN_SHARD_PUTS_MAX;
     need->reply_bytes = (size_t)chunk_elems_max * sizeof(float);
     // Contributions to one chunk are folded side by side.
     need->slot_bytes = ALIGN_UP(need->reply_bytes, CAIRN_STAGGER_PAGE) + CAIRN_STAGGER_BYTES;
+    const size_t small = ALIGN_UP(CAIRN_CHUNK_SMALL, CAIRN_STAGGER_PAGE) + CAIRN_STAGGER_BYTES;
+    need->small_bytes = small < need->slot_bytes ? small : need->slot_bytes;
     need->put_bytes = need->slot_bytes + (size_t)ALIGN_UP(CAIRN_BOX_BYTES_MAX, 4096u);
-    need->landing_bytes = (uint64_t)step->window * need->slot_bytes;
+    need->landing_bytes = (uint64_t)(step->window - step->small) * need->slot_bytes +
+                          (uint64_t)step->small * need->small_bytes;
     need->worker_staging_bytes = cairn_reply_bytes(need->reply_bytes);
     need->memory = (struct cairn_memory) {
         .state = need->memory.state,
@@ -120,7 +142,8 @@ cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
     uint64_t device_bytes[CAIRN_PLANES] = { 0 };
     struct cairn_need need = {
         .host_from = has_device ? cairn_planes_cut(map, spec->offload_fraction) : 0,
-        .step = { .window = spec->window,
+        .step = { .window = spec->window + small_slots(spec, member_max),
+                  .small = small_slots(spec, member_max),
                   .member_max = member_max,
                   .payload_bytes_max = CAIRN_PAYLOAD_MAX(spec->group_count, spec->tensor_count,
                                                          spec->client_state_max) },

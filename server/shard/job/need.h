@@ -35,7 +35,7 @@ struct cairn_need {
      * both homes, which does not change its layout here */
     uint64_t room_elems, room_wire_bytes;
     uint32_t slot_count, put_max;
-    size_t slot_bytes, put_bytes, reply_bytes;
+    size_t slot_bytes, small_bytes, put_bytes, reply_bytes;
 };
 
 /* Of the host's memory. */

@@ -78,7 +78,10 @@ static void set_sizes(struct cairn_shard_job *job, struct cairn_need *need)
     say_offload(job, need);
     need->step.folds_wanted = cairn_shard_job_folds_wanted(job, &job->view->table.map,
                                                            need->host_from);
+    job->landing.window = need->step.window;
+    job->landing.small = need->step.small;
     job->landing.slot_bytes = need->slot_bytes;
+    job->landing.small_bytes = need->small_bytes;
     job->puts.max = need->put_max;
     job->puts.bytes = need->put_bytes;
     job->replies.bytes = need->reply_bytes;
@@ -112,8 +115,9 @@ static uint32_t leaves_that_fit(const struct cairn_shard_job *job, const struct 
     const uint64_t now = (job->replies.bytes - 1) / leaf_bytes + 1;
     const uint64_t replies = job->spec.workers_min;
     const uint64_t chunks = replies * (job->spec.window + 1) + job->puts.max;
+    const uint64_t small = replies * job->landing.small * (uint64_t)job->landing.small_bytes;
     const uint64_t boxes = job->puts.max * (uint64_t)(job->puts.bytes - job->landing.slot_bytes) +
-                           chunks * CAIRN_STAGGER_BYTES + replies * cairn_reply_bytes(0);
+                           small + chunks * CAIRN_STAGGER_BYTES + replies * cairn_reply_bytes(0);
     for (uint64_t leaves = now / 2; leaves > 0; leaves /= 2)
         if (memory->state + memory->published + boxes + chunks * leaves * leaf_bytes +
                 memory->tables * ((now - 1) / leaves + 1) <=
@@ -216,7 +220,7 @@ static cairn_status open_arenas(struct cairn_shard_job *job, const struct cairn_
     status = cairn_arena_open_scratch("puts", (uint64_t)job->puts.max * job->puts.bytes,
                                       &job->puts.arena, why);
     if (status != CAIRN_OK) return status;
-    return cairn_arena_open_scratch("landing", (uint64_t)need->slot_count * job->landing.slot_bytes,
+    return cairn_arena_open_scratch("landing", cairn_landing_at(&job->landing, need->slot_count),
                                     &job->landing.arena, why);
 }
 

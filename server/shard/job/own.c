@@ -153,8 +153,9 @@ static cairn_status judge_piece(const struct cairn_collector *collector,
 static void *landing_slot(struct cairn_collector *collector, uint32_t slot)
 {
     struct cairn_shard_job *job = collector->job;
-    assert(collector->slots[slot].payload_bytes <= job->landing.slot_bytes);
-    return job->landing.arena.base + (size_t)slot * job->landing.slot_bytes;
+    const uint64_t at = cairn_landing_at(&job->landing, slot);
+    assert(collector->slots[slot].payload_bytes <= cairn_landing_at(&job->landing, slot + 1) - at);
+    return job->landing.arena.base + at;
 }
 
 /* It takes a microsecond or two where it stands; a thread to be woken, and to wake the loop, takes more. */

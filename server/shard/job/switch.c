@@ -100,7 +100,7 @@ cairn_status cairn_shard_view_number(struct cairn_shard_view *view,
 
 static uint32_t member_max_of(const struct cairn_shard_job *job)
 {
-    return job->collector.slot_count / job->spec.window;
+    return job->collector.slot_count / job->landing.window;
 }
 
 /* Beside an area for what comes, room for what copies will take more. */
@@ -228,7 +228,8 @@ static cairn_status make_ready(struct cairn_shard_job *job, const struct cairn_s
     const struct cairn_chunk_table *table = &view->table;
     ready->step = (struct cairn_step_config) {
         .chunk_count = table->trained_count,
-        .window = job->spec.window,
+        .window = job->landing.window,
+        .small = job->landing.small,
         .member_max = member_max_of(job),
         .payload_bytes_max = cairn_shard_payload_max(job),
         .folds_wanted = cairn_shard_job_folds_wanted(job, &table->map, job->planes.host_from),

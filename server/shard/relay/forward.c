@@ -195,8 +195,15 @@ void cairn_relay_forward_chunk(struct cairn_relay_owner *owner, uint32_t chunk, 
     const uint32_t buffer = cairn_buffer_pool_final(pool, &owner->buffers, chunk);
     owner->forward.sent[chunk] = true;
     cairn_status status = CAIRN_ERR_EPOCH_CHANGED;
-    if (is_sent(owner))
-        status = cairn_pusher_chunk(&owner->forward.pusher, 0, micro, chunk, cookie_of(buffer));
+    if (is_sent(owner)) {
+        const uint64_t elems = cairn_chunk_table_place(&owner->table, chunk).elem_count;
+        const struct cairn_push_chunk next = {
+            .chunk = chunk,
+            .is_small = elems * sizeof(float) <= CAIRN_CHUNK_SMALL,
+            .cookie = cookie_of(buffer),
+        };
+        status = cairn_pusher_chunk(&owner->forward.pusher, 0, micro, next);
+    }
     if (status != CAIRN_OK) cairn_buffer_pool_end(pool, buffer);
     judge_queued(owner, status);
 }
