@@ -191,6 +191,10 @@ static const struct subcommand subcommands[] = {
       CTL_BENCHES | CTL_TAKES_ENDPOINT | CTL_TAKES_SHARDS | CTL_TAKES_WORKERS | CTL_TAKES_PARAMS |
           CTL_TAKES_TENSORS | CTL_TAKES_WIRE | CTL_TAKES_WAY,
       cairn_bench_tensors },
+    { "bench", "open", "",
+      "the longest step of a small job while one of very many tensors is opened, against its "
+      "longest step at rest",
+      0, 0, CTL_BENCHES | CTL_TAKES_SHARDS | CTL_TAKES_TENSORS, cairn_bench_open },
     { "bench", "reshard", "[--from N] [--to N]",
       "a job moves from so many shards to so many, at rest against memcpy, and while it trains", 0,
       0,

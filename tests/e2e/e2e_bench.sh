@@ -29,6 +29,7 @@ of step step --params 300K --tensors 4 --path mapped --read map
 of step step --params 300K --tensors 4 --global-batch 5
 of tensors tensors --tensors 50 --workers 2
 of tensors tensors --tensors 20 --params 300K --wire bf16 --path ucx
+of open open --tensors 2000
 of map map --params 300K
 of map map --params 300K --shards 3 --wire bf16 --path ucx
 disk=$(mktemp -d)

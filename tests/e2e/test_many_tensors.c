@@ -1,5 +1,6 @@
 /* A job of very many small tensors on one shard, with real daemons: trained, saved, digested, restored. Its
  * digests take many messages, and with CAIRN_TEST_LONG its spec passes what may wait for a connection. */
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,6 +50,46 @@ static struct many make_many(size_t count)
                                     .init = { .kind = CAIRN_INIT_NORMAL, .b = 1, .seed = i } };
     }
     return many;
+}
+
+/* Processor time of a process, and of the thread that answers everybody, its first one. */
+struct spent {
+    double all_s, loop_s;
+};
+
+static double spent_by(pid_t pid, int thread)
+{
+    char path[64], line[64];
+    if (thread != 0)
+        snprintf(path, sizeof path, "/proc/%d/task/%d/schedstat", (int)pid, thread);
+    else
+        snprintf(path, sizeof path, "/proc/%d/schedstat", (int)pid);
+    FILE *file = fopen(path, "r");
+    if (file == NULL) return 0; // a thread that ended
+    ck_assert_ptr_nonnull(fgets(line, sizeof line, file));
+    fclose(file);
+    return strtod(line, NULL) * 1e-9;
+}
+
+static struct spent spent(pid_t pid)
+{
+    char path[64];
+    struct spent sum = { 0, spent_by(pid, pid) };
+    snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+    DIR *folder = opendir(path);
+    ck_assert_ptr_nonnull(folder);
+    for (const struct dirent *e; (e = readdir(folder)) != NULL;)
+        if (atoi(e->d_name) > 0) sum.all_s += spent_by(pid, atoi(e->d_name));
+    closedir(folder);
+    return sum;
+}
+
+/* What one of many tensors took of a daemon: less than half of it on the thread that answers. */
+static void expect_elsewhere(const char *what, pid_t pid, struct spent before)
+{
+    const struct spent now = spent(pid);
+    const double loop_s = now.loop_s - before.loop_s, all_s = now.all_s - before.all_s;
+    ck_assert_msg(loop_s < 0.5 * all_s, "%s: %.3f s of %.3f s on its loop", what, loop_s, all_s);
 }
 
 static void train(cairn_job *job, const struct many *many)
@@ -117,7 +158,10 @@ TEST(very_many_tensors_on_one_shard_are_trained_saved_digested_and_restored)
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = cluster.address };
     say("");
     good(cairn_open(&opts, &session));
+    const struct spent coordinator = spent(cluster.coordinator), shard = spent(cluster.shards[0]);
     good(cairn_job_open(session, "many", &spec, CAIRN_WORKER, 4 * CLUSTER_WAIT_MS, &job));
+    expect_elsewhere("coordinator", cluster.coordinator, coordinator);
+    expect_elsewhere("shard", cluster.shards[0], shard);
     good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
     say("attach");
     train(job, &many);

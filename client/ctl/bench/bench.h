@@ -64,6 +64,7 @@ int cairn_bench_update(struct ctl *ctl);
 int cairn_bench_layout(struct ctl *ctl);
 int cairn_bench_latency(struct ctl *ctl);
 int cairn_bench_tensors(struct ctl *ctl);
+int cairn_bench_open(struct ctl *ctl);
 int cairn_bench_fabric(struct ctl *ctl);
 int cairn_bench_step(struct ctl *ctl);
 int cairn_bench_map(struct ctl *ctl);
