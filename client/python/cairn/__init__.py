@@ -11,6 +11,10 @@ torch is imported by attach and reader only. The layer below, without torch, is 
 cairn.h with exceptions.
 """
 
+import inspect as _inspect
+import re as _re
+import types as _types
+
 from .env import Env, env
 from .errors import *  # noqa: F401,F403
 from .errors import CairnError
@@ -26,7 +30,7 @@ __version__ = "0.1.0"
 
 
 def connect(endpoint=None, name=None, connect_timeout=10.0) -> Session:
-    """A session with the cluster at `endpoint` ("host:port" or "/path"; None: CAIRN_ENDPOINT, then this host's). Rank
+    """A session with the cluster at an endpoint. "host:port" or "/path"; None: CAIRN_ENDPOINT, then this host's. Rank
     and world of the process are those of the environment, see env()."""
     return Session(endpoint=endpoint, name=name, connect_timeout=connect_timeout)
 
@@ -46,3 +50,17 @@ def import_checkpoint(session, path, model, optim, **options):
     """A run that began elsewhere goes on, with its moments and its step: cairn.checkpoint.import_checkpoint."""
     from .checkpoint import import_checkpoint as importing
     return importing(session, path, model, optim, **options)
+
+
+def _listed() -> str:
+    """The names of this package, each with the first sentence about it: what help(cairn) shows."""
+    names = {name: one for name, one in globals().items()
+             if not name.startswith("_") and name != "annotations" and not isinstance(one, _types.ModuleType)}
+    lines = []
+    for name, one in sorted(names.items(), key=lambda item: (isinstance(item[1], type), item[0].lower())):
+        text = " ".join((_inspect.getdoc(one) or "").split())
+        lines.append(f"    {name:<18}" + _re.split("[.:;](?= |$)", text)[0])
+    return "\n".join(lines)
+
+
+__doc__ = f"{__doc__ or ''}\nNames:\n\n{_listed()}\n"

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from . import _absent, _lent
+from ._changed import bits
 from ._lent import Loan
 from ._model import Slot, Unit
 from ._transfer import Landing
@@ -58,6 +59,8 @@ class _Cell:
         self.bytes = _bytes(self.full)
         self.staged = 0  # bytes of what it is landing through
         self.is_in, self.is_lent = True, False
+        self.was_held = False  # by name, and not let go since
+        self.mark: Optional[torch.Tensor] = None  # the bits of what was fetched into its own memory
 
     @property
     def is_pinned(self) -> bool:
@@ -65,7 +68,7 @@ class _Cell:
 
     def give_up(self) -> int:
         """The bytes that are free now."""
-        was_lent, self.is_in, self.is_lent = self.is_lent, False, False
+        was_lent, self.is_in, self.is_lent, self.mark = self.is_lent, False, False, None
         if was_lent:
             _lent.leave(self.slot.parameter)
         _absent.leave(self.slot.parameter, self.slot.name)
@@ -91,6 +94,7 @@ class _Cell:
             self.is_lent = True
         else:
             _absent.come(self.slot.parameter, self.full)
+            self.mark = bits(self.full) if self.bytes else None
         self.is_in = True
 
 
@@ -142,6 +146,7 @@ class Window:
         self._clock = 0
         self._order, self._seen = list(units), []  # type: List[Unit], List[Unit]
         self._now = self._peak = 0
+        self._wrote: Dict[Slot, torch.Tensor] = {}  # whether a pass wrote to it
         for unit in units:
             for slot in unit.slots:
                 if slot not in self._cells:
@@ -257,7 +262,20 @@ class Window:
             self._now -= cell.staged
             cell.finish()
         if cell.is_in:
+            self._look(cell)
             self._now -= cell.give_up()
+
+    def _look(self, cell: _Cell) -> None:
+        """Whether a pass wrote to it; what is gathered by name may be written to."""
+        if cell.mark is not None and not cell.was_held:
+            wrote = (cell.mark != bits(cell.slot.parameter.data)).any()
+            self._wrote[cell.slot] = wrote if cell.slot not in self._wrote else self._wrote[cell.slot] | wrote
+        cell.was_held = False
+
+    def written(self) -> List[Slot]:
+        """In passes since this was last asked."""
+        wrote, self._wrote = self._wrote, {}
+        return [slot for slot, one in wrote.items() if one]
 
     def release(self, unit: Unit) -> None:
         if unit not in self._held:
@@ -289,6 +307,7 @@ class Window:
         unit = Unit("gathered", None, [slot for slot in slots if slot in self._cells])
         for slot in unit.slots:
             slot.units.append(unit)
+            self._cells[slot].was_held = True
         self._held.append(unit)
         self._in_forward.append(_Call(unit, self._clock, self._age))
         self.gather(unit, frozenset(unit.slots))

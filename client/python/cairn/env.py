@@ -10,7 +10,8 @@ from ._call import check
 
 
 class Env(NamedTuple):
-    """Rank is not identity: address the batch by a round's rank and world, and key no state on this one."""
+    """What the launcher says of this process. Rank is not identity: address the batch by a round's rank and world, and
+    key no state on this one."""
 
     rank: int
     world: int
@@ -23,7 +24,8 @@ class Env(NamedTuple):
 
 
 def env() -> Env:
-    """Invalid names a variable that cannot be read, or the one of rank and world that is missing."""
+    """Rank and world of this process, by its environment. Invalid names a variable that cannot be read, or the one of
+    rank and world that is missing."""
     out = _c.Env()
     check(_c.lib().cairn_env_read(ctypes.byref(out)))
     return Env(out.rank, out.world, out.local_rank, out.node_rank, out.restarts, out.launcher.decode(),

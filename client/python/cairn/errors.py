@@ -38,7 +38,7 @@ class Timeout(CairnError, TimeoutError):
 
 
 class Busy(CairnError):
-    """Busy; try again later."""
+    """It is in use, try again later."""
     status = 5
 
 
@@ -93,7 +93,7 @@ class Stale(CairnError):
 
 
 class Duplicate(CairnError):
-    """Had already."""
+    """It was given already."""
     status = 24
 
 
@@ -149,7 +149,8 @@ class NotReady(CairnError):
 
 
 class JobLost(CairnError):
-    """A shard lost its part of the job: restore a snapshot (`cairn snapshot restore`), then start again."""
+    """A shard lost its part of the job. Attach again with resume="latest", which restores its newest snapshot first, or
+    restore one by `cairn snapshot restore`, then start again."""
     status = 64
 
 
@@ -194,6 +195,8 @@ BY_STATUS: Dict[int, Type[CairnError]] = _leaves(CairnError)
 
 def error(status: int, text: str) -> CairnError:
     """The exception for a status; one that this package does not know is a CairnError with its number."""
+    if status == JobLost.status and text and "resume" not in text:
+        text += "; or close it here and attach again with resume=\"latest\", which restores its newest snapshot first"
     made = BY_STATUS.get(status, CairnError)(text or f"status {status}")
     made.status = status
     return made

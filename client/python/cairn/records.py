@@ -66,9 +66,9 @@ class ClientState(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """Payload bytes since the job was opened, resent ones included (`shared_`: of these, through memory that this
-    process shares with shards of this host); units that were mapped, `maps_lent` of them where shards published them;
-    and memory: of gradients that are added up, of mapped units, of copies."""
+    """What went to and fro, in bytes. Since the job was opened, resent ones included (`shared_`: of these, through
+    memory that this process shares with shards of this host); units that were mapped, `maps_lent` of them where
+    shards published them; and memory: of gradients that are added up, of mapped units, of copies."""
 
     pushed_bytes: int
     fetched_bytes: int

@@ -70,12 +70,12 @@ class Init(NamedTuple):
 
 @dataclass(frozen=True)
 class Tensor:
-    """`unit`: tensors of one unit are fetched together. `group`: whose hyper-parameters; None = "default".
-    `wire`: dtype of what is fetched, "f32" or "bf16". `kind`: "trained", "frozen", "buffer", or "blob": opaque
-    bytes, of wire "u8" and shape (bytes,), put and fetched with dtype "u8", never taken for numbers. `alias_of`: this
-    is another name of that tensor (tied), or of a box of it (a part of a fused tensor: what is put and pushed of parts
-    goes when all of them are there). `place`: "rows", cut over the
-    shards, or "whole", on one of them."""
+    """A tensor of a job. `unit`: tensors of one unit are fetched together. `group`: whose hyper-parameters; None =
+    "default". `wire`: dtype of what is fetched, "f32" or "bf16". `kind`: "trained", "frozen", "buffer", or "blob":
+    opaque bytes, of wire "u8" and shape (bytes,), put and fetched with dtype "u8", never taken for numbers.
+    `alias_of`: this is another name of that tensor (tied), or of a box of it (a part of a fused tensor: what is put
+    and pushed of parts goes when all of them are there). `place`: "rows", cut over the shards, or "whole", on one of
+    them."""
 
     name: str
     shape: Tuple[int, ...]
@@ -122,36 +122,35 @@ START_WAIT_S = 30.0
 
 @dataclass(frozen=True)
 class JobSpec:
-    """`rank`: this worker's, unique in the job. `workers_min`: a round opens with at least so many.
-    `clip_norm`: of the global gradient norm, 0 or None = none. `on_nonfinite`: "skip" or "fail". `loss_scale_policy`:
-    "fixed", "dynamic", or "default": dynamic if loss_scale is above 1. `micro_batches`: of each worker in a round.
-    `init_from`: a safetensors file, a Hugging Face folder, or the folder of a snapshot, of which the optimizer's state
-    and the step are left out, where the shards are, that they begin with.
-    `client_state_max`: bytes that a commit may give of the trainer's own. `reduce_groups`: "none", or "host": shards
-    add up what the workers of their host push before it goes on; the bits then depend on who shares a host.
-    `skips_max`: so many rounds in a row that are skipped with the loss scale at its least, and no further one opens;
-    0 = 100. `snapshot_every`: the servers save a snapshot by themselves at each step that is a multiple of it, 0 =
-    none; `snapshot_every_s`: or as so many seconds have passed, one of the two. `snapshot_keep`: of these the newest so
-    many stay, 0 = all; as well `snapshot_keep_every`: of every so many steps the first one, for good, and
+    """What a job is made of. `rank`: this worker's, unique in the job. `workers_min`: a round opens with at least so
+    many. `clip_norm`: of the global gradient norm, 0 or None = none. `on_nonfinite`: "skip" or "fail".
+    `loss_scale_policy`: "fixed", "dynamic", or "default": dynamic if loss_scale is above 1. `micro_batches`: of each
+    worker in a round. `init_from`: a safetensors file, a Hugging Face folder, or the folder of a snapshot, of which
+    the optimizer's state and the step are left out, where the shards are, that they begin with. `client_state_max`:
+    bytes that a commit may give of the trainer's own. `reduce_groups`: "none", or "host": shards add up what the
+    workers of their host push before it goes on; the bits then depend on who shares a host. `skips_max`: so many
+    rounds in a row that are skipped with the loss scale at its least, and no further one opens; 0 = 100.
+    `snapshot_every`: the servers save a snapshot by themselves at each step that is a multiple of it, 0 = none;
+    `snapshot_every_s`: or as so many seconds have passed, one of the two. `snapshot_keep`: of these the newest so many
+    stay, 0 = all; as well `snapshot_keep_every`: of every so many steps the first one, for good, and
     `snapshot_keep_within_s`: all younger than that; `snapshot_max_bytes`: of all of them together, over it the oldest
     go. What has a tag, what somebody asked for and the newest verified one stay in any case. Of every snapshot:
     `snapshot_staging`, "state", or "small": little room for what updates overwrite meanwhile, for which they then may
     wait; `snapshot_durable_within_s`: when it is to be on disk; `snapshot_scrub_every_s`: when it is read again and
     checked, 0 = by command only; `snapshot_fallback`: a restore that finds it damaged takes the newest good one before
-    it, and says so. `on_shard_loss`: "wait", or "restore-latest": when
-    a shard came back without its part, or is away for more than `shard_loss_wait` seconds (0 = 300), the newest
-    snapshot is restored, and the workers get RolledBack. `on_worker_loss`, when a worker was lost (one that closes the
-    job is not): "redo": the step is done again at once with those who are left; "wait": no round opens before as many
-    workers are there as before, `worker_loss_wait` seconds at most (0 = 300); "fail": they get Halted, until the job is
-    amended or restored, or all have gone and others come.
-    `workers_max`: attached at a time, 0 = as many as the cluster allows. `world`: how many workers come
+    it, and says so. `on_shard_loss`: "wait", or "restore-latest": when a shard came back without its part, or is away
+    for more than `shard_loss_wait` seconds (0 = 300), the newest snapshot is restored, and the workers get RolledBack.
+    `on_worker_loss`, when a worker was lost (one that closes the job is not): "redo": the step is done again at once
+    with those who are left; "wait": no round opens before as many workers are there as before, `worker_loss_wait`
+    seconds at most (0 = 300); "fail": they get Halted, until the job is amended or restored, or all have gone and
+    others come. `workers_max`: attached at a time, 0 = as many as the cluster allows. `world`: how many workers come
     together; the first round after all were gone waits for so many, `start_wait` seconds at most; 0: for nobody beyond
-    workers_min. `offload_fraction`: where a shard's state lies on a GPU, so much of it, 0 to 1, lies in host memory and
-    is updated by the CPU, with the same bits. `tiers`: "together"; what lies apart is refused. `global_batch`: a step
-    is so many micro-batches, whoever is there, and what they make does not depend on how many workers there are, nor on
-    when they come and go (Round.micro_batches says which are this worker's; stage 2 or 3); 0: each worker has
-    micro_batches of its own. `seed`: of Round.micro_seed, below 2^53.
-    `first_step`: of the version that the job begins with, where a run that began elsewhere goes on."""
+    workers_min. `offload_fraction`: where a shard's state lies on a GPU, so much of it, 0 to 1, lies in host memory
+    and is updated by the CPU, with the same bits. `tiers`: "together"; what lies apart is refused. `global_batch`: a
+    step is so many micro-batches, whoever is there, and what they make does not depend on how many workers there are,
+    nor on when they come and go (Round.micro_batches says which are this worker's; stage 2 or 3); 0: each worker has
+    micro_batches of its own. `seed`: of Round.micro_seed, below 2^53. `first_step`: of the version that the job begins
+    with, where a run that began elsewhere goes on."""
 
     tensors: Sequence[Tensor]
     groups: Sequence[Group] = field(default_factory=lambda: (Group(),))

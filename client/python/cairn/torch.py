@@ -150,6 +150,7 @@ class AttachedModel(Between):
         self._judge_sharing = mapped_gradients is None  # after the first step
         self._timeline: Optional[Timeline] = None  # set by it
         self._round: Optional[RoundHandle] = None
+        self._dropped: Optional[RoundHandle] = None  # which the servers may wait for still
         self._failure: Optional[CairnError] = None  # of a hook, raised by what the trainer calls next
         self._rank = self._spec.rank  # dense, of the last round
         self._world = 0  # of the last round; 0: there was none
@@ -188,7 +189,7 @@ class AttachedModel(Between):
                 self._window = Window(modules, window, self._start, self._lend, self._gone,
                                       lambda: self.timeout, lambda: self._timeline)
                 session._readers.add(self._end_loans)
-            self._values = _changed.Values(_options.not_written(model, self._resident()))
+            self._values = _changed.Values(slot for slot in self._resident() if slot in self._fixed)
             self.resume()
         except BaseException:
             self.close()
@@ -200,6 +201,7 @@ class AttachedModel(Between):
         self._dtypes = [slot.parameter.dtype for slot in self._slots]
         self._frozen = [slot for slot in self._slots if not slot.trained]
         self._trained = [slot for slot in self._slots if slot.trained]
+        self._fixed = set(_options.not_written(model, self._slots))
         self._is_told_of_gathered = False
         self._values = _changed.Values([])  # until the window is there
 
@@ -319,6 +321,7 @@ class AttachedModel(Between):
                 except (VersionGone, Stale) as gone:
                     raise self._others_went_on(gone) from gone
                 self._judge_undone(written)
+            self._dropped = None
             self._round, self._rank, self._world = opened, opened.info.rank, opened.info.world
             if opened.info.revision != self._revision:  # somebody has amended the job
                 self._revision, self._refused = opened.info.revision, set()
@@ -329,6 +332,7 @@ class AttachedModel(Between):
         if rolled.step is not None or not self._end_loans(by_failure=True):
             return  # it is open; or another thread's pass reads what is lent: the next call does it
         self._drop_round()
+        self._dropped = None
         self._before_load()
         self._job.close()
         self._gradients.reclaim()
@@ -355,11 +359,22 @@ class AttachedModel(Between):
 
     def _withdraw(self) -> None:
         """What was pushed in an open round: the others do that step again."""
-        if self._round is not None and self._round.info.round == self._touched:
+        is_given = self._round is not None and self._round.info.round == self._touched
+        if self._round is not None and is_given:
             self._give_up(self._round)
         self._drop_round()
+        if is_given:
+            self._dropped = None
+
+    def _end_dropped(self) -> None:
+        """A round of which this worker wants no more, though nothing was given to it: between two steps it has none."""
+        dropped, self._dropped = self._dropped, None
+        if dropped is not None:
+            with contextlib.suppress(EpochChanged, Stale):
+                self._give_up(dropped)
 
     def _drop_round(self) -> None:
+        self._dropped = self._round or self._dropped
         self._round = self._failure = None
         self._forget_gradients()
 
@@ -427,7 +442,8 @@ class AttachedModel(Between):
         try:
             self._judge_model()
             self._judge_frozen()
-            written = [slot.name for slot in self._values.changed()]
+            in_passes = [] if self._window is None else self._window.written()
+            written = [slot.name for slot in self._values.changed() + in_passes if slot in self._fixed]
             if written:
                 raise Invalid(_changed.why_written(written, "Nothing of this step was applied"))
         except Invalid:
@@ -459,6 +475,7 @@ class AttachedModel(Between):
         written = [slot.name for slot in self._values.changed() if slot.name not in names]
         if written:
             raise Invalid(_changed.why_written(written, "Nothing was written to the servers"))
+        self._end_dropped()
 
     @staticmethod
     def _judge_undone(written: Mapping[Slot, torch.Tensor]) -> None:

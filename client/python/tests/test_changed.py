@@ -3,9 +3,11 @@ one step that says what to do instead, and which is followed here."""
 
 import contextlib
 import copy
+import inspect
 import io
 import pickle
 import re
+import tempfile
 import warnings
 
 from runner import main
@@ -36,17 +38,16 @@ def frozen() -> nn.Module:
 class Pair:
     """A model that is attached, and the same one with torch's own optimizer."""
 
-    def __init__(self, case: "Case", make=made, plain: bool = False, name: str = None, **options):
+    def __init__(self, case: "Case", make=made, name: str = None, **options):
         self.case, self.options = case, options
         self.name = name or case.name
         self.ours, self.theirs = make(), make()
-        self.cairns = cairn.SGD(lr=LR) if plain else cairn.AdamW(lr=LR)
-        self.optimizer = (torch.optim.SGD if plain else torch.optim.AdamW)(self.theirs.parameters(), lr=LR)
+        self.optimizer = torch.optim.AdamW(self.theirs.parameters(), lr=LR)
         self.made = 0
         self.attach()
 
     def attach(self, **options) -> None:
-        self.m = self.case.session.attach(self.ours, self.cairns, timeout=20, rank=0, workers_min=1,
+        self.m = self.case.session.attach(self.ours, cairn.AdamW(lr=LR), timeout=20, rank=0, workers_min=1,
                                           **{"name": self.name, **self.options, **options})
         self.case.addCleanup(self.m.close)
 
@@ -100,26 +101,24 @@ class Training(Case):
 
     @scene("`requires_grad_(False)` of a layer in mid-run")
     def test_a_layer_that_is_frozen_in_mid_run(self):
-        for plain in (False, True):
-            pair = Pair(self, plain=plain, name=f"freeze{plain}")
-            pair.step(3)
-            pair.both(lambda model: model[0].requires_grad_(False))
-            sentence = self.refused("0.weight, 0.bias do not require a gradient.*Nothing of this step was applied",
-                                    pair.own_step)
-            self.called(sentence, "m.amend", m=pair.m)
-            pair.step(3)
-            pair.m.amend(freeze_tensors=HEADS)  # by another worker, too
-            pair.step()
-            pair.is_torchs()
-            if plain:  # who has moments counts steps of its own again
-                pair.both(lambda model: model[0].requires_grad_(True))
-                pair.m.amend(unfreeze_tensors=HEADS)
-                pair.step(3)
-                pair.is_torchs()
+        pair = Pair(self)
+        pair.step(3)
+        pair.both(lambda model: model[0].requires_grad_(False))
+        sentence = self.refused("0.weight, 0.bias do not require a gradient.*Nothing of this step was applied",
+                                pair.own_step)
+        self.called(sentence, "m.amend", m=pair.m)
+        pair.step(3)
+        pair.m.amend(freeze_tensors=HEADS)  # by another worker, too
+        pair.step()
+        pair.is_torchs()
+        pair.both(lambda model: model[0].requires_grad_(True))
+        pair.m.amend(unfreeze_tensors=HEADS)
+        pair.step(3)
+        pair.is_torchs()
 
     @scene("`requires_grad_(True)` of a layer that was frozen at attach")
     def test_a_layer_that_is_thawed_in_mid_run(self):
-        pair = Pair(self, frozen, plain=True)
+        pair = Pair(self, frozen)
         pair.step(2)
         pair.both(lambda model: model[0].requires_grad_(True))
         sentence = self.refused("0.weight, 0.bias were frozen at attach", pair.own_step)
@@ -202,7 +201,7 @@ class Training(Case):
 
     @scene("a parameter or module that is added (LoRA)")
     def test_a_parameter_or_module_that_is_added(self):
-        pair = Pair(self, plain=True)
+        pair = Pair(self)
         pair.step(2)
         pair.both(lambda model: model.append(nn.Linear(1, 1, bias=False)))
         pair.theirs[3].load_state_dict(pair.ours[3].state_dict())
@@ -222,7 +221,7 @@ class Training(Case):
         self.refused("4.weight, 4.bias of the model were not there at attach", pair.own_step)
         pair.m.close()
         pair.attach(name=f"{self.name}_anew")  # as a new torch optimizer
-        pair.optimizer = torch.optim.SGD(pair.theirs.parameters(), lr=LR)
+        pair.optimizer = torch.optim.AdamW(pair.theirs.parameters(), lr=LR)
         pair.step(2)
         pair.is_torchs()
         pair.both(lambda model: model.append(nn.Linear(1, 1).requires_grad_(False)))  # of this worker alone
@@ -262,7 +261,7 @@ class Training(Case):
 
     @scene("pruning, by masks")
     def test_a_pruned_layer(self):
-        pair = Pair(self, plain=True)
+        pair = Pair(self)
         pair.step()
         pair.both(lambda model: prune.ln_structured(model[0], "weight", 0.5, n=2, dim=0))
         pair.step(3)
@@ -364,6 +363,28 @@ class Values(Case):
         pair.step()
         pair.is_torchs()
 
+    @scene("a forward pass that writes to parameters")
+    def test_a_forward_pass_that_writes(self):
+        class Positive(nn.Linear):
+            def forward(self, x):
+                self.weight.data.clamp_(0)
+                return super().forward(x)
+
+        def positive():
+            torch.manual_seed(2)
+            return nn.Sequential(nn.Sequential(Positive(8, 4), nn.Linear(4, 1)))
+
+        for stage, mapped in ((2, None), (3, False), (3, None)):
+            pair = Pair(self, positive, stage=stage, name=f"positive{stage}{mapped}", mapped_parameters=mapped)
+            sentence = self.refused(r"(0.0.weight has other values|clamp_ would write).*m.write\(\{", pair.own_step)
+            pair.m.resume()
+            for _ in range(3):  # as it says: before the pass, which then has nothing to write
+                pair.m.write({"0.0.weight": pair.m.state_dict()["0.0.weight"].clamp_(0)})
+                if "lent" in sentence:  # who writes there is told even where nothing changes
+                    return
+                pair.step()
+            pair.is_torchs()
+
     @scene("the same after each step (WGAN)")
     def test_values_that_are_clamped_after_each_step(self):
         """WGAN's, as the sentence says it: the masters are written."""
@@ -407,7 +428,7 @@ class Values(Case):
 
     @scene("a value that is written here, and another one by `m.write`")
     def test_a_write_that_a_newer_version_undoes(self):
-        pair = Pair(self, plain=True)
+        pair = Pair(self)
         pair.step()
         with torch.no_grad():
             pair.ours[0].bias.zero_()
@@ -546,6 +567,37 @@ class Copies(Case):
             for words, model in (("w is torch.complex64.*torch.view_as_complex", Complex()),
                                  ("weight.* not initialized.*forward pass", nn.LazyLinear(3))):
                 self.refused(words, lambda: self.session.attach(model, cairn.SGD(), name="kept"), cairn.Unsupported)
+        model(X)
+        self.session.attach(model, cairn.SGD(), name="kept").close()
+
+        class Real(nn.Module):  # as it says
+            def __init__(self):
+                super().__init__()
+                self.w = nn.Parameter(torch.view_as_real(torch.ones(2, dtype=torch.complex64)).clone())
+
+            def forward(self):
+                return (torch.view_as_complex(self.w) * torch.tensor([1 + 2j, 2 - 1j])).sum().abs()
+
+        ours, theirs = Real(), Complex()
+        m = self.session.attach(ours, cairn.AdamW(lr=LR), name="real")
+        self.addCleanup(m.close)
+        optimizer = torch.optim.AdamW(theirs.parameters(), lr=LR)
+        for _ in range(3):
+            ours().backward(), m.step()
+            (theirs.w * torch.tensor([1 + 2j, 2 - 1j])).sum().abs().backward()
+            optimizer.step(), optimizer.zero_grad()
+        self.same(m.state_dict(), {"w": torch.view_as_real(theirs.w.detach())}, 3)
+
+    def test_help_and_what_a_file_with_code_is_told(self):
+        names = [name for name in vars(cairn) if not name.startswith("_") and name not in ("annotations", "torch")]
+        for name in names:
+            if not inspect.ismodule(getattr(cairn, name)):
+                self.assertRegex(cairn.__doc__, rf"(?m)^    {name} +\S")
+        with tempfile.NamedTemporaryFile(suffix=".pt") as file:
+            torch.save({"model": made().state_dict(), "optimizer": Case}, file.name)
+            sentence = self.refused("is not taken: ", lambda: cairn.import_checkpoint(
+                self.session, file.name, made(), cairn.AdamW(), name="code"))
+        self.assertNotRegex(sentence, r"\x1b|\n|weights_only|trust")
 
 
 class Sharing(Case):

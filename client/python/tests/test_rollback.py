@@ -1,5 +1,6 @@
 """A shard is killed and comes back empty: the job goes on from its newest periodic snapshot, in the same processes."""
 
+import contextlib
 import threading
 import time
 import unittest
@@ -91,6 +92,20 @@ class Case(unittest.TestCase):
             m.close()
             self.await_snapshot(m.name, 10)
             self.cluster.ctl("job", "drop", m.name, "--yes")
+
+    def test_a_lost_job_says_how_it_is_brought_back(self):
+        m = self.attach("gone")
+        self.step(m)
+        m.snapshot()
+        self.cluster.lose_shard(2)
+        with self.assertRaisesRegex(cairn.JobLost, 'attach again with resume="latest"'):
+            for _ in range(100):
+                with contextlib.suppress(cairn.EpochChanged):
+                    self.step(m)
+        m.close()
+        m = self.attach("gone", resume="latest")
+        self.assertEqual(m.version.step, 1)
+        self.step(m)
 
     def test_an_operators_restore_rolls_back_too_and_a_policy_is_amended(self):
         m = self.attach("asked", snapshot_every=2)
