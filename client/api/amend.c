@@ -6,6 +6,7 @@
 #include "client/ask.h"
 #include "client/base/spec.h"
 #include "client/base/struct.h"
+#include "proto/spec/settings.h"
 
 #define AMEND_BYTES_MAX (512 << 10)                                  // of a frame
 #define LEAST           offsetof(struct cairn_amend, freeze_tensors) // of the first release
@@ -22,6 +23,8 @@ struct words {
     Cairn__TensorTie *ties;           /* [tie_count] */
     Cairn__TensorTie **tie_list;      /* [tie_count] */
     char **thaw_groups;               /* [unfreeze_tensor_count] */
+    Cairn__Setting *settings;         /* [setting_count] */
+    Cairn__Setting **setting_list;    /* [setting_count] */
 };
 
 static void release(struct words *words)
@@ -35,6 +38,8 @@ static void release(struct words *words)
     free(words->ties);
     free(words->tie_list);
     free(words->thaw_groups);
+    free(words->settings);
+    free(words->setting_list);
 }
 
 static cairn_status add_groups(struct words *words, const struct cairn_amend *amend)
@@ -124,6 +129,28 @@ static cairn_status add_thaw_groups(struct words *words, const struct cairn_amen
     return CAIRN_OK;
 }
 
+static cairn_status add_settings(struct words *words, const struct cairn_amend *amend)
+{
+    const size_t count = amend->setting_count;
+    if (count == 0) return CAIRN_OK;
+    words->settings = calloc(count, sizeof *words->settings);
+    words->setting_list = calloc(count, sizeof *words->setting_list);
+    if (words->settings == NULL || words->setting_list == NULL)
+        return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the amendment");
+    for (size_t i = 0; i < count; i++) {
+        const struct cairn_setting *from = amend->settings != NULL ? &amend->settings[i] : NULL;
+        if (from == NULL || from->key == NULL || from->value == NULL)
+            return cairn_client_fail(CAIRN_ERR_INVALID, "a key or a value of a setting is NULL");
+        cairn__setting__init(&words->settings[i]);
+        words->settings[i].key = (char *)(uintptr_t)from->key;
+        words->settings[i].value = (char *)(uintptr_t)from->value;
+        words->setting_list[i] = &words->settings[i];
+    }
+    words->message.settings = words->setting_list;
+    words->message.n_settings = count;
+    return CAIRN_OK;
+}
+
 static cairn_status judge_names(const char *const *names, size_t count)
 {
     for (size_t i = 0; i < count; i++)
@@ -151,6 +178,10 @@ static cairn_status judge(const struct cairn_amend *amend)
                                  "%zu; allowed: 0 to %zu",
                                  amend->freeze_tensor_count, amend->unfreeze_tensor_count,
                                  amend->add_count, amend->tie_count, most);
+    if (amend->setting_count > CAIRN_SETTINGS_MAX)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "an amendment has %zu settings; allowed: 0 to %d",
+                                 amend->setting_count, CAIRN_SETTINGS_MAX);
     const struct {
         const char *const *names;
         size_t count;
@@ -209,6 +240,7 @@ static cairn_status fill(struct words *words, const struct cairn_amend *amend)
     if (status == CAIRN_OK) status = add_tensors(words, amend);
     if (status == CAIRN_OK) status = add_ties(words, amend);
     if (status == CAIRN_OK) status = add_thaw_groups(words, amend);
+    if (status == CAIRN_OK) status = add_settings(words, amend);
     if (status != CAIRN_OK || cairn__job_amend__get_packed_size(m) <= AMEND_BYTES_MAX)
         return status;
     return cairn_client_fail(

@@ -26,6 +26,7 @@ static void fill_info(struct job *job, struct cairn_job_info *info)
         .client_state_max = job->spec.client_state_max,
         .reduce_groups = job->spec.reduce_groups,
         .workers_max = job->spec.workers_max,
+        .revision = job->spec.revision,
     };
     pthread_mutex_unlock(&job->session->lock);
 }

@@ -307,7 +307,7 @@ static void fill_job(struct cairn_job_spec_data *spec, const struct cairn_job_sp
 #define TAKE_GIVEN(name, member) \
     if (from->name != 0) spec->member = from->name;
 #define TAKE_OTHERWISE(name, member)
-#define X(name, member, kind, allowed, value, part, given) TAKE_##given(name, member)
+#define X(name, member, kind, allowed, value, part, given, change) TAKE_##given(name, member)
     CAIRN_SPEC_FIELDS(X)
 #undef X
     if (from->stage != 0) spec->stage = from->stage - CAIRN_STAGE(0);

@@ -58,6 +58,7 @@
 #define CTL_TAKES_COPY   (UINT64_C(1) << 47) /* --to */
 #define CTL_TAKES_STATS  (UINT64_C(1) << 48) /* --stats */
 #define CTL_TAKES_DIR    (UINT64_C(1) << 50) /* --dir: of the bench of snapshots */
+#define CTL_TAKES_SET    (UINT64_C(1) << 52) /* --set */
 #define CTL_TAKES_TRUST  (UINT64_C(1) << 49) /* --allow-unsigned, --allow-untrusted, --fallback */
 #define CTL_TAKES_VERIFY (UINT64_C(1) << 51) /* --quick, --read-data-subset, --key */
 #define CTL_TAKES_KEEPING \
@@ -118,6 +119,13 @@ struct ctl_export {
     bool ema, stats; /* stats: of `snapshot show` */
 };
 
+/* --set KEY=VALUE, as a request has them. */
+struct ctl_settings {
+    Cairn__Setting *list[CTL_NAMES_MAX];
+    Cairn__Setting room[CTL_NAMES_MAX];
+    size_t count;
+};
+
 struct ctl_names {
     const char *names[CTL_NAMES_MAX];
     double weights[CTL_NAMES_MAX]; /* of --weight */
@@ -163,6 +171,7 @@ struct ctl {
     struct ctl_plan plan;
     struct ctl_export export;
     struct ctl_reshard reshard;
+    struct ctl_settings set;
     int argc; /* what follows the verb */
     char **argv;
     /* the line as far as it is read */

@@ -94,18 +94,20 @@ static const struct subcommand subcommands[] = {
       "[--snapshot-max-bytes N] [--snapshot-staging state|small] [--snapshot-durable-within TIME] "
       "[--snapshot-fallback yes|no] [--snapshot-scrub-every TIME] [--on-shard-loss "
       "wait|restore-latest [--shard-loss-wait SECONDS]] "
-      "[--on-worker-loss redo|wait|fail [--worker-loss-wait SECONDS]]",
+      "[--on-worker-loss redo|wait|fail [--worker-loss-wait SECONDS]] [--set KEY=VALUE]...",
       "change it while it trains, from the next round on; scripts that say what it was go on", 1, 1,
-      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_TERMS, cairn_ctl_job_amend },
+      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_TERMS | CTL_TAKES_SET, cairn_ctl_job_amend },
     { "job", "park", "JOB",
       "take its state off GPUs to host memory: no round opens until it is taken back", 1, 1,
       CTL_ASKS | CTL_TAKES_QUIET, cairn_ctl_job_park },
     { "job", "unpark", "JOB", "take a parked job's state back to where it lay", 1, 1,
       CTL_ASKS | CTL_TAKES_QUIET, cairn_ctl_job_unpark },
-    { "job", "create", "--from JOB/ID|FOLDER [--as NAME] [--dry-run] [--yes]",
-      "a job out of a snapshot, over the shards there are; asks before it replaces one", 0, 0,
-      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_CREATE | CTL_TAKES_YES | CTL_TAKES_TRUST |
-          CTL_TAKES_NO_HEADERS,
+    { "job", "create", "[NAME] --from JOB/ID|FOLDER [--set KEY=VALUE]... [--dry-run] [--yes]",
+      "a job out of a snapshot, over the shards there are, with other terms where --set says so; "
+      "asks before it replaces one",
+      0, 1,
+      CTL_ASKS | CTL_TAKES_SET | CTL_TAKES_QUIET | CTL_TAKES_CREATE | CTL_TAKES_YES |
+          CTL_TAKES_TRUST | CTL_TAKES_NO_HEADERS,
       cairn_ctl_job_create },
     { "job", "drop", "JOB [--yes] [--force]",
       "give its memory on all shards back, for good; its snapshots stay", 1, 1,

@@ -634,6 +634,7 @@ struct cairn_job_info {
     cairn_reduce_groups reduce_groups;
     uint32_t workers_max; /* 0: as many as the cluster's round.workers_max */
     uint64_t global_batch, seed;
+    uint64_t revision; /* counts amendments; that of when this handle was opened */
 };
 CAIRN_EXPORT cairn_status cairn_job_describe(cairn_job *job,
                                              struct cairn_job_info *out) CAIRN_CHECKED;
@@ -660,6 +661,13 @@ CAIRN_EXPORT cairn_status cairn_tiles(cairn_job *job, const struct cairn_tile *t
 /* `name` becomes another name of `alias_of`, which has its shape, kind and wire dtype; its own state goes. */
 struct cairn_tie {
     const char *name, *alias_of;
+};
+/* A field of the job's spec, in words: key "stage", value "3". Keys are the names of the scalars of struct
+ * cairn_job_spec; "GROUP.lr" and the other hyper-parameters of a group, "GROUP.schedule" ("cosine", say) and
+ * its numbers; "wire" ("f32", "bf16"), of all tensors but blobs, or "TENSOR.wire". Values are numbers, the
+ * words that `cairn capabilities` lists, "yes" and "no". */
+struct cairn_setting {
+    const char *key, *value;
 };
 /* What changes about a job while it trains, by any of its workers, for all of them. */
 struct cairn_amend {
@@ -709,6 +717,14 @@ struct cairn_amend {
         snapshot_scrub_every_s;
     cairn_snapshot_staging snapshot_staging;
     bool snapshot_fallback, set_snapshot_rules;
+    /* Fields by their names, done last; at most 1,024. The new generation that cairn_job_amend speaks of is
+     * made for stage (1, 2 and 3), micro_batches, global_batch, seed, wire, window, client_state_max,
+     * on_nonfinite, skips_max, and loss_scale (which begins anew) with its policy and bounds.
+     * CAIRN_ERR_UNSUPPORTED: a field that a job of its snapshot has otherwise (chunk_leaves, spread,
+     * reduce_groups, offload_fraction, stage 0), with the `cairn job create` that makes it; or one that says
+     * how the job began, and never changes. CAIRN_ERR_INVALID names field, value and what is allowed. */
+    const struct cairn_setting *settings;
+    size_t setting_count;
 };
 /* Amends the job at a step boundary: CAIRN_OK means that it is durable and that the next round that opens
  * goes by it; a round that is open ends by the terms it began with. Workers attach with the spec as it
@@ -718,14 +734,15 @@ struct cairn_amend {
  * as a whole or done as a whole: CAIRN_ERR_INVALID (also: more than 24,576 runs of neighbours, by name, would
  * stand at counts of their own), CAIRN_ERR_NOT_FOUND (no such group or tensor), CAIRN_ERR_EXISTS (a tensor of
  * that name), CAIRN_ERR_UNSUPPORTED (another optimizer), CAIRN_ERR_STALE.
- *   Tensors that are added, tied, or trained for the first time make a new version, (generation + 1, the same
- * step), of what the shards have. An open round of the caller is void (CAIRN_ERR_EPOCH_CHANGED); then every
- * handle of the job, the caller's too, has CAIRN_ERR_FENCED, because its tensors are others: close it and
- * open it again. A worker whose spec is that of before may go on with it, and may push and fetch the new
- * tensors as well; to what it does not push it contributes nothing. One that lists the new tensors may leave
- * their init out. CAIRN_ERR_BUSY: a snapshot or digest is being taken. CAIRN_ERR_NOT_READY: a shard is away.
- * CAIRN_ERR_NO_MEMORY: a shard has no room for the old and the new part beside each other, with the numbers.
- * After these the job goes on as it was; after CAIRN_ERR_TIMEOUT it may still be amended. */
+ *   Tensors that are added, tied, or trained for the first time, and settings that say so, make a new
+ * version, (generation + 1, the same step), of what the shards have. An open round of the caller is void
+ * (CAIRN_ERR_EPOCH_CHANGED); then every handle of the job, the caller's too, has CAIRN_ERR_FENCED, because
+ * its tensors or terms are others: close it and open it again. A worker whose spec is that of before may go
+ * on with it, and may push and fetch the new tensors as well; to what it does not push it contributes
+ * nothing. One that lists the new tensors may leave their init out. CAIRN_ERR_BUSY: a snapshot or digest is
+ * being taken. CAIRN_ERR_NOT_READY: a shard is away. CAIRN_ERR_NO_MEMORY: a shard has no room for the old
+ * and the new part beside each other, with the numbers. After these the job goes on as it was; after
+ * CAIRN_ERR_TIMEOUT it may still be amended. */
 CAIRN_EXPORT cairn_status cairn_job_amend(cairn_job *job, const struct cairn_amend *amend,
                                           int timeout_ms) CAIRN_CHECKED;
 

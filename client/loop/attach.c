@@ -11,6 +11,7 @@
 #include "client/op.h"
 #include "client/push/fail.h"
 #include "proto/spec/optimizer.h"
+#include "proto/spec/spec_fields.h"
 
 /* After the coordinator said not now: the spec may be large. */
 #define RETRY_MIN_MS 100
@@ -86,13 +87,14 @@ static cairn_status judge_step(const struct job *job, struct cairn_sentence *why
     return CAIRN_ERR_ROLLED_BACK;
 }
 
-/* What an amendment may make of tensors, beside their names, is their kind and whose alias they are. */
+/* What an amendment may make of tensors, beside their names, is their kind, their wire dtype and whose alias
+ * they are. */
 static bool same_tensors(const struct cairn_job_spec_data *a, const struct cairn_job_spec_data *b)
 {
     if (a->tensor_count != b->tensor_count) return false;
     for (size_t i = 0; i < a->tensor_count; i++) {
         const struct cairn_tensor_spec *x = &a->tensors[i], *y = &b->tensors[i];
-        if (strcmp(x->name, y->name) != 0 || x->kind != y->kind ||
+        if (strcmp(x->name, y->name) != 0 || x->kind != y->kind || x->wire != y->wire ||
             (x->alias_of == NULL) != (y->alias_of == NULL))
             return false;
     }
@@ -107,6 +109,18 @@ static bool is_what_was_sent(const struct job *job)
     const struct cairn_paged *came = &job->attachment.spec_pages;
     return sent != NULL && sent->size == came->have_bytes &&
            memcmp(sent->bytes, came->bytes, sent->size) == 0;
+}
+
+/* Terms that are no others as long as a handle is open. */
+static bool same_terms(const struct cairn_job_spec_data *a, const struct cairn_job_spec_data *b)
+{
+    for (size_t i = 0; i < cairn_spec_fields.count; i++) {
+        const struct cairn_spec_field *field = &cairn_spec_fields.fields[i];
+        if (field->change != CAIRN_SPEC_NEXT_ROUND &&
+            cairn_spec_field_bits(field, a) != cairn_spec_field_bits(field, b))
+            return false;
+    }
+    return true;
 }
 
 /* The first time the spec of the servers is taken: a reader has none, and a worker's may be that of before
@@ -136,10 +150,10 @@ static cairn_status take_spec(struct job *job, struct cairn_sentence *why)
         job->spec = spec;
         return CAIRN_OK;
     }
-    if (status == CAIRN_OK && !same_tensors(&job->spec, &spec)) {
+    if (status == CAIRN_OK && !(same_tensors(&job->spec, &spec) && same_terms(&job->spec, &spec))) {
         cairn_sentence_set(why,
-                           "job %s was amended, revision %llu: its tensors are others now; close "
-                           "it and open it again, with the spec as it was or as it is",
+                           "job %s was amended, revision %llu: its tensors or terms are others "
+                           "now; close it and open it again, with the spec as it was or as it is",
                            job->name, (unsigned long long)spec.revision);
         status = CAIRN_ERR_FENCED;
     }

@@ -33,7 +33,7 @@ _cairn() {
             --snapshot-every | --snapshot-keep | --on-shard-loss | --shard-loss-wait | \
             --add | --drain | --weight | --pause | \
             --path | --to | --format | --dtype | --max-file | --key | --read-data-subset | \
-            --on-worker-loss | --worker-loss-wait | --since) ((i++)) ;;
+            --on-worker-loss | --worker-loss-wait | --since | --set | --from | --as) ((i++)) ;;
         -*) ;;
         *) given+=("${COMP_WORDS[i]}") ;;
         esac

@@ -9,7 +9,7 @@
 void cairn_spec_init(struct cairn_job_spec_data *spec)
 {
     *spec = (struct cairn_job_spec_data) {
-#define X(name, member, kind, allowed, value, part, given) .member = (value),
+#define X(name, member, kind, allowed, value, part, given, change) .member = (value),
         CAIRN_SPEC_FIELDS(X)
 #undef X
     };

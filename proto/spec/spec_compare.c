@@ -435,6 +435,7 @@ struct cairn_job_spec_data cairn_spec_with_workers(const struct cairn_job_spec_d
         copy.workers_min = job->workers_min;
         copy.workers_max = job->workers_max;
     }
+    copy.spread = job->spread; // which no worker says
     return copy;
 }
 

@@ -6,13 +6,14 @@
 #define PLACE(type, member) offsetof(struct type, member), sizeof((struct type *)NULL)->member
 
 static const struct cairn_spec_field job_rows[] = {
-#define X(name, member, kind, allowed, value, part, given) \
-    { #name,                                               \
-      PLACE(cairn_job_spec_data, member),                  \
-      CAIRN_SPEC_##kind,                                   \
-      CAIRN_SPEC_##allowed,                                \
-      (value),                                             \
-      CAIRN_SPEC_##part },
+#define X(name, member, kind, allowed, value, part, given, change) \
+    { #name,                                                       \
+      PLACE(cairn_job_spec_data, member),                          \
+      CAIRN_SPEC_##kind,                                           \
+      CAIRN_SPEC_##allowed,                                        \
+      (value),                                                     \
+      CAIRN_SPEC_##part,                                           \
+      CAIRN_SPEC_##change },
     CAIRN_SPEC_FIELDS(X)
 #undef X
 };
@@ -23,16 +24,20 @@ static const struct cairn_spec_field group_rows[] = {
       CAIRN_SPEC_##kind,              \
       CAIRN_SPEC_##allowed,           \
       (value),                        \
-      CAIRN_SPEC_FIRST },
+      CAIRN_SPEC_FIRST,               \
+      CAIRN_SPEC_NEXT_ROUND },
     CAIRN_GROUP_FIELDS(X)
 #undef X
 };
 static const struct cairn_spec_field schedule_rows[] = {
-#define X(name, kind)                                                                           \
-    {                                                                                           \
-        #name,           PLACE(cairn_schedule, name), CAIRN_SPEC_##kind, CAIRN_SPEC_BY_CODE, 0, \
-        CAIRN_SPEC_FIRST                                                                        \
-    },
+#define X(name, kind)              \
+    { #name,                       \
+      PLACE(cairn_schedule, name), \
+      CAIRN_SPEC_##kind,           \
+      CAIRN_SPEC_BY_CODE,          \
+      0,                           \
+      CAIRN_SPEC_FIRST,            \
+      CAIRN_SPEC_NEXT_ROUND },
     CAIRN_SCHEDULE_FIELDS(X)
 #undef X
 };
@@ -122,23 +127,37 @@ static cairn_status check_double(const struct cairn_spec_field *field, double va
                       value, field->min, field->max);
 }
 
+cairn_status cairn_spec_field_check(const struct cairn_spec_field *field, const void *from,
+                                    const char *subject, struct cairn_sentence *why)
+{
+    const uint64_t bits = cairn_spec_field_bits(field, from);
+    if (field->max == 0) return CAIRN_OK; // judged by code
+    const bool is_int = field->kind == CAIRN_SPEC_CHOICE || bits <= INT32_MAX;
+    if (field->capability != CAIRN_CAPABILITY_FIELD_COUNT)
+        return cairn_capability_check(field->capability, is_int ? (int)bits : INT32_MAX, subject,
+                                      why);
+    if (is_double(field))
+        return check_double(field, cairn_spec_field_number(field, from), subject, why);
+    return cairn_spec_count_check(subject, field->name, bits, (uint64_t)field->min,
+                                  (uint64_t)field->max, why);
+}
+
 cairn_status cairn_spec_fields_check(const struct cairn_spec_table *table, const void *from,
                                      const char *subject, struct cairn_sentence *why)
 {
     cairn_status status = CAIRN_OK;
-    for (size_t i = 0; i < table->count && status == CAIRN_OK; i++) {
-        const struct cairn_spec_field *field = &table->fields[i];
-        const uint64_t bits = cairn_spec_field_bits(field, from);
-        if (field->max == 0) continue;
-        const bool is_int = field->kind == CAIRN_SPEC_CHOICE || bits <= INT32_MAX;
-        if (field->capability != CAIRN_CAPABILITY_FIELD_COUNT)
-            status = cairn_capability_check(field->capability, is_int ? (int)bits : INT32_MAX,
-                                            subject, why);
-        else if (is_double(field))
-            status = check_double(field, cairn_spec_field_number(field, from), subject, why);
-        else
-            status = cairn_spec_count_check(subject, field->name, bits, (uint64_t)field->min,
-                                            (uint64_t)field->max, why);
-    }
+    for (size_t i = 0; i < table->count && status == CAIRN_OK; i++)
+        status = cairn_spec_field_check(&table->fields[i], from, subject, why);
     return status;
+}
+
+const struct cairn_spec_field *cairn_spec_field_find(const struct cairn_spec_table *table,
+                                                     const char *name, size_t name_bytes)
+{
+    for (size_t i = 0; i < table->count; i++) {
+        const char *own = table->fields[i].name;
+        if (strlen(own) == name_bytes && memcmp(own, name, name_bytes) == 0)
+            return &table->fields[i];
+    }
+    return NULL;
 }

@@ -1,6 +1,7 @@
 /* The scalars of a job's spec, a row each. From these rows come the defaults, the judgement, the hash, the
  * list of differences, the message, the manifest, what `cairn job show` prints as JSON and what is taken of
- * cairn.h. Names, paths, tensors, the points of a schedule, and rules of two fields are code.
+ * cairn.h, and how it changes in a job that is there. Names, paths, tensors, the points of a schedule, and
+ * rules of two fields are code.
  *
  * The order of the rows is the order of the hash: none is ever moved, and a new one is the last, as LATER.
  * How to add one: proto/README.md. Pure; static memory. */
@@ -32,6 +33,14 @@ enum cairn_spec_part {
     CAIRN_SPEC_ALL      /* of no row: all parts, defaults too */
 };
 
+/* How a field changes in a job that is there, with its moments and its step (proto/spec/settings.h). */
+enum cairn_spec_change {
+    CAIRN_SPEC_NEXT_ROUND, /* by an amendment: the next round that opens goes by it, and nobody notices */
+    CAIRN_SPEC_REOPENED, /* by an amendment that makes a new generation: every handle is opened again */
+    CAIRN_SPEC_CREATED, /* by a job that is made of a snapshot, since state lies or adds up otherwise */
+    CAIRN_SPEC_NEVER /* it says how the job began */
+};
+
 /* What is allowed: min, max, and whose values' names are its names. */
 #define CAIRN_SPEC_RANGE(min, max) (min), (max), CAIRN_CAPABILITY_FIELD_COUNT
 #define CAIRN_SPEC_BELOW_1         CAIRN_SPEC_RANGE(0, 1)
@@ -42,60 +51,70 @@ enum cairn_spec_part {
 
 /* name: in control.proto, a manifest, cairn.h, sentences | member: of struct cairn_job_spec_data | kind |
  * what is allowed | default | part | how it comes from cairn.h: GIVEN under the same name, 0 being the
- * default, or OTHERWISE (client/base/spec.c) */
+ * default, or OTHERWISE (client/base/spec.c) | how it changes in a job that is there */
 #define CAIRN_SPEC_FIELDS(X)                                                                       \
-    X(clip_norm, clip_norm, REAL, RANGE(0, DBL_MAX), 0, FIRST, GIVEN)                              \
+    X(clip_norm, clip_norm, REAL, RANGE(0, DBL_MAX), 0, FIRST, GIVEN, NEXT_ROUND)                  \
     X(loss_scale, loss_scale, REAL, RANGE(1 / CAIRN_SPEC_SCALE_MAX, CAIRN_SPEC_SCALE_MAX), 1,      \
-      FIRST, GIVEN)                                                                                \
-    X(on_nonfinite, on_nonfinite, CHOICE, LISTED(NONFINITE), CAIRN_NONFINITE_SKIP, FIRST, GIVEN)   \
-    X(loss_scale_policy, loss_scale_policy, CHOICE, BY_CODE_OF(LOSS_SCALE), 0, SCALING, GIVEN)     \
-    X(loss_scale_growth_steps, loss_scale_growth_steps, COUNT, BY_CODE, 0, SCALING, GIVEN)         \
-    X(loss_scale_min, loss_scale_min, REAL, BY_CODE, 0, SCALING, GIVEN)                            \
-    X(loss_scale_max, loss_scale_max, REAL, BY_CODE, 0, SCALING, GIVEN)                            \
-    X(stage, stage, COUNT, LISTED(STAGE), 2, FIRST, OTHERWISE)                                     \
-    X(micro_batches, micro_batches, COUNT, RANGE(1, CAIRN_SPEC_MICRO_MAX), 1, MICRO, GIVEN)        \
-    X(workers_min, workers_min, COUNT, RANGE(1, CAIRN_SPEC_WORKERS_MAX), 1, FIRST, GIVEN)          \
-    X(chunk_leaves, chunk_leaves, COUNT, RANGE(1, CAIRN_SPEC_CHUNK_LEAVES_MAX), 64, FIRST, GIVEN)  \
-    X(spread, spread, COUNT, RANGE(1, CAIRN_SPEC_SPREAD_MAX), 64, FIRST, OTHERWISE)                \
-    X(window, window, COUNT, RANGE(1, CAIRN_SPEC_WINDOW_MAX), 8, FIRST, GIVEN)                     \
+      FIRST, GIVEN, REOPENED)                                                                      \
+    X(on_nonfinite, on_nonfinite, CHOICE, LISTED(NONFINITE), CAIRN_NONFINITE_SKIP, FIRST, GIVEN,   \
+      REOPENED)                                                                                    \
+    X(loss_scale_policy, loss_scale_policy, CHOICE, BY_CODE_OF(LOSS_SCALE), 0, SCALING, GIVEN,     \
+      REOPENED)                                                                                    \
+    X(loss_scale_growth_steps, loss_scale_growth_steps, COUNT, BY_CODE, 0, SCALING, GIVEN,         \
+      REOPENED)                                                                                    \
+    X(loss_scale_min, loss_scale_min, REAL, BY_CODE, 0, SCALING, GIVEN, REOPENED)                  \
+    X(loss_scale_max, loss_scale_max, REAL, BY_CODE, 0, SCALING, GIVEN, REOPENED)                  \
+    X(stage, stage, COUNT, LISTED(STAGE), 2, FIRST, OTHERWISE, REOPENED)                           \
+    X(micro_batches, micro_batches, COUNT, RANGE(1, CAIRN_SPEC_MICRO_MAX), 1, MICRO, GIVEN,        \
+      REOPENED)                                                                                    \
+    X(workers_min, workers_min, COUNT, RANGE(1, CAIRN_SPEC_WORKERS_MAX), 1, FIRST, GIVEN,          \
+      NEXT_ROUND)                                                                                  \
+    X(chunk_leaves, chunk_leaves, COUNT, RANGE(1, CAIRN_SPEC_CHUNK_LEAVES_MAX), 64, FIRST, GIVEN,  \
+      CREATED)                                                                                     \
+    X(spread, spread, COUNT, RANGE(1, CAIRN_SPEC_SPREAD_MAX), 64, FIRST, OTHERWISE, CREATED)       \
+    X(window, window, COUNT, RANGE(1, CAIRN_SPEC_WINDOW_MAX), 8, FIRST, GIVEN, REOPENED)           \
     X(client_state_max, client_state_max, COUNT, RANGE(0, CAIRN_SPEC_CLIENT_STATE_MAX), 0, LATER,  \
-      GIVEN)                                                                                       \
-    X(init_nonfinite_ok, init_nonfinite_ok, FLAG, BY_CODE, false, LATER, GIVEN)                    \
-    X(reduce_groups, reduce_groups, CHOICE, LISTED(GROUPS), CAIRN_GROUPS_NONE, LATER, GIVEN)       \
+      GIVEN, REOPENED)                                                                             \
+    X(init_nonfinite_ok, init_nonfinite_ok, FLAG, BY_CODE, false, LATER, GIVEN, NEVER)             \
+    X(reduce_groups, reduce_groups, CHOICE, LISTED(GROUPS), CAIRN_GROUPS_NONE, LATER, GIVEN,       \
+      CREATED)                                                                                     \
     X(skips_max, skips_max, COUNT, RANGE(1, UINT32_MAX), CAIRN_SPEC_SKIPS_DEFAULT, LATER,          \
-      OTHERWISE)                                                                                   \
+      OTHERWISE, REOPENED)                                                                         \
     X(snapshot_every, policy.snapshot_every, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0, POLICY,     \
-      GIVEN)                                                                                       \
-    X(snapshot_keep, policy.snapshot_keep, COUNT, RANGE(0, CAIRN_SPEC_KEEP_MAX), 0, POLICY, GIVEN) \
+      GIVEN, NEXT_ROUND)                                                                           \
+    X(snapshot_keep, policy.snapshot_keep, COUNT, RANGE(0, CAIRN_SPEC_KEEP_MAX), 0, POLICY, GIVEN, \
+      NEXT_ROUND)                                                                                  \
     X(on_shard_loss, policy.on_shard_loss, CHOICE, LISTED(SHARD_LOSS), CAIRN_SHARD_LOSS_WAIT,      \
-      POLICY, GIVEN)                                                                               \
+      POLICY, GIVEN, NEXT_ROUND)                                                                   \
     X(shard_loss_wait_s, policy.shard_loss_wait_s, COUNT, RANGE(1, CAIRN_SPEC_LOSS_WAIT_MAX_S),    \
-      CAIRN_SPEC_LOSS_WAIT_S, POLICY, GIVEN)                                                       \
-    X(workers_max, workers_max, COUNT, RANGE(0, CAIRN_SPEC_WORKERS_MAX), 0, LATER, GIVEN)          \
-    X(offload_fraction, offload_fraction, REAL, RANGE(0, 1), 0, LATER, GIVEN)                      \
-    X(tiers, tiers, CHOICE, LISTED(TIERS), CAIRN_TIERS_TOGETHER, LATER, GIVEN)                     \
-    X(global_batch, global_batch, COUNT, RANGE(0, CAIRN_SPEC_MICRO_MAX), 0, LATER, OTHERWISE)      \
-    X(seed, seed, COUNT, RANGE(0, CAIRN_SPEC_SEED_MAX), 0, LATER, GIVEN)                           \
+      CAIRN_SPEC_LOSS_WAIT_S, POLICY, GIVEN, NEXT_ROUND)                                           \
+    X(workers_max, workers_max, COUNT, RANGE(0, CAIRN_SPEC_WORKERS_MAX), 0, LATER, GIVEN,          \
+      NEXT_ROUND)                                                                                  \
+    X(offload_fraction, offload_fraction, REAL, RANGE(0, 1), 0, LATER, GIVEN, CREATED)             \
+    X(tiers, tiers, CHOICE, LISTED(TIERS), CAIRN_TIERS_TOGETHER, LATER, GIVEN, CREATED)            \
+    X(global_batch, global_batch, COUNT, RANGE(0, CAIRN_SPEC_MICRO_MAX), 0, LATER, OTHERWISE,      \
+      REOPENED)                                                                                    \
+    X(seed, seed, COUNT, RANGE(0, CAIRN_SPEC_SEED_MAX), 0, LATER, GIVEN, REOPENED)                 \
     X(on_worker_loss, policy.on_worker_loss, CHOICE, LISTED(WORKER_LOSS), CAIRN_WORKER_LOSS_REDO,  \
-      LATER, GIVEN)                                                                                \
+      LATER, GIVEN, NEXT_ROUND)                                                                    \
     X(worker_loss_wait_s, policy.worker_loss_wait_s, COUNT, RANGE(0, CAIRN_SPEC_LOSS_WAIT_MAX_S),  \
-      0, LATER, GIVEN)                                                                             \
+      0, LATER, GIVEN, NEXT_ROUND)                                                                 \
     X(snapshot_every_s, policy.snapshot_every_s, COUNT, RANGE(0, CAIRN_SPEC_SNAPSHOT_S_MAX), 0,    \
-      LATER, GIVEN)                                                                                \
+      LATER, GIVEN, NEXT_ROUND)                                                                    \
     X(snapshot_keep_every, policy.snapshot_keep_every, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0,   \
-      LATER, GIVEN)                                                                                \
+      LATER, GIVEN, NEXT_ROUND)                                                                    \
     X(snapshot_keep_within_s, policy.snapshot_keep_within_s, COUNT,                                \
-      RANGE(0, CAIRN_SPEC_WITHIN_S_MAX), 0, LATER, GIVEN)                                          \
+      RANGE(0, CAIRN_SPEC_WITHIN_S_MAX), 0, LATER, GIVEN, NEXT_ROUND)                              \
     X(snapshot_max_bytes, policy.snapshot_max_bytes, COUNT, RANGE(0, CAIRN_SPEC_KEEP_BYTES_MAX),   \
-      0, LATER, GIVEN)                                                                             \
+      0, LATER, GIVEN, NEXT_ROUND)                                                                 \
     X(snapshot_staging, policy.snapshot_staging, CHOICE, LISTED(STAGING),                          \
-      CAIRN_SNAPSHOT_STAGING_STATE, LATER, GIVEN)                                                  \
+      CAIRN_SNAPSHOT_STAGING_STATE, LATER, GIVEN, NEXT_ROUND)                                      \
     X(snapshot_durable_within_s, policy.snapshot_durable_within_s, COUNT,                          \
-      RANGE(0, CAIRN_SPEC_DURABLE_S_MAX), 0, LATER, GIVEN)                                         \
-    X(snapshot_fallback, policy.snapshot_fallback, FLAG, BY_CODE, false, LATER, GIVEN)             \
+      RANGE(0, CAIRN_SPEC_DURABLE_S_MAX), 0, LATER, GIVEN, NEXT_ROUND)                             \
+    X(snapshot_fallback, policy.snapshot_fallback, FLAG, BY_CODE, false, LATER, GIVEN, NEXT_ROUND) \
     X(snapshot_scrub_every_s, policy.snapshot_scrub_every_s, COUNT,                                \
-      RANGE(0, CAIRN_SPEC_SNAPSHOT_S_MAX), 0, LATER, GIVEN)                                        \
-    X(first_step, first_step, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0, LATER, GIVEN)
+      RANGE(0, CAIRN_SPEC_SNAPSHOT_S_MAX), 0, LATER, GIVEN, NEXT_ROUND)                            \
+    X(first_step, first_step, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0, LATER, GIVEN, NEVER)
 
 /* Of a group: name (struct cairn_group_hyper has it, too) | kind | what is allowed | default. */
 #define CAIRN_GROUP_FIELDS(X)                                \
@@ -122,6 +141,7 @@ struct cairn_spec_field {
     enum cairn_capability_field capability; /* CAIRN_CAPABILITY_FIELD_COUNT: none */
     double value_default;
     enum cairn_spec_part part;
+    enum cairn_spec_change change;
 };
 struct cairn_spec_table {
     const struct cairn_spec_field *fields;
@@ -144,6 +164,13 @@ void cairn_spec_fields_unsign_zeros(const struct cairn_spec_table *table, void *
 cairn_status cairn_spec_fields_check(const struct cairn_spec_table *table, const void *from,
                                      const char *subject,
                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* One of them. */
+cairn_status cairn_spec_field_check(const struct cairn_spec_field *field, const void *from,
+                                    const char *subject,
+                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* The field of that name; NULL: there is none. */
+const struct cairn_spec_field *cairn_spec_field_find(const struct cairn_spec_table *table,
+                                                     const char *name, size_t name_bytes);
 /* The same of a number that is no field, or whose bounds are another's. */
 cairn_status cairn_spec_count_check(const char *subject, const char *name, uint64_t value,
                                     uint64_t min, uint64_t max,

@@ -170,6 +170,12 @@ cairn_status cairn_payload_decode(const void *bytes, size_t bytes_len,
     return CAIRN_OK;
 }
 
+void cairn_payload_set_loss_scale(uint8_t *bytes, double loss_scale)
+{
+    put_f64(bytes + 32, loss_scale);
+    put_u32(bytes + 40, 0); // rounds that were good with it
+}
+
 cairn_status cairn_payload_group(const void *bytes, size_t bytes_len, uint32_t group,
                                  struct cairn_group_scalars *scalars_out)
 {

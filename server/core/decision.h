@@ -92,6 +92,8 @@ size_t cairn_payload_with_missed(const void *bytes, const struct cairn_payload *
 /* CAIRN_ERR_MALFORMED: a length that does not fit, an unknown flag. */
 cairn_status cairn_payload_decode(const void *bytes, size_t bytes_len,
                                   struct cairn_payload *head_out) CAIRN_MUST_CHECK;
+/* Another loss scale in such a payload, which no round has been made with yet. */
+void cairn_payload_set_loss_scale(uint8_t *bytes, double loss_scale);
 /* The scalars of group `group` < group_count of a payload that cairn_payload_decode accepts. */
 cairn_status cairn_payload_group(const void *bytes, size_t bytes_len, uint32_t group,
                                  struct cairn_group_scalars *scalars_out) CAIRN_MUST_CHECK;

@@ -207,4 +207,67 @@ TEST(an_admin_who_waits_for_the_shards_of_a_job_that_is_lost_hears_of_it)
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_JOB_LOST, "not on all shards, and the job");
 }
 
+/* ---- terms that take a new generation ---- */
+
+static uint32_t ask_terms(struct fake_peer *peer, uint64_t of_job, uint64_t key)
+{
+    Cairn__Setting stage = CAIRN__SETTING__INIT, micro = CAIRN__SETTING__INIT;
+    Cairn__Setting *list[] = { &stage, &micro };
+    Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
+    stage.key = (char *)(uintptr_t) "stage";
+    stage.value = (char *)(uintptr_t) "3";
+    micro.key = (char *)(uintptr_t) "micro_batches";
+    micro.value = (char *)(uintptr_t) "1";
+    amend.job = of_job;
+    amend.name = (char *)(uintptr_t) "toy";
+    amend.key = key;
+    amend.settings = list;
+    amend.n_settings = 2;
+    return fake_request(peer, CAIRN_MSG_JOB_AMEND, &amend.base);
+}
+
+static void expect_stage(uint32_t stage)
+{
+    Cairn__JobStatus *status = show_job("toy");
+    ck_assert_uint_eq(status->spec->stage, stage);
+    cairn_message_free(&status->base);
+}
+
+/* By a worker or an admin; the store, its next coordinator and a worker with the spec as it was agree. */
+TEST(terms_that_handles_have_make_a_generation_too_and_outlive_the_coordinator)
+{
+    start_trained();
+    fake_expect_amended(&fake, &w, ask_terms(&w, job, 42), 1);
+    fake_expect_error(&fake, &w, 0, CAIRN_ERR_FENCED, "its tensors or terms are others now");
+    fake_goes_on(&fake, 2, 2);
+    fake_coordinator_stop(&fake);
+    fake_coordinator_start(&fake);
+    fake_shards_up(&fake, 2);
+    fake_goes_on(&fake, 2, 2);
+    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN,
+                         "admin"); // it is that already: no generation
+    fake_expect_amended(&fake, &admin, ask_terms(&admin, 0, 43), 2);
+    fake_goes_on(&fake, 2, 2);
+    expect_stage(3);
+}
+
+TEST(an_admin_who_changes_such_terms_is_answered_or_hears_why_not)
+{
+    start_trained();
+    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
+    fake.shards[1].refuse_create = "needs 12 GiB, has 8";
+    uint32_t request = ask_terms(&admin, 0, 7);
+    fake_expect_error(&fake, &admin, request, CAIRN_ERR_NO_MEMORY, "s1: needs 12 GiB, has 8");
+    fake.shards[1].refuse_create = NULL;
+    fake_until(&fake, fake.shards[0].staged == NULL && fake.shards[1].staged == NULL);
+    ck_assert_uint_eq(train(), 2); // still attached
+    fake.shards[1].holds_create = true;
+    request = ask_terms(&admin, 0, 8);
+    fake_until(&fake, both_staged());
+    tick_fast();
+    fake_shard_forget(&fake, 1);
+    fake_shard_up(&fake, 1);
+    fake_expect_error(&fake, &admin, request, CAIRN_ERR_NOT_READY, "job toy was not amended");
+}
+
 SUITE(60, open_fake, close_fake);

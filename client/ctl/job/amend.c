@@ -215,7 +215,7 @@ int cairn_ctl_job_amend(struct ctl *ctl)
 {
     Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
     const bool as_shown = ctl->has_lr || changes_policy(ctl);
-    if (!as_shown && !ctl->has_clip_norm && ctl->workers_max == 0)
+    if (!as_shown && !ctl->has_clip_norm && ctl->workers_max == 0 && ctl->set.count == 0)
         return cairn_ctl_usage_fail(ctl, "it changes nothing: give what is to be another");
     if (ctl->group != NULL && !ctl->has_lr)
         return cairn_ctl_usage_fail(ctl, "--group is of --lr, which is not given");
@@ -224,5 +224,7 @@ int cairn_ctl_job_amend(struct ctl *ctl)
     amend.workers_max = ctl->workers_max;
     amend.set_clip_norm = ctl->has_clip_norm;
     amend.clip_norm = ctl->clip_norm;
+    amend.settings = ctl->set.list;
+    amend.n_settings = ctl->set.count;
     return as_shown ? amend_as_shown(ctl, &amend) : send(ctl, &amend);
 }

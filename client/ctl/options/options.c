@@ -113,6 +113,7 @@ static int take(struct ctl *ctl, int option)
         return -1;
     case OPT_FROM: ctl->from = optarg; return -1;
     case OPT_AS: ctl->as = optarg; return -1;
+    case OPT_SET: return cairn_ctl_parse_setting(&ctl->set, optarg);
     case OPT_TO: ctl->to = optarg; return -1;
     case OPT_SHARDS:
         return cairn_ctl_parse_number("shards", optarg, CAIRN_SHARDS_MAX, &ctl->shards);

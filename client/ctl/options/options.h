@@ -70,6 +70,7 @@ enum {
     OPT_WORKER_LOSS_WAIT,
     OPT_FROM,
     OPT_AS,
+    OPT_SET,
     OPT_TO,
     OPT_FORMAT,
     OPT_DTYPE,
@@ -116,6 +117,8 @@ int cairn_ctl_parse_real(const char *name, const char *text, double *out);
 int cairn_ctl_parse_name(struct ctl_names *names, const char *option, const char *text);
 /* "NAME=W", cut at its last "=": the name is borrowed. */
 int cairn_ctl_parse_weight(struct ctl_names *names, char *text);
+/* "KEY=VALUE", cut at its first "=": both are borrowed. */
+int cairn_ctl_parse_setting(struct ctl_settings *settings, char *text);
 /* "10%", up to `most` of them; as a part of 1. */
 int cairn_ctl_parse_percent(const char *name, const char *text, double most, double *out);
 

@@ -1,4 +1,4 @@
-/* Values of the options that say over which shards a job is spread. */
+/* Values of the options that say over which shards a job is spread, and what it is otherwise. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -36,6 +36,24 @@ int cairn_ctl_parse_weight(struct ctl_names *names, char *text)
     const int done = cairn_ctl_parse_name(names, "weight", text);
     if (done < 0) names->weights[at] = weight;
     return done;
+}
+
+int cairn_ctl_parse_setting(struct ctl_settings *settings, char *text)
+{
+    char *equals = strchr(text, '=');
+    if (equals == NULL || equals == text)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID,
+                              "--set %s: KEY=VALUE is allowed, as stage=3 or default.lr=1e-4",
+                              text);
+    if (settings->count == CTL_NAMES_MAX)
+        return cairn_ctl_fail(CAIRN_ERR_INVALID, "--set may be given %d times", CTL_NAMES_MAX);
+    Cairn__Setting *setting = &settings->room[settings->count];
+    *equals = '\0';
+    cairn__setting__init(setting);
+    setting->key = text;
+    setting->value = equals + 1;
+    settings->list[settings->count++] = setting;
+    return -1;
 }
 
 int cairn_ctl_parse_percent(const char *name, const char *text, double most, double *out)

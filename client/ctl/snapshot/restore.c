@@ -197,10 +197,16 @@ int cairn_ctl_job_create(struct ctl *ctl)
         return cairn_ctl_usage_fail(ctl,
                                     "job create needs --from: a snapshot, as JOB/ID or a folder; a "
                                     "job without one is made by the first worker that opens it");
+    if (ctl->as != NULL && ctl->argc > 0)
+        return cairn_ctl_usage_fail(ctl, "the job's name is given twice: %s, and --as %s",
+                                    ctl->argv[0], ctl->as);
+    const char *name = ctl->argc > 0 ? ctl->argv[0] : ctl->as;
     const int found = find_from(ctl, folder);
     if (found >= 0) return found;
     restore.path = folder;
-    if (ctl->as != NULL) restore.job = (char *)(uintptr_t)ctl->as;
+    if (name != NULL) restore.job = (char *)(uintptr_t)name;
+    restore.settings = ctl->set.list;
+    restore.n_settings = ctl->set.count;
     if (!ctl->rules.dry_run) return restore_it(ctl, &restore);
     restore.plan = true;
     restore.allow_unsigned = ctl->allow_unsigned;

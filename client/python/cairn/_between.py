@@ -14,7 +14,7 @@ from ._held import TRIES, Held
 from .errors import EpochChanged, Invalid, NotFound, RolledBack, Stale
 from .job import RoundHandle
 from .memory import can_lend
-from .optim import changed_group
+from .optim import changed_group, group_settings
 from .spec import SNAPSHOT_RULES, JobSpec, Version
 from ._wrapped import own_name
 
@@ -42,10 +42,13 @@ def _policy(spec: JobSpec, changes: Mapping[str, Any]) -> JobSpec:
         if first in changes:
             spec = dataclasses.replace(spec, **{first: changes[first], second: changes.get(second, 0)})
     spec = dataclasses.replace(spec, **{name: changes[name] for name in SNAPSHOT_RULES if name in changes})
-    unknown = sorted(set(changes) - {name for pair in pairs for name in pair} - set(SNAPSHOT_RULES))
-    if unknown:
-        raise TypeError(f"amend() has no argument {', '.join(unknown)}")
     return spec
+
+
+_POLICIES = {"snapshot_every", "snapshot_keep", "on_shard_loss", "shard_loss_wait", "on_worker_loss",
+             "worker_loss_wait", *SNAPSHOT_RULES}
+_FIELDS = {one.name for one in dataclasses.fields(JobSpec)} - {
+    "tensors", "groups", "rank", "world", "start_wait", "workers_min", "workers_max", "clip_norm"} | {"wire"}
 
 
 class Between(Held):
@@ -120,11 +123,22 @@ class Between(Held):
     def amend(self, groups: Optional[Mapping[str, Mapping[str, Any]]] = None, freeze: Sequence[str] = (),
               unfreeze: Sequence[str] = (), clip_norm: Optional[float] = None, freeze_tensors: Sequence[str] = (),
               unfreeze_tensors: Sequence[str] = (), workers: Union[None, int, Tuple[int, int]] = None,
-              **policy: Any) -> None:
+              **fields: Any) -> None:
         """Changes the job for all its workers from the next round on: {"default": dict(lr=1e-4)}, names of groups or
         of parameters that are frozen or not any more, the clip norm, how many workers there are to be (at once, also
         for those who wait); snapshot_every, snapshot_keep and the other rules of snapshots, on_shard_loss,
-        shard_loss_wait, on_worker_loss and worker_loss_wait as in JobSpec. One worker's call is enough."""
+        shard_loss_wait, on_worker_loss and worker_loss_wait as in JobSpec. One worker's call is enough.
+
+        Other fields of JobSpec, and wire="bf16": stage (1, 2, 3), micro_batches, global_batch, seed,
+        client_state_max, window, on_nonfinite, skips_max, loss_scale and what goes with it begin a new generation of
+        the job, at the same step and with its moments: this model, and that of each other worker, is Fenced then;
+        close it and attach again, with the terms as they are or as they were. What no amendment changes is
+        Unsupported, with the command that does it."""
+        unknown = sorted(set(fields) - _POLICIES - _FIELDS)
+        if unknown:
+            raise TypeError(f"amend() has no argument {', '.join(unknown)}")
+        policy = {name: value for name, value in fields.items() if name in _POLICIES}
+        settings = {name: value for name, value in fields.items() if name not in policy}
         wanted = _policy(self._spec, policy)
         known = {group.name: group for group in self._spec.groups}
         unknown = sorted(set(groups or {}) - set(known))
@@ -135,9 +149,11 @@ class Between(Held):
         shard_loss = (wanted.on_shard_loss, wanted.shard_loss_wait) if "on_shard_loss" in policy else None
         worker_loss = (wanted.on_worker_loss, wanted.worker_loss_wait) if "on_worker_loss" in policy else None
         rules = {name: getattr(wanted, name) for name in SNAPSHOT_RULES} if set(SNAPSHOT_RULES) & set(policy) else None
-        self._job.amend(changed, freeze, unfreeze, clip_norm, timeout=self.timeout, freeze_tensors=freeze_tensors,
+        settings.update(group_settings(groups or {}, changed))
+        self._job.amend((), freeze, unfreeze, clip_norm, timeout=self.timeout, freeze_tensors=freeze_tensors,
                         unfreeze_tensors=unfreeze_tensors, snapshots=snapshots, shard_loss=shard_loss,
-                        worker_loss=worker_loss, workers=workers, snapshot_rules=rules)
+                        worker_loss=worker_loss, workers=workers, snapshot_rules=rules,
+                        settings=settings)
         self.clip_norm = self.clip_norm if clip_norm is None else clip_norm
         now = {**known, **{group.name: group for group in changed}}
         self._spec = dataclasses.replace(wanted, groups=tuple(now.values()))

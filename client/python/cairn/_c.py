@@ -111,6 +111,10 @@ class Tie(ctypes.Structure):
     _fields_ = [("name", c_char_p), ("alias_of", c_char_p)]
 
 
+class Setting(ctypes.Structure):
+    _fields_ = [("key", c_char_p), ("value", c_char_p)]
+
+
 class Amend(Sized):
     _fields_ = [("struct_size", c_size_t), ("revision", c_uint64), ("groups", POINTER(Group)),
                 ("group_count", c_size_t), ("freeze", POINTER(c_char_p)), ("freeze_count", c_size_t),
@@ -126,7 +130,7 @@ class Amend(Sized):
                 ("snapshot_max_bytes", c_uint64), ("snapshot_every_s", c_uint32),
                 ("snapshot_keep_within_s", c_uint32), ("snapshot_durable_within_s", c_uint32),
                 ("snapshot_scrub_every_s", c_uint32), ("snapshot_staging", c_int), ("snapshot_fallback", c_bool),
-                ("set_snapshot_rules", c_bool)]
+                ("set_snapshot_rules", c_bool), ("settings", POINTER(Setting)), ("setting_count", c_size_t)]
 
 
 def gpu(number: int) -> int:
@@ -178,7 +182,8 @@ class JobInfo(Sized):
                 ("rank", c_uint32), ("workers_min", c_uint32), ("clip_norm", c_double), ("loss_scale", c_double),
                 ("on_nonfinite", c_int), ("newest", Version), ("initialized", c_bool), ("stage", c_uint32),
                 ("micro_batches", c_uint32), ("client_state_max", c_uint32), ("reduce_groups", c_int),
-                ("workers_max", c_uint32), ("global_batch", c_uint64), ("seed", c_uint64)]
+                ("workers_max", c_uint32), ("global_batch", c_uint64), ("seed", c_uint64),
+                ("revision", c_uint64)]
 
 
 class Env(Sized):
@@ -192,7 +197,7 @@ STRUCTS = {"cairn_box": Box, "cairn_version": Version, "cairn_opts": Opts, "cair
            "cairn_group": Group, "cairn_job_spec": JobSpec, "cairn_mem": Mem, "cairn_round": Round,
            "cairn_result": Result, "cairn_stats": Stats, "cairn_env": Env, "cairn_tile": Tile,
            "cairn_job_info": JobInfo, "cairn_init": Init, "cairn_schedule_point": SchedulePoint,
-           "cairn_amend": Amend, "cairn_tie": Tie, "cairn_view": View}
+           "cairn_amend": Amend, "cairn_tie": Tie, "cairn_setting": Setting, "cairn_view": View}
 
 _handle = c_void_p
 FUNCTIONS = {

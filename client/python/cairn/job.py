@@ -97,7 +97,8 @@ class Job:
         return JobInfo(out.name.decode(), out.rank, out.workers_min, out.clip_norm, out.loss_scale,
                        word(NONFINITE, out.on_nonfinite), version_of(out.newest), out.initialized,
                        out.stage - 1, out.micro_batches, out.client_state_max,
-                       word(REDUCE_GROUPS, out.reduce_groups), out.workers_max, out.global_batch, out.seed)
+                       word(REDUCE_GROUPS, out.reduce_groups), out.workers_max, out.global_batch, out.seed,
+                       out.revision)
 
     def tensors(self) -> List[Tensor]:
         """By name."""
@@ -119,9 +120,10 @@ class Job:
         ties={name: the tensor that it is from now on}; snapshots=(snapshot_every, snapshot_keep),
         shard_loss=(on_shard_loss, shard_loss_wait), worker_loss=(on_worker_loss, worker_loss_wait);
         snapshot_rules={name of JobSpec, snapshot_keep_every, say: value}, the others at their default;
-        workers=(min, max), or one number. After add, ties or an
-        unfreezing of what was declared
-        frozen, each handle of the job is Fenced: open it again, with the spec as it was or as it is."""
+        workers=(min, max), or one number; settings={"stage": 3, "default.lr": 1e-4, "wire": "bf16"}: fields of the
+        spec by their names in cairn.h. After add, ties, an unfreezing of what was declared frozen, and settings that
+        cairn.h says it of (stage, micro_batches, wire, …), each handle of the job is Fenced: open it again, with the
+        spec as it was or as it is."""
         made, alive = amend_to_c(Amendment(groups, freeze, unfreeze, clip_norm=clip_norm, **more), revision)
         check(_c.lib().cairn_job_amend(self._living(), ctypes.byref(made), milliseconds(timeout)))
         del alive

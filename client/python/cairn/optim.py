@@ -96,6 +96,30 @@ def changed_group(group: Group, change: Mapping[str, Any]) -> Group:
     return dataclasses.replace(group, **{name: _plain(name, value) for name, value in given.items()})
 
 
+def group_settings(changes: Mapping[str, Mapping[str, Any]], groups: Sequence[Group]) -> Dict[str, Any]:
+    """What `changes` say of `groups`, which have them already, as settings of an amendment: of what is left out nobody
+    here knows what it is by now, since others may have amended it."""
+    settings: Dict[str, Any] = {}
+    for group in groups:
+        given = set(changes[group.name])
+        names = (given - {"betas", "schedule"}) | ({"beta1", "beta2"} if "betas" in given else set())
+        settings.update({f"{group.name}.{name}": getattr(group, name) for name in sorted(names)})
+        if "schedule" in given:
+            settings.update({f"{group.name}.{name}": value for name, value in schedule_settings(group.schedule)})
+    return settings
+
+
+_SCHEDULES = {_c.SCHEDULE_CONSTANT: "constant", _c.SCHEDULE_LINEAR: "linear", _c.SCHEDULE_COSINE: "cosine",
+              _c.SCHEDULE_WSD: "wsd", _c.SCHEDULE_TABLE: "table", _c.SCHEDULE_DRIVEN: "driven"}
+
+
+def schedule_settings(schedule: Schedule) -> List[Tuple[str, Any]]:
+    """All that it is."""
+    points = ",".join(f"{step}:{factor!r}" for step, factor in schedule.points)
+    return [("schedule", _SCHEDULES[schedule.kind]), ("points", points)] + [
+        (name, getattr(schedule, name)) for name in ("warmup_steps", "total_steps", "decay_steps", "lr_min")]
+
+
 def _why_empty(pattern: str, tensors: Iterable[str]) -> str:
     covered = [name for name in tensors if fnmatchcase(name, pattern)]
     if covered:

@@ -109,3 +109,4 @@ class JobInfo(NamedTuple):
     workers_max: int = 0  # 0: as many as the cluster allows
     global_batch: int = 0
     seed: int = 0
+    revision: int = 0  # counts amendments; that of when the job was opened here

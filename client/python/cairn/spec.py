@@ -277,6 +277,7 @@ class Amendment:
     worker_loss: Optional[Tuple[str, int]] = None  # on_worker_loss, worker_loss_wait
     workers: Union[None, int, Tuple[int, int]] = None
     snapshot_rules: Optional[Mapping[str, Any]] = None  # SNAPSHOT_RULES; what is left out is at its default
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _tensor(tensor: Tensor, alive: List[Any]) -> _c.Tensor:
@@ -371,6 +372,11 @@ def _snapshot_rules(rules: Mapping[str, Any]) -> Dict[str, Any]:
     return made
 
 
+def setting(value: Any) -> str:
+    """As cairn.h has it: numbers, words, "yes" and "no"."""
+    return value if isinstance(value, str) else ("no", "yes")[value] if isinstance(value, bool) else repr(value)
+
+
 def amend_to_c(amendment: Amendment, revision: int) -> Tuple[_c.Amend, List[Any]]:
     """The same for an amendment."""
     alive: List[Any] = []
@@ -379,7 +385,9 @@ def amend_to_c(amendment: Amendment, revision: int) -> Tuple[_c.Amend, List[Any]
     added = (_c.Tensor * len(a.add))(*[_tensor(tensor, alive) for tensor in a.add])
     ties = (_c.Tie * len(a.ties))(*[_c.Tie(text(name), text(target)) for name, target in a.ties.items()])
     thawed = a.unfreeze_tensors if isinstance(a.unfreeze_tensors, Mapping) else dict.fromkeys(a.unfreeze_tensors)
-    alive += [groups, added, ties]
+    settings = (_c.Setting * len(a.settings))(*[_c.Setting(text(key), text(setting(value)))
+                                                for key, value in a.settings.items()])
+    alive += [groups, added, ties, settings]
     every, keep = a.snapshots or (0, 0)
     on_loss, loss_wait = a.shard_loss or ("wait", 0)
     on_worker_loss, worker_loss_wait = a.worker_loss or ("redo", 0)
@@ -402,5 +410,6 @@ def amend_to_c(amendment: Amendment, revision: int) -> Tuple[_c.Amend, List[Any]
                     on_worker_loss=number(WORKER_LOSSES, "on_worker_loss", on_worker_loss),
                     worker_loss_wait_s=at_least(0, "worker_loss_wait", worker_loss_wait),
                     workers_min=least, workers_max=most, set_snapshot_rules=a.snapshot_rules is not None,
+                    settings=ctypes.cast(settings, ctypes.POINTER(_c.Setting)), setting_count=len(settings),
                     **_snapshot_rules(a.snapshot_rules or {}))
     return made, alive

@@ -31,6 +31,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import time
 import warnings
 from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
@@ -129,8 +130,9 @@ class AttachedModel(Between):
         modules = units_of(model, self._slots, units)
         judge_hooked(model, modules if self.stage == 3 else ())
         window = _options.window_size(window, self.stage, modules)
-        self._lender = _lent.Lender(_options.lendable_units(mapped_parameters, model, modules, self.stage),
-                                    bool(mapped_parameters))
+        self._new_lender = lambda: _lent.Lender(
+            _options.lendable_units(mapped_parameters, model, modules, self.stage), bool(mapped_parameters))
+        self._lender = self._new_lender()
         optim = _taken(optim)
         groups, group_of = _groups(optim, self._slots)
         first = here["rank"] == 0 or bool(parts)
@@ -168,6 +170,7 @@ class AttachedModel(Between):
         self._job = _again.open_worker(session, self.name, self._spec, timeout, must_exist, resume)
         self._claim()
         try:
+            self._take_terms()
             with self._gradients.sharing(shared):  # which takes memory, while state is on its way
                 self._bring_initial_state(own, opaque, _initial)
         except BaseException:
@@ -217,6 +220,29 @@ class AttachedModel(Between):
             hook.remove()
         self._gradient_hooks, self._hooks, self._window = [], [], None
         self._gradients.close()
+
+    def _take_terms(self) -> None:
+        """Of a job that was amended, and is open with the spec as it was: its terms are the job's."""
+        now, given = self._job.describe(), self._spec
+        if now.revision == 0:
+            return
+        wires = {tensor.name: tensor.wire for tensor in self._job.tensors()}
+        rewired = [slot for slot in self._slots + self._buffers if wires.get(slot.name, slot.wire) != slot.wire]
+        for slot in rewired:
+            slot.wire = wires[slot.name]
+        terms = ("micro_batches", "global_batch", "client_state_max", "seed", "clip_norm")
+        self._spec = dataclasses.replace(given, **{name: getattr(now, name) for name in terms})
+        self._micro_batches, self.clip_norm = now.micro_batches, now.clip_norm
+        if min(self.stage, now.stage) < 2:  # 2 and 3 are this worker's affair, with the same bits
+            self.stage = min(now.stage, 2)
+        self._lender = self._new_lender()
+        changed = [f"{name} is {getattr(now, name)!r} ({getattr(given, name)!r} was given)" for name in terms
+                   if getattr(now, name) != (getattr(given, name) or 0)]
+        changed += [f"stage is {now.stage} ({given.stage} was given)"] * (now.stage != given.stage)
+        changed += [f"the wire dtype of {slot.name} is {slot.wire}" for slot in rewired[:1]]
+        if changed:
+            logging.getLogger("cairn").warning("job %s was amended since its script was written, and the job's terms "
+                                               "are taken: %s", self.name, ", ".join(changed))
 
     def _declare_tiles(self) -> bool:
         """Whether tensors are held in parts: every worker is to say so, and brings its own."""
@@ -342,6 +368,7 @@ class AttachedModel(Between):
         if spec.world > 0 and self._world > 0:
             spec = dataclasses.replace(spec, world=self._world)
         self._job = _again.after_restore(self._session, self.name, spec, self.timeout)
+        self._take_terms()
         for group, lr in rates.items():
             self._job.group_lr(group, lr)
         self._declare_tiles()

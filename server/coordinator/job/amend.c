@@ -1,8 +1,9 @@
-/* Amending a job: other hyper-parameters, schedules, clip norm, frozen groups and tensors. The amended spec
- * is judged as a new one is, made durable, told to the shards, and the core goes by it from the next round
- * that opens; the round that is open ends by the terms it began with. It is answered when all shards have
- * it. Tensors, optimizers and planes stay what they are. One at a time is on its way to the store; others
- * wait for it, since each is judged by what the job is then.
+/* Amending a job: other hyper-parameters, schedules, clip norm, frozen groups and tensors, and each field
+ * whose row in spec_fields.h says so. The amended spec is judged as a new one is, made durable, told to the
+ * shards, and the core goes by it from the next round that opens; the round that is open ends by the terms
+ * it began with. It is answered when all shards have it. Tensors, optimizers and planes stay what they are.
+ * One at a time is on its way to the store; others wait for it, since each is judged by what the job is
+ * then.
  *
  * A worker may attach with the spec as it was before any of the last amendments (its own script does not
  * change), so the spec keeps the hashes of what it was. */
@@ -19,6 +20,7 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/job/missed.h"
+#include "server/coordinator/job/settings.h"
 #include "server/coordinator/round/terms.h"
 #include "server/coordinator/store/events.h"
 
@@ -39,6 +41,12 @@ void cairn_cluster_amending_free(struct cairn_cluster_amending *amending)
     free(amending);
 }
 
+static bool changes_tensors(const Cairn__JobAmend *amend)
+{
+    return amend->n_freeze_tensors > 0 || amend->n_unfreeze_tensors > 0 || amend->n_add > 0 ||
+           amend->n_ties > 0;
+}
+
 static cairn_status judge_state(const struct cairn_cluster_job *job, const Cairn__JobAmend *amend,
                                 struct cairn_sentence *why)
 {
@@ -55,31 +63,12 @@ static cairn_status judge_state(const struct cairn_cluster_job *job, const Cairn
     const bool terms = amend->n_groups > 0 || amend->set_clip_norm || amend->n_freeze > 0 ||
                        amend->n_unfreeze > 0 || amend->set_snapshots || amend->set_shard_loss ||
                        amend->set_worker_loss || amend->set_snapshot_rules ||
-                       amend->workers_min > 0;
-    const bool tensors = amend->n_freeze_tensors > 0 || amend->n_unfreeze_tensors > 0 ||
-                         amend->n_add > 0 || amend->n_ties > 0;
-    if (amend->key == 0 || (!terms && !tensors)) {
+                       amend->workers_min > 0 || amend->n_settings > 0;
+    if (amend->key == 0 || (!terms && !changes_tensors(amend))) {
         return cairn_fail(why, CAIRN_ERR_INVALID, "the amendment of job %s changes nothing",
                           job->spec.name);
     }
     return CAIRN_OK;
-}
-
-/* The planes of the group's tensors stand on the shards. */
-static cairn_status judge_planes(const struct cairn_group_spec *was,
-                                 const struct cairn_group_spec *now, struct cairn_sentence *why)
-{
-    struct cairn_group_hyper a, b;
-    const char *field = "";
-    cairn_status status = cairn_group_hyper_of_spec(was, &a, &field);
-    if (status == CAIRN_OK) status = cairn_group_hyper_of_spec(now, &b, &field);
-    if (status != CAIRN_OK)
-        return cairn_fail(why, status, "group %s: %s is not valid", now->name, field);
-    if (cairn_optimizer_planes(&a) == cairn_optimizer_planes(&b)) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
-                      "group %s: with these hyper-parameters %s keeps other state than before "
-                      "(momentum 0 keeps none); an amendment cannot change that",
-                      now->name, now->optimizer);
 }
 
 static cairn_status find_group(const struct cairn_job_spec_data *spec, const char *name,
@@ -113,13 +102,6 @@ static cairn_status set_group(struct cairn_job_spec_data *spec, const Cairn__Gro
             why, CAIRN_ERR_UNSUPPORTED,
             "group %s: optimizer is \"%.64s\"; an amendment cannot change it, allowed: \"%s\"",
             message->name, from.optimizer, spec->groups[group].optimizer);
-    }
-    const bool was = spec->groups[group].schedule.kind == CAIRN_SCHEDULE_DRIVEN;
-    if (was != (from.schedule.kind == CAIRN_SCHEDULE_DRIVEN)) {
-        return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
-                          "group %s %s; an amendment cannot change that", message->name,
-                          was ? "is driven: its learning rate comes with the commits"
-                              : "is not driven: its schedule is the servers'");
     }
     return cairn_spec_set_group(spec, group, &from);
 }
@@ -191,6 +173,9 @@ static cairn_status change(struct cairn_job_spec_data *next, const Cairn__JobAme
     if (status == CAIRN_OK)
         status = set_frozen(next, amend->unfreeze, amend->n_unfreeze, false, why);
     if (status == CAIRN_OK) status = cairn_cluster_amend_tensors(next, amend, extends_out, why);
+    if (status == CAIRN_OK)
+        status = cairn_cluster_settings_apply(next, amend->settings, amend->n_settings,
+                                              CAIRN_SETTINGS_AMEND, extends_out, why);
     if (status != CAIRN_OK) return status;
     if (amend->set_clip_norm) next->clip_norm = amend->clip_norm;
     set_policy(&next->policy, amend);
@@ -341,14 +326,14 @@ static cairn_status amend_job(struct cairn_cluster_job *job, struct cairn_cluste
     status = cairn_spec_copy(&job->spec, &next);
     if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the amended spec");
     status = change(&next, amend, &extends, why);
-    for (size_t i = 0; i < next.group_count && status == CAIRN_OK; i++)
-        status = judge_planes(&job->spec.groups[i], &next.groups[i], why);
+    if (status == CAIRN_OK) status = cairn_cluster_settings_judge_planes(&job->spec, &next, why);
     if (status == CAIRN_OK) status = judge_bounds(job, &next, why);
     if (status == CAIRN_OK) status = cairn_cluster_missed_judge(job, &next, why);
-    if (status == CAIRN_OK && extends && member == NULL)
+    if (status == CAIRN_OK && changes_tensors(amend) && member == NULL)
         status = cairn_fail(why, CAIRN_ERR_REFUSED, "tensors are amended by a worker");
     if (status == CAIRN_OK)
-        status = extends ? cairn_cluster_extend_begin(member, &next, why) : store(job, &next, why);
+        status = extends ? cairn_cluster_extend_begin(job, member, &next, why)
+                         : store(job, &next, why);
     if (status != CAIRN_OK) cairn_spec_release(&next);
     return status;
 }

@@ -1,5 +1,6 @@
-/* A new generation of a job at the same step, with other tensors: added, tied, trained where they were
- * declared frozen. In two phases, at a step boundary while no round may open:
+/* A new generation of a job at the same step, with other tensors (added, tied, trained where they were
+ * declared frozen) or other terms (rows of spec_fields.h that are REOPENED). In two phases, at a step
+ * boundary while no round may open:
  *
  *   await    the gate of the core is shut; an open round ends, or is void if it would wait for the worker
  *            that amends
@@ -19,9 +20,11 @@
 #include "server/coordinator/base/member.h"
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/base/session.h"
+#include "server/coordinator/base/works.h"
 #include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/job/missed.h"
+#include "server/coordinator/job/settings.h"
 #include "server/coordinator/round/groups.h"
 #include "server/coordinator/store/events.h"
 #include "server/coordinator/store/saves.h"
@@ -60,6 +63,23 @@ static void switch_all(const struct cairn_cluster_job *job, uint64_t generation)
 
 /* ---- the end ---- */
 
+static void fail_waiting(struct cairn_cluster_job *job, cairn_status status, const char *text)
+{
+    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+        cairn_cluster_amend_failed(m, status, text);
+    cairn_cluster_waiters_fail(&job->amends.waiters, status, text);
+}
+
+void cairn_cluster_extend_lost(struct cairn_cluster_job *job)
+{
+    struct cairn_sentence why;
+    if (job->extension.body == NULL) return;
+    cairn_sentence_set(&why, "job %s was not amended, and is %s", job->spec.name,
+                       job->loss.why.text);
+    fail_waiting(job, CAIRN_ERR_JOB_LOST, why.text);
+    cairn_cluster_extension_release(job);
+}
+
 /* The job goes on as it was. */
 static void give_up(struct cairn_cluster_job *job, cairn_status status, const char *text)
 {
@@ -69,8 +89,7 @@ static void give_up(struct cairn_cluster_job *job, cairn_status status, const ch
     cairn_log_warn("%s", why.text);
     // To a worker CLOSED would mean that its own connection was lost.
     if (status == CAIRN_ERR_CLOSED) status = CAIRN_ERR_NOT_READY;
-    for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
-        cairn_cluster_amend_failed(m, status, why.text);
+    fail_waiting(job, status, why.text);
     switch_all(job, job->generation);
     cairn_cluster_extension_release(job);
     cairn_cluster_tiles_advance(job); // opens the gate
@@ -83,8 +102,8 @@ static void expel_all(struct cairn_cluster_job *job, uint64_t revision)
     struct cairn_sentence text;
     cairn_sentence_set(&text,
                        "job %s was amended, revision %" PRIu64
-                       ": its tensors are others now; close it and open it again, with the spec as "
-                       "it was or as it is",
+                       ": its tensors or terms are others now; close it and open it again, with "
+                       "the spec as it was or as it is",
                        job->spec.name, revision);
     while (job->members.list != NULL) {
         struct cairn_cluster_member *m = job->members.list;
@@ -144,6 +163,9 @@ static void switch_over(struct cairn_cluster_job *job)
     cairn_sentence_set(&job->rounds.epoch_reason, "the job was amended");
     if (cairn_cluster_job_core_open(job, &why) != CAIRN_OK)
         cairn_cluster_job_lose(job, false, "%s", why.text);
+    Cairn__JobAmended amended = CAIRN__JOB_AMENDED__INIT;
+    amended.revision = job->spec.revision;
+    cairn_cluster_waiters_answer(&job->amends.waiters, CAIRN_MSG_JOB_AMENDED, &amended.base);
     cairn_cluster_reshard_go_on(job);
     cairn_cluster_openings_advance(job->cluster);
 }
@@ -297,6 +319,24 @@ static cairn_status make_body(const struct cairn_cluster_job *job, struct cairn_
 
 /* ---- make ---- */
 
+/* Asks all shards for their part of the body. */
+static cairn_status send_make(struct cairn_cluster_job *job, struct cairn_cluster_job *body,
+                              const struct cairn_decision *last, struct cairn_sentence *why)
+{
+    const struct cairn_cluster_job_load load = { .extend = true,
+                                                 .version = last->version_after,
+                                                 .last = last };
+    const uint64_t key = body->spec.amend_key;
+    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_made, &key,
+                                                                        sizeof key);
+    if (gather == NULL)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+    cairn_cluster_job_send_create(body, &load, gather);
+    job->extension.making = true;
+    cairn_cluster_gather_start(gather);
+    return CAIRN_OK;
+}
+
 static void make(struct cairn_cluster_job *job)
 {
     struct cairn_cluster_job *body = job->extension.body;
@@ -310,29 +350,17 @@ static void make(struct cairn_cluster_job *job)
     body->base_step = now.step;
     body->origin = job->origin;                                // it goes on, with no step back
     struct cairn_decision last = *cairn_round_last(job->core); // schedule and loss scale go on
-    struct cairn_sentence why;
-    uint8_t *payload = NULL;
-    const cairn_status told = cairn_cluster_missed_extend(job, &body->spec, &last, &payload, &why);
-    if (told != CAIRN_OK) {
-        give_up(job, told, why.text);
-        return;
-    }
     last.kind = CAIRN_DECISION_NONE;
     last.version_after = (struct cairn_version) { body->generation, body->base_step };
-    const struct cairn_cluster_job_load load = { .extend = true,
-                                                 .version = last.version_after,
-                                                 .last = &last };
-    const uint64_t key = body->spec.amend_key;
-    struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_made, &key,
-                                                                        sizeof key);
-    if (gather != NULL) cairn_cluster_job_send_create(body, &load, gather);
-    free(payload);
-    if (gather == NULL) {
-        give_up(job, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
-        return;
-    }
-    job->extension.making = true;
-    cairn_cluster_gather_start(gather);
+    struct cairn_sentence why;
+    uint8_t *with_missed = NULL, *with_terms = NULL;
+    cairn_status told = cairn_cluster_missed_extend(job, &body->spec, &last, &with_missed, &why);
+    if (told == CAIRN_OK)
+        told = cairn_cluster_settings_payload(&job->spec, &body->spec, &last, &with_terms, &why);
+    if (told == CAIRN_OK) told = send_make(job, body, &last, &why);
+    free(with_missed);
+    free(with_terms);
+    if (told != CAIRN_OK) give_up(job, told, why.text);
 }
 
 void cairn_cluster_extend_advance(struct cairn_cluster_job *job)
@@ -350,7 +378,7 @@ static cairn_status judge_begin(const struct cairn_cluster_job *job, struct cair
 {
     if (!job->initialized || job->state != CAIRN_CLUSTER_JOB_RUNNING)
         return cairn_fail(why, CAIRN_ERR_NOT_READY,
-                          "job %s is %s: open it with the tensors that it is to have",
+                          "job %s is %s: open it with the tensors and the terms that it is to have",
                           job->spec.name, cairn_cluster_job_state_name(job));
     if (job->park.shut)
         return cairn_fail(why, CAIRN_ERR_NOT_READY,
@@ -364,10 +392,9 @@ static cairn_status judge_begin(const struct cairn_cluster_job *job, struct cair
 }
 
 /* The worker waits for the amendment, and would let the round that is open wait for itself. */
-static void give_round_up(struct cairn_cluster_member *member)
+static void give_round_up(struct cairn_cluster_job *job, const struct cairn_cluster_member *member)
 {
-    struct cairn_cluster_job *job = member->job;
-    if (cairn_round_stage_of(job->core) != CAIRN_ROUND_OPEN ||
+    if (member == NULL || cairn_round_stage_of(job->core) != CAIRN_ROUND_OPEN ||
         !cairn_round_contributes(job->core, member->id))
         return;
     cairn_sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") amends the job",
@@ -378,11 +405,11 @@ static void give_round_up(struct cairn_cluster_member *member)
     cairn_cluster_job_event(job, &event);
 }
 
-cairn_status cairn_cluster_extend_begin(struct cairn_cluster_member *member,
+cairn_status cairn_cluster_extend_begin(struct cairn_cluster_job *job,
+                                        struct cairn_cluster_member *member,
                                         struct cairn_job_spec_data *next,
                                         struct cairn_sentence *why)
 {
-    struct cairn_cluster_job *job = member->job;
     cairn_status status = judge_begin(job, why);
     if (status != CAIRN_OK) return status;
     cairn_cluster_cut_unprepare(job); // the body needs the memory
@@ -394,10 +421,11 @@ cairn_status cairn_cluster_extend_begin(struct cairn_cluster_member *member,
         return status;
     }
     job->extension.body = body;
-    cairn_log_info("job %s: %s (rank %" PRIu32 ") amends its tensors", job->spec.name,
-                   member->session->name, member->rank);
+    if (member != NULL)
+        cairn_log_info("job %s: %s (rank %" PRIu32 ") amends it, in a new generation",
+                       job->spec.name, member->session->name, member->rank);
     cairn_cluster_tiles_advance(job); // shuts the gate
-    give_round_up(member);
+    give_round_up(job, member);
     cairn_cluster_extend_advance(job);
     return CAIRN_OK;
 }

@@ -100,7 +100,7 @@ static void stop(struct cairn_cluster_job *job)
                              job->loss.why.text);
     cairn_cluster_cut_abort(job, job->loss.why.text);
     cairn_cluster_amenders_lost(job);
-    cairn_cluster_extension_release(job);
+    cairn_cluster_extend_lost(job);
     if (!job->loss.may_return)
         cairn_cluster_reshard_end(job, CAIRN_RESHARD_FAILED, "the job is lost");
     cairn_cluster_park_release(job);

@@ -12,6 +12,12 @@ const char *cairn_cluster_restore_job_name(const struct cairn_cluster_restore *r
     return restore->job_name != NULL ? restore->job_name : restore->manifest.spec.name;
 }
 
+const struct cairn_job_spec_data *
+cairn_cluster_restore_spec(const struct cairn_cluster_restore *restore)
+{
+    return restore->settings != NULL ? &restore->spec : &restore->manifest.spec;
+}
+
 void cairn_cluster_restore_replaces(struct cairn_cluster_restore *restore,
                                     const struct cairn_cluster_job *old)
 {

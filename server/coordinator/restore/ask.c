@@ -1,6 +1,7 @@
 /* An admin asks for a restore: of a snapshot by its id, or by its folder. */
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "server/coordinator/base/job.h"
@@ -42,6 +43,14 @@ static cairn_status judge(struct cairn_cluster_restore *restore,
         return cairn_fail(why, CAIRN_ERR_INVALID,
                           "--fallback is for a snapshot that is given by its id: of a folder "
                           "nobody knows which are older");
+    if (message->n_settings > 0) {
+        uint8_t *bytes = malloc(cairn__snapshot_restore__get_packed_size(message));
+        if (bytes != NULL)
+            restore->settings = cairn__snapshot_restore__unpack(
+                NULL, cairn__snapshot_restore__pack(message, bytes), bytes);
+        free(bytes);
+        if (restore->settings == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    }
     restore->is_stored = by_id;
     restore->folder = strdup(resolved);
     restore->asked = strdup(resolved);

@@ -9,6 +9,7 @@
 #include "server/coordinator/cut/cut.h"
 #include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/job/jobs.h"
+#include "server/coordinator/job/settings.h"
 #include "server/coordinator/restore/restore.h"
 #include "server/coordinator/round/groups.h"
 
@@ -92,7 +93,7 @@ cairn_status cairn_cluster_restore_judge_replace(const struct cairn_cluster_rest
         return CAIRN_ERR_NOT_READY;
     if (cairn_cluster_snapshot_removing(restore->cluster, restore->folder))
         return cairn_fail(why, CAIRN_ERR_BUSY, "%s is being removed", restore->folder);
-    return cairn_cluster_judge_workers(restore->cluster, &m->spec, why);
+    return cairn_cluster_judge_workers(restore->cluster, cairn_cluster_restore_spec(restore), why);
 }
 
 /* Every shard will tell of what it has loaded. */
@@ -112,20 +113,28 @@ cairn_status cairn_cluster_restore_replace(struct cairn_cluster_restore *restore
                                            struct cairn_sentence *why)
 {
     struct cairn_manifest *m = &restore->manifest;
-    struct cairn_cluster_job *body = cairn_cluster_job_plan(restore->cluster, &m->spec, true, why);
-    if (body == NULL) return CAIRN_ERR_NOT_READY;
+    const struct cairn_job_spec_data *spec = cairn_cluster_restore_spec(restore);
+    struct cairn_decision last = { .kind = CAIRN_DECISION_NONE,
+                                   .version_after = { restore->generation, m->step },
+                                   .payload = m->payload,
+                                   .payload_bytes = m->payload_bytes };
+    uint8_t *payload;
+    cairn_status status = cairn_cluster_settings_payload(&m->spec, spec, &last, &payload, why);
+    if (status != CAIRN_OK) return status;
+    struct cairn_cluster_job *body = cairn_cluster_job_plan(restore->cluster, spec, true, why);
+    if (body == NULL) {
+        free(payload);
+        return CAIRN_ERR_NOT_READY;
+    }
     if (old != NULL) cairn_cluster_job_keep_pauses(old);
     inherit(body, old, restore);
-    cairn_status status = cairn_cluster_groups_restored(body, &m->reduce_groups);
+    status = cairn_cluster_groups_restored(body, &m->reduce_groups);
     if (status == CAIRN_OK) status = await_parts(restore, body, why);
     if (status != CAIRN_OK) {
+        free(payload);
         cairn_cluster_job_free(body);
         return status;
     }
-    const struct cairn_decision last = { .kind = CAIRN_DECISION_NONE,
-                                         .version_after = { body->generation, m->step },
-                                         .payload = m->payload,
-                                         .payload_bytes = m->payload_bytes };
     const struct cairn_cluster_job_load load = { .snapshot_path = restore->folder,
                                                  .digest = restore->number,
                                                  .version = { body->generation, m->step },
@@ -140,10 +149,12 @@ cairn_status cairn_cluster_restore_replace(struct cairn_cluster_restore *restore
     struct cairn_cluster_gather *gather = cairn_cluster_gather_open(body->cluster, on_made,
                                                                     restore);
     if (gather == NULL) {
+        free(payload);
         cairn_cluster_job_lose(body, false, "no memory to restore it");
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     }
     cairn_cluster_job_send_create(body, &load, gather);
+    free(payload);
     cairn_cluster_gather_start(gather);
     return CAIRN_OK;
 }

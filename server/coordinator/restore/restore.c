@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/spec/optimizer.h"
 #include "server/base/log.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/works.h"
@@ -21,6 +22,7 @@
 #include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/cut/digests.h"
 #include "server/coordinator/job/jobs.h"
+#include "server/coordinator/job/settings.h"
 #include "server/coordinator/restore/recovery.h"
 #include "server/coordinator/restore/restore.h"
 #include "server/coordinator/snapshot/find.h"
@@ -41,6 +43,8 @@ void cairn_cluster_restore_free(struct cairn_cluster_restore *restore)
     while (*at != NULL && *at != restore) at = &(*at)->next;
     if (*at == restore) *at = restore->next;
     cairn_cluster_waiters_release(&restore->waiter);
+    cairn__snapshot_restore__free_unpacked(restore->settings, NULL);
+    cairn_spec_release(&restore->spec);
     cairn_manifest_release(&restore->manifest);
     cairn_cluster_digests_release(&restore->digests);
     free(restore->parts);
@@ -225,6 +229,26 @@ static void on_reserved(const struct cairn_cluster_saved *saved)
         end_restore(restore, saved->status, saved->why);
 }
 
+/* The manifest's spec stays what it is, which the proof of what is loaded goes by. */
+static cairn_status apply_settings(struct cairn_cluster_restore *restore,
+                                   struct cairn_sentence *why)
+{
+    const struct cairn_job_spec_data *was = &restore->manifest.spec;
+    const Cairn__SnapshotRestore *asked = restore->settings;
+    bool reopens;
+    if (asked == NULL) return CAIRN_OK;
+    cairn_spec_release(&restore->spec);
+    cairn_status status = cairn_spec_copy(was, &restore->spec);
+    if (status == CAIRN_OK) status = cairn_spec_note_former(&restore->spec);
+    if (status != CAIRN_OK) return cairn_fail(why, status, "no memory for the job's spec");
+    restore->spec.revision++;
+    status = cairn_cluster_settings_apply(&restore->spec, asked->settings, asked->n_settings,
+                                          CAIRN_SETTINGS_CREATE, &reopens, why);
+    if (status == CAIRN_OK) status = cairn_cluster_settings_judge_planes(was, &restore->spec, why);
+    if (status == CAIRN_OK) status = cairn_spec_check(&restore->spec, cairn_optimizer_names(), why);
+    return status == CAIRN_OK ? cairn_spec_check_usable(&restore->spec, why) : status;
+}
+
 static void begin_load(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
@@ -236,10 +260,14 @@ static void begin_load(struct cairn_cluster_work *work)
     cairn_status status = restore->status;
     if (status == CAIRN_OK && restore->job_name != NULL)
         status = cairn_spec_set_name(&restore->manifest.spec, restore->job_name);
+    if (status != CAIRN_OK && restore->status == CAIRN_OK)
+        cairn_sentence_set(&restore->why, "no memory");
+    if (status == CAIRN_OK) status = apply_settings(restore, &restore->why);
+    const struct cairn_sentence why = restore->why;
     if (status == CAIRN_OK)
         advance(restore);
     else
-        end_restore(restore, status, restore->status != CAIRN_OK ? restore->why.text : "no memory");
+        end_restore(restore, status, why.text);
 }
 
 static const struct cairn_cluster_job *job_there(const struct cairn_cluster_restore *restore)
@@ -266,6 +294,7 @@ static void on_checked(struct cairn_cluster_work *work)
 {
     struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
     restore->checked = true;
+    if (restore->status == CAIRN_OK) restore->status = apply_settings(restore, &restore->why);
     if (restore->plan && restore->status == CAIRN_OK && !work->cluster->closing) {
         end_plan(restore);
         return;
@@ -289,6 +318,7 @@ struct cairn_cluster_restore *cairn_cluster_restore_new(struct cairn_cluster *cl
     if (restore == NULL) return NULL;
     restore->cluster = cluster;
     cairn_manifest_init(&restore->manifest);
+    cairn_spec_init(&restore->spec);
     cairn_cluster_keys_ring(cluster, &restore->ring);
     restore->work.run = cairn_cluster_restore_check;
     restore->work.done = on_checked;

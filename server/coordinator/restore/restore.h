@@ -61,6 +61,10 @@ struct cairn_cluster_restore {
     char *folder; /* the thread's that checks it, until it has; NULL: the newest is not found yet */
     char *asked;  /* the folder as it was asked for, perhaps by another name; "": the newest */
     char *job_name; /* under which name; NULL: the snapshot's */
+    /* what the job is to have otherwise than the snapshot says; NULL: nothing */
+    Cairn__SnapshotRestore *settings;
+    struct cairn_job_spec_data
+        spec; /* of the job, with settings; else empty, and the manifest's is */
     struct cairn_manifest manifest;
     /* [shard_count of the job], enum cairn_part_state; NULL: it is not being loaded */
     uint8_t *parts;
@@ -136,6 +140,9 @@ bool cairn_cluster_restore_fall_back(struct cairn_cluster_restore *restore);
 /* answer.c: who asked is told */
 /* Under which name it is, or will be, a job. */
 const char *cairn_cluster_restore_job_name(const struct cairn_cluster_restore *restore);
+/* What the job is that is made: as the manifest says, or with the settings that were asked for. */
+const struct cairn_job_spec_data *
+cairn_cluster_restore_spec(const struct cairn_cluster_restore *restore);
 /* Notes what the job is that goes for it. */
 void cairn_cluster_restore_replaces(struct cairn_cluster_restore *restore,
                                     const struct cairn_cluster_job *old);

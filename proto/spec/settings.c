@@ -1,0 +1,269 @@
+#include "proto/spec/settings.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/base/text.h"
+#include "proto/spec/capability.h"
+
+/* ---- values ---- */
+
+static const char *quotable(const char *text)
+{
+    return text[0] == '\0' || cairn_text_ok(text, CAIRN_NAME_MAX) ? text : "?";
+}
+
+/* "allowed: skip, fail" */
+static void add_words(enum cairn_capability_field field, struct cairn_sentence *why)
+{
+    size_t count;
+    const struct cairn_capability *row = cairn_capability_table(&count);
+    const char *comma = "; allowed: ";
+    for (const struct cairn_capability *end = row + count; row < end; row++) {
+        if (row->field != field || !row->supported) continue;
+        cairn_sentence_add(why, "%s%s", comma, row->value_name);
+        comma = ", ";
+    }
+}
+
+static cairn_status no_value(const char *subject, const char *name, const char *value,
+                             const char *allowed, struct cairn_sentence *why)
+{
+    return cairn_fail(why, CAIRN_ERR_INVALID, "%s%s is \"%.64s\"; allowed: %s", subject, name,
+                      quotable(value), allowed);
+}
+
+static cairn_status choose(enum cairn_capability_field field, const char *subject, const char *name,
+                           const char *value, int *out, struct cairn_sentence *why)
+{
+    *out = cairn_capability_value(field, value);
+    if (*out >= 0) return cairn_capability_check(field, *out, subject, why);
+    cairn_sentence_set(why, "%s%s is \"%.64s\"", subject, name, quotable(value));
+    add_words(field, why);
+    return CAIRN_ERR_INVALID;
+}
+
+/* A field of `to`, a job's spec, a group or a schedule; judged by itself. */
+static cairn_status set_field(const struct cairn_spec_field *field, void *to, const char *subject,
+                              const char *value, struct cairn_sentence *why)
+{
+    char *end = NULL;
+    errno = 0;
+    if (field->kind == CAIRN_SPEC_CHOICE) {
+        int chosen;
+        const cairn_status status = choose(field->capability, subject, field->name, value, &chosen,
+                                           why);
+        if (status == CAIRN_OK) cairn_spec_field_set_bits(field, to, (uint64_t)chosen);
+        return status;
+    }
+    if (field->kind == CAIRN_SPEC_FLAG) {
+        const bool yes = strcmp(value, "yes") == 0;
+        if (!yes && strcmp(value, "no") != 0)
+            return no_value(subject, field->name, value, "yes, no", why);
+        cairn_spec_field_set_bits(field, to, yes);
+        return CAIRN_OK;
+    }
+    if (field->kind == CAIRN_SPEC_COUNT) {
+        const uint64_t most = field->bytes == sizeof most ? UINT64_MAX : UINT32_MAX;
+        const bool digits = value[0] != '\0' && strspn(value, "0123456789") == strlen(value);
+        const uint64_t number = digits ? strtoull(value, &end, 10) : 0;
+        if (!digits || errno != 0 || number > most)
+            return no_value(subject, field->name, value, "a whole number", why);
+        cairn_spec_field_set_bits(field, to, number);
+    } else {
+        const double number = strtod(value, &end);
+        if (end == value || *end != '\0' || number != number)
+            return no_value(subject, field->name, value, "a number", why);
+        cairn_spec_field_set_number(field, to, number);
+    }
+    return cairn_spec_field_check(field, to, subject, why);
+}
+
+void cairn_spec_setting_text(const struct cairn_spec_field *field, const void *from,
+                             char text_out[static CAIRN_SETTING_TEXT_MAX + 1])
+{
+    const uint64_t bits = cairn_spec_field_bits(field, from);
+    const size_t room = CAIRN_SETTING_TEXT_MAX + 1;
+    if (field->kind == CAIRN_SPEC_CHOICE) {
+        snprintf(text_out, room, "%s", cairn_capability_name(field->capability, (int)bits));
+    } else if (field->kind == CAIRN_SPEC_FLAG) {
+        snprintf(text_out, room, "%s", bits != 0 ? "yes" : "no");
+    } else if (field->kind == CAIRN_SPEC_COUNT) {
+        snprintf(text_out, room, "%" PRIu64, bits);
+    } else { // the shortest that is read as the same number
+        const double number = cairn_spec_field_number(field, from);
+        int digits = 1;
+        do snprintf(text_out, room, "%.*g", digits, number);
+        while (strtod(text_out, NULL) != number && ++digits <= 17);
+    }
+}
+
+enum cairn_spec_change cairn_spec_change_of(const struct cairn_spec_field *field, uint64_t was_bits,
+                                            uint64_t bits)
+{
+    const bool is_stage = field->capability == CAIRN_CAPABILITY_STAGE;
+    if (is_stage && (was_bits == 0) != (bits == 0)) return CAIRN_SPEC_CREATED;
+    return field->change;
+}
+
+/* ---- what a key names ---- */
+
+static cairn_status set_scalar(struct cairn_job_spec_data *spec,
+                               const struct cairn_spec_field *field, const char *value,
+                               enum cairn_spec_change *change_out, struct cairn_sentence *why)
+{
+    const uint64_t was = cairn_spec_field_bits(field, spec);
+    const cairn_status status = set_field(field, spec, "", value, why);
+    if (status != CAIRN_OK) return status;
+    const uint64_t bits = cairn_spec_field_bits(field, spec);
+    if (bits != was) *change_out = cairn_spec_change_of(field, was, bits);
+    if (field->capability == CAIRN_CAPABILITY_LOSS_SCALE &&
+        spec->loss_scale_policy == CAIRN_LOSS_SCALE_FIXED) { // which has no use for them
+        spec->loss_scale_growth_steps = 0;
+        spec->loss_scale_min = spec->loss_scale_max = 0;
+    }
+    return CAIRN_OK;
+}
+
+/* What the kind has no use for is 0. */
+static cairn_status set_schedule(struct cairn_schedule *schedule, const char *subject,
+                                 const char *value, struct cairn_sentence *why)
+{
+    int chosen;
+    const cairn_status status = choose(CAIRN_CAPABILITY_SCHEDULE, subject, "schedule", value,
+                                       &chosen, why);
+    if (status != CAIRN_OK) return status;
+    const cairn_schedule_kind kind = (cairn_schedule_kind)chosen;
+    const bool decays = kind == CAIRN_SCHEDULE_LINEAR || kind == CAIRN_SCHEDULE_COSINE ||
+                        kind == CAIRN_SCHEDULE_WSD;
+    schedule->kind = kind;
+    if (kind == CAIRN_SCHEDULE_DRIVEN) schedule->warmup_steps = 0;
+    if (!decays) schedule->total_steps = 0;
+    if (!decays) schedule->lr_min = 0;
+    if (kind != CAIRN_SCHEDULE_WSD) schedule->decay_steps = 0;
+    if (kind != CAIRN_SCHEDULE_TABLE) schedule->point_count = 0; // the spec frees them
+    return CAIRN_OK;
+}
+
+/* "0:1,1000:0.5"; false: it is none, or has more than `points` has room for. */
+static bool read_points(const char *text, struct cairn_schedule_point *points, size_t *count_out)
+{
+    size_t count = 0;
+    for (const char *at = text; *at != '\0'; count++) {
+        char *end;
+        errno = 0;
+        if (count == CAIRN_SCHEDULE_POINTS_MAX || *at < '0' || *at > '9') return false;
+        points[count].step = strtoull(at, &end, 10);
+        if (errno != 0 || *end != ':') return false;
+        at = end + 1;
+        points[count].factor = strtod(at, &end);
+        if (end == at || (*end != ',' && *end != '\0') || (*end == ',' && end[1] == '\0'))
+            return false;
+        at = *end == ',' ? end + 1 : end;
+    }
+    *count_out = count;
+    return true;
+}
+
+static cairn_status set_points(struct cairn_job_spec_data *spec, size_t group, const char *subject,
+                               const char *value, struct cairn_sentence *why)
+{
+    struct cairn_group_spec next = spec->groups[group];
+    struct cairn_schedule_point *points = calloc(CAIRN_SCHEDULE_POINTS_MAX, sizeof *points);
+    cairn_status status = points == NULL ? CAIRN_ERR_NO_MEMORY : CAIRN_OK;
+    next.schedule.points = points;
+    if (status == CAIRN_OK && !read_points(value, points, &next.schedule.point_count))
+        status = CAIRN_ERR_INVALID;
+    if (status == CAIRN_OK) status = cairn_spec_set_group(spec, group, &next);
+    free(points);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    return status == CAIRN_ERR_INVALID
+               ? no_value(subject, "points", value, "STEP:FACTOR,…, at most 1024 of them", why)
+               : cairn_fail(why, status, "no memory for the points of a schedule");
+}
+
+static cairn_status set_in_group(struct cairn_job_spec_data *spec, size_t index, const char *name,
+                                 const char *value, struct cairn_sentence *why)
+{
+    struct cairn_group_spec *group = &spec->groups[index];
+    const size_t bytes = strlen(name);
+    const struct cairn_spec_field *hyper = cairn_spec_field_find(&cairn_group_fields, name, bytes);
+    const struct cairn_spec_field *other = cairn_spec_field_find(&cairn_schedule_fields, name,
+                                                                 bytes);
+    char subject[CAIRN_NAME_MAX + 16];
+    snprintf(subject, sizeof subject, "group %s: ", group->name);
+    if (strcmp(name, "schedule") == 0) return set_schedule(&group->schedule, subject, value, why);
+    if (strcmp(name, "points") == 0) return set_points(spec, index, subject, value, why);
+    if (strcmp(name, "optimizer") == 0)
+        return cairn_fail(
+            why, CAIRN_ERR_UNSUPPORTED,
+            "%soptimizer is \"%s\", and no job goes on with another one: its state is "
+            "not that optimizer's",
+            subject, group->optimizer);
+    if (hyper != NULL) return set_field(hyper, group, subject, value, why);
+    if (other != NULL) return set_field(other, &group->schedule, subject, value, why);
+    cairn_sentence_set(why, "%sit has no field \"%.64s\"; allowed: schedule, points", subject,
+                       quotable(name));
+    for (size_t i = 0; i < cairn_group_fields.count; i++)
+        cairn_sentence_add(why, ", %s", cairn_group_fields.fields[i].name);
+    for (size_t i = 0; i < cairn_schedule_fields.count; i++)
+        cairn_sentence_add(why, ", %s", cairn_schedule_fields.fields[i].name);
+    return CAIRN_ERR_NOT_FOUND;
+}
+
+/* Of a tensor, or (NULL) of all: an alias has that of its target. */
+static cairn_status set_wire(struct cairn_job_spec_data *spec, const char *tensor,
+                             const char *value, enum cairn_spec_change *change_out,
+                             struct cairn_sentence *why)
+{
+    int wire;
+    const cairn_status status = choose(CAIRN_CAPABILITY_WIRE, "", "wire", value, &wire, why);
+    if (status != CAIRN_OK) return status;
+    bool found = false;
+    *change_out = CAIRN_SPEC_NEXT_ROUND; // nothing, if it is that already
+    for (size_t i = 0; i < spec->tensor_count; i++) {
+        struct cairn_tensor_spec *t = &spec->tensors[i];
+        const bool named = tensor == NULL || strcmp(t->name, tensor) == 0 ||
+                           (t->alias_of != NULL && strcmp(t->alias_of, tensor) == 0);
+        found |= named;
+        if (!named || t->kind == CAIRN_BLOB || t->wire == (cairn_dtype)wire) continue;
+        t->wire = (cairn_dtype)wire;
+        *change_out = CAIRN_SPEC_REOPENED;
+    }
+    if (found) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "job %s has no tensor \"%.128s\"", spec->name,
+                      quotable(tensor));
+}
+
+static cairn_status no_key(const struct cairn_job_spec_data *spec, const char *key,
+                           struct cairn_sentence *why)
+{
+    cairn_sentence_set(why, "job %s has no field \"%.128s\"; there are: ", spec->name,
+                       quotable(key));
+    for (size_t i = 0; i < cairn_spec_fields.count; i++)
+        if (cairn_spec_fields.fields[i].change != CAIRN_SPEC_NEVER)
+            cairn_sentence_add(why, "%s, ", cairn_spec_fields.fields[i].name);
+    cairn_sentence_add(why, "wire, TENSOR.wire, GROUP.lr and others of a group");
+    return CAIRN_ERR_NOT_FOUND;
+}
+
+cairn_status cairn_spec_set(struct cairn_job_spec_data *spec, const char *key, const char *value,
+                            enum cairn_spec_change *change_out, struct cairn_sentence *why)
+{
+    const struct cairn_spec_field *field = cairn_spec_field_find(&cairn_spec_fields, key,
+                                                                 strlen(key));
+    const char *dot = strrchr(key, '.');
+    char owner[CAIRN_NAME_MAX + 1];
+    *change_out = CAIRN_SPEC_NEXT_ROUND;
+    if (field != NULL) return set_scalar(spec, field, value, change_out, why);
+    if (strcmp(key, "wire") == 0) return set_wire(spec, NULL, value, change_out, why);
+    if (dot == NULL || (size_t)(dot - key) >= sizeof owner) return no_key(spec, key, why);
+    snprintf(owner, sizeof owner, "%.*s", (int)(dot - key), key);
+    if (strcmp(dot, ".wire") == 0) return set_wire(spec, owner, value, change_out, why);
+    const size_t group = cairn_spec_find_group(spec, owner);
+    if (group == SIZE_MAX) return no_key(spec, key, why);
+    return set_in_group(spec, group, dot + 1, value, why);
+}
