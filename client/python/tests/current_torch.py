@@ -12,9 +12,9 @@ from pathlib import Path
 
 from runner import skip
 
-NEEDS_TORCH = ("after_attach", "again", "attach", "beside", "blobs", "changed", "checkpoint", "cuda", "driven",
-               "gradients", "imports", "lent", "memory", "meta", "optim", "parts", "port", "schedulers", "torch",
-               "window", "wrapped")
+NEEDS_TORCH = ("advice", "after_attach", "again", "attach", "beside", "blobs", "changed", "checkpoint", "cuda",
+               "driven", "gradients", "imports", "lent", "memory", "meta", "optim", "own_steps", "parts", "port",
+               "schedulers", "torch", "window", "wrapped")
 SKIPPED = 77
 
 

@@ -8,6 +8,7 @@ import io
 import pickle
 import re
 import tempfile
+import threading
 import warnings
 
 from runner import main
@@ -16,6 +17,7 @@ from torched import ClusterCase
 
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers
 from torch.nn.utils import prune
 
 import cairn
@@ -270,6 +272,44 @@ class Training(Case):
         ours = {name: value for name, value in pair.m.state_dict().items() if not name.endswith("_mask")}
         self.same(ours, theirs, pair.made)
 
+    @scene("activation checkpointing, `torch.compile` or `DataParallel` on the host, put around it after attach")
+    def test_a_wrapper_that_is_put_around(self):
+        def wrapped(model):
+            model[0] = wrappers.checkpoint_wrapper(model[0], wrappers.CheckpointImpl.NO_REENTRANT)
+
+        for stage in (2, 3):
+            pair = Pair(self, lambda: nn.Sequential(made(), nn.Linear(1, 1)), stage=stage, name=f"around{stage}")
+            pair.theirs.load_state_dict({name: value.clone() for name, value in pair.m.state_dict().items()})
+            pair.step()
+            wrapped(pair.ours)
+            pair.step(2)
+            outer = [nn.DataParallel(pair.ours)]
+            if hasattr(torch, "compile") and stage == 2:
+                outer.append(torch.compile(pair.ours, backend="eager"))
+            for model in outer:
+                model(X).square().mean().backward()
+                pair.m.step()
+                pair.theirs(X).square().mean().backward()
+                pair.torch_step()
+            pair.is_torchs()
+
+    @scene("gradients that are set by hand (`torch.autograd.grad`, `torch.func.grad`)")
+    def test_gradients_that_are_set(self):
+        for stage in (1, 2):
+            pair = Pair(self, stage=stage, name=f"set{stage}")
+            for _ in range(3):
+                for model, step in ((pair.ours, pair.m.step), (pair.theirs, pair.torch_step)):
+                    parameters = dict(model.named_parameters())
+                    if hasattr(torch, "func"):
+                        gradients = torch.func.grad(lambda values: torch.func.functional_call(
+                            model, values, (X,)).square().mean())(parameters).values()
+                    else:
+                        gradients = torch.autograd.grad(model(X).square().mean(), list(parameters.values()))
+                    for parameter, gradient in zip(parameters.values(), gradients):
+                        parameter.grad = gradient.detach().clone()
+                    step()
+            pair.is_torchs()
+
     @scene("weight normalization and other parametrizations")
     def test_weight_norm_in_mid_run(self):
         pair = Pair(self)
@@ -394,6 +434,39 @@ class Values(Case):
             pair.m.write({name: value.clamp_(-0.1, 0.1) for name, value in pair.m.state_dict().items()})
             clamp(pair.theirs)
         pair.is_torchs()
+
+    @scene("the same by each of several workers")
+    def test_values_that_two_workers_write(self):
+        models, seen, meet = [made(), made()], {}, threading.Barrier(2, timeout=30)
+
+        def work(rank: int) -> None:
+            with cairn.connect(self.cluster.endpoint) as session:
+                m = session.attach(models[rank], cairn.AdamW(lr=LR), name=self.name, rank=rank, workers=2, timeout=20)
+                while m.version.step < 4:
+                    with contextlib.suppress(cairn.EpochChanged):
+                        models[rank](X[rank::2]).square().mean().backward()
+                        m.step()
+                        meet.wait()
+                        if rank == 0:
+                            m.write({name: value.clamp_(-0.1, 0.1) for name, value in m.state_dict().items()})
+                        else:
+                            clamp(models[rank])
+                        meet.wait()
+                seen[rank] = m.state_dict()
+
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        theirs = made()
+        optimizer = torch.optim.AdamW(theirs.parameters(), lr=LR)
+        for _ in range(4):
+            for rank in (0, 1):
+                (theirs(X[rank::2]).square().mean() / 2).backward()
+            optimizer.step(), optimizer.zero_grad(), clamp(theirs)
+        for rank in (0, 1):
+            self.same(seen[rank], theirs.state_dict(), 4)
 
     @scene("values that are put back before the next step; another storage, layout or device")
     def test_values_that_are_put_back_or_moved(self):
