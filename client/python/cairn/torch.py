@@ -333,7 +333,8 @@ class AttachedModel(Between):
         self._raise_failure()
         return self._begun()
 
-    def _begun(self) -> Round:
+    def _begun(self, is_computed: bool = False) -> Round:
+        """`is_computed`: of gradients that are there, from parameters that the model has."""
         self._job._living()
         if self._round is None:
             opened = self._job.round_begin(self.timeout)
@@ -341,6 +342,8 @@ class AttachedModel(Between):
                 self._give_up(opened)
                 opened = self._job.round_begin(self.timeout)
             if opened.info.version != self._version:
+                if is_computed:  # by a pass that began no round: of a part of the model, or in eval mode
+                    raise self._others_went_on(Stale("the forward pass was at an earlier version"))
                 written = {slot: slot.parameter.detach().clone() for slot in self._values.changed()}
                 try:
                     self._load(opened.info.version)
@@ -535,7 +538,7 @@ class AttachedModel(Between):
             return
         self._judge(slot, gradient)
         try:
-            self._begun()
+            self._begun(is_computed=True)
             self._pushed_in_pass[slot] = True
             self._given.add(slot)
             if slot not in self._refused:

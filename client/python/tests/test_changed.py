@@ -468,6 +468,24 @@ class Values(Case):
         for rank in (0, 1):
             self.same(seen[rank], theirs.state_dict(), 4)
 
+    def test_a_pass_at_an_older_version_is_done_again(self):
+        """One that began no round, in eval mode or of a part of the model, while another worker wrote."""
+        pair = Pair(self)
+        for begin in (lambda: pair.ours.eval()(X), lambda: pair.ours[2](pair.ours[1](pair.ours[0](X)))):
+            pair.step()
+            loss = begin().square().mean()
+            with self.connect() as session:
+                other = session.attach(made(), cairn.AdamW(lr=LR), name=self.name, rank=1, workers_min=1, timeout=20)
+                other.write({"0.weight": torch.full((8, 8), 0.25)})
+                other.close()
+            loss.backward()
+            self.refused("forward pass was at an earlier version", pair.m.step, cairn.EpochChanged)
+            with torch.no_grad():
+                pair.theirs[0].weight.fill_(0.25)
+            pair.ours.train()
+            pair.step()
+        pair.is_torchs()
+
     @scene("values that are put back before the next step; another storage, layout or device")
     def test_values_that_are_put_back_or_moved(self):
         """An average that is evaluated, and taken out again; another storage, another layout."""
