@@ -62,7 +62,7 @@ class Between(Held):
     def _roll_back(self, rolled: RolledBack) -> None:
         raise NotImplementedError
 
-    def _load_after(self, version: Version) -> None:
+    def _load_after(self, version: Version, is_as_left: bool = False) -> None:
         raise NotImplementedError
 
     state_dict = goes_on(Held.state_dict)

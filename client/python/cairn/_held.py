@@ -104,16 +104,22 @@ class Held:
             self._window.release_all()
             self._window.end_loans()
 
-    def _load(self, version: Version) -> None:
+    def _load(self, version: Version, is_as_left: bool = False) -> bool:
+        """`is_as_left`: nobody wrote to the parameters here, so that frozen ones, which only another generation
+        changes, are what they were, and stay: then it is True."""
+        stays = is_as_left and version.generation == self._version.generation
         self._version = Version(0, 0)  # of none, should this fail
         self._before_load()
-        _transfer.load(self._job, version, [(slot, slot.parameter.data) for slot in self._resident()], self.timeout)
+        coming = [slot for slot in self._resident() if not (stays and slot.kind == "frozen")]
+        _transfer.load(self._job, version, [(slot, slot.parameter.data) for slot in coming], self.timeout)
         self._version = version
+        return stays
 
     def _load_newest(self, at_least: Version) -> None:
         for _ in range(TRIES):
             try:
-                return self._load(self._job.version_wait(at_least, self.timeout))
+                self._load(self._job.version_wait(at_least, self.timeout))
+                return
             except VersionGone as gone:
                 last = gone
         raise last

@@ -192,7 +192,8 @@ class AttachedModel(Between):
                 self._window = Window(modules, window, self._start, self._lend, self._gone,
                                       lambda: self.timeout, lambda: self._timeline)
                 session._readers.add(self._end_loans)
-            self._values = _changed.Values(slot for slot in self._resident() if slot in self._fixed)
+            self._values = [_changed.Values(slot for slot in self._resident() if slot in self._fixed and slot.trained
+                                            is trained) for trained in (True, False)]
             self.resume()
         except BaseException:
             self.close()
@@ -206,7 +207,7 @@ class AttachedModel(Between):
         self._trained = [slot for slot in self._slots if slot.trained]
         self._fixed = set(_options.not_written(model, self._slots))
         self._is_told_of_gathered = False
-        self._values = _changed.Values([])  # until the window is there
+        self._values: List[_changed.Values] = []  # of trained and of frozen ones, when the window is there
 
     def close(self) -> None:
         """Leaves the job. The model keeps what it has; in stage 3 that is the root unit only. Before or after the
@@ -265,9 +266,11 @@ class AttachedModel(Between):
         if self._spec.rank == 0:
             _blobs.put(self._job, opaque)
 
-    def _load(self, version: Version) -> None:
-        super()._load(version)
-        self._values.note()
+    def _load(self, version: Version, is_as_left: bool = False) -> bool:
+        frozen_stay = super()._load(version, is_as_left)
+        for values in self._values[:1 if frozen_stay else 2]:
+            values.note()
+        return frozen_stay
 
     def _take_initial_state(self) -> None:
         self._job.init_done(self.timeout)
@@ -344,7 +347,7 @@ class AttachedModel(Between):
             if opened.info.version != self._version:
                 if is_computed:  # by a pass that began no round: of a part of the model, or in eval mode
                     raise self._others_went_on(Stale("the forward pass was at an earlier version"))
-                written = {slot: slot.parameter.detach().clone() for slot in self._values.changed()}
+                written = {slot: slot.parameter.detach().clone() for slot in self._written()}
                 try:
                     self._load(opened.info.version)
                 except (VersionGone, Stale) as gone:
@@ -462,6 +465,10 @@ class AttachedModel(Between):
             self._is_told_of_gathered = True
             warnings.warn(_changed.why_gathered(written), stacklevel=3)
 
+    def _written(self) -> List[Slot]:
+        """What has other values than were fetched."""
+        return [slot for values in self._values for slot in values.changed()]
+
     def _judge_model(self) -> None:
         self._structure.judge()
         _changed.judge_dtypes(self._slots, self._dtypes)
@@ -473,7 +480,7 @@ class AttachedModel(Between):
             self._judge_model()
             self._judge_frozen()
             in_passes = [] if self._window is None else self._window.written()
-            written = [slot.name for slot in self._values.changed() + in_passes if slot in self._fixed]
+            written = [slot.name for slot in self._written() + in_passes if slot in self._fixed]
             if written:
                 raise Invalid(_changed.why_written(written, "Nothing of this step was applied"))
         except Invalid:
@@ -502,7 +509,7 @@ class AttachedModel(Between):
         return slot in self._refused or not self._own()
 
     def _judge_write(self, names: Container[str]) -> None:
-        written = [slot.name for slot in self._values.changed() if slot.name not in names]
+        written = [slot.name for slot in self._written() if slot.name not in names]
         if written:
             raise Invalid(_changed.why_written(written, "Nothing was written to the servers"))
         self._end_dropped()
@@ -689,7 +696,7 @@ class AttachedModel(Between):
         self._judge_gradients()
         if result.applied:
             self._drive(result.step)
-            self._load_after(result.version)
+            self._load_after(result.version, is_as_left=True)
         elif self._window is not None:
             self._window.release_all()
         self._stillness.saw(result, self._spec.groups, rates)
@@ -701,8 +708,8 @@ class AttachedModel(Between):
             for name, lr in self._driver.at(step).items():
                 self._job.group_lr(name, lr)
 
-    def _load_after(self, version: Version) -> None:
+    def _load_after(self, version: Version, is_as_left: bool = False) -> None:
         try:
-            self._load(version)
+            self._load(version, is_as_left)
         except VersionGone:
             self._load_newest(version)

@@ -486,6 +486,25 @@ class Values(Case):
             pair.step()
         pair.is_torchs()
 
+    def test_frozen_parameters_are_fetched_once(self):
+        for stage in (0, 1, 2):
+            pair = Pair(self, frozen, stage=stage, name=f"once{stage}")
+            pair.step()
+            before = pair.m.job.stats().fetched_bytes
+            pair.step(2)
+            self.assertEqual(pair.m.job.stats().fetched_bytes - before, 2 * 4 * 9)  # of 2.weight and 2.bias
+            pair.m.write({"0.bias": torch.ones(8)})
+            with torch.no_grad():
+                pair.theirs[0].bias.fill_(1.0)
+            pair.step(2)
+            with torch.no_grad():
+                pair.ours[0].bias.zero_()
+            self.refused("0.bias has other values", pair.own_step)
+            pair.m.resume()
+            self.assertTrue(torch.equal(pair.ours[0].bias.detach(), torch.ones(8)))
+            pair.step()
+            pair.is_torchs()
+
     @scene("values that are put back before the next step; another storage, layout or device")
     def test_values_that_are_put_back_or_moved(self):
         """An average that is evaluated, and taken out again; another storage, another layout."""
