@@ -52,7 +52,7 @@ class Held:
     def _judge_claims(self) -> None:
         """Nobody else's parameters, but for frozen ones of both, which nobody changes."""
         ours = {id(slot.parameter): slot for slot in self._slots}
-        for other in [one for one in _attached if not one.job.closed]:
+        for other in [one for one in _attached if not (one.job.closed or one._session.closed)]:
             if inner(other.model) is inner(self.model):
                 raise Invalid(f"this {type(inner(self.model)).__name__} is attached already: two jobs cannot drive the "
                               "same parameters; close() the other one first")
