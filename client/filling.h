@@ -17,6 +17,7 @@ struct filling {
     bool had_last;    /* the last micro-batch of the batch was this worker's in its last round */
     uint32_t micro;   /* the micro-batch being filled: its place among this worker's */
     bool any;         /* something was pushed in it */
+    bool end_unsent;  /* the end of the one before it is noted, and could not be told yet */
     bool committed;   /* the round is */
     uint8_t *tensors; /* owned: [tensor_count], enum filled: those of the micro-batch */
     bool *frozen_tensors; /* owned: [tensor_count] that take no gradient in this round */

@@ -135,17 +135,30 @@ struct command *cairn_op_command(struct job *job, bool (*run)(struct command *))
     return command;
 }
 
+cairn_status cairn_op_reserve(struct job *job, uint8_t kind, cairn_op **op_out, struct op **out)
+{
+    *out = op_out != NULL ? cairn_op_new(job, kind, true) : NULL; // nobody would ask
+    return *out != NULL || op_out == NULL
+               ? CAIRN_OK
+               : cairn_client_fail(CAIRN_ERR_NO_MEMORY,
+                                   "out of memory, or too many operations are open");
+}
+
+cairn_status cairn_op_settle(struct op *op, cairn_status status, cairn_op **op_out)
+{
+    if (op == NULL) return status;
+    void *handle = op->handle;
+    if (status != CAIRN_OK) (void)cairn_handle_close(CAIRN_HANDLE_OP, handle); // nobody has it
+    cairn_op_let_go(op, CAIRN_OK, NULL); // nothing of it is under way
+    if (status == CAIRN_OK) *op_out = handle;
+    return status;
+}
+
 cairn_status cairn_op_finished(struct job *job, uint8_t kind, cairn_op **op_out)
 {
-    if (op_out == NULL) return CAIRN_OK; // nobody would ask
-    struct op *op = cairn_op_new(job, kind, true);
-    if (op == NULL)
-        return cairn_client_fail(CAIRN_ERR_NO_MEMORY,
-                                 "out of memory, or too many operations are open");
-    void *handle = op->handle;
-    cairn_op_let_go(op, CAIRN_OK, NULL); // nothing of it is under way
-    *op_out = handle;
-    return CAIRN_OK;
+    struct op *op;
+    const cairn_status status = cairn_op_reserve(job, kind, op_out, &op);
+    return cairn_op_settle(op, status, op_out);
 }
 
 cairn_status cairn_op_begin(struct job *job, uint8_t kind, bool (*run)(struct command *),

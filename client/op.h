@@ -71,6 +71,7 @@ struct command {
     struct body *body; /* held: that it is cut by; NULL: it has not begun */
     size_t next_extent;
     uint64_t next_chunk;
+    uint64_t starved_ms; /* since when there is no memory for it; 0: there was, so far */
 };
 
 /* A new op with the loop's reference, and one of the handle if `with_handle`. NULL: out of memory. */
@@ -84,6 +85,14 @@ const char *cairn_op_why(const struct op *op);
 void cairn_command_free(struct command *command); /* not its op */
 /* A command with a reference to the job; NULL: out of memory. */
 struct command *cairn_op_command(struct job *job, bool (*run)(struct command *));
+/* The operation of a call that will have done its work when it returns: made before that work, so that
+ * nothing fails behind it. *out is NULL where op_out is. */
+cairn_status cairn_op_reserve(struct job *job, uint8_t kind, cairn_op **op_out,
+                              struct op **out) CAIRN_MUST_CHECK;
+/* Uses it up: the work is done, and *op_out is its handle; or it failed, and nobody hears of it. Returns
+ * `status`. */
+cairn_status cairn_op_settle(struct op *op, cairn_status status,
+                             cairn_op **op_out) CAIRN_MUST_CHECK;
 /* An operation that is over already: nothing of the caller's is on loan. op_out may be NULL. */
 cairn_status cairn_op_finished(struct job *job, uint8_t kind, cairn_op **op_out) CAIRN_MUST_CHECK;
 /* Begins a put, push or fetch. `pattern` says what; job, op and run are filled in. Failed: event and what is

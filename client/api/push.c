@@ -50,6 +50,11 @@ cairn_status cairn_api_judge_round(const struct job *job, const struct cairn_rou
 /* Is `micro` the micro-batch that is being filled? Under the lock. */
 static cairn_status judge_micro(const struct job *job, uint32_t micro)
 {
+    if (job->filling.end_unsent)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "the end of micro-batch %u could not be told for lack of memory; "
+                                 "call again what failed, cairn_micro_end or cairn_commit",
+                                 cairn_batch_number(&job->filling.batch, job->filling.micro - 1));
     if (micro != job->filling.micro)
         return cairn_client_fail(
             CAIRN_ERR_INVALID,
@@ -195,7 +200,7 @@ static void end_part(struct job *job, const struct portion *portion, bool whole)
 }
 
 static cairn_status push_brought(struct job *job, const struct cairn_round *round,
-                                 struct portion *portion, cairn_op **op_out)
+                                 struct portion *portion)
 {
     struct assembly *assembly;
     bool whole = false;
@@ -207,7 +212,7 @@ static cairn_status push_brought(struct job *job, const struct cairn_round *roun
         if (status != CAIRN_OK) cairn_assemble_undo(assembly, portion); // it may be tried again
     }
     end_part(job, portion, status == CAIRN_OK && whole);
-    return status == CAIRN_OK ? cairn_op_finished(job, CAIRN_CHUNK_PUSH, op_out) : status;
+    return status;
 }
 
 static cairn_status push_part(struct job *job, const struct cairn_round *round,
@@ -215,13 +220,17 @@ static cairn_status push_part(struct job *job, const struct cairn_round *round,
                               const struct cairn_box *box, cairn_op **op_out)
 {
     void *copy;
+    struct op *op = NULL;
     cairn_status status = cairn_api_judge_portion(job, part, box, portion);
     if (status == CAIRN_OK) status = judge_frozen(job, portion->tensor);
-    if (status == CAIRN_OK) status = cairn_api_bring(&portion->mem, &portion->piece, &copy);
+    if (status == CAIRN_OK) status = cairn_op_reserve(job, CAIRN_CHUNK_PUSH, op_out, &op);
     if (status != CAIRN_OK) return status;
-    status = push_brought(job, round, portion, op_out);
-    free(copy);
-    return status;
+    status = cairn_api_bring(&portion->mem, &portion->piece, &copy);
+    if (status == CAIRN_OK) {
+        status = push_brought(job, round, portion);
+        free(copy);
+    }
+    return cairn_op_settle(op, status, op_out);
 }
 
 cairn_status cairn_api_push_incomplete(struct job *job, const struct cairn_round *round,
@@ -232,7 +241,7 @@ cairn_status cairn_api_push_incomplete(struct job *job, const struct cairn_round
     while (status == CAIRN_OK &&
            (assembly = cairn_assemble_ended(job, round->round, micro)) != NULL) {
         status = send_assembly(job, round, micro, assembly);
-        if (status != CAIRN_OK) cairn_assemble_free(assembly);
+        if (status != CAIRN_OK) cairn_assemble_put_back(assembly); // the call is made again
     }
     return status;
 }
@@ -252,7 +261,10 @@ struct push {
 static cairn_status push_sum(struct job *job, struct push *push, cairn_op **op_out)
 {
     void *copy;
-    cairn_status status = cairn_api_bring(&push->mem, &push->piece, &copy);
+    struct op *op;
+    cairn_status status = cairn_op_reserve(job, CAIRN_CHUNK_PUSH, op_out, &op);
+    if (status != CAIRN_OK) return status;
+    status = cairn_api_bring(&push->mem, &push->piece, &copy);
     if (status == CAIRN_OK) {
         status = cairn_api_judge_fill(job, push->round, push->micro, push->tensor);
         if (status == CAIRN_OK)
@@ -260,7 +272,7 @@ static cairn_status push_sum(struct job *job, struct push *push, cairn_op **op_o
                                           &push->mem);
         free(copy);
     }
-    return status == CAIRN_OK ? cairn_op_finished(job, CAIRN_CHUNK_PUSH, op_out) : status;
+    return cairn_op_settle(op, status, op_out);
 }
 
 static cairn_status send_piece(struct job *job, const struct push *push, struct command *pattern,

@@ -88,7 +88,7 @@ static cairn_status put_assembled(struct job *job, struct assembly *assembly)
     return status;
 }
 
-static cairn_status put_brought(struct job *job, struct portion *portion, cairn_op **op_out)
+static cairn_status put_brought(struct job *job, struct portion *portion)
 {
     struct assembly *assembly;
     bool whole = false;
@@ -104,20 +104,23 @@ static cairn_status put_brought(struct job *job, struct portion *portion, cairn_
             cairn_puts_unclaim(job, portion->tensor, CAIRN_PLANE_PARAM);
         pthread_mutex_unlock(&job->session->lock);
     }
-    if (status == CAIRN_OK && whole) status = put_assembled(job, assembly);
-    return status == CAIRN_OK ? cairn_op_finished(job, CAIRN_CHUNK_PUT, op_out) : status;
+    return status == CAIRN_OK && whole ? put_assembled(job, assembly) : status;
 }
 
 static cairn_status put_part(struct job *job, struct portion *portion, const struct cairn_box *part,
                              const struct cairn_box *box, cairn_op **op_out)
 {
     void *copy;
+    struct op *op = NULL;
     cairn_status status = cairn_api_judge_portion(job, part, box, portion);
-    if (status == CAIRN_OK) status = cairn_api_bring(&portion->mem, &portion->piece, &copy);
+    if (status == CAIRN_OK) status = cairn_op_reserve(job, CAIRN_CHUNK_PUT, op_out, &op);
     if (status != CAIRN_OK) return status;
-    status = put_brought(job, portion, op_out);
-    free(copy);
-    return status;
+    status = cairn_api_bring(&portion->mem, &portion->piece, &copy);
+    if (status == CAIRN_OK) {
+        status = put_brought(job, portion);
+        free(copy);
+    }
+    return cairn_op_settle(op, status, op_out);
 }
 
 /* Moments are the one source's. */

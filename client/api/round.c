@@ -43,7 +43,7 @@ static bool take_round(struct job *job, const Cairn__RoundOpened *opened, bool i
     if (good && opened->round != job->filling.round) {
         job->filling.round = opened->round;
         job->filling.micro = 0;
-        job->filling.any = job->filling.committed = false;
+        job->filling.any = job->filling.committed = job->filling.end_unsent = false;
         note_batch(job, opened, is_write);
         memset(job->filling.tensors, 0, job->spec.tensor_count);
         note_frozen(job, opened);
@@ -197,14 +197,40 @@ static cairn_status send_micro_end(struct job *job, const struct cairn_round *ro
     return micro + 1 == job->spec.micro_batches ? send_sums(job, round) : CAIRN_OK;
 }
 
+/* Its end is noted, and could not be told: it is this call's to tell. */
+static bool claim_end(struct job *job, const struct cairn_round *round, uint32_t micro)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const bool mine = job->filling.end_unsent && job->filling.round == round->round &&
+                      job->filling.micro == micro + 1;
+    if (mine) job->filling.end_unsent = false;
+    pthread_mutex_unlock(&job->session->lock);
+    return mine;
+}
+
+/* Notes the end of a micro-batch and tells it; one that cannot be told, for lack of memory, is told by the
+ * call that is made again. */
+static cairn_status end_micro(struct job *job, const struct cairn_round *round, uint32_t micro)
+{
+    cairn_status status = claim_end(job, round, micro)
+                              ? CAIRN_OK
+                              : cairn_api_judge_fill(job, round, micro, CAIRN_API_NO_TENSOR);
+    if (status != CAIRN_OK) return status;
+    status = send_micro_end(job, round, micro);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    pthread_mutex_lock(&job->session->lock);
+    if (job->filling.round == round->round) job->filling.end_unsent = true;
+    pthread_mutex_unlock(&job->session->lock);
+    return status;
+}
+
 cairn_status cairn_micro_end(cairn_job *handle, const struct cairn_round *round, uint32_t micro)
 {
     struct job *job = cairn_api_job(handle);
     if (job == NULL) return CAIRN_ERR_HANDLE;
     cairn_status status = cairn_api_check(job);
     if (status == CAIRN_OK) status = cairn_api_batch_place(job, round, &micro);
-    if (status == CAIRN_OK) status = cairn_api_judge_fill(job, round, micro, CAIRN_API_NO_TENSOR);
-    if (status == CAIRN_OK) status = send_micro_end(job, round, micro);
+    if (status == CAIRN_OK) status = end_micro(job, round, micro);
     return cairn_api_leave(handle, status);
 }
 
@@ -227,17 +253,15 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
     bool open = job->filling.any || micro == 0;
     cairn_status status = is_void || is_done ? CAIRN_OK : cairn_api_judge_round(job, round);
     if (!is_void && !is_done && status == CAIRN_OK) status = cairn_batch_judge_commit(job, &open);
-    const bool is_surplus = cairn_batch_is_surplus(job);
+    const bool is_surplus = cairn_batch_is_surplus(job), end_unsent = job->filling.end_unsent;
     // From here on, before the micro-batch ends: else a push could come between its end and the sums.
     const bool mine = !is_void && !is_done && status == CAIRN_OK && claim_sums(job, round);
     pthread_mutex_unlock(&job->session->lock);
     if (is_void || is_done || status != CAIRN_OK)
         return status; // the coordinator says how it ended
     if (is_surplus) return note_committed(job, round);
-    if (open) {
-        status = cairn_api_judge_fill(job, round, micro, CAIRN_API_NO_TENSOR);
-        if (status == CAIRN_OK) status = send_micro_end(job, round, micro);
-    }
+    if (end_unsent) status = end_micro(job, round, micro - 1);
+    if (status == CAIRN_OK && open) status = end_micro(job, round, micro);
     if (mine) status = send_claimed(job, round, status);
     if (status != CAIRN_OK) return status;
     const bool summed = cairn_accumulate_wanted(job);

@@ -88,7 +88,8 @@ static cairn_status await_welcome(struct session *s)
     pthread_mutex_unlock(&s->lock);
     if (welcome) return CAIRN_OK;
     if (no_path) return cairn_client_fail(last, "the data path cannot be opened: %s", why.text);
-    if (is_final(last)) return cairn_client_fail(last, "%s", why.text);
+    if (is_final(last) || last == CAIRN_ERR_NO_MEMORY)
+        return cairn_client_fail(last, "%s", why.text);
     return cairn_client_fail(
         CAIRN_ERR_UNREACHABLE,
         "no coordinator answered at %s within %u ms (%s); is cairn-coordinator running there? The "

@@ -255,7 +255,8 @@ static cairn_status end_inside(struct job *job, uint64_t deadline_ms, struct cai
     }
     status = cairn_api_commit(job, &round, 1, &(struct cairn_commit_words) { { 0, NULL }, NULL },
                               deadline_ms, &result);
-    if (status == CAIRN_ERR_TIMEOUT) return status; // called again, it goes on
+    if (status == CAIRN_ERR_TIMEOUT || status == CAIRN_ERR_NO_MEMORY)
+        return status; // called again, it goes on
     set_write(job, (struct cairn_round) { .round = 0 });
     if (status == CAIRN_OK) *out = result.version;
     if (status != CAIRN_ERR_EPOCH_CHANGED) return status;

@@ -1,22 +1,24 @@
 /* cairn.h - the client of the Cairn parameter and optimizer-state server.
  *
  * The state of a training run lives in shard daemons. A trainer (a worker) opens a session with the
- * coordinator, attaches to a job, and then repeats: round_begin, fetch the parameters of the round's
- * version, push gradients, commit. It owns nothing that its death could lose. Meanwhile the state may be
- * spread over other shards (client/README.md, "Shards that come and go"): no call fails for that.
+ * coordinator, attaches to a job, and then repeats: round_begin, fetch the parameters of the round's version,
+ * push gradients, commit. It owns nothing that its death could lose. Meanwhile the state may be spread over
+ * other shards (client/README.md, "Shards that come and go"): no call fails for that.
  *
- * Manners. Handles are opaque and may be used from several threads at once; a closed or wrong handle
- * gives CAIRN_ERR_HANDLE. Strings and structs are copied before a call returns. A result named *_out is set
- * only on CAIRN_OK. Structs that may grow begin with struct_size: set it to sizeof the struct, and
- * everything not set to 0 (= the default, but for a group's numbers: see below). A buffer given to put, push
- * or fetch is on loan until its operation completes (cairn_wait); operations given as NULL are completed by
- * cairn_commit (pushes) or cairn_init_done (puts). Timeouts are milliseconds, finite and not negative;
- * CAIRN_ERR_TIMEOUT changes nothing, and cairn_error() then names who is awaited. The library never aborts,
- * forks, or touches signals, and prints only what cairn_opts.on_wait would be told, where that is NULL; it
- * owns one thread, from the first cairn_stream_wait on a second one, and one descriptor to poll. Not for use
- * after fork() without exec(): there the parent's handles are CAIRN_ERR_HANDLE, cairn_close and
- * cairn_job_close of them do nothing, and cairn_open may hang: UCX may have a thread from the moment it is
- * loaded, and a lock of that thread would stay held in the child (UCX_VFS_ENABLE=n starts none).
+ * Manners. Handles are opaque and may be used from several threads at once; a closed or wrong handle gives
+ * CAIRN_ERR_HANDLE. Strings and structs are copied before a call returns. A result named *_out is set only on
+ * CAIRN_OK. Structs that may grow begin with struct_size: set it to sizeof the struct, and everything not set
+ * to 0 (= the default, but for a group's numbers: see below). A buffer given to put, push or fetch is on loan
+ * until its operation completes (cairn_wait); operations given as NULL are completed by cairn_commit (pushes)
+ * or cairn_init_done (puts). Timeouts are milliseconds, finite and not negative; CAIRN_ERR_TIMEOUT changes
+ * nothing, and cairn_error() then names who is awaited. CAIRN_ERR_NO_MEMORY (memory, descriptors, threads)
+ * changes nothing either: the same call may be made again, of a round and a write, too; where a job has
+ * failed with it, close it and open it again. The library never aborts, forks, or touches signals, and prints
+ * only what cairn_opts.on_wait would be told, where that is NULL; it owns one thread, from the first
+ * cairn_stream_wait on a second one, and one descriptor to poll. Not for use after fork() without exec():
+ * there the parent's handles are CAIRN_ERR_HANDLE, cairn_close and cairn_job_close of them do nothing, and
+ * cairn_open may hang: UCX may have a thread from the moment it is loaded, and a lock of that thread would
+ * stay held in the child (UCX_VFS_ENABLE=n starts none).
  *
  * Names: of a job 1 to 255 bytes of [A-Za-z0-9._-], not beginning with '.' or '-'; of tensors, units and
  * groups 1 to 255 bytes of UTF-8 without control characters. What an update computes, the formulas of the
@@ -60,7 +62,7 @@ typedef enum cairn_status {
     CAIRN_ERR_BUSY = 5,           /* busy; try again later */
     CAIRN_ERR_NOT_FOUND = 6,      /* no such job, tensor, plane or snapshot */
     CAIRN_ERR_EXISTS = 7,         /* it exists already */
-    CAIRN_ERR_NO_MEMORY = 8,      /* out of memory, or over the configured memory limit */
+    CAIRN_ERR_NO_MEMORY = 8,      /* out of memory, descriptors or threads; over a limit */
     CAIRN_ERR_NO_SPACE = 9,       /* no space left on the storage */
     CAIRN_ERR_IO = 10,            /* reading or writing failed */
     CAIRN_ERR_CONFIG = 11,        /* the configuration is not valid */

@@ -170,6 +170,17 @@ static void restart_links(struct job *job)
         cairn_chunk_link_restart(&job->shards.links[i]->conn);
 }
 
+/* For lack of memory an open fails, and may be tried again; a job that was open is attached anew. */
+static void give_up(struct job *job, cairn_status status, const char *why)
+{
+    if (status != CAIRN_ERR_NO_MEMORY)
+        cairn_job_fail(job, status, why);
+    else if (job->attachment.attached_once)
+        cairn_control_starve(job->session, "Attached");
+    else
+        cairn_job_fail(job, status, "out of memory for the job's spec and layout");
+}
+
 static void attached(struct job *job)
 {
     struct session *s = job->session;
@@ -180,7 +191,7 @@ static void attached(struct job *job)
     if (status == CAIRN_OK) status = judge_step(job, &why);
     if (status == CAIRN_OK) status = cairn_layouts_attached(job, &why);
     if (status != CAIRN_OK) {
-        cairn_job_fail(job, status, why.text);
+        give_up(job, status, why.text);
         return;
     }
     job->attachment.state = JOB_ATTACHED;
@@ -224,7 +235,7 @@ void cairn_attach_on_page(struct job *job, const Cairn__Page *page)
                                                               : &job->attachment.layout_pages;
     cairn_status status = cairn_paged_add(paged, page);
     if (status != CAIRN_OK)
-        cairn_job_fail(job, status, "the coordinator sent the pages of the job out of order");
+        give_up(job, status, "the coordinator sent the pages of the job out of order");
     else if (cairn_paged_whole(&job->attachment.spec_pages) &&
              cairn_paged_whole(&job->attachment.layout_pages))
         attached(job);

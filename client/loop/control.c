@@ -1,6 +1,7 @@
 #include "client/loop/control.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -215,14 +216,22 @@ static void on_layout_changed(struct session *s, Cairn__LayoutChanged *message)
         cairn_message_free(&message->base);
 }
 
-/* What a reply or notice changes here, before the thread that asked hears of it. */
-static void take_effect(struct session *s, uint32_t request, uint16_t type,
-                        const ProtobufCMessage *message)
+void cairn_control_starve(struct session *s, const char *of)
+{
+    if (s->control.stream == NULL) return;
+    cairn_stream_close(s->control.stream, CAIRN_ERR_NO_MEMORY,
+                       "no memory for what the coordinator sent (%s)", of);
+}
+
+/* What a reply or notice changes here, before the thread that asked hears of it. CAIRN_ERR_NO_MEMORY:
+ * nothing, so nobody may hear of it. */
+static cairn_status take_effect(struct session *s, uint32_t request, uint16_t type,
+                                const ProtobufCMessage *message)
 {
     if (type == CAIRN_MSG_ROUND_OPENED) {
         const Cairn__RoundOpened *opened = (const Cairn__RoundOpened *)message;
         struct job *job = job_of_id(s, opened->job);
-        if (job != NULL) cairn_pushes_on_opened(job, opened);
+        if (job != NULL) return cairn_pushes_on_opened(job, opened);
     } else if (type == CAIRN_MSG_ROUND_RESULT) {
         const Cairn__RoundResult *result = (const Cairn__RoundResult *)message;
         struct job *job = job_of_id(s, result->job);
@@ -235,6 +244,7 @@ static void take_effect(struct session *s, uint32_t request, uint16_t type,
         struct job *job = job_of_id(s, ((const Cairn__TilesSet *)message)->job);
         if (job != NULL) cairn_again_on_tiles_set(job, request);
     }
+    return CAIRN_OK;
 }
 
 /* Never empty: it is what the caller reads. */
@@ -354,8 +364,11 @@ static void on_frame(struct cairn_stream *stream, const struct cairn_frame *fram
     ProtobufCMessage *message =
         type != NULL ? cairn_message_unpack(type, frame->payload, frame->payload_bytes) : NULL;
     if (message == NULL) {
-        cairn_stream_close(stream, CAIRN_ERR_PROTOCOL, "the coordinator sent a bad %s",
-                           cairn_message_name(frame->type));
+        if (type != NULL && errno == ENOMEM)
+            cairn_control_starve(s, cairn_message_name(frame->type));
+        else
+            cairn_stream_close(stream, CAIRN_ERR_PROTOCOL, "the coordinator sent a bad %s",
+                               cairn_message_name(frame->type));
         return;
     }
     struct job *attaching = job_attaching(s, frame->request);
@@ -375,8 +388,9 @@ static void on_frame(struct cairn_stream *stream, const struct cairn_frame *fram
                on_error(s, frame->request, (const Cairn__Error *)message)) {
         // said
     } else if (frame->type != CAIRN_MSG_HEARTBEAT) {
-        take_effect(s, frame->request, frame->type, message);
-        if (frame->request != 0) {
+        if (take_effect(s, frame->request, frame->type, message) != CAIRN_OK) {
+            cairn_control_starve(s, cairn_message_name(frame->type));
+        } else if (frame->request != 0) {
             answer(s, frame->request, frame->type, message);
             return;
         }

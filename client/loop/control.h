@@ -37,6 +37,9 @@ void cairn_control_send(struct session *s, uint16_t type, uint32_t request,
                         const ProtobufCMessage *message);
 void cairn_control_send_pages(struct session *s, uint32_t request, enum cairn_page_what what,
                               struct cairn_packed *packed);
+/* There is no memory for what the coordinator sent (`of`: a message). The connection is made anew, and what
+ * was asked is asked again: then there may be. */
+void cairn_control_starve(struct session *s, const char *of);
 /* What the job's member read of published memory since it attached to this coordinator; it is to be told. */
 uint64_t cairn_control_job_read(struct job *job);
 

@@ -91,13 +91,22 @@ void cairn_layouts_apply(struct job *job)
     let_go_of_holes(job);
 }
 
+/* What the coordinator sent cannot be taken: the job fails; for lack of memory it is sent anew. */
+static void give_up(struct job *job, cairn_status status, const char *of, const char *why)
+{
+    if (status == CAIRN_ERR_NO_MEMORY)
+        cairn_control_starve(job->session, of);
+    else
+        cairn_job_fail(job, status, why);
+}
+
 void cairn_layouts_on_shards(struct job *job, const Cairn__ShardsChanged *message)
 {
     cairn_status status = set_addresses(job, message->shards, message->n_shards);
     if (status == CAIRN_OK)
         let_go_of_holes(job);
     else
-        cairn_job_fail(job, status, "the coordinator named a shard out of range");
+        give_up(job, status, "ShardsChanged", "the coordinator named a shard out of range");
 }
 
 /* ---- layouts ---- */
@@ -243,7 +252,7 @@ static void changed(struct job *job)
     if (status == CAIRN_OK) status = take_changed(job, layout, &why);
     cairn_attachment_drop_changed(&job->attachment);
     if (status != CAIRN_OK) {
-        cairn_job_fail(job, status, why.text);
+        give_up(job, status, "LayoutChanged", why.text);
         return;
     }
     forget_grants(job);
@@ -267,7 +276,8 @@ void cairn_layouts_on_page(struct job *job, const Cairn__Page *page)
                                     ? cairn_paged_add(&job->attachment.changed_pages, page)
                                     : CAIRN_ERR_PROTOCOL;
     if (status != CAIRN_OK)
-        cairn_job_fail(job, status, "the coordinator sent the pages of a layout out of order");
+        give_up(job, status, "LayoutChanged",
+                "the coordinator sent the pages of a layout out of order");
     else if (cairn_paged_whole(&job->attachment.changed_pages))
         changed(job);
 }

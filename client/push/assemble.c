@@ -234,6 +234,15 @@ cairn_status cairn_assemble_copy(struct assembly *assembly, const struct portion
     return status;
 }
 
+void cairn_assemble_put_back(struct assembly *assembly)
+{
+    struct job *job = assembly->job;
+    pthread_mutex_lock(&job->session->lock);
+    assembly->next = job->sums.assemblies;
+    job->sums.assemblies = assembly;
+    pthread_mutex_unlock(&job->session->lock);
+}
+
 void cairn_assemble_undo(struct assembly *assembly, const struct portion *p)
 {
     struct job *job = assembly->job;

@@ -48,6 +48,9 @@ void cairn_assemble_undo(struct assembly *assembly, const struct portion *portio
 /* The next tensor of that micro-batch of which not all came; NULL: none is left. It is the caller's. */
 struct assembly *cairn_assemble_ended(struct job *job, uint64_t round, uint32_t micro);
 
+/* It could not be sent: it is given again by the next cairn_assemble_ended. */
+void cairn_assemble_put_back(struct assembly *assembly);
+
 /* Fills in what of a command an assembly is about, and has it freed when its operation is over. */
 void cairn_assemble_pattern(struct assembly *assembly, struct command *pattern);
 struct cairn_mem cairn_assemble_mem(const struct assembly *assembly);

@@ -9,7 +9,8 @@
 #include "client/op.h"
 #include "client/push/fail.h"
 
-#define GRANT_MAX_MS 300 /* longest wait for a GRANT after RoundOpened */
+#define GRANT_MAX_MS 300  /* longest wait for a GRANT after RoundOpened */
+#define STARVED_MS   5000 /* that a command waits for memory */
 
 /* ---- by whom ---- */
 
@@ -149,19 +150,17 @@ static cairn_status open_pusher(struct job *job)
     return status;
 }
 
-void cairn_pushes_on_opened(struct job *job, const Cairn__RoundOpened *opened)
+cairn_status cairn_pushes_on_opened(struct job *job, const Cairn__RoundOpened *opened)
 {
-    if (job->pushing.pusher.push != NULL && job->pushing.pusher.round == opened->round) return;
+    if (job->pushing.pusher.push != NULL && job->pushing.pusher.round == opened->round)
+        return CAIRN_OK;
     cairn_pushes_drop(job, CAIRN_ERR_EPOCH_CHANGED);
     if (opened->rank >= opened->world) { // surplus: no shard grants it anything
         cairn_pushes_release(job);
-        return;
+        return CAIRN_OK;
     }
     cairn_status status = open_pusher(job);
-    if (status != CAIRN_OK) {
-        cairn_job_fail(job, status, "out of memory for a round of this job");
-        return;
-    }
+    if (status != CAIRN_OK) return status;
     cairn_pusher_begin(&job->pushing.pusher, opened->epoch, opened->round);
     for (uint32_t i = 0; i < job->pushing.body->layout->shard_count; i++)
         if (job->pushing.body->parts[i].absent) cairn_pusher_absent(&job->pushing.pusher, i);
@@ -171,6 +170,7 @@ void cairn_pushes_on_opened(struct job *job, const Cairn__RoundOpened *opened)
         job->shards.links[i]->grant_deadline_ms = cairn_client_now_ms() + GRANT_MAX_MS;
         cairn_pushes_on_grant(job->shards.links[i]);
     }
+    return CAIRN_OK;
 }
 
 void cairn_pushes_on_grant(struct shard_link *owner)
@@ -261,6 +261,21 @@ static bool round_is_over(const struct command *command)
            cairn_push_voided(job->pushing.pusher.push);
 }
 
+/* No memory for the command: it is run again with the next turn, from where it stood. A push that is half cut
+ * is neither pushed nor absent, so when memory stays away the job fails, for this worker. True: it has. */
+static bool starve(struct command *command, const char *doing)
+{
+    const uint64_t now_ms = cairn_client_now_ms();
+    if (command->starved_ms == 0) command->starved_ms = now_ms;
+    if (now_ms - command->starved_ms < STARVED_MS) return false;
+    struct cairn_sentence why;
+    cairn_sentence_set(&why, "out of memory %s, for %d s; close the job, and open it again", doing,
+                       STARVED_MS / 1000);
+    cairn_job_fail(command->job, CAIRN_ERR_NO_MEMORY, why.text);
+    if (command->op != NULL) cairn_op_let_go(command->op, CAIRN_ERR_NO_MEMORY, why.text);
+    return true;
+}
+
 /* The list of what was pushed in `micro`, made when it is first named. */
 static uint8_t *pushed_in(struct job *job, uint32_t micro)
 {
@@ -308,14 +323,11 @@ bool cairn_pushes_run(struct command *command)
     if (state == CARD_FAILED) return end_push(command, CAIRN_ERR_IO, job->failure.why.text);
     if (command->body == NULL) command->body = cairn_body_get(job->pushing.body);
     uint8_t *pushed = pushed_in(job, command->micro);
-    if (pushed == NULL) return end_push(command, CAIRN_ERR_NO_MEMORY, NULL);
+    if (pushed == NULL) return starve(command, "for a push");
     pushed[command->tensor] = 1;
     for (; cairn_command_chunk(command, &shard, &chunk); command->next_chunk++) {
         struct parcel *parcel = cairn_parcel_new(job, command, shard, chunk);
-        if (parcel == NULL) { // half a tensor is neither pushed nor absent: the round could not end
-            cairn_job_fail(job, CAIRN_ERR_NO_MEMORY, "out of memory in the middle of a push");
-            return end_push(command, CAIRN_ERR_NO_MEMORY, NULL);
-        }
+        if (parcel == NULL) return starve(command, "in the middle of a push");
         const struct cairn_push_chunk next = {
             .chunk = (uint32_t)chunk,
             .is_small = parcel->byte_count <= CAIRN_CHUNK_SMALL,
@@ -333,10 +345,8 @@ bool cairn_pushes_micro_end_run(struct command *command)
 {
     struct job *job = command->job;
     if (round_is_over(command)) return true;
-    if (pushed_in(job, command->micro) == NULL) {
-        cairn_job_fail(job, CAIRN_ERR_NO_MEMORY, "out of memory at the end of a micro-batch");
-        return true;
-    }
+    if (pushed_in(job, command->micro) == NULL)
+        return starve(command, "at the end of a micro-batch");
     cairn_status status = cairn_pusher_micro_end(&job->pushing.pusher, command->micro);
     return status != CAIRN_ERR_BUSY;
 }

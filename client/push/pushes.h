@@ -23,8 +23,10 @@ bool cairn_pushes_run(struct command *command);
 bool cairn_pushes_micro_end_run(struct command *command);
 bool cairn_pushes_commit_run(struct command *command);
 
-/* The coordinator's word about a round. */
-void cairn_pushes_on_opened(struct job *job, const Cairn__RoundOpened *opened);
+/* The coordinator's word about a round. CAIRN_ERR_NO_MEMORY: nothing of it was taken, and it is to be said
+ * again. */
+cairn_status cairn_pushes_on_opened(struct job *job,
+                                    const Cairn__RoundOpened *opened) CAIRN_MUST_CHECK;
 void cairn_pushes_on_result(struct job *job, const Cairn__RoundResult *result);
 /* Every parcel of the machine ends; it is dropped. */
 void cairn_pushes_drop(struct job *job, cairn_status status);

@@ -215,16 +215,18 @@ void mapped_receive(struct cairn_fabric_message *common, struct fabric_op *op, v
     refuse(unread);
 }
 
-static void offer_inline(struct mapped_in *in, const struct frame_message *frame)
+/* False: no memory for it. A message that is dropped would be awaited for good; the end of the connection
+ * makes both sides ask again. */
+static bool offer_inline(struct mapped_in *in, const struct frame_message *frame)
 {
     struct cairn_fabric *fabric = &in->fabric->common;
     const uint8_t *header = (const uint8_t *)(frame + 1), *payload = header + frame->header_bytes;
     const uint16_t header_bytes = frame->header_bytes;
     const uint32_t payload_bytes = frame->payload_bytes;
-    if (!fabric_judge(fabric, header_bytes, payload_bytes)) return;
+    if (!fabric_judge(fabric, header_bytes, payload_bytes)) return true;
     if (payload_bytes == 0) {
         fabric_offer(fabric, header, header_bytes, 0, NULL);
-        return;
+        return true;
     }
     uint8_t *copy = malloc(payload_bytes);
     struct mapped_message *message = NULL;
@@ -234,24 +236,29 @@ static void offer_inline(struct mapped_in *in, const struct frame_message *frame
         fabric->stats.messages_refused++;
     if (message == NULL) {
         free(copy);
-        return;
+        return false;
     }
     memcpy(copy, payload, payload_bytes);
     message->view = message->copy = copy;
     fabric_offer(fabric, header, header_bytes, payload_bytes, &message->common);
+    return true;
 }
 
-static void offer_reference(struct mapped_in *in, const struct frame_message *frame,
+/* Likewise. */
+static bool offer_reference(struct mapped_in *in, const struct frame_message *frame,
                             struct cairn_fabric_mapping *mapping)
 {
     struct cairn_fabric *fabric = &in->fabric->common;
     const void *header = frame + 1;
-    struct mapped_message *message = NULL;
-    if (fabric_judge(fabric, frame->header_bytes, frame->payload_bytes))
-        message = (struct mapped_message *)fabric_message_new(fabric, frame->payload_bytes);
+    if (!fabric_judge(fabric, frame->header_bytes, frame->payload_bytes)) {
+        release(in, frame->serial);
+        return true;
+    }
+    struct mapped_message *message = (struct mapped_message *)fabric_message_new(
+        fabric, frame->payload_bytes);
     if (message == NULL) {
         release(in, frame->serial);
-        return;
+        return false;
     }
     message->in = in;
     message->mapping = mapping;
@@ -260,6 +267,7 @@ static void offer_reference(struct mapped_in *in, const struct frame_message *fr
     cairn_fabric_mapping_hold(mapping);
     in->held++;
     fabric_offer(fabric, header, frame->header_bytes, frame->payload_bytes, &message->common);
+    return true;
 }
 
 static struct cairn_fabric_mapping *mapping_of(const struct mapped_in *in, uint16_t slot)
@@ -269,17 +277,13 @@ static struct cairn_fabric_mapping *mapping_of(const struct mapped_in *in, uint1
 
 static bool on_message(struct mapped_in *in, const struct frame_message *frame)
 {
-    if (frame->slot == FRAME_INLINE) {
-        offer_inline(in, frame);
-        return true;
-    }
+    if (frame->slot == FRAME_INLINE) return offer_inline(in, frame);
     struct cairn_fabric_mapping *mapping = mapping_of(in, frame->slot);
     if (mapping == NULL || frame->offset > mapping->bytes) return false;
     if (frame->payload_bytes > mapping->bytes - frame->offset) return false;
     if (!mapped_mapping_has(mapping, frame->offset, frame->payload_bytes)) return false;
     if (!reserve_release(in)) return false;
-    offer_reference(in, frame, mapping);
-    return true;
+    return offer_reference(in, frame, mapping);
 }
 
 /* Whoever is told of one message may end the connection: the others are not told then. */

@@ -27,8 +27,10 @@ static void fail(struct cairn_stream *stream, int error)
         refuse(stream, stream->peer);
         return;
     }
-    cairn_stream_close(stream, CAIRN_ERR_UNREACHABLE, "cannot connect to %s: %s", stream->peer,
-                       uv_strerror(error));
+    const bool is_ours = error == UV_EMFILE || error == UV_ENFILE || error == UV_ENOMEM ||
+                         error == UV_ENOBUFS;
+    cairn_stream_close(stream, is_ours ? CAIRN_ERR_NO_MEMORY : CAIRN_ERR_UNREACHABLE,
+                       "cannot connect to %s: %s", stream->peer, uv_strerror(error));
 }
 
 static void on_connect_late(uv_timer_t *timer)

@@ -1,6 +1,7 @@
 #include "proto/base/text.h"
 #include "proto/wire/messages.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,7 +36,10 @@ const char *cairn_message_name(uint16_t number)
 static void *budget_alloc(void *left, size_t bytes)
 {
     size_t *left_bytes = left;
-    if (bytes > *left_bytes) return NULL;
+    if (bytes > *left_bytes) {
+        errno = EMSGSIZE;
+        return NULL;
+    }
     *left_bytes -= bytes;
     return malloc(bytes);
 }
@@ -51,6 +55,7 @@ ProtobufCMessage *cairn_message_unpack(const ProtobufCMessageDescriptor *type, c
 {
     size_t left_bytes = UNPACK_BASE + bytes_len * UNPACK_FACTOR;
     ProtobufCAllocator budget = { budget_alloc, budget_free, &left_bytes };
+    errno = 0;
     return protobuf_c_message_unpack(type, &budget, bytes_len, bytes);
 }
 

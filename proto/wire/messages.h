@@ -172,9 +172,10 @@ const ProtobufCMessageDescriptor *cairn_message_type(uint16_t number);
 /* "JobOpen"; "?" for a number that is not a message. */
 const char *cairn_message_name(uint16_t number);
 
-/* protobuf_c_message_unpack under a budget: a message of a few bytes can ask for a thousand times its
- * size in structs, so the memory it may take is bounded by a small multiple of its length. NULL if it is
- * malformed or over the budget. Freed by cairn_message_free, and by nothing else. */
+/* protobuf_c_message_unpack under a budget: a message of a few bytes can ask for a thousand times its size in
+ * structs, so the memory it may take is bounded by a small multiple of its length. NULL if it is malformed or
+ * over the budget, and with errno ENOMEM if there is no memory. Freed by cairn_message_free, and by nothing
+ * else. */
 ProtobufCMessage *cairn_message_unpack(const ProtobufCMessageDescriptor *type, const uint8_t *bytes,
                                        size_t bytes_len);
 void cairn_message_free(ProtobufCMessage *message); /* NULL is fine */

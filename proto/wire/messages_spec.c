@@ -1,4 +1,5 @@
 /* A job spec as a protobuf message and back. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -276,6 +277,9 @@ cairn_status cairn_spec_unpack(const uint8_t *bytes, size_t bytes_len,
     cairn_sentence_set(why, "the job spec does not fit its limits or has an invalid name");
     Cairn__JobSpec *in = (Cairn__JobSpec *)cairn_message_unpack(&cairn__job_spec__descriptor, bytes,
                                                                 bytes_len);
+    if (in == NULL && errno == ENOMEM)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job spec of %zu bytes",
+                          bytes_len);
     if (in == NULL) {
         cairn_sentence_set(why, "the job spec is not a valid JobSpec message of %zu bytes",
                            bytes_len);

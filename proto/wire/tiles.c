@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 #include <sodium.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -175,6 +176,8 @@ cairn_status cairn_tiles_unpack(const uint8_t *bytes, size_t bytes_len,
 {
     Cairn__TileList *in = (Cairn__TileList *)cairn_message_unpack(&cairn__tile_list__descriptor,
                                                                   bytes, bytes_len);
+    if (in == NULL && errno == ENOMEM)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for tiles of %zu bytes", bytes_len);
     if (in == NULL)
         return cairn_fail(why, CAIRN_ERR_MALFORMED,
                           "the tiles are not a valid TileList message of %zu bytes", bytes_len);

@@ -51,7 +51,7 @@ void toy_push(cairn_job *job, const struct cairn_round *round, uint32_t micro, u
 struct cairn_result toy_commit(cairn_job *job, const struct cairn_round *round);
 /* Begin, push, commit. */
 struct cairn_result toy_step(cairn_job *job, uint32_t seed);
-/* The plane's values of a tensor. */
+/* The plane's values of a whole tensor. */
 void toy_fetch(cairn_job *job, struct cairn_version version, int tensor, const char *plane,
                cairn_dtype dtype, void *out);
 

@@ -1,0 +1,16 @@
+/* What nth_fail.c, preloaded, lets a program fail: the nth thing that it asks for, once. */
+#ifndef CAIRN_SUPPORT_NTH_H
+#define CAIRN_SUPPORT_NTH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* kind: "memory", "descriptors", "threads". `of`: a part of the file name of who asks; "": anybody. The
+ * number is counted from 1. */
+void nth_arm(const char *kind, const char *of, uint64_t number);
+/* True: it has failed. *asked_out: how often something of the kind was asked for; *by_out: where it
+ * failed. */
+bool nth_disarm(uint64_t *asked_out, void **by_out);
+bool nth_fired(void);
+
+#endif
