@@ -165,10 +165,34 @@ void cairn_puts_end(struct job *job, cairn_status status)
     pthread_mutex_unlock(&job->session->lock);
 }
 
-cairn_status cairn_puts_explain(const struct job *job, cairn_status status, size_t count)
+/* "; this worker has not put 11 tensors: a, b, ...": as many names as there is room for. */
+static void add_missing(const struct job *job, struct cairn_sentence *out)
+{
+    struct cairn_sentence names = { "" };
+    size_t missing = 0;
+    for (size_t i = 0; i < job->spec.tensor_count; i++) {
+        const struct cairn_tensor_spec *t = &job->spec.tensors[i];
+        const struct put_note *note = job->puts.notes != NULL ? &job->puts.notes[i] : NULL;
+        if (t->alias_of != NULL || cairn_spec_has_origin(&job->spec, i) ||
+            (note != NULL && (note->put & bit_of(CAIRN_PLANE_PARAM)) != 0))
+            continue;
+        cairn_sentence_add(&names, "%s%s", missing++ > 0 ? ", " : "", t->name);
+    }
+    if (missing == 0) return;
+    cairn_sentence_add(out, "; this worker has not put %zu tensor%s: %s", missing,
+                       missing > 1 ? "s" : "", names.text);
+}
+
+cairn_status cairn_puts_explain(struct job *job, cairn_status status, size_t count)
 {
     struct cairn_sentence why;
     cairn_sentence_set(&why, "%s", cairn_error());
+    if (status == CAIRN_ERR_NOT_READY) {
+        pthread_mutex_lock(&job->session->lock);
+        if (job->member.rank == 0 && !cairn_client_tiles_hold(job)) add_missing(job, &why);
+        pthread_mutex_unlock(&job->session->lock);
+        return cairn_client_fail(status, "%s", why.text);
+    }
     if (status != CAIRN_ERR_MISMATCH || count == 0 || count == job->spec.tensor_count)
         return status;
     return cairn_client_fail(status, "%s (this rank put %zu of the job's %zu tensors)", why.text,

@@ -237,8 +237,9 @@ static cairn_status init_done_inside(struct job *job, const uint8_t *given, uint
     message.held.len = held != NULL ? job->spec.tensor_count * CAIRN_PUTS_HELD_BYTES : 0;
     status = cairn_ask(job, CAIRN_MSG_INIT_DONE, &message.base, CAIRN_MSG_DONE, deadline_ms, NULL);
     free(held);
+    if (status != CAIRN_OK) status = cairn_puts_explain(job, status, hashed);
     cairn_puts_end(job, status);
-    return status == CAIRN_OK ? CAIRN_OK : cairn_puts_explain(job, status, hashed);
+    return status;
 }
 
 cairn_status cairn_init_done(cairn_job *handle, const uint8_t *digest, int timeout_ms)

@@ -187,7 +187,7 @@ static cairn_status take(enum cairn_env_key key, const char *text, const char *s
     const char *said = source != NULL ? source : "the default";
     const int length = snprintf(value->text, sizeof value->text, "%s", text);
     if (length < 0 || (size_t)length >= sizeof value->text)
-        return cairn_fail(why, CAIRN_ERR_INVALID, "%s is too long for a %s: at most %zu bytes",
+        return cairn_fail(why, CAIRN_ERR_INVALID, "%s is too long: the %s has at most %zu bytes",
                           said, names[key], sizeof value->text - 1);
     value->source = said;
     const cairn_status status = judge(key, value, why != NULL ? why : &unused);

@@ -1,6 +1,7 @@
 #include "client/base/spec.h"
 
 #include <fnmatch.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -311,10 +312,9 @@ static void fill_job(struct cairn_job_spec_data *spec, const struct cairn_job_sp
     CAIRN_SPEC_FIELDS(X)
 #undef X
     if (from->stage != 0) spec->stage = from->stage - CAIRN_STAGE(0);
-    if (from->skips_max != 0) // 64 bits: 32 would lie in what older callers have as padding
-        spec->skips_max = from->skips_max < UINT32_MAX ? (uint32_t)from->skips_max : UINT32_MAX;
-    spec->global_batch = from->global_batch < UINT32_MAX ? (uint32_t)from->global_batch
-                                                         : UINT32_MAX;
+    // 64 bits: 32 would lie in what older callers have as padding
+    if (from->skips_max != 0) spec->skips_max = (uint32_t)from->skips_max;
+    spec->global_batch = (uint32_t)from->global_batch;
 }
 
 static cairn_status fill(struct cairn_job_spec_data *spec, struct groups *groups,
@@ -347,6 +347,18 @@ cairn_status cairn_client_spec_launch(const struct cairn_job_spec *from, uint32_
     return CAIRN_OK;
 }
 
+/* What has 64 bits here and 32 in the job: a number is judged before it is cut. */
+static cairn_status judge_wide(const struct cairn_job_spec *from)
+{
+    if (from->skips_max > UINT32_MAX)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "skips_max is %" PRIu64 "; allowed: 0 (%d) to %" PRIu32,
+                                 from->skips_max, CAIRN_SPEC_SKIPS_DEFAULT, UINT32_MAX);
+    if (from->global_batch <= CAIRN_SPEC_MICRO_MAX) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_INVALID, "global_batch is %" PRIu64 "; allowed: 0 to %u",
+                             from->global_batch, (unsigned)CAIRN_SPEC_MICRO_MAX);
+}
+
 cairn_status cairn_client_spec_fill(const struct cairn_job_spec *from,
                                     struct cairn_job_spec_data *spec, uint64_t *open_flags_out)
 {
@@ -362,6 +374,7 @@ cairn_status cairn_client_spec_fill(const struct cairn_job_spec *from,
             CAIRN_ERR_INVALID,
             "open_flags is %llu; allowed: CAIRN_OPEN_MUST_EXIST, CAIRN_OPEN_RESUME",
             (unsigned long long)own.open_flags);
+    if (status == CAIRN_OK) status = judge_wide(&own);
     if (status == CAIRN_OK) *open_flags_out = own.open_flags;
     if (status == CAIRN_OK) status = fill(spec, &groups, &own);
     free(groups.list);

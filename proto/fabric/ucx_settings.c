@@ -62,9 +62,6 @@ static const struct {
     { "MAX_POLL", "1" },
 };
 
-/* UCX installs handlers for these signals when it is loaded, before main. */
-static const int crash_signals[] = { SIGILL, SIGSEGV, SIGBUS, SIGFPE };
-
 static const char *or_default(const char *value, const char *fallback)
 {
     return value != NULL && value[0] != '\0' ? value : fallback;
@@ -80,25 +77,38 @@ const char *ucx_transports(const struct cairn_fabric_options *options)
     return or_default(options->transports, "tcp");
 }
 
+/* ---- signals ---- */
+
 /* Only UCX's own: the host may have put its handler there since. */
 static bool handler_is_of_ucx(int signum)
 {
     struct sigaction action;
-    Dl_info where;
-    if (sigaction(signum, NULL, &action) != 0 || (action.sa_flags & SA_SIGINFO) == 0) return false;
+    Dl_info where, ucx;
+    if (sigaction(signum, NULL, &action) != 0) return false;
     union {
-        void (*function)(int, siginfo_t *, void *);
+        void (*plain)(int);
+        void (*with_info)(int, siginfo_t *, void *);
         void *address;
-    } handler = { .function = action.sa_sigaction };
-    return dladdr(handler.address, &where) != 0 && where.dli_fname != NULL &&
-           strstr(where.dli_fname, "libucs.so") != NULL;
+    } handler = { .plain = action.sa_handler };
+    union {
+        void (*function)(int);
+        void *address;
+    } known = { .function = ucs_debug_disable_signal };
+    if ((action.sa_flags & SA_SIGINFO) != 0) handler.with_info = action.sa_sigaction;
+    return dladdr(handler.address, &where) != 0 && dladdr(known.address, &ucx) != 0 &&
+           where.dli_fbase == ucx.dli_fbase;
 }
 
-static void give_signals_back(void)
+/* UCX installs handlers when it is loaded, before main: of crashes, and of SIGHUP, which its handler survives
+ * (UCX_HANDLE_ERRORS, UCX_DEBUG_SIGNO). The signals of a process are its own, so they are given back as they were
+ * before, as soon as UCX is there: its constructor runs before those of whoever is linked with it. */
+__attribute__((constructor)) static void give_signals_back(void)
 {
-    for (size_t i = 0; i < sizeof crash_signals / sizeof crash_signals[0]; i++)
-        if (handler_is_of_ucx(crash_signals[i])) ucs_debug_disable_signal(crash_signals[i]);
+    for (int signum = 1; signum <= SIGRTMAX; signum++)
+        if (handler_is_of_ucx(signum)) ucs_debug_disable_signal(signum);
 }
+
+/* ---- settings ---- */
 
 static ucs_status_t set_of_tcp(ucp_config_t *config, const char *name, const char *value)
 {

@@ -100,6 +100,9 @@ TEST(a_tensor_is_put_once_and_again_if_some_were_missing)
     toy_fails(cairn_put(job, "scale", "param", NULL, &mem, NULL), CAIRN_ERR_EXISTS, "put once");
     toy_fails(cairn_init_done(job, NULL, TOY_WAIT_MS), CAIRN_ERR_NOT_READY,
               "has no whole initial state of"); // the shard that answered first
+    toy_good(cairn_put(job, "scale", "param", NULL, &mem, NULL));
+    toy_fails(cairn_init_done(job, NULL, TOY_WAIT_MS), CAIRN_ERR_NOT_READY,
+              "this worker has not put 4 tensors: a.bias, a.weight, b.weight, table");
     toy_put(job);
     toy_good(cairn_init_done(job, NULL, TOY_WAIT_MS));
     toy_fails(cairn_put(job, "scale", "param", NULL, &mem, NULL), CAIRN_ERR_EXISTS, "already");

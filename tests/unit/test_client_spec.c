@@ -129,6 +129,17 @@ TEST(a_zero_has_no_sign)
     ck_assert(!signbit(data.groups[0].weight_decay));
 }
 
+TEST(a_number_is_told_as_it_was_given)
+{
+    spec.global_batch = UINT64_MAX;
+    check_refused("global_batch is 18446744073709551615; allowed: 0 to 65536");
+    spec.global_batch = (uint64_t)1 << 32;
+    check_refused("global_batch is 4294967296; allowed: 0 to 65536");
+    spec.global_batch = 0;
+    spec.skips_max = UINT64_MAX;
+    check_refused("skips_max is 18446744073709551615; allowed: 0 (100) to 4294967295");
+}
+
 TEST(a_group_of_what_is_not_trained_is_refused)
 {
     struct cairn_tensor two[] = { tensor, tensor };

@@ -209,6 +209,8 @@ TEST(a_value_of_any_length_is_judged_and_not_cut)
     memset(text, 'x', sizeof text - 1);
     ck_assert_int_eq(find(ENV("CAIRN_FABRIC_DEVICE", text), NULL), CAIRN_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(why.text, "CAIRN_FABRIC_DEVICE is too long"));
+    ck_assert_int_eq(find(ENV("CAIRN_ENDPOINT", text), NULL), CAIRN_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(why.text, "too long: the endpoint has at most"));
     text[127] = 0;
     ck_assert_int_eq(find(ENV("CAIRN_RUN_ID", text), NULL), CAIRN_OK);
     text[127] = 'x';
