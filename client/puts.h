@@ -41,9 +41,9 @@ void cairn_puts_failed(struct job *job, size_t tensor, int plane);
 bool cairn_puts_any_failed(const struct job *job);
 /* What the coordinator answered to InitDone. */
 void cairn_puts_end(struct job *job, cairn_status status);
-/* Adds to this thread's sentence what this worker did not put, before cairn_puts_end forgets it: of an initial
- * state that is not whole all that rank 0 has left out; and that the rank put only `count` tensors, the usual
- * reason for a mismatch. */
+/* Adds to this thread's sentence what this worker did not put, before cairn_puts_end forgets it: of an
+ * initial state that is not whole all that rank 0 has left out; and that the rank put only `count` tensors,
+ * the usual reason for a mismatch. */
 cairn_status cairn_puts_explain(struct job *job, cairn_status status, size_t count);
 
 #endif

@@ -247,6 +247,14 @@ static cairn_status fill(struct words *words, const struct cairn_amend *amend)
         CAIRN_ERR_INVALID, "the amendment is over %d bytes: amend less at a time", AMEND_BYTES_MAX);
 }
 
+static bool reserves_nothing(const struct cairn_amend *amend)
+{
+    return cairn_struct_is_zero(amend->reserved, sizeof amend->reserved) &&
+           cairn_struct_is_zero(amend->reserved_losses, sizeof amend->reserved_losses) &&
+           cairn_struct_is_zero(amend->reserved_rules, sizeof amend->reserved_rules) &&
+           cairn_struct_is_zero(amend->reserved_settings, sizeof amend->reserved_settings);
+}
+
 cairn_status cairn_job_amend(cairn_job *handle, const struct cairn_amend *amend, int timeout_ms)
 {
     struct job *job = cairn_api_job(handle);
@@ -260,6 +268,8 @@ cairn_status cairn_job_amend(cairn_job *handle, const struct cairn_amend *amend,
         status = cairn_client_fail(
             CAIRN_ERR_INVALID,
             "amend must be given with its struct_size (%zu), timeout_ms be 0 or more", sizeof own);
+    if (status == CAIRN_OK && !reserves_nothing(&own))
+        status = cairn_client_fail(CAIRN_ERR_INVALID, "amend: what is reserved is not 0");
     if (status == CAIRN_OK && job->member.role != CAIRN_WORKER)
         status = cairn_client_fail(CAIRN_ERR_REFUSED, "a reader does not amend a job");
     if (status == CAIRN_OK) status = judge(&own);

@@ -14,24 +14,21 @@ static cairn_status take_mem(const struct cairn_mem *given, struct cairn_mem *ou
     if (!cairn_struct_take(&mem, sizeof mem, offsetof(struct cairn_mem, stride), given))
         return cairn_client_fail(CAIRN_ERR_INVALID, "mem.struct_size is %zu, this library's is %zu",
                                  given->struct_size, sizeof mem);
-    if (mem.device < -1)
-        return cairn_client_fail(CAIRN_ERR_INVALID, "mem.device is %d; allowed: 0 (or -1) = host",
-                                 mem.device);
-    if (mem.device <= 0 && mem.stream != NULL)
+    struct card *card;
+    const cairn_status status = cairn_api_card(&mem, &card);
+    if (status != CAIRN_OK) return status;
+    if (card == NULL && mem.stream != NULL)
         return cairn_client_fail(CAIRN_ERR_INVALID,
                                  "mem.stream is %p, and mem.device %d, the host: only what a GPU "
                                  "writes is ordered by a stream; give NULL",
                                  mem.stream, mem.device);
-    struct card *card;
-    const cairn_status status = cairn_api_card(&mem, &card);
-    if (status == CAIRN_OK) *out = mem;
-    return status;
+    *out = mem;
+    return CAIRN_OK;
 }
 
 cairn_status cairn_api_card(const struct cairn_mem *mem, struct card **card_out)
 {
-    *card_out = NULL;
-    return mem->device <= 0 ? CAIRN_OK : cairn_card_get(mem->device - 1, card_out);
+    return cairn_card_of_device(mem->device, "mem.device", card_out);
 }
 
 cairn_status cairn_api_judge_data(const struct job *job, const char *name,

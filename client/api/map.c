@@ -159,10 +159,7 @@ cairn_status cairn_map_device(cairn_job *handle, struct cairn_version version, c
     struct card *card = NULL;
     if (job == NULL) return CAIRN_ERR_HANDLE;
     cairn_status status = cairn_api_check(job);
-    if (status == CAIRN_OK && device < -1)
-        status = cairn_client_fail(CAIRN_ERR_INVALID,
-                                   "device is %d; allowed: 0 (or -1) = host, CAIRN_GPU(n)", device);
-    if (status == CAIRN_OK && device > 0) status = cairn_card_get(device - 1, &card);
+    if (status == CAIRN_OK) status = cairn_card_of_device(device, "device", &card);
     if (status == CAIRN_OK)
         status = map_inside(job, version, unit, card, views, view_count, op_out);
     return cairn_api_leave(handle, status);

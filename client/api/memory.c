@@ -7,16 +7,6 @@
 #include "client/device/card.h"
 #include "client/session.h"
 
-/* *card_out NULL: the host. */
-static cairn_status judge_device(int device, struct card **card_out)
-{
-    *card_out = NULL;
-    if (device < -1)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "device is %d; allowed: -1 = host, else a GPU's number", device);
-    return device == -1 ? CAIRN_OK : cairn_card_get(device, card_out);
-}
-
 /* More than the machine has is refused now: it is not reserved, and would end the process later. */
 static cairn_status judge_bytes(size_t bytes)
 {
@@ -39,7 +29,7 @@ cairn_status cairn_alloc(cairn *handle, size_t bytes, int device, void **out)
     struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
     if (s == NULL) return cairn_handle_fail(handle, "session");
     struct card *card;
-    cairn_status status = judge_device(device, &card);
+    cairn_status status = cairn_card_of_device(device, "device", &card);
     if (status == CAIRN_OK && bytes == 0)
         status = cairn_client_fail(CAIRN_ERR_INVALID, "bytes is 0");
     if (status == CAIRN_OK && card == NULL) status = judge_bytes(bytes);
@@ -62,7 +52,7 @@ cairn_status cairn_register(cairn *handle, void *ptr, size_t bytes, int device)
     struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
     if (s == NULL) return cairn_handle_fail(handle, "session");
     struct card *card;
-    cairn_status status = judge_device(device, &card);
+    cairn_status status = cairn_card_of_device(device, "device", &card);
     if (status == CAIRN_OK && (ptr == NULL || bytes == 0))
         status = cairn_client_fail(CAIRN_ERR_INVALID, "ptr is NULL or bytes is 0");
     if (status == CAIRN_OK)

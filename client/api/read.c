@@ -42,7 +42,7 @@ static cairn_status fetch_inside(struct job *job, struct cairn_version version, 
         return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
                                  "tensor %s: memory of GPU %d with mem.stride is not written to: "
                                  "fetch into dense memory, and copy it from there",
-                                 tensor, mem.device - 1);
+                                 tensor, cairn_card_number(pattern.card));
     if (status == CAIRN_OK && pattern.card != NULL)
         status = cairn_card_mark(pattern.card, mem.stream, &pattern.event);
     if (status == CAIRN_OK)

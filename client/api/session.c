@@ -102,13 +102,9 @@ static cairn_status await_welcome(struct session *s)
 static cairn_status open_device(struct session *s, int device)
 {
     struct card *card;
-    if (device == 0 || device == -1) return CAIRN_OK;
-    if (device < -1)
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "opts.device is %d; allowed: 0 (or -1) = none, CAIRN_GPU(n)",
-                                 device);
-    const cairn_status status = cairn_card_get(device - 1, &card);
-    return status == CAIRN_OK ? cairn_card_imports_open(card, &s->imports) : status;
+    const cairn_status status = cairn_card_of_device(device, "opts.device", &card);
+    if (status != CAIRN_OK || card == NULL) return status;
+    return cairn_card_imports_open(card, &s->imports);
 }
 
 cairn_status cairn_open(const struct cairn_opts *opts, cairn **out)
@@ -128,6 +124,8 @@ cairn_status cairn_client_open(const struct cairn_opts *opts, struct cairn_fabri
             "opts.struct_size is %zu, this library's is %zu (a larger struct must be 0 behind it)",
             opts->struct_size, sizeof taken);
     opts = &taken;
+    if (opts->reserved != 0 || opts->reserved_too != 0 || opts->reserved_last != 0)
+        return cairn_client_fail(CAIRN_ERR_INVALID, "opts: what is reserved is not 0");
     if (opts->connect_timeout_ms < 0)
         return cairn_client_fail(CAIRN_ERR_INVALID, "opts.connect_timeout_ms is negative");
     struct cairn_sentence why = { "" };

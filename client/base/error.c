@@ -19,6 +19,16 @@ cairn_status cairn_client_fail(cairn_status status, const char *fmt, ...)
     return status;
 }
 
+const char *cairn_status_name(int status)
+{
+    return cairn_status_code_name(status);
+}
+
+const char *cairn_version(void)
+{
+    return CAIRN_VERSION;
+}
+
 const char *cairn_error(void)
 {
     return last;

@@ -53,7 +53,14 @@ static cairn_status judge_name(const char *what, size_t i, const char *field, co
 cairn_status cairn_client_group_take(const struct cairn_group *first, size_t i,
                                      struct cairn_group *out)
 {
-    return take(out, sizeof *out, GROUP_LEAST, cairn_struct_at(first, i), "a group");
+    const cairn_status status = take(out, sizeof *out, GROUP_LEAST, cairn_struct_at(first, i),
+                                     "a group");
+    if (status != CAIRN_OK ||
+        (cairn_struct_is_zero(out->reserved, sizeof out->reserved) && out->reserved_last == 0))
+        return status;
+    return cairn_client_fail(CAIRN_ERR_INVALID,
+                             "groups[%zu]: what is reserved is not 0; begin with CAIRN_GROUP_INIT",
+                             i);
 }
 
 struct cairn_group_spec cairn_client_group_of(const struct cairn_group *g)

@@ -29,6 +29,14 @@ bool cairn_struct_take(void *to, size_t bytes, size_t least_bytes, const void *f
     return true;
 }
 
+bool cairn_struct_is_zero(const void *reserved, size_t bytes)
+{
+    const unsigned char *byte = reserved;
+    for (size_t i = 0; i < bytes; i++)
+        if (byte[i] != 0) return false;
+    return true;
+}
+
 void cairn_struct_give(void *out, const void *from, size_t bytes)
 {
     const size_t size = size_of(out);

@@ -13,6 +13,8 @@
 bool cairn_struct_take(void *to, size_t bytes, size_t least_bytes, const void *from);
 /* True if *out, the caller's, says a size of at least least_bytes. */
 bool cairn_struct_fits(const void *out, size_t least_bytes);
+/* What is reserved for a later version, and has to be 0 until then. */
+bool cairn_struct_is_zero(const void *reserved, size_t bytes);
 /* Gives ours to the caller: as much as its struct_size has room for, which stays; the rest of it is 0. */
 void cairn_struct_give(void *out, const void *from, size_t bytes);
 /* The caller's i-th struct of an array: the first one's struct_size is the distance of all. */

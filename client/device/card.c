@@ -1,5 +1,7 @@
 #include "client/device/card.h"
 
+#include <cairn.h>
+
 #include <pthread.h>
 #include <string.h>
 #include <stdlib.h>
@@ -167,6 +169,15 @@ cairn_status cairn_card_get(int number, struct card **card_out)
     pthread_mutex_unlock(&door.lock);
     if (status == CAIRN_OK) *card_out = card;
     return status;
+}
+
+cairn_status cairn_card_of_device(int device, const char *what, struct card **card_out)
+{
+    *card_out = NULL;
+    if (device == 0) return CAIRN_OK;
+    if (device >= CAIRN_GPU(0)) return cairn_card_get(device - CAIRN_GPU(0), card_out);
+    return cairn_client_fail(CAIRN_ERR_INVALID,
+                             "%s is %d; allowed: 0 = the host, CAIRN_GPU(n) = GPU n", what, device);
 }
 
 cairn_status cairn_card_of_thread(struct card *other, struct card **card_out)

@@ -20,6 +20,10 @@ struct card_event;
 /* CAIRN_ERR_UNSUPPORTED: no driver, one that is too old, or a card that cannot do what is needed;
  * CAIRN_ERR_INVALID: no such number; CAIRN_ERR_IO, CAIRN_ERR_NO_MEMORY: it does not open. */
 cairn_status cairn_card_get(int number, struct card **card_out) CAIRN_MUST_CHECK;
+/* What a caller means by `device` (`what`: how cairn.h calls it): 0 is the host, and *card_out NULL;
+ * CAIRN_GPU(n) GPU n. CAIRN_ERR_INVALID: another number, such as a plain 1 or the -1 of other interfaces. */
+cairn_status cairn_card_of_device(int device, const char *what,
+                                  struct card **card_out) CAIRN_MUST_CHECK;
 /* That of the thread's current context (cudaSetDevice); without one `other`, or GPU 0 if that is NULL. */
 cairn_status cairn_card_of_thread(struct card *other, struct card **card_out) CAIRN_MUST_CHECK;
 int cairn_card_number(const struct card *card);

@@ -18,7 +18,12 @@
  * cairn_stream_wait on a second one, and one descriptor to poll. Not for use after fork() without exec():
  * there the parent's handles are CAIRN_ERR_HANDLE, cairn_close and cairn_job_close of them do nothing, and
  * cairn_open may hang: UCX may have a thread from the moment it is loaded, and a lock of that thread would
- * stay held in the child (UCX_VFS_ENABLE=n starts none).
+ * stay held in the child (UCX_VFS_ENABLE=n starts none). A signal handler may call cairn_status_name and
+ * cairn_version and, to end a wait elsewhere, set what a thread looks at between calls with short timeouts;
+ * every other call takes locks and memory. A thread must not be cancelled (pthread_cancel), nor leave by
+ * longjmp or a C++ exception, while it is in a call or in on_wait: a lock would stay held, and the session
+ * would stand still. Where threads are cancelled, put pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, ...)
+ * around the calls.
  *
  * Names: of a job 1 to 255 bytes of [A-Za-z0-9._-], not beginning with '.' or '-'; of tensors, units and
  * groups 1 to 255 bytes of UTF-8 without control characters. What an update computes, the formulas of the
@@ -30,8 +35,8 @@
  * with CAIRN_GROUP_INIT and change what is to be different. With lr 0 nothing is learnt; an eps of 0 is
  * refused for "adamw" and "adam", which divide by it.
  *
- * GPUs, as CUDA_VISIBLE_DEVICES numbers them (client/README.md, "Memory of a GPU"): the host is 0 in
- * cairn_mem.device, and -1 for cairn_alloc and cairn_register, where 0 is a GPU. No driver:
+ * GPUs (client/README.md, "Memory of a GPU"): wherever there is a `device`, 0 is the host and CAIRN_GPU(n)
+ * GPU n, as CUDA_VISIBLE_DEVICES numbers them; anything else is CAIRN_ERR_INVALID. No driver:
  * CAIRN_ERR_UNSUPPORTED; no such GPU, memory that is not of it, a stream that is not of it as far as the
  * driver says (of a destroyed one it may say nothing, or crash), or one that is being captured into a CUDA
  * graph: CAIRN_ERR_INVALID; its context is gone: CAIRN_ERR_IO. Captures of other streams go on meanwhile, but
@@ -46,6 +51,12 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* Of this header; cairn_version() is that of the library that is loaded. */
+#define CAIRN_VERSION_MAJOR 0
+#define CAIRN_VERSION_MINOR 1
+#define CAIRN_VERSION_PATCH 0
+#define CAIRN_VERSION       "0.1.0"
 
 #define CAIRN_EXPORT  __attribute__((visibility("default")))
 #define CAIRN_CHECKED __attribute__((warn_unused_result))
@@ -251,7 +262,10 @@ typedef enum cairn_placement {
     CAIRN_WHOLE = 1 /* all of it on one shard */
 } cairn_placement;
 
-typedef struct cairn cairn;         /* a session with a cluster */
+typedef struct cairn_session cairn_session; /* a session with a cluster */
+#ifndef __cplusplus
+typedef cairn_session cairn; /* its short name; in C++ it may be a namespace */
+#endif
 typedef struct cairn_job cairn_job; /* a job of a session */
 typedef struct cairn_op cairn_op;   /* something under way */
 
@@ -273,17 +287,20 @@ struct cairn_opts {
     const char *endpoint;
     const char *name;       /* for logs and error texts; "pid N on HOST" */
     int connect_timeout_ms; /* 0 = 10,000: how long cairn_open tries */
+    uint32_t reserved;      /* 0, as all that is reserved: CAIRN_ERR_INVALID */
     const char *fabric;     /* "auto", "mapped", "ucx"; CAIRN_FABRIC */
     /* Network devices of the data path between hosts; CAIRN_FABRIC_DEVICE; those of the routes to the shards
      * (cairn_data_path) */
     const char *fabric_device;
     uint32_t prefetch_units; /* 0 = 2: the window of cairn_prefetch, of each job */
-    cairn_wait_fn on_wait;   /* NULL: a line a minute on standard error, and the call waits on */
+    uint32_t reserved_too;
+    cairn_wait_fn on_wait; /* NULL: a line a minute on standard error, and the call waits on */
     void *on_wait_context;
     /* CAIRN_GPU(n): this process computes on that GPU. Shards of this host whose state is on it show it what
      * they publish there, and do not copy that to host memory if all members of a job read it so.
      * CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_INVALID: as of cairn_alloc. 0: on none */
     int device;
+    uint32_t reserved_last;
 };
 
 /* What the launcher says of this process. Rank is not identity: a restarted process has its
@@ -331,6 +348,7 @@ struct cairn_group {
     const char *optimizer;                                /* "adamw", "adam", "sgd" */
     double lr, beta1, beta2, eps, weight_decay, momentum; /* no default at 0: CAIRN_GROUP_INIT */
     bool nesterov;
+    uint8_t reserved[7]; /* 0 */
     /* Trained tensors that name no group belong to the first group in the list whose pattern matches their
      * name (fnmatch: "*.bias"), without one to "default". A pattern that no tensor takes is
      * CAIRN_ERR_INVALID. NULL = only tensors that name the group. */
@@ -340,11 +358,12 @@ struct cairn_group {
     const struct cairn_schedule_point *points; /* [point_count], at most 1024, steps ascending */
     size_t point_count;
     cairn_schedule_kind schedule;
+    uint32_t reserved_last; /* 0 */
 };
-#define CAIRN_GROUP_INIT                                                                          \
-    {                                                                                             \
-        sizeof(struct cairn_group), NULL, "adamw", 1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, false, NULL, \
-            0, 0, 0, 0.0, NULL, 0, CAIRN_SCHEDULE_CONSTANT                                        \
+#define CAIRN_GROUP_INIT                                                                     \
+    {                                                                                        \
+        sizeof(struct cairn_group), NULL, "adamw", 1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, false,  \
+            { 0, 0, 0, 0, 0, 0, 0 }, NULL, 0, 0, 0, 0.0, NULL, 0, CAIRN_SCHEDULE_CONSTANT, 0 \
     }
 
 /* What a worker keeps, adds up and pushes (api of stage n: CAIRN_STAGE(n), so that 0 is the default).
@@ -480,7 +499,7 @@ struct cairn_mem {
      * in the box. Not negative; of a fetch no two elements may share memory (CAIRN_ERR_INVALID). Memory that
      * is not dense is copied chunk by chunk on its way (cairn_stats.packed_bytes). */
     int64_t stride[8];
-    int device; /* 0 (or -1) = host; CAIRN_GPU(n): cairn_alloc's or anybody's */
+    int device; /* 0 = host; CAIRN_GPU(n): cairn_alloc's or anybody's */
     /* cudaStream_t that writes or reads it, NULL: the default one. Of the host: NULL */
     void *stream;
     /* How many bytes there are at ptr; 0: not said. Given, put, push and fetch compare it with what they
@@ -489,7 +508,8 @@ struct cairn_mem {
      * tensor, box or dtype than the call */
     size_t bytes;
 };
-#define CAIRN_GPU(n) ((n) + 1) /* so that 0 is the host */
+/* In every `device` of this interface: 0 is the host. A plain number is no GPU, and is refused. */
+#define CAIRN_GPU(n) ((n) + 0x100)
 
 struct cairn_round {
     size_t struct_size;
@@ -568,10 +588,16 @@ CAIRN_EXPORT cairn_status cairn_env_read(struct cairn_env *out) CAIRN_CHECKED;
 /* Connects to the coordinator; opts may be NULL. CAIRN_ERR_UNREACHABLE after connect_timeout_ms,
  * CAIRN_ERR_VERSION, CAIRN_ERR_INVALID; CAIRN_ERR_REFUSED: this user may not use its socket. A session
  * outlives the coordinator: it reconnects by itself, and calls wait for that until their own deadline. */
-CAIRN_EXPORT cairn_status cairn_open(const struct cairn_opts *opts, cairn **out) CAIRN_CHECKED;
+CAIRN_EXPORT cairn_status cairn_open(const struct cairn_opts *opts,
+                                     cairn_session **out) CAIRN_CHECKED;
 /* Closes jobs that are open, fails what is under way and every call that waits, returns loans; takes about a
  * second at most, a stopped shard or coordinator or not. Of a GPU: as cairn_free, of all there is. */
-CAIRN_EXPORT void cairn_close(cairn *session);
+CAIRN_EXPORT void cairn_close(cairn_session *session);
+/* "CAIRN_ERR_BUSY"; "CAIRN_ERR_?" for a number that is none of these. Of the library, for good; may be called
+ * anywhere. */
+CAIRN_EXPORT const char *cairn_status_name(int status);
+/* "0.1.0": of the library that is loaded, where CAIRN_VERSION is of the header; likewise. */
+CAIRN_EXPORT const char *cairn_version(void);
 /* This thread's last error: what, why, what to do. Valid until the thread's next call. Never NULL. */
 CAIRN_EXPORT const char *cairn_error(void);
 
@@ -580,34 +606,34 @@ CAIRN_EXPORT const char *cairn_error(void);
  * kernel has them. Whoever gives it to put, push or fetch lends it like any other; a piece that reaches
  * beyond its end is CAIRN_ERR_INVALID. CAIRN_ERR_NO_MEMORY: there is not as much, or the process may not have
  * it. The limit of a container is the kernel's, who may end a process of it instead.
- * device: -1 = host; n = GPU n: memory that shards on that GPU read where it lies, in units of 2 MiB. */
-CAIRN_EXPORT cairn_status cairn_alloc(cairn *session, size_t bytes, int device,
+ * device: 0 = host; CAIRN_GPU(n): memory that shards on that GPU read where it lies, in units of 2 MiB. */
+CAIRN_EXPORT cairn_status cairn_alloc(cairn_session *session, size_t bytes, int device,
                                       void **out) CAIRN_CHECKED;
 /* CAIRN_ERR_BUSY: an operation has it on loan, and it stays. CAIRN_ERR_INVALID: not what cairn_alloc gave. Of
  * a GPU: nothing that is queued on any stream may touch it any more; this waits for none. */
-CAIRN_EXPORT cairn_status cairn_free(cairn *session, void *ptr) CAIRN_CHECKED;
+CAIRN_EXPORT cairn_status cairn_free(cairn_session *session, void *ptr) CAIRN_CHECKED;
 /* Tells of memory that it will be pushed and fetched to again and again. CAIRN_ERR_UNSUPPORTED, always in
  * this version: it is staged, and right as it is. */
-CAIRN_EXPORT cairn_status cairn_register(cairn *session, void *ptr, size_t bytes,
+CAIRN_EXPORT cairn_status cairn_register(cairn_session *session, void *ptr, size_t bytes,
                                          int device) CAIRN_CHECKED;
 /* The memory may go, and is the caller's alone again. CAIRN_ERR_INVALID, always in this version: it is not
  * registered. */
-CAIRN_EXPORT cairn_status cairn_unregister(cairn *session, void *ptr) CAIRN_CHECKED;
+CAIRN_EXPORT cairn_status cairn_unregister(cairn_session *session, void *ptr) CAIRN_CHECKED;
 
 /* Lets go of all that shards of this host show this process, on GPUs too, and takes it again: a process that
  * maps a GPU's memory of another one cannot be restored from a checkpoint (cuda-checkpoint). Memory of
  * cairn_alloc stays: free what is a GPU's before. In between nothing comes from these shards, and what needs
  * them waits. CAIRN_ERR_BUSY names what is open: a round that is not committed, an operation, a mapped unit.
  * Prefetched units are given up. CAIRN_ERR_TIMEOUT: all is as before. */
-CAIRN_EXPORT cairn_status cairn_detach_memory(cairn *session, int timeout_ms) CAIRN_CHECKED;
-CAIRN_EXPORT cairn_status cairn_attach_memory(cairn *session, int timeout_ms) CAIRN_CHECKED;
+CAIRN_EXPORT cairn_status cairn_detach_memory(cairn_session *session, int timeout_ms) CAIRN_CHECKED;
+CAIRN_EXPORT cairn_status cairn_attach_memory(cairn_session *session, int timeout_ms) CAIRN_CHECKED;
 
 /* Borrowed; readable when an operation completed (read 8 bytes to clear it). -1: wrong handle. */
-CAIRN_EXPORT int cairn_event_fd(const cairn *session);
+CAIRN_EXPORT int cairn_event_fd(const cairn_session *session);
 
 /* For a log: how bulk data travels, as "auto; between hosts by 10.77.0.1 eth1 tcp, chosen by the routes to
  * the shards". Constant, borrowed until cairn_close. NULL: wrong handle. */
-CAIRN_EXPORT const char *cairn_data_path(const cairn *session);
+CAIRN_EXPORT const char *cairn_data_path(const cairn_session *session);
 
 /* Creates the job or attaches to it. WORKER: `spec` must equal the job's, or CAIRN_ERR_MISMATCH with the
  * differences in cairn_error(). READER: spec NULL; CAIRN_ERR_NOT_FOUND if there is no such job. Waits
@@ -616,7 +642,7 @@ CAIRN_EXPORT const char *cairn_data_path(const cairn *session);
  * spec, with field, value and what is allowed; CAIRN_ERR_UNSUPPORTED; CAIRN_ERR_NO_MEMORY,
  * CAIRN_ERR_NO_SPACE: the shards have no room; CAIRN_ERR_NONFINITE, CAIRN_ERR_IO: of init_from;
  * CAIRN_ERR_JOB_LOST. */
-CAIRN_EXPORT cairn_status cairn_job_open(cairn *session, const char *name,
+CAIRN_EXPORT cairn_status cairn_job_open(cairn_session *session, const char *name,
                                          const struct cairn_job_spec *spec, cairn_role role,
                                          int timeout_ms, cairn_job **out) CAIRN_CHECKED;
 /* What the job is, as the servers have it. Strings are the library's until cairn_job_close. */
@@ -688,6 +714,7 @@ struct cairn_amend {
     size_t unfreeze_count;
     double clip_norm; /* if set_clip_norm; 0 = no clipping */
     bool set_clip_norm;
+    uint8_t reserved[7]; /* 0, as all that is reserved: CAIRN_ERR_INVALID */
     /* The same as freeze and unfreeze, of single trained tensors; a group's is not touched by it */
     const char *const *freeze_tensors;
     size_t freeze_tensor_count;
@@ -706,6 +733,7 @@ struct cairn_amend {
     cairn_shard_loss on_shard_loss;         /* if set_shard_loss, and shard_loss_wait_s */
     uint32_t shard_loss_wait_s;
     bool set_snapshots, set_shard_loss;
+    uint8_t reserved_losses[2];
     /* Bounds of the number of workers, as in cairn_job_spec; they count at once: workers that wait for
      * workers_min, when that is lowered, go on without those who are missing. Who is attached stays: a
      * workers_max below their number is CAIRN_ERR_BUSY. workers_min 0: both stay what they are. */
@@ -713,12 +741,14 @@ struct cairn_amend {
     cairn_worker_loss on_worker_loss; /* if set_worker_loss, and worker_loss_wait_s */
     uint32_t worker_loss_wait_s;
     bool set_worker_loss;
+    uint8_t reserved_rules[3];
     /* if set_snapshot_rules, all of them; as in struct cairn_job_spec */
     uint64_t snapshot_keep_every, snapshot_max_bytes;
     uint32_t snapshot_every_s, snapshot_keep_within_s, snapshot_durable_within_s,
         snapshot_scrub_every_s;
     cairn_snapshot_staging snapshot_staging;
     bool snapshot_fallback, set_snapshot_rules;
+    uint8_t reserved_settings[2];
     /* Fields by their names, done last; at most 1,024. The new generation that cairn_job_amend speaks of is
      * made for stage (1, 2 and 3), micro_batches, global_batch, seed, wire, window, client_state_max,
      * on_nonfinite, skips_max, and loss_scale (which begins anew) with its policy and bounds.
@@ -926,9 +956,14 @@ CAIRN_EXPORT cairn_status cairn_prefetch(cairn_job *job, struct cairn_version ve
                                          const char *const *units, size_t unit_count) CAIRN_CHECKED;
 /* Lends all tensors of a unit, gathered in the library's memory: `views` are filled at once, what they point
  * to is there when the operation is complete. A unit mapped twice at a version is one memory. *view_count:
- * in, the room there is; out, the unit's tensors, in bytewise order of their names; CAIRN_ERR_INVALID
- * tells how many if there is no room. Set views[0].struct_size. Never refused for the window, but
- * counted. The operation fails as one of cairn_fetch would; then nothing is on loan. */
+ * in, the room there is; out, the unit's tensors, in bytewise order of their names; CAIRN_ERR_INVALID tells
+ * how many if there is no room. Set views[0].struct_size. Never refused for the window, but counted. How long
+ * they hold: until cairn_unmap, or cairn_job_close. Views of the version of the worker's open round have its
+ * values until the next cairn_round_begin. What shards of this host lend (cairn_stats.maps_lent) is their
+ * memory, without a lease: of another version it has the values until two updates later, when a new version
+ * takes its place, and longer with cairn_lease, until that ends; cairn_unmap then says
+ * CAIRN_ERR_VERSION_GONE, and what was read since may be of either. Gathered views are the library's memory,
+ * and hold in any case. The operation fails as one of cairn_fetch would; then nothing is on loan. */
 CAIRN_EXPORT cairn_status cairn_map(cairn_job *job, struct cairn_version version, const char *unit,
                                     struct cairn_view *views, size_t *view_count,
                                     cairn_op **op_out) CAIRN_CHECKED;

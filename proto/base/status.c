@@ -22,7 +22,7 @@ static const struct row *find(int status)
     return NULL;
 }
 
-const char *cairn_status_name(int status)
+const char *cairn_status_code_name(int status)
 {
     const struct row *row = find(status);
     return row != NULL ? row->name : "CAIRN_ERR_?";

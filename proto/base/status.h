@@ -60,7 +60,7 @@ typedef enum cairn_status {
 #endif
 
 /* "CAIRN_ERR_TIMEOUT"; "CAIRN_ERR_?" for a number that is not in the table. Never NULL. */
-const char *cairn_status_name(int status);
+const char *cairn_status_code_name(int status);
 /* The table's sentence. Never NULL. */
 const char *cairn_status_text(int status);
 /* The exit status of the CLI for it; 1 for an unknown number. */

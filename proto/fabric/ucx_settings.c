@@ -100,8 +100,8 @@ static bool handler_is_of_ucx(int signum)
 }
 
 /* UCX installs handlers when it is loaded, before main: of crashes, and of SIGHUP, which its handler survives
- * (UCX_HANDLE_ERRORS, UCX_DEBUG_SIGNO). The signals of a process are its own, so they are given back as they were
- * before, as soon as UCX is there: its constructor runs before those of whoever is linked with it. */
+ * (UCX_HANDLE_ERRORS, UCX_DEBUG_SIGNO). The signals of a process are its own, so they are given back as they
+ * were before, as soon as UCX is there: its constructor runs before those of whoever is linked with it. */
 __attribute__((constructor)) static void give_signals_back(void)
 {
     for (int signum = 1; signum <= SIGRTMAX; signum++)

@@ -194,7 +194,7 @@ static void on_close(struct cairn_stream *stream, cairn_status status, const cha
     const bool news = session->welcome || status == CAIRN_ERR_REFUSED;
     cairn_log_limited(&session->down, news ? CAIRN_LOG_WARN : CAIRN_LOG_INFO,
                       "no coordinator: %s (%s); trying again in %u ms", why,
-                      cairn_status_name((int)status), session->backoff_ms);
+                      cairn_status_code_name((int)status), session->backoff_ms);
     session->welcome = false;
     session->serial++; // what was asked on the lost session is answered to nobody
     cairn_arriving_drop_all(shard);

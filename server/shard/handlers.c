@@ -285,7 +285,8 @@ static void on_error(struct cairn_shard *shard, const Cairn__Error *error)
         cairn_connection_fenced(shard, error->text);
         return;
     }
-    cairn_log_warn("the coordinator says: %s (%s)", error->text, cairn_status_name(error->status));
+    cairn_log_warn("the coordinator says: %s (%s)", error->text,
+                   cairn_status_code_name(error->status));
 }
 
 /* NULL: it is malformed, and the session ends. */

@@ -159,7 +159,7 @@ static void *take_memory(const struct trainer *t, size_t bytes)
 {
     void *memory = NULL;
     if (!t->worker->allocated) return calloc(1, bytes);
-    return cairn_alloc(t->session, bytes, -1, &memory) == CAIRN_OK ? memory : NULL;
+    return cairn_alloc(t->session, bytes, 0, &memory) == CAIRN_OK ? memory : NULL;
 }
 
 static void give_memory(const struct trainer *t, void *memory)

@@ -95,7 +95,7 @@ static void *take_grads(struct open *open, const struct overload_plan *plan, boo
     const size_t bytes = (size_t)plan->tensors * TENSOR_BYTES;
     void *grads = NULL;
     if (allocated)
-        good(cairn_alloc(open->session, bytes, -1, &grads));
+        good(cairn_alloc(open->session, bytes, 0, &grads));
     else
         grads = malloc(bytes);
     if (grads == NULL) _exit(1);

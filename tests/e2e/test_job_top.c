@@ -69,7 +69,7 @@ static void *train(void *arg)
 {
     struct worker *w = arg;
     void *values = NULL;
-    cairn_status status = cairn_alloc(w->session, ELEMS * sizeof(float), -1, &values);
+    cairn_status status = cairn_alloc(w->session, ELEMS * sizeof(float), 0, &values);
     if (status == CAIRN_OK) status = cairn_init_done(w->job, NULL, CLUSTER_WAIT_MS);
     for (int i = 0; i < STEPS && status == CAIRN_OK; i++) status = step(w, values);
     return (void *)(intptr_t)status;

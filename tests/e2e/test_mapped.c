@@ -63,7 +63,7 @@ static struct cairn_version train(int steps, bool allocated)
     for (int t = 0; t < TENSORS; t++) {
         void *room = NULL;
         if (allocated)
-            good(cairn_alloc(session, trainer_elems(&model[t]) * sizeof(float), -1, &room));
+            good(cairn_alloc(session, trainer_elems(&model[t]) * sizeof(float), 0, &room));
         memory[t] = allocated ? room : malloc(trainer_elems(&model[t]) * sizeof(float));
     }
     for (int step = 0; step < steps; step++) {

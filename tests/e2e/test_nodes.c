@@ -108,8 +108,8 @@ static int work(char **argv)
     need(cairn_open(&opts, &session));
     need(cairn_job_open(session, argv[4], &spec, CAIRN_WORKER, WAIT_MS, &job));
     need(cairn_init_done(job, NULL, WAIT_MS));
-    need(cairn_alloc(session, ELEMS * 2, -1, &grads));
-    need(cairn_alloc(session, TENSORS * ELEMS * 2, -1, &room));
+    need(cairn_alloc(session, ELEMS * 2, 0, &grads));
+    need(cairn_alloc(session, TENSORS * ELEMS * 2, 0, &room));
     for (size_t i = 0; i < ELEMS; i++) ((uint16_t *)grads)[i] = (uint16_t)(0x3c00 + i % 512);
     for (int i = 0; i < steps; i++) {
         step(job, tensors, grads, &result);

@@ -67,7 +67,7 @@ static int work(const char *endpoint)
     printf("data path: %s\n", cairn_data_path(session));
     need(cairn_job_open(session, "paths", &spec, CAIRN_WORKER, WAIT_MS, &job));
     need(cairn_init_done(job, NULL, WAIT_MS));
-    need(cairn_alloc(session, ELEMS * sizeof(float), -1, &values));
+    need(cairn_alloc(session, ELEMS * sizeof(float), 0, &values));
     const int status = train(job, values);
     if (status == 0) printf("trained\n");
     cairn_close(session);

@@ -111,7 +111,7 @@ static struct memory take_memory(const struct worker *worker, int t)
 {
     struct memory memory;
     const size_t bytes = trainer_elems(&model[t]) * sizeof(float);
-    good(cairn_alloc(worker->session, bytes, is_on_card ? 0 : -1, &memory.at));
+    good(cairn_alloc(worker->session, bytes, is_on_card ? CAIRN_GPU(0) : 0, &memory.at));
     memory.host = is_on_card ? malloc(bytes) : memory.at;
     return memory;
 }

@@ -120,7 +120,7 @@ static int be_worker(char **argv)
     need(cairn_init_done(job, NULL, WAIT_MS), "cairn_init_done");
     need(cairn_version_wait(job, (struct cairn_version) { 0, 0 }, WAIT_MS, &version),
          "cairn_version_wait");
-    need(cairn_alloc(session, TENSORS * ELEMS * sizeof(float), -1, &values), "cairn_alloc");
+    need(cairn_alloc(session, TENSORS * ELEMS * sizeof(float), 0, &values), "cairn_alloc");
     for (uint64_t at = version.step; at < STEPS && at != leave_at;) {
         const cairn_status status = step(job, values, die_at, &at);
         if (status != CAIRN_ERR_EPOCH_CHANGED) need(status, "a step");

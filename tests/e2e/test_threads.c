@@ -108,7 +108,7 @@ static cairn_status fetch(struct actor *actor, unsigned turn)
     (void)actor;
     (void)turn;
     cairn_status status = newest(&version);
-    if (status == CAIRN_OK) status = cairn_alloc(session, ELEMS * sizeof(float), -1, &memory);
+    if (status == CAIRN_OK) status = cairn_alloc(session, ELEMS * sizeof(float), 0, &memory);
     if (status != CAIRN_OK) return status;
     const struct cairn_mem mem = trainer_mem(memory, CAIRN_F32);
     status = cairn_fetch(job, version, "a", NULL, NULL, &mem, &op);
@@ -190,7 +190,7 @@ static void open_job(const struct cluster *cluster)
 static float *memory_of_the_library(void)
 {
     void *memory;
-    good(cairn_alloc(session, ELEMS * sizeof(float), -1, &memory));
+    good(cairn_alloc(session, ELEMS * sizeof(float), 0, &memory));
     return memory;
 }
 

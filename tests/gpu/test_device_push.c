@@ -93,7 +93,7 @@ static struct gradient make_gradient(enum where where, int t)
     struct gradient g = { .where = where, .host = malloc(ROOM) };
     g.at = g.host;
     if (where == ALLOCATED)
-        good(cairn_alloc(session, trainer_elems(&model[t]) * 4, own_gpu, &g.at));
+        good(cairn_alloc(session, trainer_elems(&model[t]) * 4, CAIRN_GPU(own_gpu), &g.at));
     if (where == FOREIGN) {
         g.foreign = emulated_alloc(&card, ROOM);
         g.at = (void *)(uintptr_t)g.foreign.at;
@@ -626,9 +626,11 @@ TEST(what_is_wrong_with_memory_of_a_card_is_said)
     start("cuda");
     card = emulated_open("devices=2,quiet=1");
     open_job("bad");
-    refuses(cairn_alloc(session, 4096, 3, &memory), CAIRN_ERR_INVALID, "there is no GPU 3");
-    refuses(cairn_alloc(session, (size_t)1 << 45, 0, &memory), CAIRN_ERR_NO_MEMORY, "of GPU 0");
-    good(cairn_alloc(session, 4096, 0, &memory));
+    refuses(cairn_alloc(session, 4096, CAIRN_GPU(3), &memory), CAIRN_ERR_INVALID,
+            "there is no GPU 3");
+    refuses(cairn_alloc(session, (size_t)1 << 45, CAIRN_GPU(0), &memory), CAIRN_ERR_NO_MEMORY,
+            "of GPU 0");
+    good(cairn_alloc(session, 4096, CAIRN_GPU(0), &memory));
     const struct cairn_round round = trainer_begin(job);
     struct cairn_mem mem = trainer_mem(memory, CAIRN_F32);
     refuses(cairn_push(job, &round, 0, "small", NULL, &mem, NULL), CAIRN_ERR_INVALID,

@@ -64,7 +64,7 @@ static struct trainer open_trainer(const char *name, bool on_card)
     good(cairn_init_done(t.job, NULL, WAIT_MS));
     for (int i = 0; i < TENSORS; i++) {
         if (on_card) {
-            good(cairn_alloc(t.session, ROOM, 0, &t.gradients[i]));
+            good(cairn_alloc(t.session, ROOM, CAIRN_GPU(0), &t.gradients[i]));
             t.values[i] = emulated_alloc(&card, ROOM);
         } else {
             t.gradients[i] = malloc(ROOM);

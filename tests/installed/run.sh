@@ -36,15 +36,21 @@ fi
 [ "$(find "$tmp" -name '*.h' | wc -l)" = 1 ] || fail "more than one header is installed"
 cat >"$tmp/consumer.cpp" <<'END'
 #include <cairn.h>
+#include <cstring>
+namespace cairn { struct session { cairn_session *handle; }; } // a wrapper's own
 int main()
 {
+    cairn::session none = { nullptr };
+    cairn_close(none.handle);
+    if (std::strcmp(cairn_version(), CAIRN_VERSION) != 0) return 1;
+    if (std::strcmp(cairn_status_name(CAIRN_ERR_BUSY), "CAIRN_ERR_BUSY") != 0) return 1;
     cairn_group group = CAIRN_GROUP_INIT;
     cairn_stats stats = {};
     stats.struct_size = sizeof stats;
     return group.lr > 0 && cairn_job_stats(nullptr, &stats) == CAIRN_ERR_HANDLE ? 0 : 1;
 }
 END
-for standard in c++11 c++17; do
+for standard in c++11 c++14 c++17 c++20; do
     "${CXX:-g++}" "-std=$standard" -Wall -Wextra -Wpedantic -Werror \
         -I "$(dirname "$header")" "$tmp/consumer.cpp" -o "$tmp/consumer-$standard" \
         -L "$(dirname "$library")" -lcairn || fail "the header is not $standard"

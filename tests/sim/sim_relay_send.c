@@ -54,7 +54,7 @@ static void act(struct sim *sim, uint32_t shard, uint32_t owner,
         case CAIRN_PUSH_VOID: // the coordinator knows by itself
             if (action->status != CAIRN_ERR_STALE && action->status != CAIRN_ERR_FENCED)
                 sim_fail(sim, "shard %u refused an honest relay: %s", owner,
-                         cairn_status_name((int)action->status));
+                         cairn_status_code_name((int)action->status));
             break;
         default: send(sim, shard, owner, action); break;
         }
@@ -142,7 +142,7 @@ void relay_forward(struct sim *sim, uint32_t shard, uint32_t index,
     else
         status = cairn_push_commit(owner->push, action->weight, &actions);
     if (status != CAIRN_OK && status != CAIRN_ERR_EPOCH_CHANGED)
-        sim_fail(sim, "relay %u cannot pass on: %s", shard, cairn_status_name((int)status));
+        sim_fail(sim, "relay %u cannot pass on: %s", shard, cairn_status_code_name((int)status));
     act(sim, shard, index, &actions);
 }
 

@@ -206,7 +206,7 @@ static void do_push_actions(struct sim *sim, uint32_t index,
         case CAIRN_PUSH_VOID:
             if (action->status != CAIRN_ERR_STALE && action->status != CAIRN_ERR_FENCED)
                 sim_fail(sim, "shard %u refused an honest worker: %s", action->shard,
-                         cairn_status_name((int)action->status));
+                         cairn_status_code_name((int)action->status));
             if (proc->state != T_IDLE && proc->push_round == proc->round) ask_end(sim, index);
             break;
         default: send_push(sim, index, action); break;

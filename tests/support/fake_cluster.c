@@ -361,8 +361,8 @@ void fake_expect_error(struct fake_cluster *fake, struct fake_peer *peer, uint32
 {
     Cairn__Error *error = fake_expect(fake, peer, CAIRN_MSG_ERROR, request);
     ck_assert_msg(error->status == (int32_t)status && strstr(error->text, word) != NULL,
-                  "wanted %s with \"%s\", got %s: %s", cairn_status_name((int)status), word,
-                  cairn_status_name(error->status), error->text);
+                  "wanted %s with \"%s\", got %s: %s", cairn_status_code_name((int)status), word,
+                  cairn_status_code_name(error->status), error->text);
     cairn_message_free(&error->base);
 }
 

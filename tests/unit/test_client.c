@@ -76,7 +76,7 @@ TEST(a_handle_is_no_handle_in_a_forked_process)
     if (child == 0) {
         void *buffer, *own = cairn_handle_open(CAIRN_HANDLE_SESSION, &object, NULL);
         cairn_close(handle); // nothing to wait for
-        _exit(cairn_alloc(handle, 1, -1, &buffer) == CAIRN_ERR_HANDLE &&
+        _exit(cairn_alloc(handle, 1, 0, &buffer) == CAIRN_ERR_HANDLE &&
                       strstr(cairn_error(), who) != NULL &&
                       cairn_handle_get(CAIRN_HANDLE_SESSION, own) == &object
                   ? 0

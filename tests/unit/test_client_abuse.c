@@ -108,12 +108,12 @@ NOTHING(cairn_data_path)
 GIVEN(cairn_alloc)
 {
     void *ptr;
-    const cairn_status status = cairn_alloc(a->session, 4096, -1, &ptr);
+    const cairn_status status = cairn_alloc(a->session, 4096, 0, &ptr);
     return status == CAIRN_OK ? cairn_free(a->session, ptr) : status;
 }
 NOTHING(cairn_alloc)
 {
-    return cairn_alloc(a->session, 4096, -1, NULL);
+    return cairn_alloc(a->session, 4096, 0, NULL);
 }
 GIVEN(cairn_free)
 {

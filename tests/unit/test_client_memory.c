@@ -44,8 +44,8 @@ static int mapped(void)
 TEST(it_is_whole_pages_of_zeros)
 {
     void *ptr = NULL, *other = NULL;
-    toy_good(cairn_alloc(session, 5000, -1, &ptr));
-    toy_good(cairn_alloc(session, 1, -1, &other));
+    toy_good(cairn_alloc(session, 5000, 0, &ptr));
+    toy_good(cairn_alloc(session, 1, 0, &other));
     ck_assert_uint_eq((uintptr_t)ptr % (uintptr_t)sysconf(_SC_PAGESIZE), 0);
     for (int i = 0; i < 8192; i++) ck_assert_uint_eq(((uint8_t *)ptr)[i], 0);
     memset(ptr, 1, 8192);
@@ -81,7 +81,7 @@ TEST(all_of_it_is_there_before_it_is_touched)
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         void *ptr = NULL;
         const size_t before = taken();
-        toy_good(cairn_alloc(session, sizes[i], -1, &ptr));
+        toy_good(cairn_alloc(session, sizes[i], 0, &ptr));
         ck_assert_uint_ge(taken(), before + sizes[i]);
     }
 }
@@ -93,8 +93,8 @@ TEST(a_limit_of_file_size_is_an_error_and_no_signal)
     ck_assert_int_eq(getrlimit(RLIMIT_FSIZE, &before), 0);
     small = (struct rlimit) { 1 << 20, before.rlim_max };
     ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &small), 0);
-    toy_fails(cairn_alloc(session, 2 << 20, -1, &ptr), CAIRN_ERR_NO_MEMORY, "ulimit -f");
-    toy_good(cairn_alloc(session, 1 << 20, -1, &ptr));
+    toy_fails(cairn_alloc(session, 2 << 20, 0, &ptr), CAIRN_ERR_NO_MEMORY, "ulimit -f");
+    toy_good(cairn_alloc(session, 1 << 20, 0, &ptr));
     ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &before), 0);
     toy_good(cairn_free(session, ptr));
 }
@@ -102,11 +102,15 @@ TEST(a_limit_of_file_size_is_an_error_and_no_signal)
 TEST(what_cannot_be_had_is_refused)
 {
     void *ptr = NULL;
-    toy_fails(cairn_alloc(session, 0, -1, &ptr), CAIRN_ERR_INVALID, "0");
-    toy_fails(cairn_alloc(session, 64, -1, NULL), CAIRN_ERR_INVALID, "out");
-    toy_fails(cairn_alloc(session, 64, 0, &ptr), CAIRN_ERR_UNSUPPORTED, "CUDA");
-    toy_fails(cairn_alloc(session, SIZE_MAX, -1, &ptr), CAIRN_ERR_NO_MEMORY, "this machine");
-    toy_fails(cairn_alloc(session, SIZE_MAX / 4096, -1, &ptr), CAIRN_ERR_NO_MEMORY, "machine");
+    toy_fails(cairn_alloc(session, 0, 0, &ptr), CAIRN_ERR_INVALID, "0");
+    toy_fails(cairn_alloc(session, 64, 0, NULL), CAIRN_ERR_INVALID, "out");
+    toy_fails(cairn_alloc(session, 64, CAIRN_GPU(0), &ptr), CAIRN_ERR_UNSUPPORTED, "CUDA");
+    toy_fails(cairn_alloc(session, 64, -1, &ptr), CAIRN_ERR_INVALID,
+              "device is -1; allowed: 0 = the host");
+    toy_fails(cairn_alloc(session, 64, 1, &ptr), CAIRN_ERR_INVALID, "CAIRN_GPU(n)");
+    toy_fails(cairn_register(session, &ptr, 64, -1), CAIRN_ERR_INVALID, "device is -1");
+    toy_fails(cairn_alloc(session, SIZE_MAX, 0, &ptr), CAIRN_ERR_NO_MEMORY, "this machine");
+    toy_fails(cairn_alloc(session, SIZE_MAX / 4096, 0, &ptr), CAIRN_ERR_NO_MEMORY, "machine");
     ck_assert_ptr_null(ptr);
     ck_assert_int_eq(mapped(), 0);
 }
@@ -115,7 +119,7 @@ TEST(a_pointer_that_it_did_not_give_is_not_freed)
 {
     int mine = 0;
     void *ptr = NULL;
-    toy_good(cairn_alloc(session, 64, -1, &ptr));
+    toy_good(cairn_alloc(session, 64, 0, &ptr));
     toy_fails(cairn_free(session, &mine), CAIRN_ERR_INVALID, "not memory of cairn_alloc");
     toy_fails(cairn_free(session, NULL), CAIRN_ERR_INVALID, "not memory of cairn_alloc");
     toy_fails(cairn_free(session, (uint8_t *)ptr + 8), CAIRN_ERR_INVALID, "not memory");
@@ -128,7 +132,7 @@ TEST(memory_on_loan_is_not_freed)
     struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, session);
     void *ptr = NULL;
     const void *lent = NULL;
-    toy_good(cairn_alloc(session, 64, -1, &ptr));
+    toy_good(cairn_alloc(session, 64, 0, &ptr));
     toy_good(cairn_memory_lend(s, (uint8_t *)ptr + 16, 32, NULL, &lent));
     toy_fails(cairn_free(session, ptr), CAIRN_ERR_BUSY, "1 operations");
     cairn_memory_return(s, lent);
@@ -141,8 +145,8 @@ TEST(a_loan_outlives_the_session_and_the_memory_goes_with_it)
     struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, session);
     void *ptr = NULL, *other = NULL;
     const void *lent = NULL;
-    toy_good(cairn_alloc(session, 64, -1, &ptr));
-    toy_good(cairn_alloc(session, 64, -1, &other));
+    toy_good(cairn_alloc(session, 64, 0, &ptr));
+    toy_good(cairn_alloc(session, 64, 0, &other));
     toy_good(cairn_memory_lend(s, ptr, 64, NULL, &lent));
     cairn_close(session);
     ck_assert_int_eq(mapped(), 1);
@@ -159,7 +163,7 @@ TEST(a_tensor_that_does_not_fit_into_it_is_refused)
     const struct cairn_version version = toy_step(job, 1).version;
     void *ptr = NULL;
     cairn_op *op = NULL;
-    toy_good(cairn_alloc(session, 4800, -1, &ptr)); // two pages: a.weight fits just once
+    toy_good(cairn_alloc(session, 4800, 0, &ptr)); // two pages: a.weight fits just once
     struct cairn_mem mem = toy_mem(ptr, CAIRN_F32);
     toy_good(cairn_fetch(job, version, "a.weight", NULL, NULL, &mem, &op));
     toy_good(cairn_wait(op, TOY_WAIT_MS));
@@ -174,7 +178,7 @@ TEST(a_put_that_reaches_beyond_it_is_refused_before_it_is_read)
     const struct cairn_job_spec spec = toy_spec(0, 1);
     cairn_job *job = toy_open(session, "toy", &spec);
     void *ptr = NULL;
-    toy_good(cairn_alloc(session, 4096, -1, &ptr));
+    toy_good(cairn_alloc(session, 4096, 0, &ptr));
     const struct cairn_mem mem = toy_mem(ptr, CAIRN_F32);
     toy_fails(cairn_put(job, "a.weight", "param", NULL, &mem, NULL), CAIRN_ERR_INVALID,
               "4096 bytes to the end");
@@ -188,7 +192,7 @@ TEST(a_round_from_it_is_like_one_from_the_heap)
     cairn_job *job = toy_ready(session, "toy", &spec);
     void *ptr = NULL;
     float fetched[TOY_ELEMS];
-    toy_good(cairn_alloc(session, 4800, -1, &ptr));
+    toy_good(cairn_alloc(session, 4800, 0, &ptr));
     for (int i = 0; i < 1200; i++) ((float *)ptr)[i] = 1;
     const struct cairn_mem mem = toy_mem(ptr, CAIRN_F32);
     const struct cairn_round round = toy_begin(job);
@@ -204,11 +208,11 @@ TEST(closing_the_session_frees_all_of_it)
 {
     void *ptr[40];
     for (int i = 0; i < 40; i++)
-        toy_good(cairn_alloc(session, 4096 * ((size_t)i % 3 + 1), -1, &ptr[i]));
+        toy_good(cairn_alloc(session, 4096 * ((size_t)i % 3 + 1), 0, &ptr[i]));
     for (int i = 0; i < 40; i += 3) toy_good(cairn_free(session, ptr[i]));
     cairn_close(session);
     ck_assert_int_eq(mapped(), 0);
-    toy_fails(cairn_alloc(session, 64, -1, ptr), CAIRN_ERR_HANDLE, "session");
+    toy_fails(cairn_alloc(session, 64, 0, ptr), CAIRN_ERR_HANDLE, "session");
     toy_fails(cairn_free(session, ptr[1]), CAIRN_ERR_HANDLE, "session");
 }
 

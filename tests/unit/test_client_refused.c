@@ -103,7 +103,7 @@ TEST(an_argument_that_is_wrong_is_named_with_its_value)
     check_refused(cairn_job_open(session, "a", NULL, CAIRN_READER, -1, &job), CAIRN_ERR_INVALID,
                   "timeout_ms is -1");
     ck_assert_int_eq(setenv("CAIRN_CUDA_DRIVER", "/nonexistent/libcuda.so.1", 1), 0);
-    check_refused(cairn_alloc(session, 8, 0, &memory), CAIRN_ERR_UNSUPPORTED,
+    check_refused(cairn_alloc(session, 8, CAIRN_GPU(0), &memory), CAIRN_ERR_UNSUPPORTED,
                   "no GPU can be used: no CUDA driver: /nonexistent");
     check_refused(cairn_fetch(actor, version, "wieght", NULL, NULL, &mem, &op), CAIRN_ERR_NOT_FOUND,
                   "job actor has no tensor wieght; cairn_job_tensor lists its 2");

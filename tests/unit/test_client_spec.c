@@ -129,6 +129,40 @@ TEST(a_zero_has_no_sign)
     ck_assert(!signbit(data.groups[0].weight_decay));
 }
 
+#define BESIDE(struct_name, member, next)                                  \
+    _Static_assert(offsetof(struct struct_name, member) +                  \
+                           sizeof(((struct struct_name *)NULL)->member) == \
+                       offsetof(struct struct_name, next),                 \
+                   "what is between two members has a name, and has to be 0")
+#define LAST(struct_name, member)                                          \
+    _Static_assert(offsetof(struct struct_name, member) +                  \
+                           sizeof(((struct struct_name *)NULL)->member) == \
+                       sizeof(struct struct_name),                         \
+                   "what is behind the last member has a name, and has to be 0")
+BESIDE(cairn_opts, reserved, fabric);
+BESIDE(cairn_opts, reserved_too, on_wait);
+LAST(cairn_opts, reserved_last);
+BESIDE(cairn_group, reserved, pattern);
+LAST(cairn_group, reserved_last);
+BESIDE(cairn_amend, reserved, freeze_tensors);
+BESIDE(cairn_amend, reserved_losses, workers_min);
+BESIDE(cairn_amend, reserved_rules, snapshot_keep_every);
+BESIDE(cairn_amend, reserved_settings, settings);
+LAST(cairn_amend, setting_count);
+
+TEST(what_is_reserved_is_0)
+{
+    group.reserved[6] = 1;
+    check_refused("groups[0]: what is reserved is not 0");
+    group.reserved[6] = 0;
+    group.reserved_last = 1;
+    check_refused("groups[0]: what is reserved is not 0");
+    struct cairn_opts opts = { .struct_size = sizeof opts, .reserved_too = 1 };
+    cairn *session;
+    ck_assert_int_eq(cairn_open(&opts, &session), CAIRN_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(cairn_error(), "reserved"));
+}
+
 TEST(a_number_is_told_as_it_was_given)
 {
     spec.global_batch = UINT64_MAX;

@@ -180,7 +180,7 @@ TEST(memory_of_cairn_alloc_must_hold_all_that_the_strides_reach)
     const struct cairn_round round = toy_begin(job);
     void *ptr = NULL;
     cairn_op *op = NULL;
-    toy_good(cairn_alloc(session, 12288, -1, &ptr)); // dense it fits
+    toy_good(cairn_alloc(session, 12288, 0, &ptr)); // dense it fits
     const struct cairn_mem mem = transposed(ptr);
     toy_fails(cairn_fetch(job, round.version, "a.weight", NULL, NULL, &mem, &op), CAIRN_ERR_INVALID,
               "12288 bytes to the end");

@@ -236,7 +236,7 @@ TEST(a_table_that_is_not_an_exact_cover_is_refused)
         const cairn_status status = cairn_layout_make(tensors, 2, 2, 1, extents, table[i].count,
                                                       &layout);
         ck_assert_msg(status == table[i].status, "%s: %s", table[i].claim,
-                      cairn_status_name((int)status));
+                      cairn_status_code_name((int)status));
         if (status != CAIRN_OK) free(extents);
         cairn_layout_close(layout);
     }

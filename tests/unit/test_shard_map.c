@@ -174,7 +174,7 @@ TEST(an_extent_that_is_partly_there_or_lies_in_two_is_refused)
         const cairn_status status = cairn_shard_map_init_from(&map, next, 0, LEAVES, &before, NULL,
                                                               NULL);
         ck_assert_msg(status == table[i].status, "%s: %s", table[i].claim,
-                      cairn_status_name((int)status));
+                      cairn_status_code_name((int)status));
         if (status == CAIRN_OK) cairn_shard_map_release(&map);
         cairn_layout_close(next);
     }

@@ -157,7 +157,7 @@ TEST_EACH(a_wrong_chunk_is_refused_and_changes_nothing, 0, PUSH_CASES)
     const size_t bytes = wrong->payload_bytes != 0 ? wrong->payload_bytes : bytes_of(chunk);
     const cairn_status status = refusal_of(&push, bytes);
     ck_assert_msg(status == wrong->status, "a chunk %s: %s", wrong->what,
-                  cairn_status_name((int)status));
+                  cairn_status_code_name((int)status));
     ck_assert_uint_gt(scene.shard->stats.chunks_refused, 0);
     ck_assert_uint_eq(cairn_step_slots_used(scene.shard->jobs->collector.step), 0);
 }

@@ -130,7 +130,7 @@ static void one_random_world(uint64_t seed)
     const cairn_status expected = oracle_covers(&w, &shape) ? CAIRN_OK : CAIRN_ERR_MISMATCH;
     const cairn_status status = cover(&w, &spec, &why);
     ck_assert_msg(status == expected, "seed %llu: %s, %s", (unsigned long long)seed,
-                  cairn_status_name((int)status), why.text);
+                  cairn_status_code_name((int)status), why.text);
     ck_assert_int_eq(why.text[0] != '\0', expected != CAIRN_OK);
     world_release(&w);
     cairn_spec_release(&spec);

@@ -58,9 +58,9 @@ ON_WAIT = ctypes.CFUNCTYPE(c_bool, c_void_p, c_char_p, c_char_p, c_int)
 
 class Opts(Sized):
     _fields_ = [("struct_size", c_size_t), ("endpoint", c_char_p), ("name", c_char_p),
-                ("connect_timeout_ms", c_int), ("fabric", c_char_p), ("fabric_device", c_char_p),
-                ("prefetch_units", c_uint32), ("on_wait", ON_WAIT), ("on_wait_context", c_void_p),
-                ("device", c_int)]
+                ("connect_timeout_ms", c_int), ("reserved", c_uint32), ("fabric", c_char_p),
+                ("fabric_device", c_char_p), ("prefetch_units", c_uint32), ("reserved_too", c_uint32),
+                ("on_wait", ON_WAIT), ("on_wait_context", c_void_p), ("device", c_int), ("reserved_last", c_uint32)]
 
 
 class Init(ctypes.Structure):
@@ -81,9 +81,10 @@ class SchedulePoint(ctypes.Structure):
 class Group(Sized):
     _fields_ = [("struct_size", c_size_t), ("name", c_char_p), ("optimizer", c_char_p), ("lr", c_double),
                 ("beta1", c_double), ("beta2", c_double), ("eps", c_double), ("weight_decay", c_double),
-                ("momentum", c_double), ("nesterov", c_bool), ("pattern", c_char_p), ("warmup_steps", c_uint64),
-                ("total_steps", c_uint64), ("decay_steps", c_uint64), ("lr_min", c_double),
-                ("points", POINTER(SchedulePoint)), ("point_count", c_size_t), ("schedule", c_int)]
+                ("momentum", c_double), ("nesterov", c_bool), ("reserved", c_uint8 * 7), ("pattern", c_char_p),
+                ("warmup_steps", c_uint64), ("total_steps", c_uint64), ("decay_steps", c_uint64), ("lr_min", c_double),
+                ("points", POINTER(SchedulePoint)), ("point_count", c_size_t), ("schedule", c_int),
+                ("reserved_last", c_uint32)]
 
 
 class JobSpec(Sized):
@@ -119,23 +120,25 @@ class Amend(Sized):
     _fields_ = [("struct_size", c_size_t), ("revision", c_uint64), ("groups", POINTER(Group)),
                 ("group_count", c_size_t), ("freeze", POINTER(c_char_p)), ("freeze_count", c_size_t),
                 ("unfreeze", POINTER(c_char_p)), ("unfreeze_count", c_size_t), ("clip_norm", c_double),
-                ("set_clip_norm", c_bool), ("freeze_tensors", POINTER(c_char_p)), ("freeze_tensor_count", c_size_t),
+                ("set_clip_norm", c_bool), ("reserved", c_uint8 * 7), ("freeze_tensors", POINTER(c_char_p)),
+                ("freeze_tensor_count", c_size_t),
                 ("unfreeze_tensors", POINTER(c_char_p)), ("unfreeze_tensor_count", c_size_t),
                 ("unfreeze_tensor_groups", POINTER(c_char_p)), ("add", POINTER(Tensor)), ("add_count", c_size_t),
                 ("ties", POINTER(Tie)), ("tie_count", c_size_t), ("snapshot_every", c_uint64),
                 ("snapshot_keep", c_uint64), ("on_shard_loss", c_int), ("shard_loss_wait_s", c_uint32),
-                ("set_snapshots", c_bool), ("set_shard_loss", c_bool),
+                ("set_snapshots", c_bool), ("set_shard_loss", c_bool), ("reserved_losses", c_uint8 * 2),
                 ("workers_min", c_uint32), ("workers_max", c_uint32), ("on_worker_loss", c_int),
-                ("worker_loss_wait_s", c_uint32), ("set_worker_loss", c_bool), ("snapshot_keep_every", c_uint64),
-                ("snapshot_max_bytes", c_uint64), ("snapshot_every_s", c_uint32),
+                ("worker_loss_wait_s", c_uint32), ("set_worker_loss", c_bool), ("reserved_rules", c_uint8 * 3),
+                ("snapshot_keep_every", c_uint64), ("snapshot_max_bytes", c_uint64), ("snapshot_every_s", c_uint32),
                 ("snapshot_keep_within_s", c_uint32), ("snapshot_durable_within_s", c_uint32),
                 ("snapshot_scrub_every_s", c_uint32), ("snapshot_staging", c_int), ("snapshot_fallback", c_bool),
-                ("set_snapshot_rules", c_bool), ("settings", POINTER(Setting)), ("setting_count", c_size_t)]
+                ("set_snapshot_rules", c_bool), ("reserved_settings", c_uint8 * 2), ("settings", POINTER(Setting)),
+                ("setting_count", c_size_t)]
 
 
 def gpu(number: int) -> int:
-    """CAIRN_GPU: a card, as cairn_mem.device has it."""
-    return number + 1
+    """CAIRN_GPU: a card, as every `device` of the header has it; 0 is the host."""
+    return number + 0x100
 
 
 class Mem(Sized):
@@ -203,6 +206,8 @@ _handle = c_void_p
 FUNCTIONS = {
     "cairn_open": (c_int, [POINTER(Opts), POINTER(_handle)]),
     "cairn_close": (None, [_handle]),
+    "cairn_status_name": (c_char_p, [c_int]),
+    "cairn_version": (c_char_p, []),
     "cairn_error": (c_char_p, []),
     "cairn_event_fd": (c_int, [_handle]),
     "cairn_data_path": (c_char_p, [_handle]),

@@ -111,7 +111,7 @@ class _Region:
 
     def __init__(self, session: Session, device: torch.device, nbytes: int):
         out = ctypes.c_void_p()
-        number = device.index if device.type == "cuda" else -1
+        number = _c.gpu(device.index) if device.type == "cuda" else 0
         check(_c.lib().cairn_alloc(session._living(), nbytes, number, ctypes.byref(out)))
         self.device, self.nbytes, self.ranges = device, nbytes, _Ranges(nbytes)
         self.address = out.value or 0

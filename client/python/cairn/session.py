@@ -153,7 +153,7 @@ class Session:
         """Asks by a byte, which takes 2 MiB there. Of a card without so much it is asked again."""
         out = ctypes.c_void_p()
         try:
-            check(_c.lib().cairn_alloc(self._living(), 1, number, ctypes.byref(out)))
+            check(_c.lib().cairn_alloc(self._living(), 1, _c.gpu(number), ctypes.byref(out)))
         except Unsupported as why:
             _log.without_card(number, str(why))
             self._cards[number] = False

@@ -106,7 +106,7 @@ class OnOneCard(unittest.TestCase):
 
     def memory(self) -> OnCard:
         out = ctypes.c_void_p()
-        status = _c.lib().cairn_alloc(self.session._living(), 4 * math.prod(SHAPE), 0, ctypes.byref(out))
+        status = _c.lib().cairn_alloc(self.session._living(), 4 * math.prod(SHAPE), _c.gpu(0), ctypes.byref(out))
         self.assertEqual(status, 0, _c.lib().cairn_error())
         return OnCard(out.value)
 

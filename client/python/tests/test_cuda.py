@@ -100,7 +100,7 @@ class Order(unittest.TestCase):
     def test_memory_of_a_card_has_its_number_and_the_stream_that_computes(self):
         memory = Memory(Tensor(self.streams), writable=True)
         self.assertEqual((memory.address, memory.nbytes), (1 << 40, 64))
-        self.assertEqual((memory.device, memory.stream), (1, self.streams.current.cuda_stream))
+        self.assertEqual((memory.device, memory.stream), (_c.gpu(0), self.streams.current.cuda_stream))
         with _cuda.beside(CARD):
             self.assertEqual(Memory(Tensor(self.streams), True).stream, len("beside cuda:0"))
         host = Memory(bytearray(8), writable=True)

@@ -275,7 +275,7 @@ static void live(struct life *life)
     void *shared;
     TRY(cairn_open(NULL, &life->session));
     open_job(life);
-    TRY(cairn_alloc(life->session, 10000, -1, &shared));
+    TRY(cairn_alloc(life->session, 10000, 0, &shared));
     TRY(cairn_free(life->session, shared));
     while ((status = step(life, &result)) != CAIRN_OK) {
         now.failures++;

@@ -55,8 +55,9 @@ bool step_card_take(struct step_worker *w)
 {
     const size_t bytes = w->plan->model.tensors * w->elems * w->elem_bytes;
     void *grads = NULL, *params = NULL;
-    cairn_status status = cairn_alloc(w->member.session, bytes, w->plan->card, &grads);
-    if (status == CAIRN_OK) status = cairn_alloc(w->member.session, bytes, w->plan->card, &params);
+    cairn_status status = cairn_alloc(w->member.session, bytes, CAIRN_GPU(w->plan->card), &grads);
+    if (status == CAIRN_OK)
+        status = cairn_alloc(w->member.session, bytes, CAIRN_GPU(w->plan->card), &params);
     w->grads = grads;
     w->params = params;
     if (status == CAIRN_OK) status = fill_gradients(w);

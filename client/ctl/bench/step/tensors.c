@@ -121,8 +121,8 @@ static bool open_worker(struct tensors_worker *w, const struct tensors_bench *be
     if (!cairn_bench_member_open(&w->many, &bench->many, worker)) return false;
     w->one.session = w->many.session;
     if (!cairn_bench_member_join(&w->one, one, worker)) return false;
-    cairn_status status = cairn_alloc(w->many.session, bytes, -1, &grads);
-    if (status == CAIRN_OK) status = cairn_alloc(w->many.session, bytes, -1, &params);
+    cairn_status status = cairn_alloc(w->many.session, bytes, 0, &grads);
+    if (status == CAIRN_OK) status = cairn_alloc(w->many.session, bytes, 0, &params);
     if (!cairn_bench_is_ok(status)) return false;
     w->grads = grads;
     w->params = params;

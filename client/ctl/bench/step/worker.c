@@ -26,8 +26,8 @@ static bool take_memory(struct step_worker *w)
     const size_t count = w->plan->model.tensors * w->elems, bytes = count * w->elem_bytes;
     void *grads = NULL, *params = NULL, *made = NULL;
     if (w->plan->card >= 0) return step_card_take(w);
-    cairn_status status = cairn_alloc(w->member.session, bytes, -1, &grads);
-    if (status == CAIRN_OK) status = cairn_alloc(w->member.session, bytes, -1, &params);
+    cairn_status status = cairn_alloc(w->member.session, bytes, 0, &grads);
+    if (status == CAIRN_OK) status = cairn_alloc(w->member.session, bytes, 0, &params);
     if (!cairn_bench_is_ok(status)) return false;
     w->grads = grads;
     w->params = params;
@@ -37,7 +37,7 @@ static bool take_memory(struct step_worker *w)
         return true;
     }
     memset(grads, 1, bytes);
-    status = cairn_alloc(w->member.session, count * sizeof *w->made, -1, &made);
+    status = cairn_alloc(w->member.session, count * sizeof *w->made, 0, &made);
     if (!cairn_bench_is_ok(status)) return false;
     w->made = made;
     fill(w->made, count, w->rank);
