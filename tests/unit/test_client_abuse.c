@@ -141,11 +141,11 @@ NOTHING(cairn_attach_memory)
 }
 GIVEN(cairn_register)
 {
-    return cairn_register(a->session, a->own, 16, -1);
+    return cairn_register(a->session, a->own, 16, 0);
 }
 NOTHING(cairn_register)
 {
-    return cairn_register(a->session, NULL, 0, -1);
+    return cairn_register(a->session, NULL, 0, 0);
 }
 GIVEN(cairn_unregister)
 {

@@ -14,16 +14,18 @@ import ctypes, signal, sys
 
 libc = ctypes.CDLL(None)
 
-class Action(ctypes.Structure):  # struct sigaction of glibc, all of which is compared
+class Action(ctypes.Structure):  # struct sigaction of glibc
     _fields_ = [("handler", ctypes.c_void_p), ("mask", ctypes.c_ubyte * 128), ("flags", ctypes.c_int),
                 ("restorer", ctypes.c_void_p)]
+
+RESTORER = 0x04000000  # how a handler returns: the C library's business
 
 def actions():
     found = {}
     for number in range(1, 65):
         action = Action()
         if libc.sigaction(number, None, ctypes.byref(action)) == 0:
-            found[number] = (action.handler, bytes(action.mask), action.flags)
+            found[number] = (action.handler, bytes(action.mask)[:8], action.flags & ~RESTORER)  # of 64 signals
     return found
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
