@@ -62,6 +62,26 @@ NOTHING(cairn_error)
     return given_cairn_error(a);
 }
 
+GIVEN(cairn_status_name)
+{
+    (void)a;
+    return strcmp(cairn_status_name(-1), "CAIRN_ERR_?") == 0 ? CAIRN_ERR_INVALID : CAIRN_OK;
+}
+NOTHING(cairn_status_name)
+{
+    return given_cairn_status_name(a);
+}
+
+GIVEN(cairn_version)
+{
+    (void)a;
+    return strcmp(cairn_version(), CAIRN_VERSION) == 0 ? CAIRN_ERR_INVALID : CAIRN_OK;
+}
+NOTHING(cairn_version)
+{
+    return given_cairn_version(a);
+}
+
 GIVEN(cairn_micro_seed)
 {
     const struct cairn_round round = { .struct_size = 1 };
@@ -467,6 +487,8 @@ static const struct call {
     CALL(cairn_env_read, NONE),
     CALL(cairn_data_path, OF_SESSION),
     CALL(cairn_error, NONE),
+    CALL(cairn_status_name, NONE),
+    CALL(cairn_version, NONE),
     CALL(cairn_micro_seed, NONE),
     CALL(cairn_close, OF_SESSION),
     CALL(cairn_event_fd, OF_SESSION),

@@ -164,7 +164,7 @@ TEST(memory_that_cannot_be_is_refused)
               "no GPU can be used: no CUDA driver");
     mem.device = -2;
     toy_fails(cairn_push(job, &round, 0, "a.bias", NULL, &mem, NULL), CAIRN_ERR_INVALID, "device");
-    mem.device = -1;
+    mem.device = 0;
     mem.stream = &round;
     toy_fails(cairn_push(job, &round, 0, "a.bias", NULL, &mem, NULL), CAIRN_ERR_INVALID,
               "mem.stream is");

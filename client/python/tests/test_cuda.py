@@ -11,7 +11,7 @@ import torched  # before torch: the file is skipped where there is none
 
 import torch
 import cairn
-from cairn import _cuda, _gradients, _options
+from cairn import _c, _cuda, _gradients, _options
 from cairn._model import Slot
 from cairn.memory import Memory
 
