@@ -161,26 +161,8 @@ cairn_status cairn_op_finished(struct job *job, uint8_t kind, cairn_op **op_out)
     return cairn_op_settle(op, status, op_out);
 }
 
-cairn_status cairn_op_begin(struct job *job, uint8_t kind, bool (*run)(struct command *),
-                            const struct command *pattern, cairn_op **op_out)
+static void describe_op(struct op *op, const struct command *pattern, const void *lent)
 {
-    const void *lent;
-    const size_t bytes = cairn_strides_span(&pattern->piece.strides,
-                                            cairn_box_elems(&pattern->piece.box),
-                                            cairn_dtype_bytes(pattern->dtype));
-    cairn_status status = cairn_memory_lend(job->session, pattern->ptr, bytes, pattern->card,
-                                            &lent);
-    if (status != CAIRN_OK) return status;
-    struct command *command = cairn_op_command(job, run);
-    struct op *op = command != NULL ? cairn_op_new(job, kind, op_out != NULL) : NULL;
-    if (op == NULL) {
-        cairn_memory_return(job->session, lent);
-        if (command != NULL) cairn_job_unref(job);
-        free(command);
-        return cairn_client_fail(CAIRN_ERR_NO_MEMORY,
-                                 "out of memory, or too many operations are open");
-    }
-    void *handle = op->handle;
     if (pattern->piece.tile == CAIRN_TILE_BOX)
         op->box_bytes = cairn_box_encode(&pattern->piece.box, op->box);
     op->tensor = pattern->tensor;
@@ -192,11 +174,90 @@ cairn_status cairn_op_begin(struct job *job, uint8_t kind, bool (*run)(struct co
     op->piece = pattern->piece;
     op->on_done = pattern->on_done;
     op->context = pattern->context;
+    op->may_be_canceled = op->kind == CAIRN_CHUNK_FETCH;
+}
+
+/* The command, with its op, ready to be handed over. */
+static cairn_status make(struct job *job, uint8_t kind, bool (*run)(struct command *),
+                         const struct command *pattern, bool with_handle, struct command **out)
+{
+    const void *lent;
+    const size_t bytes = cairn_strides_span(&pattern->piece.strides,
+                                            cairn_box_elems(&pattern->piece.box),
+                                            cairn_dtype_bytes(pattern->dtype));
+    cairn_status status = cairn_memory_lend(job->session, pattern->ptr, bytes, pattern->card,
+                                            &lent);
+    if (status != CAIRN_OK) return status;
+    struct command *command = cairn_op_command(job, run);
+    struct op *op = command != NULL ? cairn_op_new(job, kind, with_handle) : NULL;
+    if (op == NULL) {
+        cairn_memory_return(job->session, lent);
+        if (command != NULL) cairn_job_unref(job);
+        free(command);
+        return cairn_client_fail(CAIRN_ERR_NO_MEMORY,
+                                 "out of memory, or too many operations are open");
+    }
+    describe_op(op, pattern, lent);
     *command = *pattern;
     command->run = run;
     command->job = job;
     command->op = op;
+    *out = command;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_op_begin(struct job *job, uint8_t kind, bool (*run)(struct command *),
+                            const struct command *pattern, cairn_op **op_out)
+{
+    struct command *command;
+    const cairn_status status = make(job, kind, run, pattern, op_out != NULL, &command);
+    if (status != CAIRN_OK) return status;
+    void *handle = command->op->handle;
     cairn_session_command(job->session, command);
     if (op_out != NULL) *op_out = handle;
     return CAIRN_OK;
+}
+
+/* ---- several at once ---- */
+
+cairn_status cairn_op_chain(struct job *job, uint8_t kind, bool (*run)(struct command *),
+                            const struct command *pattern, struct command_chain *chain)
+{
+    struct command *command;
+    const cairn_status status = make(job, kind, run, pattern, false, &command);
+    if (status != CAIRN_OK) return status;
+    command->op->of = chain->of;
+    // The first one has the hold with which it was made: nothing of it is under way yet.
+    if (chain->of != NULL && chain->first != NULL) cairn_op_hold(chain->of);
+    if (chain->of != NULL) chain->of->may_be_canceled = command->op->may_be_canceled;
+    if (chain->first == NULL)
+        chain->first = command;
+    else
+        chain->last->next = command;
+    chain->last = command;
+    return CAIRN_OK;
+}
+
+void cairn_op_chain_go(struct session *s, struct command_chain *chain)
+{
+    cairn_session_commands(s, chain->first, chain->last);
+    chain->first = NULL;
+}
+
+void cairn_op_chain_drop(struct command_chain *chain)
+{
+    const cairn_status why = CAIRN_ERR_CANCELED;
+    if (chain->first == NULL && chain->of != NULL) cairn_op_let_go(chain->of, why, NULL);
+    while (chain->first != NULL) {
+        struct command *command = chain->first;
+        chain->first = command->next;
+        cairn_op_let_go(command->op, why, NULL);
+        cairn_job_unref(command->job);
+        cairn_command_free(command);
+    }
+}
+
+bool cairn_op_is_canceled(const struct op *op)
+{
+    return op->is_canceled || (op->of != NULL && op->of->is_canceled);
 }

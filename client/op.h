@@ -5,6 +5,8 @@
 
 #include <cairn.h>
 
+#include <stdatomic.h>
+
 #include "client/base/piece.h"
 #include "proto/base/sentence.h"
 
@@ -34,6 +36,9 @@ struct op {
     void *owned;              /* freed with the loan: what was brought to the host; or NULL */
     cairn_op_done_fn on_done; /* NULL: the caller's, who hears by the event descriptor */
     void *context;
+    struct op *of; /* that of a whole list, which this is an entry of, and ends before; or NULL */
+    bool may_be_canceled;
+    atomic_bool is_canceled;
     struct op *next_awaiting; /* lock: the next that awaits the same block (read/cache.h) */
     uint32_t holds;   /* loop thread: parcels that are not done, and one more while it is cut */
     size_t box_bytes; /* of a fetch or a put of a box: what goes with each of its chunks */
@@ -41,7 +46,8 @@ struct op {
     /* lock */
     bool done;
     cairn_status status;
-    char *why; /* owned; NULL: the status says it all */
+    char *why;  /* owned; NULL: the status says it all */
+    void *user; /* the caller's own */
     uint32_t refs;
     /* lock of the session's streams (streams.h) */
     bool is_late;            /* a stream that waited for it was let go before it was done */
@@ -99,5 +105,21 @@ cairn_status cairn_op_finished(struct job *job, uint8_t kind, cairn_op **op_out)
  * owned stay the caller's. */
 cairn_status cairn_op_begin(struct job *job, uint8_t kind, bool (*run)(struct command *),
                             const struct command *pattern, cairn_op **op_out) CAIRN_MUST_CHECK;
+
+/* Several that are handed over at once. */
+struct command_chain {
+    struct op *of; /* of all of them, made by cairn_op_new: it ends with the last one; or NULL */
+    struct command *first, *last;
+};
+/* One more, as by cairn_op_begin: not begun yet. */
+cairn_status cairn_op_chain(struct job *job, uint8_t kind, bool (*run)(struct command *),
+                            const struct command *pattern,
+                            struct command_chain *chain) CAIRN_MUST_CHECK;
+void cairn_op_chain_go(struct session *s, struct command_chain *chain);
+/* None of them is begun: they are freed, and `of` has ended. */
+void cairn_op_chain_drop(struct command_chain *chain);
+
+/* The caller does not want it any more, or the list that it is of. */
+bool cairn_op_is_canceled(const struct op *op);
 
 #endif

@@ -54,24 +54,35 @@ bool cairn_session_sleep(struct session *s, uint64_t deadline_ms)
     return pthread_cond_timedwait(&s->changed, &s->lock, &until) != ETIMEDOUT;
 }
 
-void cairn_session_command(struct session *s, struct command *command)
+static void end_command(struct command *command)
 {
-    command->next = NULL;
+    if (command->op != NULL)
+        cairn_op_let_go(command->op, CAIRN_ERR_CLOSED, "the session is closed");
+    cairn_job_unref(command->job);
+    cairn_command_free(command);
+}
+
+void cairn_session_commands(struct session *s, struct command *first, struct command *last)
+{
+    last->next = NULL;
     pthread_mutex_lock(&s->lock);
     const bool ended = s->ended;
     if (!ended && s->commands.last != NULL)
-        s->commands.last->next = command;
+        s->commands.last->next = first;
     else if (!ended)
-        s->commands.first = command;
-    if (!ended) s->commands.last = command;
+        s->commands.first = first;
+    if (!ended) s->commands.last = last;
     pthread_mutex_unlock(&s->lock);
-    if (ended) {
-        if (command->op != NULL)
-            cairn_op_let_go(command->op, CAIRN_ERR_CLOSED, "the session is closed");
-        cairn_job_unref(command->job);
-        cairn_command_free(command);
+    for (struct command *next; ended && first != NULL; first = next) {
+        next = first->next;
+        end_command(first);
     }
     cairn_session_kick(s);
+}
+
+void cairn_session_command(struct session *s, struct command *command)
+{
+    cairn_session_commands(s, command, command);
 }
 
 void cairn_session_unref(struct session *s)

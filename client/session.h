@@ -72,6 +72,7 @@ struct session {
 
     /* lock */
     uint32_t refs; /* the handle, jobs */
+    bool cancels;  /* an operation that may be under way was canceled */
     bool ended;    /* the loop takes nothing more: asks and commands fail, nobody kicks it */
     struct ask *asks;
     struct {
@@ -107,6 +108,8 @@ void cairn_session_wake_due(struct session *s);
 bool cairn_session_sleep(struct session *s, uint64_t deadline_ms);
 /* Appends a command that the loop thread frees; ended at once if the session is. Any thread. */
 void cairn_session_command(struct session *s, struct command *command);
+/* The same of several, linked from the first to the last. */
+void cairn_session_commands(struct session *s, struct command *first, struct command *last);
 /* Frees it with the last reference; not under the lock. */
 void cairn_session_unref(struct session *s);
 

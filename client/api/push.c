@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "client/api/judge.h"
+#include "client/api/list.h"
 #include "client/base/struct.h"
 #include "client/device/card.h"
 #include "client/op.h"
@@ -119,16 +120,13 @@ cairn_status cairn_api_judge_fill(struct job *job, const struct cairn_round *rou
     return status;
 }
 
-/* By an amendment, it or its whole group; the round says which. */
-static cairn_status judge_frozen(struct job *job, size_t tensor)
+/* By an amendment, it or its whole group; the round says which. Under the lock. */
+static cairn_status judge_thawed(const struct job *job, size_t tensor)
 {
     const struct cairn_tensor_spec *t = &job->spec.tensors[tensor];
-    pthread_mutex_lock(&job->session->lock);
-    const bool frozen = job->filling.frozen_tensors[tensor];
     const bool group_frozen =
         job->filling.frozen_groups[cairn_spec_find_group(&job->spec, t->group)];
-    pthread_mutex_unlock(&job->session->lock);
-    if (frozen)
+    if (job->filling.frozen_tensors[tensor])
         return cairn_client_fail(CAIRN_ERR_REFUSED,
                                  "tensor %s is frozen in this round and takes no gradient; skip "
                                  "it, or have it unfrozen by cairn_job_amend",
@@ -138,6 +136,51 @@ static cairn_status judge_frozen(struct job *job, size_t tensor)
                              "tensor %s: its group %s is frozen in this round and takes no "
                              "gradient; skip it, or have it unfrozen by cairn_job_amend",
                              t->name, t->group);
+}
+
+static cairn_status judge_frozen(struct job *job, size_t tensor)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const cairn_status status = judge_thawed(job, tensor);
+    pthread_mutex_unlock(&job->session->lock);
+    return status;
+}
+
+/* ---- lists ---- */
+
+/* Under the lock. */
+static cairn_status fill_all(struct job *job, uint32_t micro, const size_t *tensors, size_t count,
+                             size_t *wrong_out)
+{
+    const bool any = job->filling.any;
+    cairn_status status = CAIRN_OK;
+    size_t done = 0;
+    for (; done < count && status == CAIRN_OK; done++) {
+        status = judge_thawed(job, tensors[done]);
+        if (status == CAIRN_OK) status = fill(job, micro, tensors[done]);
+    }
+    if (status == CAIRN_OK) return CAIRN_OK;
+    *wrong_out = --done;
+    job->filling.any = any;
+    while (done-- > 0) {
+        job->filling.tensors[tensors[done]] = NOT_PUSHED;
+        job->filling.adding -= cairn_accumulate_wanted(job);
+    }
+    return status;
+}
+
+cairn_status cairn_api_fill_many(struct job *job, const struct cairn_round *round, uint32_t micro,
+                                 const size_t *tensors, size_t count, size_t *wrong_out)
+{
+    *wrong_out = count;
+    if (!cairn_struct_fits(round, CAIRN_API_ROUND_LEAST))
+        return cairn_client_fail(CAIRN_ERR_INVALID, "round must be given, with its struct_size");
+    pthread_mutex_lock(&job->session->lock);
+    cairn_status status = cairn_api_judge_round(job, round);
+    if (status == CAIRN_OK) status = judge_micro(job, micro);
+    if (status == CAIRN_OK) status = fill_all(job, micro, tensors, count, wrong_out);
+    pthread_mutex_unlock(&job->session->lock);
+    return status;
 }
 
 /* ---- aliases of boxes ---- */
@@ -311,6 +354,36 @@ static cairn_status push_piece(struct job *job, struct push *push, cairn_op **op
     return status;
 }
 
+/* What of a push the tensor's kind allows. */
+static cairn_status judge_gradient(const struct job *job, size_t index, const char *tensor,
+                                   const struct cairn_mem *mem)
+{
+    if (job->spec.tensors[index].kind != CAIRN_TRAINED)
+        return cairn_client_fail(
+            CAIRN_ERR_INVALID, "tensor %s is not trained; it takes no gradient%s", tensor,
+            job->spec.tensors[index].kind == CAIRN_BLOB
+                ? ": a blob is changed by cairn_write_begin, cairn_put and cairn_write_end"
+                : "");
+    if (mem->dtype != CAIRN_F32 && mem->dtype != CAIRN_BF16)
+        return cairn_api_refuse_dtype(tensor, mem, "CAIRN_F32 or CAIRN_BF16");
+    return CAIRN_OK;
+}
+
+cairn_status cairn_api_judge_push(struct job *job, const char *tensor, const struct cairn_box *box,
+                                  const struct cairn_mem *given, size_t *tensor_out,
+                                  struct piece *piece_out, struct cairn_mem *mem_out)
+{
+    const struct cairn_box *part;
+    cairn_status status = cairn_api_judge_data(job, tensor, given, mem_out, tensor_out, &part);
+    if (status == CAIRN_OK) status = judge_gradient(job, *tensor_out, tensor, mem_out);
+    if (status == CAIRN_OK && part != NULL)
+        status = cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
+                                   "it is a box of %s: push it by itself, with cairn_push",
+                                   job->spec.tensors[*tensor_out].name);
+    if (status != CAIRN_OK) return status;
+    return cairn_api_judge_own(job, *tensor_out, box, mem_out, piece_out);
+}
+
 static cairn_status push_inside(struct job *job, const struct cairn_round *round, uint32_t micro,
                                 const char *tensor, const struct cairn_box *box,
                                 const struct cairn_mem *given, cairn_op **op_out)
@@ -321,14 +394,8 @@ static cairn_status push_inside(struct job *job, const struct cairn_round *round
     cairn_status status = cairn_api_judge_data(job, tensor, given, &mem, &index, &part);
     if (status == CAIRN_OK) status = cairn_api_batch_place(job, round, &micro);
     if (status != CAIRN_OK) return status;
-    if (job->spec.tensors[index].kind != CAIRN_TRAINED)
-        return cairn_client_fail(
-            CAIRN_ERR_INVALID, "tensor %s is not trained; it takes no gradient%s", tensor,
-            job->spec.tensors[index].kind == CAIRN_BLOB
-                ? ": a blob is changed by cairn_write_begin, cairn_put and cairn_write_end"
-                : "");
-    if (mem.dtype != CAIRN_F32 && mem.dtype != CAIRN_BF16)
-        return cairn_api_refuse_dtype(tensor, &mem, "CAIRN_F32 or CAIRN_BF16");
+    status = judge_gradient(job, index, tensor, &mem);
+    if (status != CAIRN_OK) return status;
     if (part != NULL) {
         struct portion portion = { .name = tensor,
                                    .kind = CAIRN_CHUNK_PUSH,

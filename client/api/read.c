@@ -2,49 +2,65 @@
 #include <string.h>
 
 #include "client/api/judge.h"
+#include "client/api/list.h"
 #include "client/ask.h"
 #include "client/device/card.h"
 #include "client/op.h"
 #include "client/push/transfer.h"
+
+cairn_status cairn_api_plane_of(const char *plane, int *number_out)
+{
+    *number_out = cairn_plane_number(plane != NULL ? plane : "wire");
+    if (*number_out != 0) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_NOT_FOUND,
+                             "there is no plane \"%s\"; planes are \"wire\", \"param\", "
+                             "\"exp_avg\" (the momentum of sgd, too) and \"exp_avg_sq\"",
+                             plane);
+}
+
+cairn_status cairn_api_judge_fetch(struct job *job, const char *tensor, int plane,
+                                   const struct cairn_box *box, const struct cairn_mem *given,
+                                   size_t *tensor_out, struct piece *piece_out,
+                                   struct cairn_mem *mem_out)
+{
+    struct cairn_box of_target;
+    cairn_status status = cairn_api_judge_boxed(job, tensor, given, mem_out, tensor_out, &box,
+                                                &of_target);
+    if (status == CAIRN_OK) status = cairn_api_judge_plane(job, *tensor_out, plane);
+    if (status == CAIRN_OK) status = cairn_api_judge_dtype(job, *tensor_out, plane, mem_out);
+    if (status == CAIRN_OK) status = cairn_api_judge_box(job, *tensor_out, box, mem_out, piece_out);
+    if (status != CAIRN_OK) return status;
+    if (!cairn_strides_apart(&piece_out->strides))
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "tensor %s: with these mem.stride elements may share memory; "
+                                 "nothing can be fetched there",
+                                 tensor);
+    if (mem_out->device <= 0 || !piece_out->strides.given) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
+                             "tensor %s: memory of GPU %d with mem.stride is not written to: "
+                             "fetch into dense memory, and copy it from there",
+                             tensor, mem_out->device - 1);
+}
 
 static cairn_status fetch_inside(struct job *job, struct cairn_version version, const char *tensor,
                                  const char *plane, const struct cairn_box *box,
                                  const struct cairn_mem *given, cairn_op **op_out)
 {
     size_t index;
+    int number;
     struct cairn_mem mem;
-    struct cairn_box of_target;
-    cairn_status status = cairn_api_judge_boxed(job, tensor, given, &mem, &index, &box, &of_target);
+    struct command pattern = { .version = version };
+    cairn_status status = cairn_api_plane_of(plane, &number);
+    if (status == CAIRN_OK)
+        status = cairn_api_judge_fetch(job, tensor, number, box, given, &index, &pattern.piece,
+                                       &mem);
+    if (status == CAIRN_OK) status = cairn_api_card(&mem, &pattern.card);
     if (status != CAIRN_OK) return status;
-    const int number = cairn_plane_number(plane != NULL ? plane : "wire");
-    if (number == 0)
-        return cairn_client_fail(CAIRN_ERR_NOT_FOUND,
-                                 "tensor %s has no plane \"%s\"; planes are \"wire\", \"param\", "
-                                 "\"exp_avg\" (the momentum of sgd, too) and \"exp_avg_sq\"",
-                                 tensor, plane);
-    status = cairn_api_judge_plane(job, index, number);
-    if (status == CAIRN_OK) status = cairn_api_judge_dtype(job, index, number, &mem);
-    if (status != CAIRN_OK) return status;
-    struct command pattern = { .tensor = (uint32_t)index,
-                               .plane = (uint8_t)number,
-                               .dtype = (uint8_t)mem.dtype,
-                               .ptr = mem.ptr,
-                               .version = version };
-    status = cairn_api_judge_box(job, index, box, &mem, &pattern.piece);
-    if (status != CAIRN_OK) return status;
-    if (!cairn_strides_apart(&pattern.piece.strides))
-        return cairn_client_fail(CAIRN_ERR_INVALID,
-                                 "tensor %s: with these mem.stride elements may share memory; "
-                                 "nothing can be fetched there",
-                                 tensor);
-    status = cairn_api_card(&mem, &pattern.card);
-    if (status == CAIRN_OK && pattern.card != NULL && pattern.piece.strides.given)
-        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
-                                 "tensor %s: memory of GPU %d with mem.stride is not written to: "
-                                 "fetch into dense memory, and copy it from there",
-                                 tensor, cairn_card_number(pattern.card));
-    if (status == CAIRN_OK && pattern.card != NULL)
-        status = cairn_card_mark(pattern.card, mem.stream, &pattern.event);
+    pattern.tensor = (uint32_t)index;
+    pattern.plane = (uint8_t)number;
+    pattern.dtype = (uint8_t)mem.dtype;
+    pattern.ptr = mem.ptr;
+    if (pattern.card != NULL) status = cairn_card_mark(pattern.card, mem.stream, &pattern.event);
     if (status == CAIRN_OK)
         status = cairn_op_begin(job, CAIRN_CHUNK_FETCH, cairn_transfer_run, &pattern, op_out);
     if (status != CAIRN_OK) cairn_card_event_free(pattern.event);

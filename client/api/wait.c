@@ -5,6 +5,8 @@
 #include "client/device/card.h"
 #include "client/op.h"
 
+#include <stdlib.h>
+
 #define AWAITED_MS 200 /* that the loop thread has to say for whom a call waits */
 
 /* Not under the lock: the loop thread knows which shards owe something. */
@@ -99,6 +101,118 @@ cairn_status cairn_stream_wait(cairn_op *handle, void *stream)
     struct card *card;
     cairn_status status = cairn_card_of_thread(op->card, &card);
     if (status == CAIRN_OK) status = cairn_streams_await(op, card, stream);
+    cairn_handle_put(handle);
+    return status;
+}
+
+/* ---- one of several ---- */
+
+/* *first_out: NULL: there is none. */
+static cairn_status get_all(cairn_op *const *handles, size_t count, struct op **ops,
+                            struct op **first_out)
+{
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < count && status == CAIRN_OK; i++) {
+        if (handles[i] == NULL) continue;
+        ops[i] = cairn_handle_get(CAIRN_HANDLE_OP, handles[i]);
+        if (ops[i] == NULL)
+            status = cairn_handle_fail(handles[i], "operation");
+        else if (*first_out != NULL && (*first_out)->session != ops[i]->session)
+            status = cairn_client_fail(
+                CAIRN_ERR_INVALID, "operation %zu is of another session than those before it", i);
+        else if (*first_out == NULL)
+            *first_out = ops[i];
+    }
+    if (status == CAIRN_OK && *first_out == NULL)
+        status = cairn_client_fail(CAIRN_ERR_INVALID, "there is no operation to wait for");
+    return status;
+}
+
+/* Locked: the first that is done, or `count`. */
+static size_t find_done(struct op *const *ops, size_t count)
+{
+    size_t i = 0;
+    while (i < count && (ops[i] == NULL || !ops[i]->done)) i++;
+    return i;
+}
+
+static cairn_status await_any(struct op *const *ops, size_t count, struct op *first,
+                              uint64_t deadline_ms, size_t *index_out, void **user_out)
+{
+    struct session *s = first->session;
+    pthread_mutex_lock(&s->lock);
+    const uint64_t from_us = cairn_client_now_us();
+    size_t i = find_done(ops, count);
+    const bool waited = i == count;
+    while (i == count && cairn_session_sleep(s, deadline_ms)) i = find_done(ops, count);
+    if (waited) note_time(i < count ? ops[i] : first, from_us);
+    cairn_status status = CAIRN_ERR_TIMEOUT;
+    if (i < count) {
+        status = ops[i]->status;
+        *index_out = i;
+        if (user_out != NULL) *user_out = ops[i]->user;
+        if (status != CAIRN_OK) cairn_client_fail(status, "%s", cairn_op_why(ops[i]));
+    }
+    pthread_mutex_unlock(&s->lock);
+    return status;
+}
+
+cairn_status cairn_wait_any(cairn_op *const *handles, size_t count, int timeout_ms,
+                            size_t *index_out, void **user_out)
+{
+    cairn_status status = cairn_api_judge_call("index_out", index_out, timeout_ms);
+    if (status != CAIRN_OK) return status;
+    struct op *first = NULL, **ops = calloc(count + 1, sizeof *ops);
+    if (ops == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no memory");
+    *index_out = count;
+    status = get_all(handles, count, ops, &first);
+    if (status == CAIRN_OK) {
+        status = await_any(ops, count, first, cairn_api_deadline(timeout_ms), index_out, user_out);
+        if (*index_out == count)
+            cairn_client_fail(status, "none of the operations is done%s%s",
+                              timeout_ms > 0 ? "; cairn_wait_any timed out: " : "",
+                              timeout_ms > 0 ? awaited_text(first).text : "");
+    }
+    for (size_t i = 0; i < count; i++)
+        if (ops[i] != NULL) cairn_handle_put(handles[i]);
+    if (*index_out < count) cairn_handle_close(CAIRN_HANDLE_OP, handles[*index_out]);
+    free(ops);
+    return status;
+}
+
+cairn_status cairn_op_set_user(cairn_op *handle, void *user)
+{
+    struct op *op = cairn_handle_get(CAIRN_HANDLE_OP, handle);
+    if (op == NULL) return cairn_handle_fail(handle, "operation");
+    pthread_mutex_lock(&op->session->lock);
+    op->user = user;
+    pthread_mutex_unlock(&op->session->lock);
+    cairn_handle_put(handle);
+    return CAIRN_OK;
+}
+
+/* ---- cancel ---- */
+
+static cairn_status cancel(struct op *op)
+{
+    struct session *s = op->session;
+    if (!op->may_be_canceled)
+        return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
+                                 "only a fetch can be canceled: a gradient is part of its round "
+                                 "(cairn_round_abandon), and a unit is given back by cairn_unmap");
+    pthread_mutex_lock(&s->lock);
+    op->is_canceled = true;
+    s->cancels = true;
+    pthread_mutex_unlock(&s->lock);
+    cairn_session_kick(s);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_cancel(cairn_op *handle)
+{
+    struct op *op = cairn_handle_get(CAIRN_HANDLE_OP, handle);
+    if (op == NULL) return cairn_handle_fail(handle, "operation");
+    const cairn_status status = cancel(op);
     cairn_handle_put(handle);
     return status;
 }

@@ -14,7 +14,12 @@
 
 #include "proto/base/status.h"
 
-enum cairn_handle_kind { CAIRN_HANDLE_SESSION = 1, CAIRN_HANDLE_JOB = 2, CAIRN_HANDLE_OP = 3 };
+enum cairn_handle_kind {
+    CAIRN_HANDLE_SESSION = 1,
+    CAIRN_HANDLE_JOB = 2,
+    CAIRN_HANDLE_OP = 3,
+    CAIRN_HANDLE_LIST = 4
+};
 
 typedef void (*cairn_handle_free_fn)(void *object);
 

@@ -268,6 +268,8 @@ typedef cairn_session cairn; /* its short name; in C++ it may be a namespace */
 #endif
 typedef struct cairn_job cairn_job; /* a job of a session */
 typedef struct cairn_op cairn_op;   /* something under way */
+typedef struct cairn_list
+    cairn_list; /* tensors that go together: cairn_push_list, cairn_fetch_list */
 
 typedef enum cairn_role { CAIRN_WORKER = 1, CAIRN_READER = 2 } cairn_role;
 
@@ -853,6 +855,33 @@ CAIRN_EXPORT cairn_status cairn_push(cairn_job *job, const struct cairn_round *r
                                      uint32_t micro, const char *tensor,
                                      const struct cairn_box *box, const struct cairn_mem *mem,
                                      cairn_op **op_out) CAIRN_CHECKED;
+/* Many tensors at once: described once, and then pushed or fetched as often as wanted, as one operation, at
+ * the cost of a few microseconds a tensor. Everything is copied but the memory itself, whose address stays.
+ * A list is judged as a whole, when it is described and again when it is posted: if one entry is wrong
+ * nothing of any is sent, and cairn_error() begins "entry 3 of the list (name): ". Of a push no tensor
+ * twice (CAIRN_ERR_EXISTS), and no alias of a box (CAIRN_ERR_UNSUPPORTED). A list may be posted by several
+ * threads, and posted again before its operation is over. */
+struct cairn_part {
+    size_t struct_size;
+    const char *tensor;
+    const struct cairn_box *box; /* as of cairn_push, of cairn_fetch */
+    struct cairn_mem mem;
+};
+CAIRN_EXPORT cairn_status cairn_push_list(cairn_job *job, const struct cairn_part *parts,
+                                          size_t count, cairn_list **out) CAIRN_CHECKED;
+CAIRN_EXPORT cairn_status cairn_fetch_list(cairn_job *job, const char *plane,
+                                           const struct cairn_part *parts, size_t count,
+                                           cairn_list **out) CAIRN_CHECKED;
+/* What was posted goes on. A list does not end with its job, whose calls then say CAIRN_ERR_HANDLE. NULL is
+ * allowed. */
+CAIRN_EXPORT void cairn_list_close(cairn_list *list);
+/* Fail, and do, as cairn_push and cairn_fetch of each tensor; op_out may be NULL of pushes, which the
+ * commit then waits for. CAIRN_ERR_HANDLE, too: the list is of the other kind. An operation of which an
+ * entry failed has that one's status, and ends when all have. */
+CAIRN_EXPORT cairn_status cairn_push_many(cairn_list *list, const struct cairn_round *round,
+                                          uint32_t micro, cairn_op **op_out) CAIRN_CHECKED;
+CAIRN_EXPORT cairn_status cairn_fetch_many(cairn_list *list, struct cairn_version version,
+                                           cairn_op **op_out) CAIRN_CHECKED;
 /* Ends micro-batch `micro`: tensors not pushed are absent from it. Fails as cairn_push; CAIRN_ERR_INVALID,
  * too, if another micro-batch is being filled. */
 CAIRN_EXPORT cairn_status cairn_micro_end(cairn_job *job, const struct cairn_round *round,
@@ -995,6 +1024,21 @@ CAIRN_EXPORT cairn_status cairn_wait(cairn_op *op, int timeout_ms) CAIRN_CHECKED
  * gradient comes from should have another one than the stream that waits, or be done.
  * CAIRN_ERR_UNSUPPORTED without CUDA. */
 CAIRN_EXPORT cairn_status cairn_stream_wait(cairn_op *op, void *stream) CAIRN_CHECKED;
+
+/* Waits until one of the operations, all of one session, is over; gives its result, and frees it, as
+ * cairn_wait does. ops[i] may be NULL, which is passed by. *index_out: which it was; user_out, unless NULL,
+ * what cairn_op_set_user gave. CAIRN_ERR_TIMEOUT: none is; *index_out is `count` then, as of every error of
+ * the call itself. The first in the list that is over counts, so begin with another one where all are to
+ * have their turn. */
+CAIRN_EXPORT cairn_status cairn_wait_any(cairn_op *const *ops, size_t count, int timeout_ms,
+                                         size_t *index_out, void **user_out) CAIRN_CHECKED;
+/* A pointer of the caller's own, for cairn_wait_any. */
+CAIRN_EXPORT cairn_status cairn_op_set_user(cairn_op *op, void *user) CAIRN_CHECKED;
+/* A fetch, or one of a list, is not wanted any more: it ends soon, with CAIRN_ERR_CANCELED unless it was
+ * over. What of its memory was written before is undefined; the memory is on loan until cairn_wait says so,
+ * which is still to be called. CAIRN_ERR_UNSUPPORTED: it is something else (a push belongs to its round:
+ * cairn_round_abandon). Does not wait. */
+CAIRN_EXPORT cairn_status cairn_cancel(cairn_op *op) CAIRN_CHECKED;
 
 /* The client state of the newest version (from round_begin to commit: of the round's), to readers, too.
  * *bytes_out: how many, 0 if it has none; set, too, where CAIRN_ERR_INVALID says that they are more than

@@ -8,6 +8,7 @@
 #include "client/loop/layouts.h"
 #include "client/op.h"
 #include "client/push/fail.h"
+#include "client/push/transfer.h"
 
 /* The next ask that can be sent now; one whose job has failed is answered here. */
 static struct ask *next_ask(struct session *s)
@@ -106,12 +107,23 @@ static void run_commands(struct session *s)
     cairn_loop_look_soon(s, any_awaits);
 }
 
+static void cancel(struct session *s)
+{
+    pthread_mutex_lock(&s->lock);
+    const bool cancels = s->cancels;
+    s->cancels = false;
+    pthread_mutex_unlock(&s->lock);
+    for (struct job *job = s->jobs; cancels && job != NULL; job = job->next)
+        cairn_transfer_cancel(job);
+}
+
 void cairn_turn_run(struct session *s)
 {
     const uint64_t now_ms = cairn_client_now_ms();
     for (struct job *job = s->jobs; job != NULL; job = job->next)
         if (job->broken.status != CAIRN_OK)
             cairn_job_fail(job, job->broken.status, job->broken.why.text);
+    cancel(s);
     run_commands(s);
     for (struct job *job = s->jobs; job != NULL; job = job->next)
         if (s->control.ready && job->attachment.state == JOB_DETACHED && !job->closing &&

@@ -165,6 +165,14 @@ cairn_status cairn_accumulate_add(struct job *job, const struct cairn_round *rou
     return status;
 }
 
+void cairn_accumulate_skip(struct job *job, size_t tensor)
+{
+    pthread_mutex_lock(&job->session->lock);
+    job->filling.tensors[tensor] = NOT_PUSHED;
+    if (--job->filling.adding == 0) pthread_cond_broadcast(&job->session->changed);
+    pthread_mutex_unlock(&job->session->lock);
+}
+
 /* ---- sending ---- */
 
 cairn_status cairn_accumulate_send(struct job *job, const struct cairn_round *round)

@@ -25,6 +25,8 @@ void cairn_accumulate_new_round(struct job *job);
 cairn_status cairn_accumulate_add(struct job *job, const struct cairn_round *round, uint32_t micro,
                                   size_t tensor, const struct piece *piece,
                                   const struct cairn_mem *mem) CAIRN_MUST_CHECK;
+/* Counts one of filling.adding down that is not added after all: it may be tried again. */
+void cairn_accumulate_skip(struct job *job, size_t tensor);
 /* Pushes the sums that are not pushed yet; the end of micro-batch 0 is the caller's to send behind it. */
 cairn_status cairn_accumulate_send(struct job *job,
                                    const struct cairn_round *round) CAIRN_MUST_CHECK;

@@ -112,6 +112,10 @@ bool cairn_transfer_run(struct command *command)
     uint32_t shard;
     uint64_t chunk;
     if (cairn_command_refused(command)) return true;
+    if (cairn_op_is_canceled(command->op)) {
+        cairn_op_let_go(command->op, CAIRN_ERR_CANCELED, NULL);
+        return true;
+    }
     const enum card_state state = state_of(command);
     if (state != CARD_DONE) return state == CARD_FAILED;
     if (copy_on_card(command)) return true;
@@ -246,6 +250,20 @@ void cairn_transfer_lost(struct shard_link *link)
             cairn_asker_lost(&job->shards.links[parcel->shard]->asker, &parcel->request);
     }
     link->asked = 0;
+}
+
+void cairn_transfer_cancel(struct job *job)
+{
+    for (uint32_t i = 0; i < job->parcels.count; i++) {
+        struct parcel *parcel = job->parcels.all[i];
+        if (parcel->op == NULL || parcel->kind != CAIRN_CHUNK_FETCH || parcel->answered ||
+            !cairn_op_is_canceled(parcel->op))
+            continue;
+        if (parcel->request.state == CAIRN_REQUEST_SENT) job->shards.links[parcel->via]->asked--;
+        cairn_asker_drop(&job->shards.links[parcel->shard]->asker, &parcel->request);
+        cairn_parcel_end(parcel, CAIRN_ERR_CANCELED);
+    }
+    for (uint32_t i = 0; i < job->shards.count; i++) cairn_asker_pump(&job->shards.links[i]->asker);
 }
 
 void cairn_transfer_fail_all(struct job *job, cairn_status status)

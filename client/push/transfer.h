@@ -22,6 +22,8 @@ void cairn_transfer_on_data(struct shard_link *link, const struct cairn_chunk_he
 /* What went over this connection and is unanswered stays so: it waits to be sent again. */
 void cairn_transfer_lost(struct shard_link *link);
 /* Ends every put and fetch of the job with `status`. */
+/* Fetches that their caller canceled end, as far as they were not answered. */
+void cairn_transfer_cancel(struct job *job);
 void cairn_transfer_fail_all(struct job *job, cairn_status status);
 
 #endif

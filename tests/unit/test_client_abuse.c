@@ -470,6 +470,103 @@ NOTHING(cairn_stream_wait)
     return cairn_stream_wait(a->op, NULL);
 }
 
+GIVEN(cairn_wait_any)
+{
+    size_t index;
+    cairn_op *const ops[] = { a->op };
+    return a->op != NULL ? cairn_wait_any(ops, 1, SHORT_MS, &index, NULL)
+                         : cairn_wait(NULL, SHORT_MS); // NULL is passed by
+}
+NOTHING(cairn_wait_any)
+{
+    (void)a;
+    return cairn_wait_any(NULL, 0, -1, NULL, NULL);
+}
+GIVEN(cairn_op_set_user)
+{
+    return cairn_op_set_user(a->op, NULL);
+}
+NOTHING(cairn_op_set_user)
+{
+    return cairn_wait(a->op, -1); // nothing but the handle can be wrong
+}
+GIVEN(cairn_cancel)
+{
+    return cairn_cancel(a->op);
+}
+NOTHING(cairn_cancel)
+{
+    const struct cairn_mem mem = toy_mem(gradient, CAIRN_F32);
+    cairn_op *op = NULL;
+    if (a->job == NULL) return cairn_cancel(NULL);
+    toy_good(cairn_push(a->job, &a->round, 0, "a.bias", NULL, &mem, &op));
+    const cairn_status status = cairn_cancel(op); // of a push
+    toy_good(cairn_wait(op, TOY_WAIT_MS));
+    return status;
+}
+
+/* ---- of a list: what is given here is none ---- */
+
+static const struct cairn_part *part(void)
+{
+    static struct cairn_part part = { .struct_size = sizeof part, .tensor = "a.weight" };
+    part.mem = toy_mem(gradient, CAIRN_F32);
+    return &part;
+}
+
+GIVEN(cairn_push_list)
+{
+    cairn_list *list = NULL;
+    const cairn_status status = cairn_push_list(a->job, part(), 1, &list);
+    cairn_list_close(list);
+    return status;
+}
+NOTHING(cairn_push_list)
+{
+    return cairn_push_list(a->job, NULL, 0, NULL);
+}
+GIVEN(cairn_fetch_list)
+{
+    cairn_list *list = NULL;
+    const cairn_status status = cairn_fetch_list(a->job, "param", part(), 1, &list);
+    cairn_list_close(list);
+    return status;
+}
+NOTHING(cairn_fetch_list)
+{
+    return cairn_fetch_list(a->job, NULL, NULL, 0, NULL);
+}
+GIVEN(cairn_push_many)
+{
+    return cairn_push_many((cairn_list *)a->op, &a->round, 0, NULL);
+}
+NOTHING(cairn_push_many)
+{
+    cairn_list *list = NULL;
+    cairn_status status = cairn_push_list(a->job, part(), 1, &list);
+    if (status == CAIRN_OK) status = cairn_push_many(list, NULL, 0, NULL);
+    cairn_list_close(list);
+    return status;
+}
+GIVEN(cairn_fetch_many)
+{
+    cairn_op *op;
+    return cairn_fetch_many((cairn_list *)a->op, a->round.version, &op);
+}
+NOTHING(cairn_fetch_many)
+{
+    return cairn_fetch_many(NULL, a->round.version, NULL);
+}
+GIVEN(cairn_list_close)
+{
+    cairn_list_close((cairn_list *)a->op);
+    return CAIRN_ERR_HANDLE; // it says nothing
+}
+NOTHING(cairn_list_close)
+{
+    return given_cairn_list_close(a);
+}
+
 /* ---- the table ---- */
 
 enum handle { NONE, OF_SESSION, OF_JOB, OF_OP };
@@ -529,6 +626,14 @@ static const struct call {
     CALL(cairn_unmap, OF_JOB),
     CALL(cairn_wait, OF_OP),
     CALL(cairn_stream_wait, OF_OP),
+    CALL(cairn_wait_any, OF_OP),
+    CALL(cairn_op_set_user, OF_OP),
+    CALL(cairn_cancel, OF_OP),
+    CALL(cairn_push_list, OF_JOB),
+    CALL(cairn_fetch_list, OF_JOB),
+    CALL(cairn_push_many, OF_OP),
+    CALL(cairn_fetch_many, OF_OP),
+    CALL(cairn_list_close, OF_OP),
 #undef CALL
 };
 enum { CALLS = sizeof calls / sizeof *calls };
@@ -586,7 +691,8 @@ static void close_rooms(void)
 
 static bool says_nothing(const struct call *call)
 {
-    return call->given == given_cairn_close || call->given == given_cairn_job_close;
+    return call->given == given_cairn_close || call->given == given_cairn_job_close ||
+           call->given == given_cairn_list_close;
 }
 
 static void check_all(const struct arguments *a, const char *what)

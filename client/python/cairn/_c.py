@@ -146,6 +146,10 @@ class Mem(Sized):
                 ("device", c_int), ("stream", c_void_p), ("bytes", c_size_t)]
 
 
+class Part(Sized):
+    _fields_ = [("struct_size", c_size_t), ("tensor", c_char_p), ("box", POINTER(Box)), ("mem", Mem)]
+
+
 class Round(Sized):
     _fields_ = [("struct_size", c_size_t), ("round", c_uint64), ("step", c_uint64), ("epoch", c_uint64),
                 ("version", Version), ("rank", c_uint32), ("world", c_uint32), ("loss_scale", c_double),
@@ -200,7 +204,8 @@ STRUCTS = {"cairn_box": Box, "cairn_version": Version, "cairn_opts": Opts, "cair
            "cairn_group": Group, "cairn_job_spec": JobSpec, "cairn_mem": Mem, "cairn_round": Round,
            "cairn_result": Result, "cairn_stats": Stats, "cairn_env": Env, "cairn_tile": Tile,
            "cairn_job_info": JobInfo, "cairn_init": Init, "cairn_schedule_point": SchedulePoint,
-           "cairn_amend": Amend, "cairn_tie": Tie, "cairn_setting": Setting, "cairn_view": View}
+           "cairn_amend": Amend, "cairn_tie": Tie, "cairn_setting": Setting, "cairn_view": View,
+           "cairn_part": Part}
 
 _handle = c_void_p
 FUNCTIONS = {
@@ -218,6 +223,11 @@ FUNCTIONS = {
     "cairn_round_begin": (c_int, [_handle, c_int, POINTER(Round)]),
     "cairn_push": (c_int, [_handle, POINTER(Round), c_uint32, c_char_p, POINTER(Box), POINTER(Mem),
                            POINTER(_handle)]),
+    "cairn_push_list": (c_int, [_handle, POINTER(Part), c_size_t, POINTER(_handle)]),
+    "cairn_fetch_list": (c_int, [_handle, c_char_p, POINTER(Part), c_size_t, POINTER(_handle)]),
+    "cairn_list_close": (None, [_handle]),
+    "cairn_push_many": (c_int, [_handle, POINTER(Round), c_uint32, POINTER(_handle)]),
+    "cairn_fetch_many": (c_int, [_handle, Version, POINTER(_handle)]),
     "cairn_micro_end": (c_int, [_handle, POINTER(Round), c_uint32]),
     "cairn_micro_seed": (c_uint64, [POINTER(Round), c_uint32]),
     "cairn_commit": (c_int, [_handle, POINTER(Round), c_uint64, c_void_p, c_size_t, c_int, POINTER(Result)]),
@@ -229,6 +239,9 @@ FUNCTIONS = {
     "cairn_lease": (c_int, [_handle, Version, c_int, c_int, POINTER(Version)]),
     "cairn_lease_end": (c_int, [_handle, Version, c_int]),
     "cairn_wait": (c_int, [_handle, c_int]),
+    "cairn_wait_any": (c_int, [POINTER(_handle), c_size_t, c_int, POINTER(c_size_t), POINTER(c_void_p)]),
+    "cairn_op_set_user": (c_int, [_handle, c_void_p]),
+    "cairn_cancel": (c_int, [_handle]),
     "cairn_snapshot": (c_int, [_handle, c_uint32, c_int, POINTER(c_char * 64)]),
     "cairn_job_stats": (c_int, [_handle, POINTER(Stats)]),
     "cairn_job_describe": (c_int, [_handle, POINTER(JobInfo)]),

@@ -1,9 +1,13 @@
 /* cairn bench tensors: what it costs that a model has many small tensors. A step (begin, push all, commit,
- * fetch all) of 5,000 tensors of 1,024 elements, against the step of one tensor of as many bytes, in the same
- * workers and shards: the ratio is what is paid for the number of tensors.
+ * fetch all) of 5,000 tensors of 1,024 elements, against the step of one tensor of as many bytes, in the
+ * same workers and shards: the ratio is what is paid for the number of tensors.
  *
- * The parts are of both steps, _many_ and _one_: what the worker waited for, and what the slowest shard did
- * with the round meanwhile, by its log (times.h), in a cluster of the bench's own; and processor time. */
+ * All tensors are pushed by one call of cairn_push_many, and fetched by one of cairn_fetch_many;
+ * _singly_s_ is the step in which each has calls of its own.
+ *
+ * The parts are of both steps, _many_ and _one_: what the worker waited for, and what the slowest shard
+ * did with the round meanwhile, by its log (times.h), in a cluster of the bench's own, and processor
+ * time. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -14,7 +18,7 @@
 
 #define TENSORS_DEFAULT 5000
 
-enum { ORDER_MANY = 1, ORDER_ONE = 2 };
+enum { ORDER_MANY = 1, ORDER_ONE = 2, ORDER_SINGLY = 3 };
 enum { FIGURE_ALL, FIGURE_PUSH, FIGURE_COMMIT, FIGURE_FETCH, FIGURE_CPU, FIGURE_BEGIN, FIGURES };
 
 /* Of a run: what the slowest worker had, and what the slowest shard did. */
@@ -45,6 +49,7 @@ struct tensors_bench {
 
 struct tensors_worker {
     struct cairn_bench_member many, one;
+    cairn_list *many_pushes, *many_fetches, *one_pushes, *one_fetches;
     char *grads, *params;
     cairn_op *ops[CAIRN_BENCH_TENSORS_MAX];
 };
@@ -89,19 +94,42 @@ static cairn_status fetch_all(struct tensors_worker *w, const struct cairn_bench
     return status;
 }
 
-static bool run_step(struct tensors_worker *w, const struct cairn_bench_member *member,
-                     const struct cairn_bench_model *model, struct cairn_bench_report *report)
+/* What a step goes by. */
+struct way {
+    const struct cairn_bench_member *member;
+    const struct cairn_bench_model *model;
+    cairn_list *pushes, *fetches; /* NULL: a call a tensor */
+};
+
+static cairn_status push(const struct tensors_worker *w, const struct way *way,
+                         const struct cairn_round *round)
+{
+    return way->pushes != NULL ? cairn_push_many(way->pushes, round, 0, NULL)
+                               : push_all(w, way->member, way->model, round);
+}
+
+static cairn_status fetch(struct tensors_worker *w, const struct way *way,
+                          struct cairn_version version)
+{
+    if (way->fetches == NULL) return fetch_all(w, way->member, way->model, version);
+    const cairn_status status = cairn_fetch_many(way->fetches, version, &w->ops[0]);
+    return status == CAIRN_OK ? cairn_wait(w->ops[0], CAIRN_BENCH_CALL_MS) : status;
+}
+
+static bool run_step(struct tensors_worker *w, const struct way *way,
+                     struct cairn_bench_report *report)
 {
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
+    cairn_job *job = way->member->job;
     const double cpu = cpu_s(), t0 = cairn_bench_now();
-    cairn_status status = cairn_round_begin(member->job, CAIRN_BENCH_CALL_MS, &round);
-    if (status == CAIRN_OK) status = push_all(w, member, model, &round);
+    cairn_status status = cairn_round_begin(job, CAIRN_BENCH_CALL_MS, &round);
+    if (status == CAIRN_OK) status = push(w, way, &round);
     const double t1 = cairn_bench_now();
     if (status == CAIRN_OK)
-        status = cairn_commit(member->job, &round, 1, NULL, 0, CAIRN_BENCH_CALL_MS, &result);
+        status = cairn_commit(job, &round, 1, NULL, 0, CAIRN_BENCH_CALL_MS, &result);
     const double t2 = cairn_bench_now();
-    if (status == CAIRN_OK) status = fetch_all(w, member, model, result.version);
+    if (status == CAIRN_OK) status = fetch(w, way, result.version);
     const double t3 = cairn_bench_now();
     *report = (struct cairn_bench_report) { .figures = { [FIGURE_ALL] = t3 - t0,
                                                          [FIGURE_PUSH] = t1 - t0,
@@ -109,6 +137,34 @@ static bool run_step(struct tensors_worker *w, const struct cairn_bench_member *
                                                          [FIGURE_FETCH] = t3 - t2,
                                                          [FIGURE_CPU] = cpu_s() - cpu,
                                                          [FIGURE_BEGIN] = t0 } };
+    return cairn_bench_is_ok(status);
+}
+
+/* All tensors of the model, in that memory. */
+static struct cairn_part *parts_of(const struct cairn_bench_member *member,
+                                   const struct cairn_bench_model *model, char *memory)
+{
+    struct cairn_part *parts = calloc(model->tensors, sizeof *parts);
+    for (uint32_t i = 0; parts != NULL && i < model->tensors; i++)
+        parts[i] = (struct cairn_part) { .struct_size = sizeof *parts,
+                                         .tensor = member->names[i],
+                                         .mem = tensor_of(model, memory, i) };
+    return parts;
+}
+
+static bool open_lists(const struct tensors_worker *w, const struct cairn_bench_member *member,
+                       const struct cairn_bench_model *model, cairn_list **pushes,
+                       cairn_list **fetches)
+{
+    struct cairn_part *grads = parts_of(member, model, w->grads);
+    struct cairn_part *params = parts_of(member, model, w->params);
+    cairn_status status = CAIRN_ERR_NO_MEMORY;
+    if (grads != NULL && params != NULL)
+        status = cairn_push_list(member->job, grads, model->tensors, pushes);
+    if (status == CAIRN_OK)
+        status = cairn_fetch_list(member->job, NULL, params, model->tensors, fetches);
+    free(grads);
+    free(params);
     return cairn_bench_is_ok(status);
 }
 
@@ -127,7 +183,8 @@ static bool open_worker(struct tensors_worker *w, const struct tensors_bench *be
     w->grads = grads;
     w->params = params;
     memset(w->grads, 1, bytes);
-    return true;
+    return open_lists(w, &w->many, &bench->many, &w->many_pushes, &w->many_fetches) &&
+           open_lists(w, &w->one, one, &w->one_pushes, &w->one_fetches);
 }
 
 static int work(const struct cairn_bench_worker *worker)
@@ -138,10 +195,11 @@ static int work(const struct cairn_bench_worker *worker)
     struct cairn_bench_report report = { { 0 } };
     if (!open_worker(&w, bench, worker)) return 1;
     while (cairn_bench_worker_report(worker, &report) && cairn_bench_worker_next(worker, &order)) {
-        const bool is_many = order.word == ORDER_MANY;
-        if (!run_step(&w, is_many ? &w.many : &w.one, is_many ? &bench->many : &bench->one,
-                      &report))
-            return 1;
+        struct way way = { &w.many, &bench->many, w.many_pushes, w.many_fetches };
+        if (order.word == ORDER_SINGLY) way.pushes = way.fetches = NULL;
+        if (order.word == ORDER_ONE)
+            way = (struct way) { &w.one, &bench->one, w.one_pushes, w.one_fetches };
+        if (!run_step(&w, &way, &report)) return 1;
     }
     cairn_close(w.many.session);
     return 0;
@@ -186,6 +244,21 @@ static double run_one(void *context)
 }
 
 /* ---- the parts ---- */
+
+#define SINGLY_RUNS 5
+
+/* Behind the runs by turns. False: it failed. */
+static bool run_singly(struct tensors_bench *bench, double *median_out)
+{
+    double values[SINGLY_RUNS];
+    const struct cairn_bench_order order = { ORDER_SINGLY, 1 };
+    for (int i = 0; i < SINGLY_RUNS; i++) {
+        if (!cairn_bench_crew_do(&bench->crew, order, bench->reports)) return false;
+        values[i] = most(bench, FIGURE_ALL);
+    }
+    *median_out = cairn_bench_spread_of(values, SINGLY_RUNS).median;
+    return true;
+}
 
 static void take(double *greatest, uint64_t from_us, uint64_t to_us)
 {
@@ -241,7 +314,10 @@ static int run_there(struct local *local, void *context)
     if (cairn_bench_crew_start(&bench->crew, local, bench->workers, work, bench))
         done = cairn_bench_alternate(bench->result, bench->ctl->bench.seconds, run_many, run_one,
                                      bench);
+    double singly;
+    if (done < 0 && !run_singly(bench, &singly)) done = 1;
     if (done < 0) report(bench, local);
+    if (done < 0) json_object_set_new(bench->result->parts, "singly_s", json_real(singly));
     cairn_bench_crew_stop(&bench->crew);
     return done;
 }

@@ -1,0 +1,320 @@
+/* Lists: tensors that go together. A list is described once, and judged then as far as that is possible;
+ * what depends on the round is judged for all of its entries before anything of one is sent. Inside, each
+ * entry has an operation of its own, which nobody waits for; that of the caller's ends with the last of
+ * them. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/api/judge.h"
+#include "client/api/list.h"
+#include "client/base/handle.h"
+#include "client/base/struct.h"
+#include "client/device/card.h"
+#include "client/op.h"
+#include "client/push/transfer.h"
+
+struct list_entry {
+    size_t tensor;
+    struct piece piece;
+    struct cairn_mem mem;
+    struct card *card; /* NULL: the host */
+};
+
+struct list {
+    struct job *job; /* with a reference */
+    int plane;       /* of fetches; 0: these are pushes */
+    size_t count;
+    struct list_entry entries[]; /* [count] */
+};
+
+static void on_handle_free(void *object)
+{
+    struct list *list = object;
+    cairn_job_unref(list->job);
+    free(list);
+}
+
+/* ---- describing ---- */
+
+/* Says which entry is meant before what was wrong with it. */
+static cairn_status refuse_entry(cairn_status status, size_t index, const char *tensor)
+{
+    struct cairn_sentence why;
+    cairn_sentence_set(&why, "%s", cairn_error());
+    return cairn_client_fail(status, "entry %zu of the list (%s): %s", index,
+                             tensor != NULL ? tensor : "without a name", why.text);
+}
+
+static cairn_status judge_entry(struct list *list, const struct cairn_part *part,
+                                struct list_entry *entry)
+{
+    struct cairn_part given;
+    if (!cairn_struct_take(&given, sizeof given, sizeof given, part))
+        return cairn_client_fail(CAIRN_ERR_INVALID, "struct_size is %zu, this library's is %zu",
+                                 part->struct_size, sizeof given);
+    if (list->plane == 0)
+        return cairn_api_judge_push(list->job, given.tensor, given.box, &given.mem, &entry->tensor,
+                                    &entry->piece, &entry->mem);
+    return cairn_api_judge_fetch(list->job, given.tensor, list->plane, given.box, &given.mem,
+                                 &entry->tensor, &entry->piece, &entry->mem);
+}
+
+/* Of a push each tensor is there once. */
+static cairn_status note_twice(const struct list *list, uint8_t *seen, size_t index)
+{
+    const size_t tensor = list->entries[index].tensor;
+    if (list->plane != 0) return CAIRN_OK;
+    if (seen[tensor])
+        return cairn_client_fail(CAIRN_ERR_EXISTS,
+                                 "an entry before it is this tensor, too; add gradients before "
+                                 "pushing, or end the micro-batch");
+    seen[tensor] = 1;
+    return CAIRN_OK;
+}
+
+static cairn_status judge_entries(struct list *list, const struct cairn_part *parts)
+{
+    cairn_status status = CAIRN_OK;
+    uint8_t *seen = calloc(list->job->spec.tensor_count + 1, 1);
+    if (seen == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no memory for a list");
+    for (size_t i = 0; i < list->count && status == CAIRN_OK; i++) {
+        struct list_entry *entry = &list->entries[i];
+        status = judge_entry(list, &parts[i], entry);
+        if (status == CAIRN_OK) status = cairn_api_card(&entry->mem, &entry->card);
+        if (status == CAIRN_OK) status = note_twice(list, seen, i);
+        if (status != CAIRN_OK) status = refuse_entry(status, i, parts[i].tensor);
+    }
+    free(seen);
+    return status;
+}
+
+static cairn_status open_list(struct job *job, int plane, const struct cairn_part *parts,
+                              size_t count, cairn_list **out)
+{
+    if (out == NULL || count == 0 || parts == NULL)
+        return cairn_client_fail(CAIRN_ERR_INVALID, "out and at least one part must be given");
+    if (count > job->spec.tensor_count * 64)
+        return cairn_client_fail(CAIRN_ERR_INVALID, "%zu parts, and job %s has %zu tensors", count,
+                                 job->name, job->spec.tensor_count);
+    struct list *list = calloc(1, sizeof *list + count * sizeof *list->entries);
+    if (list == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no memory for a list");
+    *list = (struct list) { .job = job, .plane = plane, .count = count };
+    const cairn_status status = judge_entries(list, parts);
+    void *handle = NULL;
+    if (status == CAIRN_OK) handle = cairn_handle_open(CAIRN_HANDLE_LIST, list, on_handle_free);
+    if (handle == NULL) {
+        free(list);
+        return status != CAIRN_OK
+                   ? status
+                   : cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory, or too much is open");
+    }
+    cairn_job_ref(job);
+    *out = handle;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_push_list(cairn_job *handle, const struct cairn_part *parts, size_t count,
+                             cairn_list **out)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK) status = open_list(job, 0, parts, count, out);
+    return cairn_api_leave(handle, status);
+}
+
+cairn_status cairn_fetch_list(cairn_job *handle, const char *plane, const struct cairn_part *parts,
+                              size_t count, cairn_list **out)
+{
+    struct job *job = cairn_api_job(handle);
+    if (job == NULL) return CAIRN_ERR_HANDLE;
+    int number = 0;
+    cairn_status status = cairn_api_check(job);
+    if (status == CAIRN_OK) status = cairn_api_plane_of(plane, &number);
+    if (status == CAIRN_OK) status = open_list(job, number, parts, count, out);
+    return cairn_api_leave(handle, status);
+}
+
+void cairn_list_close(cairn_list *list)
+{
+    if (list != NULL) (void)cairn_handle_close(CAIRN_HANDLE_LIST, list);
+}
+
+/* ---- posting ---- */
+
+static struct list *list_of(const cairn_list *handle, bool is_fetch)
+{
+    struct list *list = cairn_handle_get(CAIRN_HANDLE_LIST, handle);
+    if (list == NULL) {
+        cairn_handle_fail(handle, "list");
+        return NULL;
+    }
+    if ((list->plane != 0) == is_fetch && !list->job->closing) return list;
+    cairn_client_fail(CAIRN_ERR_HANDLE,
+                      list->job->closing ? "the job of this list is closed"
+                                         : "it is a list of cairn_%s_list, and posted by "
+                                           "cairn_%s_many",
+                      is_fetch ? "push" : "fetch", is_fetch ? "push" : "fetch");
+    cairn_handle_put(handle);
+    return NULL;
+}
+
+/* The end of an entry's, for the operation of all. */
+static void on_entry_done(void *context, cairn_status status, const char *why)
+{
+    cairn_op_let_go(context, status, status != CAIRN_OK ? why : NULL);
+}
+
+/* What of an entry is posted: on a card what is queued on its stream comes before it, and what has strides
+ * comes to the host. */
+static cairn_status describe(const struct list_entry *entry, struct command *pattern)
+{
+    struct cairn_mem mem = entry->mem;
+    cairn_status status = CAIRN_OK;
+    pattern->tensor = (uint32_t)entry->tensor;
+    pattern->dtype = (uint8_t)entry->mem.dtype;
+    pattern->piece = entry->piece;
+    pattern->card = entry->card;
+    pattern->event = NULL;
+    pattern->owned = NULL;
+    if (entry->card != NULL && entry->piece.strides.given) {
+        status = cairn_api_bring(&mem, &entry->piece, &pattern->owned);
+        pattern->card = NULL;
+    } else if (entry->card != NULL) {
+        status = cairn_card_mark(entry->card, mem.stream, &pattern->event);
+    }
+    pattern->ptr = mem.ptr;
+    return status;
+}
+
+/* All of them, or none. */
+static cairn_status begin_entries(const struct list *list, uint8_t kind,
+                                  bool (*run)(struct command *), struct command *pattern,
+                                  struct command_chain *chain)
+{
+    cairn_status status = CAIRN_OK;
+    for (size_t i = 0; i < list->count && status == CAIRN_OK; i++) {
+        status = describe(&list->entries[i], pattern);
+        if (status == CAIRN_OK) status = cairn_op_chain(list->job, kind, run, pattern, chain);
+        if (status == CAIRN_OK) continue;
+        cairn_card_event_free(pattern->event);
+        free(pattern->owned);
+        status = refuse_entry(status, i, list->job->spec.tensors[list->entries[i].tensor].name);
+    }
+    return status;
+}
+
+/* Hands the entries over at once, with one operation for all, if it is wanted. */
+static cairn_status post(const struct list *list, uint8_t kind, bool (*run)(struct command *),
+                         struct command *pattern, cairn_op **op_out)
+{
+    struct command_chain chain = { .of = NULL };
+    if (op_out != NULL) {
+        chain.of = cairn_op_new(list->job, kind, true);
+        if (chain.of == NULL)
+            return cairn_client_fail(CAIRN_ERR_NO_MEMORY,
+                                     "out of memory, or too many operations are open");
+        pattern->on_done = on_entry_done;
+        pattern->context = chain.of;
+    }
+    const cairn_status status = begin_entries(list, kind, run, pattern, &chain);
+    void *handle = chain.of != NULL ? chain.of->handle : NULL;
+    if (status == CAIRN_OK) {
+        cairn_op_chain_go(list->job->session, &chain);
+        if (op_out != NULL) *op_out = handle;
+        return CAIRN_OK;
+    }
+    cairn_op_chain_drop(&chain);
+    if (handle != NULL) (void)cairn_handle_close(CAIRN_HANDLE_OP, handle);
+    return status;
+}
+
+/* ---- pushes ---- */
+
+static cairn_status fill(const struct list *list, const struct cairn_round *round, uint32_t micro)
+{
+    size_t wrong;
+    const size_t count = list->count;
+    size_t *tensors = malloc(count * sizeof *tensors);
+    if (tensors == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no memory for a push");
+    for (size_t i = 0; i < count; i++) tensors[i] = list->entries[i].tensor;
+    cairn_status status = cairn_api_fill_many(list->job, round, micro, tensors, count, &wrong);
+    if (status != CAIRN_OK && wrong < count)
+        status = refuse_entry(status, wrong, list->job->spec.tensors[tensors[wrong]].name);
+    free(tensors);
+    return status;
+}
+
+static void unfill(const struct list *list)
+{
+    pthread_mutex_lock(&list->job->session->lock);
+    for (size_t i = 0; i < list->count; i++)
+        list->job->filling.tensors[list->entries[i].tensor] = NOT_PUSHED;
+    pthread_mutex_unlock(&list->job->session->lock);
+}
+
+/* Each is counted in filling.adding, and counted down by its call in any case. */
+static cairn_status add_up(const struct list *list, const struct cairn_round *round, uint32_t micro)
+{
+    cairn_status first = CAIRN_OK;
+    for (size_t i = 0; i < list->count; i++) {
+        const struct list_entry *entry = &list->entries[i];
+        struct cairn_mem mem = entry->mem;
+        void *copy = NULL;
+        cairn_status status = cairn_api_bring(&mem, &entry->piece, &copy);
+        if (status == CAIRN_OK)
+            status = cairn_accumulate_add(list->job, round, micro, entry->tensor, &entry->piece,
+                                          &mem);
+        else
+            cairn_accumulate_skip(list->job, entry->tensor);
+        free(copy);
+        if (status != CAIRN_OK && first == CAIRN_OK)
+            first = refuse_entry(status, i, list->job->spec.tensors[entry->tensor].name);
+    }
+    return first;
+}
+
+static cairn_status push_many(const struct list *list, const struct cairn_round *round,
+                              uint32_t micro, cairn_op **op_out)
+{
+    struct job *job = list->job;
+    cairn_status status = cairn_api_batch_place(job, round, &micro);
+    if (status == CAIRN_OK) status = fill(list, round, micro);
+    if (status != CAIRN_OK) return status;
+    if (cairn_accumulate_wanted(job)) {
+        status = add_up(list, round, micro);
+        return status == CAIRN_OK ? cairn_op_finished(job, CAIRN_CHUNK_PUSH, op_out) : status;
+    }
+    struct command pattern = { .micro = micro, .round = round->round };
+    status = post(list, CAIRN_CHUNK_PUSH, cairn_pushes_run, &pattern, op_out);
+    if (status != CAIRN_OK) unfill(list); // it may be tried again
+    return status;
+}
+
+cairn_status cairn_push_many(cairn_list *handle, const struct cairn_round *round, uint32_t micro,
+                             cairn_op **op_out)
+{
+    const struct list *list = list_of(handle, false);
+    if (list == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(list->job);
+    if (status == CAIRN_OK) status = push_many(list, round, micro, op_out);
+    cairn_handle_put(handle);
+    return status;
+}
+
+/* ---- fetches ---- */
+
+cairn_status cairn_fetch_many(cairn_list *handle, struct cairn_version version, cairn_op **op_out)
+{
+    if (op_out == NULL)
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "op_out is NULL: nothing else says when a fetch is done");
+    const struct list *list = list_of(handle, true);
+    if (list == NULL) return CAIRN_ERR_HANDLE;
+    cairn_status status = cairn_api_check(list->job);
+    struct command pattern = { .plane = (uint8_t)list->plane, .version = version };
+    if (status == CAIRN_OK)
+        status = post(list, CAIRN_CHUNK_FETCH, cairn_transfer_run, &pattern, op_out);
+    cairn_handle_put(handle);
+    return status;
+}
