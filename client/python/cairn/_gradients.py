@@ -28,12 +28,15 @@ import torch
 from . import _c, _cuda, _log
 from ._call import check
 from ._model import Slot, Unit
+from ._together import Waiting
 from .errors import Busy, NoMemory
+from .job import Piece
 from .memory import can_lend
 from .operation import Operation
 from .session import Session
 
 _ALIGN = 64
+_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _DTYPES = {torch.float16: torch.float32}  # widened, since it is not pushed
 _LOOKS = 8  # pushes under way that are asked about when a gradient comes: not all of them, each time
 
@@ -73,7 +76,7 @@ class Hook:
 class Place:
     """One gradient that can be lent. `region` and `at`: where in shared memory; None: it is memory of its own."""
 
-    def __init__(self, tensor: torch.Tensor, nbytes: int, region: "Optional[_Region]" = None, at: int = 0):
+    def __init__(self, tensor: Any, nbytes: int, region: "Optional[_Region]" = None, at: int = 0):
         self.tensor, self.nbytes, self.region, self.at = tensor, nbytes, region, at
         self.push: Optional[Operation] = None
 
@@ -179,6 +182,27 @@ class Gradients:
             self.overflow += place.nbytes
         self.peak = max(self.peak, self.nbytes + self.overflow)
         return place
+
+    def place_together(self, waiting: Waiting) -> Tuple[Place, List[Piece]]:
+        """Small ones of the host, in one range of the shared memory, or where autograd left them; and where each is."""
+        self.reclaim(_LOOKS)
+        sizes = [gradient.numel() * gradient.element_size() for _, gradient in waiting]
+        total = sum(-(-nbytes // _ALIGN) * _ALIGN for nbytes in sizes)
+        with self._session._writes() as is_open:
+            region = self._regions.get(waiting[0][1].device)
+            at = region.ranges.take(total) if region is not None and is_open else None
+            if region is None or at is None:
+                place, addresses = Place(waiting, sum(sizes)), [gradient.data_ptr() for _, gradient in waiting]
+                self.overflow += place.nbytes
+            else:
+                place, addresses, address = Place(None, total, region, at), [], region.address + at
+                for (_, gradient), nbytes in zip(waiting, sizes):
+                    ctypes.memmove(address, gradient.data_ptr(), nbytes)
+                    addresses.append(address)
+                    address += -(-nbytes // _ALIGN) * _ALIGN
+        self.peak = max(self.peak, self.nbytes + self.overflow)
+        return place, [Piece(slot.name, address, nbytes, _NAMES[gradient.dtype])
+                       for (slot, gradient), address, nbytes in zip(waiting, addresses, sizes)]
 
     def _shared(self, slot: Slot, gradient: torch.Tensor) -> Optional[Place]:
         """A copy in the shared memory, if that has room."""

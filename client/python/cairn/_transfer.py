@@ -9,7 +9,7 @@ import torch
 from . import _cuda
 from ._model import WIRE_TORCH, Slot
 from .errors import CairnError, Timeout
-from .job import Job
+from .job import Job, Piece
 from .memory import can_lend, is_apart
 from .operation import Operation, wait_all
 from .spec import Box, Version
@@ -55,10 +55,32 @@ class Landing:
             self._staged = None
 
 
+def _is_direct(into: torch.Tensor, wire: str) -> bool:
+    return into.device.type == "cpu" and into.dtype == WIRE_TORCH[wire] and into.numel() > 0 and into.is_contiguous()
+
+
+def _box_of(slot: Slot, whole: bool) -> Optional[Box]:
+    """Of one that is whole, as all of this worker's may be, there is nothing to say."""
+    if slot.box is None or not whole:
+        return slot.box
+    return Box.whole(slot.whole or tuple(slot.parameter.shape))
+
+
 def load(job: Job, version: Version, targets: List[Tuple[Slot, torch.Tensor]], timeout: float,
          wire: Optional[str] = None, plane: Optional[str] = None, whole: bool = False) -> None:
     """Tensors of one version; `wire` and `plane` if they are not those of the slots. `whole`: not the parts that this
     worker holds."""
+    direct = [(slot, into) for slot, into in targets if _is_direct(into, wire or slot.wire)]
+    if direct:
+        targets = [(slot, into) for slot, into in targets if not _is_direct(into, wire or slot.wire)]
+        pieces = [Piece(slot.name, into.data_ptr(), into.numel() * into.element_size(), wire or slot.wire,
+                        _box_of(slot, whole)) for slot, into in direct]
+        fetched = job.fetch_many(version, pieces, plane, direct)
+        try:
+            load(job, version, targets, timeout, wire, plane, whole)
+        finally:
+            fetched.wait(timeout)
+        return
     for first in range(0, len(targets), _IN_FLIGHT):
         landings: List[Landing] = []
         with torch.no_grad():

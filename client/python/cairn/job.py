@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import math
 import operator
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from . import _c, _log
 from ._call import TIMEOUT_S, check, milliseconds, sliced, version_of
@@ -22,6 +22,28 @@ if TYPE_CHECKING:
 
 
 WEIGHT_MAX = 2 ** 53  # so that sums over workers are whole
+
+
+class Piece(NamedTuple):
+    """Dense memory of the host for a tensor, or for a box of it."""
+
+    tensor: str
+    address: int
+    nbytes: int
+    dtype: str = "f32"
+    box: Optional[Box] = None
+
+
+def _parts(pieces: Sequence[Piece]) -> Any:
+    parts, part_size, mem_size = (_c.Part * len(pieces))(), ctypes.sizeof(_c.Part), ctypes.sizeof(_c.Mem)
+    kinds = {dtype: number(DTYPES, "dtype", dtype) for dtype in {piece.dtype for piece in pieces}}
+    for part, piece in zip(parts, pieces):
+        part.struct_size, part.tensor = part_size, piece.tensor.encode()
+        mem = part.mem
+        mem.struct_size, mem.ptr, mem.dtype, mem.bytes = mem_size, piece.address, kinds[piece.dtype], piece.nbytes
+        if piece.box is not None:
+            part.box = ctypes.pointer(box_to_c(piece.box))
+    return parts
 
 
 class Job:
@@ -234,6 +256,18 @@ class Job:
                                    ctypes.byref(there), ctypes.byref(mem), ctypes.byref(handle)))
         return Operation(self, handle, memory)
 
+    def fetch_many(self, version: Version, pieces: Sequence[Piece], plane: Optional[str] = None,
+                   owner: Any = None) -> Operation:
+        """As fetch of each, as one operation; all of them are judged before anything is asked for. `owner` has the
+        memory, and is kept until the operation has ended."""
+        made, handle = ctypes.c_void_p(), ctypes.c_void_p()
+        check(_c.lib().cairn_fetch_list(self._living(), text(plane), _parts(pieces), len(pieces), ctypes.byref(made)))
+        try:
+            check(_c.lib().cairn_fetch_many(made, _c.Version(*version), ctypes.byref(handle)))
+        finally:
+            _c.lib().cairn_list_close(made)
+        return Operation(self, handle, owner)
+
     def prefetch(self, version: Version, units: Sequence[str]) -> None:
         """A hint that these will be mapped soon; begins to gather those that fit into the session's prefetch_units."""
         names = (ctypes.c_char_p * len(units))(*[unit.encode() for unit in units])
@@ -339,6 +373,18 @@ class RoundHandle:
         check(_c.lib().cairn_push(self._job._living(), ctypes.byref(self._round), micro, text(tensor),
                                   ctypes.byref(there), ctypes.byref(mem), ctypes.byref(handle)))
         return Operation(self._job, handle, memory)
+
+    def push_many(self, pieces: Sequence[Piece], micro: int = 0, owner: Any = None) -> Operation:
+        """As push_watched of each, as one operation; all of them are judged before anything is sent. `owner` has the
+        memory, and is kept until the operation has ended."""
+        made, handle = ctypes.c_void_p(), ctypes.c_void_p()
+        living = self._job._living()
+        check(_c.lib().cairn_push_list(living, _parts(pieces), len(pieces), ctypes.byref(made)))
+        try:
+            check(_c.lib().cairn_push_many(made, ctypes.byref(self._round), micro, ctypes.byref(handle)))
+        finally:
+            _c.lib().cairn_list_close(made)
+        return Operation(self._job, handle, owner)
 
     def micro_end(self, micro: int) -> None:
         """Ends a micro-batch: tensors that were not pushed are absent from it, and count as 0."""

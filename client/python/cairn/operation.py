@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 class Operation:
     """Something under way; its buffer is on loan until `wait` returns or raises anything but Timeout."""
 
-    def __init__(self, job: "Job", handle: ctypes.c_void_p, memory: Optional[Memory]):
+    def __init__(self, job: "Job", handle: ctypes.c_void_p, memory: Any):
         self._job = job
         self._handle: Optional[ctypes.c_void_p] = handle
-        self._memory: Optional[Memory] = memory
+        self._memory = memory  # whatever keeps it
         self._lock = threading.RLock()  # of the following, and of asking
         self._is_awaited = False
         self._failure: Optional[CairnError] = None

@@ -44,6 +44,7 @@ from ._beside import Clipping, refuse_loading
 from ._between import Between, goes_on
 from ._call import TIMEOUT_S
 from ._gradients import Gradients, Hook
+from ._together import Together
 from ._launch import launch
 from ._model import Slot, Unit, UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
 from ._optimizers import TorchOptimizers, judge_scaled
@@ -437,6 +438,7 @@ class AttachedModel(Between):
 
     def _forget_gradients(self) -> None:
         self._passes = 0  # backward passes that are over
+        self._together = Together()
         self._given: Set[Slot] = set()  # had a gradient in this step
         self._pushed_in_pass: Dict[Slot, bool] = {}
         self._scaled = False
@@ -536,6 +538,8 @@ class AttachedModel(Between):
     def _took_gradient(self, slot: Slot) -> None:
         if not self._local:
             self._take(slot)
+            if self._together.begins():  # the last ones go when the backward pass is over
+                torch.autograd.Variable._execution_engine.queue_callback(self._send_together)
         if self._window is not None:
             self._window.on_accumulated(slot)
 
@@ -597,6 +601,47 @@ class AttachedModel(Between):
         assert self._round is not None
         if slot.box is None and not self._counts:
             return  # the one that counts has the same gradient
+        if not self._together.takes(gradient):
+            self._push_alone(slot, gradient)
+        elif self._together.add(slot, gradient):
+            self._push_together()
+
+    def _push_together(self) -> None:
+        """Those that wait for others, as one; where one of them cannot go so, each by itself."""
+        waiting = self._together.take()
+        if not waiting or self._round is None:
+            return
+        began = time.monotonic()
+        place, pieces = self._gradients.place_together(waiting)
+        self._touched = self._round.info.round
+        try:
+            push = self._round.push_many(pieces, self._own()[self._passes], place)
+        except (Refused, Unsupported):
+            self._gradients.drop(place)
+            for slot, gradient in waiting:
+                try:
+                    self._push_alone(slot, gradient)
+                except Refused:
+                    self._refused.add(slot)
+            return
+        except BaseException:
+            self._gradients.drop(place)
+            raise
+        self._gradients.pushing(place, push)
+        for slot, _ in waiting if self._timeline is not None else ():
+            self._timeline.pushed(slot.name, began, push)
+
+    def _send_together(self) -> None:
+        """What is left of them; a failure is raised by the next call."""
+        try:
+            self._push_together()
+        except Stale as stale:
+            self._failure = self._others_went_on(stale)
+        except CairnError as failure:
+            self._failure = failure
+
+    def _push_alone(self, slot: Slot, gradient: torch.Tensor) -> None:
+        assert self._round is not None
         began = time.monotonic()
         place = self._gradients.place(slot, gradient)
         self._touched = self._round.info.round
@@ -633,6 +678,7 @@ class AttachedModel(Between):
         for slot in self._slots:
             if slot.trained and slot.parameter.grad is not None:  # of no_sync, or set by the trainer
                 self._take(slot)
+        self._send_together()
         self._raise_failure()
         if not self._pushed_in_pass and not may_be_empty:
             return
@@ -640,6 +686,7 @@ class AttachedModel(Between):
         self._call_round(lambda round_: round_.micro_end(self._own()[self._passes]))
         self._passes += 1
         self._pushed_in_pass = {}
+        self._together.end()
 
     def _call_round(self, call: Callable[[RoundHandle], Any]) -> Any:
         """What is no Timeout ends the round for this worker."""

@@ -6,7 +6,9 @@ import itertools
 import json
 import tempfile
 import threading
+import time
 from pathlib import Path
+from unittest import mock
 
 from runner import main
 from torched import ClusterCase
@@ -15,6 +17,7 @@ import torch
 import cairn
 import gpt
 from cairn._gradients import Hook
+from cairn.job import RoundHandle
 from cairn.timeline import Span
 
 
@@ -35,6 +38,77 @@ def trained(m, steps: int = 2, micros: int = 1):
             gpt.loss_of(m.model, gpt.batch(step, 0, micro)).backward()
         m.step()
     return m
+
+
+class Many(torch.nn.Module):
+    """Small parameters, and a large one."""
+
+    def __init__(self, count: int, large: int = 40000):
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        sizes = [100] * count + [large] * (large > 0)
+        self.all = torch.nn.ParameterList(
+            [torch.nn.Parameter(torch.randn(size, generator=generator)) for size in sizes])
+
+    def forward(self, factor: float) -> torch.Tensor:
+        return factor * sum((one * one).sum() for one in self.all)
+
+
+def watched(method: str):
+    return mock.patch.object(RoundHandle, method, autospec=True, side_effect=getattr(RoundHandle, method))
+
+
+class Small(Case):
+    """Gradients that wait for each other."""
+
+    def attach_many(self, count: int, large: int = 40000):
+        model = Many(count, large)
+        m = self.connect().attach(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), name=self.name,
+                                  rank=0, workers_min=1, timeout=20)
+        self.addCleanup(m.close)
+        return m
+
+    def test_they_go_as_one_and_the_numbers_are_those_of_torch(self):
+        m, alone = self.attach_many(700), Many(700)
+        optimizer = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+        for step in range(3):
+            with watched("push_many") as many, watched("push_watched") as single:
+                m.model(0.01 * (step + 1)).backward()
+                # all have left when the backward pass is over
+                self.assertEqual(sorted(len(call.args[1]) for call in many.call_args_list), [188, 512])
+                self.assertEqual(single.call_count, 1)
+                m.step()
+            optimizer.zero_grad()
+            alone(0.01 * (step + 1)).backward()
+            optimizer.step()
+        for ours, theirs in zip(m.model.parameters(), alone.parameters()):
+            self.assertTrue(torch.allclose(ours, theirs, rtol=1e-6, atol=1e-7))
+        self.assertEqual(m.memory().gradient_overflow_bytes, 0)
+
+    def test_one_that_was_frozen_meanwhile_stops_no_other(self):
+        m = self.attach_many(3, 0)
+        m.model(0.1).backward()
+        m.step()
+        m.job.amend(freeze_tensors=["all.1"])
+        before = [one.detach().clone() for one in m.model.parameters()]
+        m.model(0.1).backward()
+        m.step()
+        moved = [not torch.equal(one, was) for one, was in zip(m.model.parameters(), before)]
+        self.assertEqual(moved, [True, False, True])
+
+    def test_a_gradient_costs_little(self):
+        count = 2000
+        m, plain, best = self.attach_many(count, 0), Many(count, 0), [1.0, 1.0]
+        for _ in range(5):
+            for i, model in enumerate((m.model, plain)):
+                loss = model(0.01)
+                begun = time.thread_time()
+                loss.backward()
+                best[i] = min(best[i], time.thread_time() - begun)
+            m.step()
+        each = (best[0] - best[1]) / count * 1e6
+        print(f"note: a small gradient takes {each:.1f} us of CPU beside torch's {best[1] / count * 1e6:.1f} us")
+        self.assertLess(each, 100)  # 20 where nothing else runs
 
 
 class OneHost(Case):
