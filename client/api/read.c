@@ -39,7 +39,7 @@ cairn_status cairn_api_judge_fetch(struct job *job, const char *tensor, int plan
     return cairn_client_fail(CAIRN_ERR_UNSUPPORTED,
                              "tensor %s: memory of GPU %d with mem.stride is not written to: "
                              "fetch into dense memory, and copy it from there",
-                             tensor, mem_out->device - 1);
+                             tensor, mem_out->device - CAIRN_GPU(0));
 }
 
 static cairn_status fetch_inside(struct job *job, struct cairn_version version, const char *tensor,
