@@ -19,6 +19,7 @@ struct filling {
     bool any;         /* something was pushed in it */
     bool end_unsent;  /* the end of the one before it is noted, and could not be told yet */
     bool committed;   /* the round is */
+    uint64_t weight;  /* with which */
     uint8_t *tensors; /* owned: [tensor_count], enum filled: those of the micro-batch */
     bool *frozen_tensors; /* owned: [tensor_count] that take no gradient in this round */
     bool *frozen_groups;  /* owned: [group_count], likewise */
@@ -27,6 +28,10 @@ struct filling {
     uint64_t pushes_open; /* pushes that are not done: their buffers are on loan */
     uint64_t void_round;  /* the highest round known to be abandoned */
     struct cairn_sentence void_why; /* why; "" where nobody said */
+    /* What a shard refused of this worker in that round, which was given up for it; 0: nothing */
+    uint64_t refused_round;
+    cairn_status refused_status;
+    struct cairn_sentence refused_why;
 };
 
 enum filled { NOT_PUSHED = 0, PUSHED = 1, PUSHED_IN_PART = 2 };

@@ -27,6 +27,8 @@ cairn_status cairn_api_judge_round(const struct job *job, const struct cairn_rou
     const unsigned long long number = round->round, step = round->step;
     const cairn_status status = cairn_api_judge_begun(job, round);
     if (status != CAIRN_OK) return status;
+    if (number == job->filling.refused_round)
+        return cairn_client_fail(job->filling.refused_status, "%s", job->filling.refused_why.text);
     if (number == job->filling.void_round && job->filling.void_why.text[0] != '\0')
         return cairn_client_fail(CAIRN_ERR_EPOCH_CHANGED,
                                  "%s (step %llu was abandoned: begin the next round)",

@@ -243,6 +243,27 @@ static cairn_status note_committed(struct job *job, const struct cairn_round *ro
     return CAIRN_OK;
 }
 
+/* Under the lock, of a round that was committed before: the call may be repeated, and changes nothing. */
+static cairn_status judge_again(const struct job *job, const struct cairn_round *round,
+                                uint64_t weight)
+{
+    if (weight == job->filling.weight) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_INVALID,
+                             "round %llu was committed by this worker with the weight %llu, which "
+                             "%llu cannot change: repeat the call as it was",
+                             (unsigned long long)round->round,
+                             (unsigned long long)job->filling.weight, (unsigned long long)weight);
+}
+
+static cairn_status judge_weight(uint64_t weight)
+{
+    if (weight <= CAIRN_SPEC_WEIGHT_MAX || weight == CAIRN_WEIGHT_NONE) return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_INVALID,
+                             "the weight is %llu; allowed: 0 to 2^53, for all workers together, or "
+                             "CAIRN_WEIGHT_NONE",
+                             (unsigned long long)weight);
+}
+
 /* Ends the micro-batch being filled, if any, and commits; nothing if that was done before. */
 static cairn_status commit_once(struct job *job, const struct cairn_round *round, uint64_t weight)
 {
@@ -251,9 +272,12 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
     const bool is_done = job->filling.committed && round->round == job->filling.round;
     const uint32_t micro = job->filling.micro;
     bool open = job->filling.any || micro == 0;
-    cairn_status status = is_void || is_done ? CAIRN_OK : cairn_api_judge_round(job, round);
+    cairn_status status = is_void   ? CAIRN_OK
+                          : is_done ? judge_again(job, round, weight)
+                                    : cairn_api_judge_round(job, round);
     if (!is_void && !is_done && status == CAIRN_OK) status = cairn_batch_judge_commit(job, &open);
     const bool is_surplus = cairn_batch_is_surplus(job), end_unsent = job->filling.end_unsent;
+    if (!is_void && !is_done) job->filling.weight = weight;
     // From here on, before the micro-batch ends: else a push could come between its end and the sums.
     const bool mine = !is_void && !is_done && status == CAIRN_OK && claim_sums(job, round);
     pthread_mutex_unlock(&job->session->lock);
@@ -270,6 +294,18 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
     if (weight == CAIRN_WEIGHT_NONE) weight = 0;
     status = send_word(job, cairn_pushes_commit_run, round, summed ? 0 : micros - 1, weight);
     return status == CAIRN_OK ? note_committed(job, round) : status;
+}
+
+/* CAIRN_OK: no shard refused anything of this worker in that round. */
+static cairn_status judge_refused(struct job *job, uint64_t round)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const cairn_status status = round == job->filling.refused_round
+                                    ? cairn_client_fail(job->filling.refused_status, "%s",
+                                                        job->filling.refused_why.text)
+                                    : CAIRN_OK;
+    pthread_mutex_unlock(&job->session->lock);
+    return status;
 }
 
 static cairn_status take_result(const Cairn__RoundResult *result, struct cairn_result *out)
@@ -340,6 +376,7 @@ cairn_status cairn_api_commit(struct job *job, const struct cairn_round *round, 
     note_ended(job, from_us);
     if (status != CAIRN_OK) return status;
     status = await_pushes(job, deadline_ms);
+    if (status == CAIRN_OK) status = judge_refused(job, round->round);
     if (status == CAIRN_OK) status = take_result((const Cairn__RoundResult *)reply, out);
     cairn_message_free(reply);
     return status;
@@ -384,6 +421,7 @@ cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, ui
         status = cairn_client_fail(
             CAIRN_ERR_INVALID,
             "round and out must be given, with their struct_size, timeout_ms be 0 or more");
+    if (status == CAIRN_OK) status = judge_weight(weight);
     if (status == CAIRN_OK) status = judge_state(job, round, &words.state);
     if (status == CAIRN_OK) status = cairn_driven_take(job, room, &words.driven);
     if (status == CAIRN_OK)

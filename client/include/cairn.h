@@ -890,10 +890,13 @@ CAIRN_EXPORT cairn_status cairn_micro_end(cairn_job *job, const struct cairn_rou
  * it counts tokens and has none), ending the last micro-batch if that is not done, and waits for the round's
  * end. The sum of all contributions is divided by the sum of all weights (and the loss scale): where several
  * workers compute parts of one batch, as in tensor parallelism, one of them counts it and the others give
- * CAIRN_WEIGHT_NONE. CAIRN_OK: the update is applied and published (or skipped: out->applied), and every
+ * CAIRN_WEIGHT_NONE. A weight is at most 2^53, and so are those of all workers together (else CAIRN_ERR_INVALID:
+ * here at once, and of a sum at the worker that came over it, whose round is given up for all). CAIRN_OK: the update is applied and published (or skipped: out->applied), and every
  * push's buffer is the caller's again.
  * CAIRN_ERR_EPOCH_CHANGED: nothing was applied; call round_begin again and recompute.
- * CAIRN_ERR_TIMEOUT: nothing is known yet; call commit again with the same round to go on waiting.
+ * CAIRN_ERR_TIMEOUT: nothing is known yet; call commit again with the same round and weight to go on waiting.
+ * CAIRN_ERR_INVALID: another weight than it was committed with, which changes nothing.
+ * CAIRN_ERR_PROTOCOL, CAIRN_ERR_MALFORMED: a shard refused what this worker sent; the round is given up for all.
  * A commit without any push is a contribution of zeros with its weight. With global_batch the weight is that
  * of this worker's micro-batches together, all of which are to be ended, but for the last one (else
  * CAIRN_ERR_INVALID); of a surplus worker nothing counts. Where all weights add up to 0,

@@ -92,6 +92,41 @@ static void release(struct cairn_pusher *pusher, const struct cairn_push_action 
     if (parcel != NULL) cairn_parcel_end(parcel, action->status);
 }
 
+static void say_refused(const struct job *job, const struct cairn_push_action *action,
+                        struct cairn_sentence *out)
+{
+    const char *shard = job->shards.links[action->shard]->name;
+    if (action->status == CAIRN_ERR_INVALID) // a commit's: nothing else is refused so
+        cairn_sentence_set(out,
+                           "the weights of all workers come to more than 2^53 with this worker's "
+                           "%llu; commit smaller ones",
+                           (unsigned long long)job->filling.weight);
+    else
+        cairn_sentence_set(out, "shard %s refused what this worker sent: %s", shard,
+                           cairn_status_text((int)action->status));
+    cairn_sentence_add(out, "; round %llu is given up, for all workers",
+                       (unsigned long long)job->pushing.pusher.round);
+}
+
+/* STALE and FENCED follow from what the coordinator has said, or says. Anything else it does not know, and the
+ * shard waits for what it refused: so the round is given up, and the worker's calls in it say why. */
+static void refused(struct cairn_pusher *pusher, const struct cairn_push_action *action)
+{
+    struct job *job = job_of(pusher);
+    Cairn__RoundCommit message = CAIRN__ROUND_COMMIT__INIT;
+    if (action->status == CAIRN_ERR_STALE || action->status == CAIRN_ERR_FENCED) return;
+    pthread_mutex_lock(&job->session->lock);
+    job->filling.refused_round = pusher->round;
+    job->filling.refused_status = action->status;
+    say_refused(job, action, &job->filling.refused_why);
+    pthread_mutex_unlock(&job->session->lock);
+    message.job = job->attachment.job;
+    message.round = pusher->round;
+    message.abandon = true;
+    cairn_control_send(job->session, CAIRN_MSG_ROUND_COMMIT, ++job->session->control.last_request,
+                       &message.base);
+}
+
 static const struct cairn_pusher_hands hands = {
     .link = link_to,
     .link_failed = link_failed,
@@ -100,6 +135,7 @@ static const struct cairn_pusher_hands hands = {
     .absent_max = absent_max,
     .absent = list_absent,
     .released = release,
+    .refused = refused,
 };
 
 /* ---- the machine's life ---- */

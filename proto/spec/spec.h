@@ -30,6 +30,7 @@
     0x1p64 /* of a loss scale; the least is its inverse: beyond, fp32 would not hold a gradient */
 #define CAIRN_SPEC_HYPER_MAX        1e18 /* hyper-parameters, as in optimizer.h; betas: below 1 */
 #define CAIRN_SPEC_MICRO_MAX        65536
+#define CAIRN_SPEC_WEIGHT_MAX       ((uint64_t)1 << 53) /* of all workers together: exact in a double */
 #define CAIRN_SPEC_SEED_MAX         (((uint64_t)1 << 53) - 1) /* exact in JSON and in a double */
 #define CAIRN_SPEC_PATH_MAX         1023 /* bytes of init_from, without the terminating NUL */
 #define CAIRN_SPEC_CLIENT_STATE_MAX 65536

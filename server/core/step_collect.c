@@ -3,6 +3,7 @@
 
 #include <assert.h>
 
+#include "proto/spec/spec.h"
 #include "server/core/mutant.h"
 
 enum fate {
@@ -223,7 +224,7 @@ static struct judgement judge_commit(const struct cairn_step *step,
         return refuse(CAIRN_ERR_PROTOCOL);
     const bool begun = member->ended || member->arrived > 0;
     if (event->micro + 1 == member->micro && begun) return refuse(CAIRN_ERR_PROTOCOL);
-    if (event->weight > UINT64_MAX - step->weight) return refuse(CAIRN_ERR_PROTOCOL);
+    if (event->weight > CAIRN_SPEC_WEIGHT_MAX - step->weight) return refuse(CAIRN_ERR_INVALID);
     return (struct judgement) { FATE_RECEIVE, CAIRN_OK };
 }
 

@@ -1,5 +1,6 @@
 /* The shard's round machine while it collects, event by event. What it does under every kind of fault is
  * cairn-sim's; how a round ends is test_step_outcome.c's. */
+#include "proto/spec/spec.h"
 #include "tests/support/suite.h"
 #include "tests/unit/step_driver.h"
 
@@ -200,14 +201,21 @@ TEST(counts_that_do_not_add_up_are_refused)
 TEST(a_commit_that_contradicts_what_came_is_refused)
 {
     begin();
-    commit(A, 0, UINT64_MAX);
+    const uint64_t all = CAIRN_SPEC_WEIGHT_MAX;
+    commit(A, 0, all + 1);
+    ck_assert_int_eq(expect(0, CAIRN_STEP_REFUSE)->status, CAIRN_ERR_INVALID);
+    commit(A, 0, all);
     ck_assert_uint_eq(out.count, 0);
-    commit(A, 0, UINT64_MAX); // a duplicate
+    commit(A, 0, all); // a duplicate
     ck_assert_uint_eq(out.count, 0);
-    commit(A, 1, UINT64_MAX);
+    commit(A, 1, all);
     ck_assert_int_eq(expect(0, CAIRN_STEP_REFUSE)->status, CAIRN_ERR_PROTOCOL);
-    commit(B, 0, 1); // the weights overflow
+    commit(A, 0, 1); // with another weight
     ck_assert_int_eq(expect(0, CAIRN_STEP_REFUSE)->status, CAIRN_ERR_PROTOCOL);
+    commit(B, 0, 1); // over what all may have together
+    ck_assert_int_eq(expect(0, CAIRN_STEP_REFUSE)->status, CAIRN_ERR_INVALID);
+    commit(B, 0, UINT64_MAX);
+    ck_assert_int_eq(expect(0, CAIRN_STEP_REFUSE)->status, CAIRN_ERR_INVALID);
     micro_end(A, 0, 0);
     micro_end(B, 0, 0);
     chunk(B, 1, 0);
