@@ -5,6 +5,8 @@
 #include "client/job.h"
 
 #define AWAITED_TIMEOUT_MS 500
+#define AWAITED_LATE_MS \
+    100 /* that a call may take longer than its time, to say for whom it waited */
 #define PAUSES                                                                                  \
     "; a worker that is at work on something else says so, and is waited for (cairn_pause; in " \
     "Python: with m.pause(\"evaluating\", at_most=600))"
@@ -46,19 +48,25 @@ static void delist(struct ask *ask)
     pthread_mutex_unlock(&s->lock);
 }
 
-Cairn__Awaited *cairn_ask_awaited(struct job *job, uint16_t type)
+/* Not after until_ms: NULL then. */
+static Cairn__Awaited *ask_until(struct job *job, uint16_t type, uint64_t until_ms)
 {
     Cairn__WhoIsAwaited message = CAIRN__WHO_IS_AWAITED__INIT;
     message.cut = type == CAIRN_MSG_SNAPSHOT_CREATE;
     message.lease = type == CAIRN_MSG_LEASE_TAKE;
     struct ask ask = { .job = job, .type = CAIRN_MSG_WHO_IS_AWAITED, .message = &message.base };
     enlist(&ask);
-    (void)sleep_for(&ask, cairn_client_now_ms() + AWAITED_TIMEOUT_MS);
+    (void)sleep_for(&ask, until_ms);
     delist(&ask);
     if (ask.reply != NULL && ask.reply_type == CAIRN_MSG_AWAITED)
         return (Cairn__Awaited *)ask.reply;
     cairn_message_free(ask.reply);
     return NULL;
+}
+
+Cairn__Awaited *cairn_ask_awaited(struct job *job, uint16_t type)
+{
+    return ask_until(job, type, cairn_client_now_ms() + AWAITED_TIMEOUT_MS);
 }
 
 /* Of a coordinator that is away nobody knows for whom it waits. */
@@ -70,7 +78,37 @@ static uint64_t away_for_ms(struct session *s)
     return away_ms;
 }
 
-static struct cairn_sentence awaited_text(struct job *job, const Cairn__Awaited *awaited)
+/* Where no member and no shard is awaited: what else is. */
+static void say_rest(struct job *job, uint16_t type, struct cairn_sentence *out)
+{
+    pthread_mutex_lock(&job->session->lock);
+    const struct cairn_version newest = job->known.newest;
+    pthread_mutex_unlock(&job->session->lock);
+    switch (type) {
+    case CAIRN_MSG_VERSION_WAIT:
+        cairn_sentence_set(out,
+                           "waits for a step that nobody has begun: the newest version that was "
+                           "heard of is %llu.%llu",
+                           (unsigned long long)newest.generation, (unsigned long long)newest.step);
+        return;
+    case CAIRN_MSG_SNAPSHOT_CREATE:
+        cairn_sentence_set(out, "waits for the storage of the snapshots, where it is written");
+        return;
+    case CAIRN_MSG_ROUND_COMMIT:
+        cairn_sentence_set(out, "waits for the shards to tell how the round ended");
+        return;
+    case CAIRN_MSG_LEASE_TAKE:
+    case CAIRN_MSG_LEASE_DROP:
+        cairn_sentence_set(out, "waits for the shards to take note of the lease");
+        return;
+    default:
+        cairn_sentence_set(out, "waits for the coordinator, which waits for nobody: it is at work "
+                                "on this, or on its store");
+    }
+}
+
+static struct cairn_sentence awaited_text(struct job *job, uint16_t type,
+                                          const Cairn__Awaited *awaited)
 {
     struct session *s = job->session;
     struct cairn_sentence silence, text;
@@ -82,25 +120,25 @@ static struct cairn_sentence awaited_text(struct job *job, const Cairn__Awaited 
     else if (awaited == NULL)
         cairn_sentence_set(&text, "%sthe coordinator at %s does not answer", silence.text,
                            s->endpoint_text);
-    else
-        cairn_sentence_set(&text, "%s%s%s%s", silence.text,
-                           awaited->text[0] != 0 ? "waits for " : "",
-                           awaited->text[0] != 0 ? awaited->text
-                                                 : "the coordinator does not say for whom it waits",
+    else if (awaited->text[0] != 0)
+        cairn_sentence_set(&text, "%swaits for %s%s", silence.text, awaited->text,
                            awaited->silent ? PAUSES : "");
+    else
+        say_rest(job, type, &text);
     return text;
 }
 
 /* NULL: nobody knows. */
-static Cairn__Awaited *ask_awaited(struct job *job, uint16_t type)
+static Cairn__Awaited *ask_awaited(struct job *job, uint16_t type, uint64_t until_ms)
 {
-    return away_for_ms(job->session) > 0 ? NULL : cairn_ask_awaited(job, type);
+    return away_for_ms(job->session) > 0 ? NULL : ask_until(job, type, until_ms);
 }
 
 struct cairn_sentence cairn_ask_opening_awaits(struct job *job)
 {
-    Cairn__Awaited *awaited = ask_awaited(job, CAIRN_MSG_JOB_OPEN);
-    const struct cairn_sentence text = awaited_text(job, awaited);
+    Cairn__Awaited *awaited = ask_awaited(job, CAIRN_MSG_JOB_OPEN,
+                                          cairn_client_now_ms() + AWAITED_LATE_MS);
+    const struct cairn_sentence text = awaited_text(job, CAIRN_MSG_JOB_OPEN, awaited);
     cairn_message_free((ProtobufCMessage *)awaited);
     return text;
 }
@@ -146,7 +184,7 @@ static cairn_status fail_late(const struct ask *ask, const Cairn__Awaited *await
     if (ask->type == CAIRN_MSG_VERSION_WAIT && !wait->client_state)
         cairn_sentence_add(&call, " for version %llu.%llu", (unsigned long long)wait->generation,
                            (unsigned long long)wait->step);
-    const struct cairn_sentence text = awaited_text(ask->job, awaited);
+    const struct cairn_sentence text = awaited_text(ask->job, ask->type, awaited);
     return cairn_client_fail(CAIRN_ERR_TIMEOUT, "%s timed out: %s", call.text, text.text);
 }
 
@@ -158,19 +196,26 @@ static bool is_of_round(uint16_t type)
            type == CAIRN_MSG_TILES_DECLARE;
 }
 
-/* CAIRN_OK: it is answered. */
+/* CAIRN_OK: it is answered. Who is awaited is asked a little before the time is over, so that a coordinator
+ * which does not answer costs no time beyond. */
 static cairn_status await_answer(struct ask *ask, uint64_t deadline_ms)
 {
     struct patience patience = cairn_client_patience(ask->job, deadline_ms);
     cairn_status status = CAIRN_OK;
     while (status == CAIRN_OK) {
-        if (sleep_for(ask, cairn_client_says_at(&patience, deadline_ms))) break;
-        const bool is_late = cairn_client_now_ms() >= deadline_ms;
-        Cairn__Awaited *awaited = ask_awaited(ask->job, ask->type);
+        const uint64_t lead_ms = patience.span_ms / 4 < AWAITED_TIMEOUT_MS ? patience.span_ms / 4
+                                                                           : AWAITED_TIMEOUT_MS;
+        const uint64_t ask_ms = deadline_ms - lead_ms;
+        if (sleep_for(ask, cairn_client_says_at(&patience, ask_ms))) break;
+        const bool is_late = cairn_client_now_ms() >= ask_ms;
+        Cairn__Awaited *awaited = ask_awaited(ask->job, ask->type,
+                                              is_late ? deadline_ms + AWAITED_LATE_MS
+                                                      : cairn_client_now_ms() + AWAITED_TIMEOUT_MS);
         if (!is_late)
-            cairn_client_say_wait(&patience, awaited_text(ask->job, awaited).text);
-        else if (!is_of_round(ask->type) ||
-                 !cairn_client_waits_on(&patience, awaited, &deadline_ms))
+            cairn_client_say_wait(&patience, awaited_text(ask->job, ask->type, awaited).text);
+        else if (!sleep_for(ask, deadline_ms) &&
+                 (!is_of_round(ask->type) ||
+                  !cairn_client_waits_on(&patience, awaited, &deadline_ms)))
             status = fail_late(ask, awaited);
         cairn_message_free((ProtobufCMessage *)awaited);
     }

@@ -41,6 +41,10 @@ struct known_state {
     bool initialized;
     struct cairn_version newest;
     double clip_norm; /* amendments change it */
+    /* when it was first attached; constant from then on */
+    bool found; /* it had taken steps */
+    uint64_t found_step;
+    char made_by[CAIRN_NAME_MAX + 16];
 };
 
 /* What it asked the coordinator to keep. */

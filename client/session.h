@@ -65,6 +65,8 @@ struct session {
     char *name;
     uint64_t incarnation;
     struct cairn_env_report env; /* of the cluster */
+    uint64_t run;                /* a hash of the launcher's name for it; 0: not known */
+    uint32_t restarts;           /* of it */
     uint32_t prefetch_units;
     uint32_t connect_ms; /* that cairn_open takes at most */
     cairn_wait_fn on_wait;

@@ -27,6 +27,9 @@ static void fill_info(struct job *job, struct cairn_job_info *info)
         .reduce_groups = job->spec.reduce_groups,
         .workers_max = job->spec.workers_max,
         .revision = job->spec.revision,
+        .found = job->known.found,
+        .found_step = job->known.found_step,
+        .made_by = job->known.made_by,
     };
     pthread_mutex_unlock(&job->session->lock);
 }

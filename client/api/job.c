@@ -140,8 +140,13 @@ static cairn_status await_attach(struct job *job, uint64_t deadline_ms)
     if (failed != CAIRN_OK) return cairn_client_fail(failed, "%s", why.text);
     if (ended) return cairn_client_fail(CAIRN_ERR_CLOSED, "the session was closed");
     if (attached) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_TIMEOUT, "cairn_job_open timed out: %s",
-                             awaited_text(job).text);
+    return cairn_client_fail(CAIRN_ERR_TIMEOUT, "cairn_job_open timed out: %s%s",
+                             awaited_text(job).text,
+                             job->member.role == CAIRN_WORKER
+                                 ? "; where there was no such job it may be made all the same: "
+                                   "open it again to go on, which does no harm, or drop it "
+                                   "(`cairn job drop`)"
+                                 : "");
 }
 
 /* Ends what the loop thread has of the job; bounded, since a stopped fabric keeps loans. */

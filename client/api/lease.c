@@ -4,24 +4,32 @@
 
 #include "client/api/api.h"
 #include "client/ask.h"
-
-#define CANCEL_MS 1000
+#include "client/job.h"
+#include "client/op.h"
 
 static cairn_status ask_drop(struct job *job, Cairn__LeaseDrop *message, uint64_t deadline_ms)
 {
     return cairn_ask(job, CAIRN_MSG_LEASE_DROP, &message->base, CAIRN_MSG_DONE, deadline_ms, NULL);
 }
 
-/* The wish of that key is withdrawn, and what it began ends; keeps this thread's sentence. */
-static void cancel(struct job *job, uint64_t key)
+static bool withdraw_run(struct command *command)
 {
-    struct cairn_sentence said;
+    struct session *s = command->job->session;
     Cairn__LeaseDrop message = CAIRN__LEASE_DROP__INIT;
-    cairn_sentence_set(&said, "%s", cairn_error());
-    message.key = key;
-    // Unanswered, it ends all the same: with its time, or with the connection.
-    (void)!ask_drop(job, &message, cairn_api_deadline(CANCEL_MS));
-    cairn_client_fail(CAIRN_OK, "%s", said.text);
+    message.job = command->job->attachment.job;
+    message.key = command->round;
+    cairn_control_send(s, CAIRN_MSG_LEASE_DROP, ++s->control.last_request, &message.base);
+    return true;
+}
+
+/* The wish of that key is withdrawn, and what it began ends. Nobody waits for that: unheard, it ends all the
+ * same, with its time or with the connection. */
+static void withdraw(struct job *job, uint64_t key)
+{
+    struct command *command = cairn_op_command(job, withdraw_run);
+    if (command == NULL) return;
+    command->round = key;
+    cairn_session_command(job->session, command);
 }
 
 /* The layouts by which it is read are kept as long. */
@@ -48,7 +56,7 @@ static cairn_status take(struct job *job, struct cairn_version version, int ttl_
     message.key |= 1; // not 0
     const cairn_status status = cairn_ask(job, CAIRN_MSG_LEASE_TAKE, &message.base,
                                           CAIRN_MSG_LEASED, deadline_ms, &reply);
-    if (status == CAIRN_ERR_TIMEOUT) cancel(job, message.key);
+    if (status == CAIRN_ERR_TIMEOUT) withdraw(job, message.key);
     if (status != CAIRN_OK) return status;
     const Cairn__Leased *leased = (const Cairn__Leased *)reply;
     *out = (struct cairn_version) { leased->generation, leased->step };

@@ -64,10 +64,13 @@ static cairn_status judge_micro(const struct job *job, uint32_t micro)
             "this is micro-batch %u, micro-batch %u is being filled; end it with cairn_micro_end",
             cairn_batch_number(&job->filling.batch, micro),
             cairn_batch_number(&job->filling.batch, job->filling.micro));
-    if (job->spec.stage < 2 && micro >= job->spec.micro_batches)
+    const bool is_bound = job->spec.stage < 2 ||
+                          (job->spec.micro_batches > 1 && job->filling.batch.total == 0);
+    if (is_bound && micro >= job->spec.micro_batches)
         return cairn_client_fail(CAIRN_ERR_INVALID,
                                  "micro-batch %u: job %s is of stage %u and declares micro_batches "
-                                 "= %u, counted from 0; declare more in its spec, or take stage 2",
+                                 "= %u, counted from 0; declare more in its spec, or none and take "
+                                 "stage 2",
                                  micro, job->name, job->spec.stage, job->spec.micro_batches);
     return CAIRN_OK;
 }

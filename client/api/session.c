@@ -26,6 +26,30 @@ static void on_handle_free(void *object)
 
 /* ---- open ---- */
 
+static uint64_t hash_of(const char *text)
+{
+    uint8_t bytes[crypto_generichash_BYTES];
+    uint64_t hash;
+    crypto_generichash(bytes, sizeof bytes, (const uint8_t *)text, strlen(text), NULL, 0);
+    memcpy(&hash, bytes, sizeof hash);
+    return hash | 1; // never 0
+}
+
+/* Of which start of which run this process is. torchrun calls a run "none" that it was given no name for. */
+static void note_run(struct session *s)
+{
+    const struct cairn_env_input input = { .get = cairn_env_get };
+    struct cairn_env_report report;
+    struct cairn_sentence why;
+    if (cairn_env_find(&input, CAIRN_ENV_RUN_ID, &report, &why) != CAIRN_OK ||
+        cairn_env_find(&input, CAIRN_ENV_RESTARTS, &report, &why) != CAIRN_OK)
+        return;
+    const char *run = report.values[CAIRN_ENV_RUN_ID].text;
+    if (run[0] == '\0' || strcmp(run, "none") == 0) return;
+    s->run = hash_of(run);
+    s->restarts = (uint32_t)report.values[CAIRN_ENV_RESTARTS].number;
+}
+
 /* Endpoint, fabric, device and host: of the options, of the environment, the defaults. */
 static cairn_status read_environment(const struct cairn_opts *opts, struct cairn_env_report *report)
 {
@@ -145,6 +169,7 @@ cairn_status cairn_client_open(const struct cairn_opts *opts, struct cairn_fabri
         free(s);
         return status;
     }
+    note_run(s);
     status = cairn_address_parse(s->env.values[CAIRN_ENV_ENDPOINT].text, &s->endpoint, NULL);
     assert(status == CAIRN_OK); // judged above
     cairn_address_print(&s->endpoint, s->endpoint_text);

@@ -16,8 +16,11 @@
 #define END_OF(type, field) (offsetof(struct type, field) + sizeof((struct type *)NULL)->field)
 #define TENSOR_LEAST        END_OF(cairn_tensor, kind)
 #define GROUP_LEAST         END_OF(cairn_group, nesterov)
-#define OPEN_FLAGS          (uint64_t)(CAIRN_OPEN_MUST_EXIST | CAIRN_OPEN_RESUME)
-#define SPEC_LEAST          END_OF(cairn_job_spec, window)
+#define OPEN_FLAGS                                                                     \
+    (uint64_t)(CAIRN_OPEN_MUST_EXIST | CAIRN_OPEN_RESUME | CAIRN_OPEN_MUST_NOT_EXIST | \
+               CAIRN_OPEN_TAKEOVER)
+#define OPEN_EITHER (uint64_t)(CAIRN_OPEN_MUST_EXIST | CAIRN_OPEN_MUST_NOT_EXIST)
+#define SPEC_LEAST  END_OF(cairn_job_spec, window)
 
 #define START_WAIT_MS     30000
 #define START_WAIT_MAX_MS 86400000
@@ -379,8 +382,21 @@ cairn_status cairn_client_spec_fill(const struct cairn_job_spec *from,
     if (status == CAIRN_OK && (own.open_flags & ~OPEN_FLAGS) != 0)
         status = cairn_client_fail(
             CAIRN_ERR_INVALID,
-            "open_flags is %llu; allowed: CAIRN_OPEN_MUST_EXIST, CAIRN_OPEN_RESUME",
+            "open_flags is %llu; allowed: CAIRN_OPEN_MUST_EXIST, CAIRN_OPEN_RESUME, "
+            "CAIRN_OPEN_MUST_NOT_EXIST, CAIRN_OPEN_TAKEOVER",
             (unsigned long long)own.open_flags);
+    if (status == CAIRN_OK &&
+        ((own.open_flags & OPEN_EITHER) == OPEN_EITHER ||
+         (own.open_flags & CAIRN_OPEN_MUST_NOT_EXIST && own.open_flags & CAIRN_OPEN_RESUME)))
+        status = cairn_client_fail(CAIRN_ERR_INVALID,
+                                   "CAIRN_OPEN_MUST_NOT_EXIST goes with neither "
+                                   "CAIRN_OPEN_MUST_EXIST nor CAIRN_OPEN_RESUME");
+    if (status == CAIRN_OK && own.stage != 0 &&
+        (own.stage < CAIRN_STAGE(0) || own.stage > CAIRN_STAGE(3)))
+        status = cairn_client_fail(CAIRN_ERR_INVALID,
+                                   "stage is %u; write CAIRN_STAGE(0) to CAIRN_STAGE(3), or 0 for "
+                                   "CAIRN_STAGE(2)",
+                                   own.stage);
     if (status == CAIRN_OK) status = judge_wide(&own);
     if (status == CAIRN_OK) *open_flags_out = own.open_flags;
     if (status == CAIRN_OK) status = fill(spec, &groups, &own);

@@ -95,6 +95,8 @@ typedef enum cairn_status {
     CAIRN_ERR_JOB_LOST = 64,      /* a shard lost its part of the job; restore a snapshot */
     CAIRN_ERR_ROLLED_BACK = 65,   /* the job was restored from a snapshot; open it again */
     CAIRN_ERR_HALTED = 66,        /* the job is halted: no round opens until somebody acts */
+    CAIRN_ERR_PLACE_TAKEN = 67,   /* another process has this rank of the job, and lives */
+    CAIRN_ERR_REOPEN = 68,        /* the job is another one now: close it and open it again */
     CAIRN_ERR_UNREACHABLE = 80,   /* the peer cannot be reached */
     CAIRN_ERR_CLOSED = 81,        /* the connection or session is closed */
     CAIRN_ERR_INTERNAL = 99       /* a fault in Cairn; please report it */
@@ -368,14 +370,15 @@ struct cairn_group {
             { 0, 0, 0, 0, 0, 0, 0 }, NULL, 0, 0, 0, 0.0, NULL, 0, CAIRN_SCHEDULE_CONSTANT, 0 \
     }
 
-/* What a worker keeps, adds up and pushes (api of stage n: CAIRN_STAGE(n), so that 0 is the default).
+/* What a worker keeps, adds up and pushes (api of stage n: CAIRN_STAGE(n), so that 0 is the default; any
+ * other number is CAIRN_ERR_INVALID).
  *   0  one shard holds all of the state; micro-batches are added up in fp32 and pushed once a round
  *   1  the state is cut over the shards; pushed once, too
  *   2  every micro-batch is pushed
  *   3  as 2 for the servers and this library, and cairn_map works at every stage; it says that the trainer
  *      keeps a few units only, as the Python package does
  * With one micro-batch all give the same bits, else 0 and 1 do, and 2 and 3. */
-#define CAIRN_STAGE(n) ((n) + 1)
+#define CAIRN_STAGE(n) (0x100u + (n)) /* no plain number: 1 would be 0 or 1, whoever reads it */
 
 struct cairn_job_spec {
     size_t struct_size;
@@ -396,7 +399,9 @@ struct cairn_job_spec {
     cairn_loss_scale loss_scale_policy;
     uint32_t loss_scale_growth_steps; /* DYNAMIC; 0 = 2000 */
     uint32_t stage;                   /* CAIRN_STAGE(0) to CAIRN_STAGE(3); 0 = CAIRN_STAGE(2) */
-    uint32_t micro_batches;           /* of each worker in a round; 0 = 1. With global_batch none */
+    /* Of each worker in a round, at most: a push into one beyond is CAIRN_ERR_INVALID. 0 = 1, and in stages 2
+     * and 3, which add nothing up, any number. With global_batch none */
+    uint32_t micro_batches;
     /* Weights that the shards begin with, each reading its own part: a .safetensors file, a folder of
      * Hugging Face, or the folder of a snapshot, of which the optimizer's state and the step are left out;
      * an absolute path where the shards are, in a folder that their import.folders allows. F32, BF16, F16
@@ -437,7 +442,14 @@ struct cairn_job_spec {
     /* How a worker opens it; no part of the job. CAIRN_OPEN_RESUME: where the cluster has no such job, or has
      * lost it, the coordinator restores the newest whole snapshot of it first, once for all workers that come
      * so; without one it is begun anew. CAIRN_OPEN_MUST_EXIST: CAIRN_ERR_NOT_FOUND instead of beginning it
-     * anew. The job is another one than the spec: CAIRN_ERR_MISMATCH, restored or not. */
+     * anew. CAIRN_OPEN_MUST_NOT_EXIST: CAIRN_ERR_EXISTS where the job has taken a step, or is lost; so
+     * several workers may begin one so. The job is another one than the spec: CAIRN_ERR_MISMATCH, restored or
+     * not.
+     *   A rank is one process's. Another one that opens the job with it waits until that one is gone, for
+     * lease.timeout at most, and is CAIRN_ERR_PLACE_TAKEN then. It takes the place at once with
+     * CAIRN_OPEN_TAKEOVER; in the session that has the place; or where the launcher has started it anew,
+     * which it knows by the same run id with a higher restart count (struct cairn_env). Who lost the place
+     * has CAIRN_ERR_FENCED, and is to end. */
     uint64_t open_flags;
     /* Of each shard's part of the job this fraction, 0 to 1, lies in host memory where the rest lies on a
      * GPU: whole chunks, at least so many, which the CPU folds and updates while the GPU does the others. The
@@ -480,8 +492,10 @@ struct cairn_job_spec {
      * the first round. Workers that open the job afterwards may leave it out. */
     uint64_t first_step;
 };
-#define CAIRN_OPEN_MUST_EXIST 1
-#define CAIRN_OPEN_RESUME     2
+#define CAIRN_OPEN_MUST_EXIST     1
+#define CAIRN_OPEN_RESUME         2
+#define CAIRN_OPEN_MUST_NOT_EXIST 4
+#define CAIRN_OPEN_TAKEOVER       8
 
 /* What a worker holds of a tensor. An extent of 0: nothing. */
 struct cairn_tile {
@@ -643,7 +657,9 @@ CAIRN_EXPORT const char *cairn_data_path(const cairn_session *session);
  * for one member of a job. CAIRN_ERR_REFUSED: 64 jobs are open in this session. CAIRN_ERR_INVALID: name or
  * spec, with field, value and what is allowed; CAIRN_ERR_UNSUPPORTED; CAIRN_ERR_NO_MEMORY,
  * CAIRN_ERR_NO_SPACE: the shards have no room; CAIRN_ERR_NONFINITE, CAIRN_ERR_IO: of init_from;
- * CAIRN_ERR_JOB_LOST. */
+ * CAIRN_ERR_JOB_LOST. CAIRN_ERR_PLACE_TAKEN, CAIRN_ERR_EXISTS: see open_flags. CAIRN_ERR_TIMEOUT: nothing is
+ * open here, and a job that was not there may have been made, or be made yet, with this spec; the call may be
+ * repeated, and finds it. */
 CAIRN_EXPORT cairn_status cairn_job_open(cairn_session *session, const char *name,
                                          const struct cairn_job_spec *spec, cairn_role role,
                                          int timeout_ms, cairn_job **out) CAIRN_CHECKED;
@@ -665,6 +681,11 @@ struct cairn_job_info {
     uint32_t workers_max; /* 0: as many as the cluster's round.workers_max */
     uint64_t global_batch, seed;
     uint64_t revision; /* counts amendments; that of when this handle was opened */
+    /* When it was opened here first: by whom it was made ("worker trainer-4711"; "": not known), and, if it
+     * had taken steps by then (found), at which it stood */
+    const char *made_by;
+    uint64_t found_step;
+    bool found;
 };
 CAIRN_EXPORT cairn_status cairn_job_describe(cairn_job *job,
                                              struct cairn_job_info *out) CAIRN_CHECKED;
@@ -770,7 +791,7 @@ struct cairn_amend {
  * that name), CAIRN_ERR_UNSUPPORTED (another optimizer), CAIRN_ERR_STALE.
  *   Tensors that are added, tied, or trained for the first time, and settings that say so, make a new
  * version, (generation + 1, the same step), of what the shards have. An open round of the caller is void
- * (CAIRN_ERR_EPOCH_CHANGED); then every handle of the job, the caller's too, has CAIRN_ERR_FENCED, because
+ * (CAIRN_ERR_EPOCH_CHANGED); then every handle of the job, the caller's too, has CAIRN_ERR_REOPEN, because
  * its tensors or terms are others: close it and open it again. A worker whose spec is that of before may go
  * on with it, and may push and fetch the new tensors as well; to what it does not push it contributes
  * nothing. One that lists the new tensors may leave their init out. CAIRN_ERR_BUSY: a snapshot or digest is
@@ -845,7 +866,7 @@ CAIRN_EXPORT uint64_t cairn_micro_seed(const struct cairn_round *round, uint32_t
  * tensor and micro-batch (else CAIRN_ERR_EXISTS); micro-batches in order, with global_batch by their numbers
  * in the step (CAIRN_ERR_INVALID: it is another worker's). CAIRN_ERR_EPOCH_CHANGED: the round is void.
  * CAIRN_ERR_INVALID: no round is begun. CAIRN_ERR_STALE: the round is committed, or is not the open one;
- * call cairn_round_begin. Stages 0 and 1 with several micro-batches copy: the operation is over at once; a
+ * call cairn_round_begin. Stages 0 and 1 with several micro-batches copy: the operation is over at once. A
  * micro-batch beyond the job's micro_batches is CAIRN_ERR_INVALID. Does not wait for a shard.
  *   Memory of a GPU: what was queued on mem.stream before the call, which does not wait for it, unless the
  * host has to read it: stages 0 and 1 with several micro-batches, strides, aliases of boxes. What of the
@@ -890,13 +911,14 @@ CAIRN_EXPORT cairn_status cairn_micro_end(cairn_job *job, const struct cairn_rou
  * it counts tokens and has none), ending the last micro-batch if that is not done, and waits for the round's
  * end. The sum of all contributions is divided by the sum of all weights (and the loss scale): where several
  * workers compute parts of one batch, as in tensor parallelism, one of them counts it and the others give
- * CAIRN_WEIGHT_NONE. A weight is at most 2^53, and so are those of all workers together (else CAIRN_ERR_INVALID:
- * here at once, and of a sum at the worker that came over it, whose round is given up for all). CAIRN_OK: the update is applied and published (or skipped: out->applied), and every
- * push's buffer is the caller's again.
+ * CAIRN_WEIGHT_NONE. A weight is at most 2^53, and so are those of all workers together (else
+ * CAIRN_ERR_INVALID: here at once, and of a sum at the worker that came over it, whose round is given up for
+ * all). CAIRN_OK: the update is applied and published (or skipped: out->applied), and every push's buffer is
+ * the caller's again.
  * CAIRN_ERR_EPOCH_CHANGED: nothing was applied; call round_begin again and recompute.
  * CAIRN_ERR_TIMEOUT: nothing is known yet; call commit again with the same round and weight to go on waiting.
  * CAIRN_ERR_INVALID: another weight than it was committed with, which changes nothing.
- * CAIRN_ERR_PROTOCOL, CAIRN_ERR_MALFORMED: a shard refused what this worker sent; the round is given up for all.
+ * CAIRN_ERR_PROTOCOL, CAIRN_ERR_MALFORMED: a shard refused what this worker sent; the round is given up too.
  * A commit without any push is a contribution of zeros with its weight. With global_batch the weight is that
  * of this worker's micro-batches together, all of which are to be ended, but for the last one (else
  * CAIRN_ERR_INVALID); of a surplus worker nothing counts. Where all weights add up to 0,

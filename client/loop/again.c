@@ -80,3 +80,14 @@ void cairn_again_ask_round(struct job *job)
     cairn_control_send(job->session, CAIRN_MSG_ROUND_COMMIT, ++job->session->control.last_request,
                        &ask.base);
 }
+
+void cairn_again_give_up(struct job *job)
+{
+    Cairn__RoundCommit message = CAIRN__ROUND_COMMIT__INIT;
+    message.job = job->attachment.job;
+    message.round = job->pushing.gives_up;
+    message.abandon = true;
+    job->pushing.gives_up = 0;
+    cairn_control_send(job->session, CAIRN_MSG_ROUND_COMMIT, ++job->session->control.last_request,
+                       &message.base);
+}

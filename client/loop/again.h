@@ -22,5 +22,7 @@ void cairn_again_pause(struct job *job);
 /* Attached in the middle of a round: it is decided or void by now, and no shard may be left to say so (one
  * that never granted it answers nothing). Only the coordinator knows. */
 void cairn_again_ask_round(struct job *job);
+/* A shard refused something of the round (client/push/pushes.c): it is given up, for all. */
+void cairn_again_give_up(struct job *job);
 
 #endif

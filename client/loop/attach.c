@@ -32,6 +32,11 @@ void cairn_attach_begin(struct job *job)
                                                   : 0; // it is not to be made anew
     open.must_exist = (job->attachment.open_flags & CAIRN_OPEN_MUST_EXIST) != 0;
     open.resume_latest = (job->attachment.open_flags & CAIRN_OPEN_RESUME) != 0;
+    open.must_not_exist = (job->attachment.open_flags & CAIRN_OPEN_MUST_NOT_EXIST) != 0;
+    open.takeover = (job->attachment.open_flags & CAIRN_OPEN_TAKEOVER) != 0 &&
+                    !job->attachment.attached_once; // it has the place since, or has lost it
+    open.run = s->run;
+    open.restarts = s->restarts;
     job->attachment.state = JOB_ATTACHING;
     cairn_attachment_put_off(job, "");
     pthread_mutex_lock(&s->lock);
@@ -155,7 +160,7 @@ static cairn_status take_spec(struct job *job, struct cairn_sentence *why)
                            "job %s was amended, revision %llu: its tensors or terms are others "
                            "now; close it and open it again, with the spec as it was or as it is",
                            job->name, (unsigned long long)spec.revision);
-        status = CAIRN_ERR_FENCED;
+        status = CAIRN_ERR_REOPEN;
     }
     cairn_spec_release(&spec);
     return status;
@@ -203,6 +208,11 @@ static void attached(struct job *job)
     job->reads.told = job->reads.told_before;
     pthread_mutex_lock(&s->lock);
     job->attachment.job = a->job;
+    if (!job->attachment.attached_once) {
+        job->known.found = a->step > a->first_step;
+        job->known.found_step = a->step;
+        snprintf(job->known.made_by, sizeof job->known.made_by, "%s", a->made_by);
+    }
     job->attachment.attached_once = true;
     job->known.initialized = a->initialized;
     job->known.newest = (struct cairn_version) { a->generation, a->step };

@@ -4,6 +4,7 @@
 
 #include "client/ask.h"
 #include "client/job.h"
+#include "client/loop/again.h"
 #include "client/loop/attach.h"
 #include "client/loop/layouts.h"
 #include "client/op.h"
@@ -125,6 +126,9 @@ void cairn_turn_run(struct session *s)
             cairn_job_fail(job, job->broken.status, job->broken.why.text);
     cancel(s);
     run_commands(s);
+    for (struct job *job = s->jobs; job != NULL; job = job->next)
+        if (job->pushing.gives_up != 0 && job->attachment.state == JOB_ATTACHED)
+            cairn_again_give_up(job);
     for (struct job *job = s->jobs; job != NULL; job = job->next)
         if (s->control.ready && job->attachment.state == JOB_DETACHED && !job->closing &&
             job->failure.status == CAIRN_OK && now_ms >= job->attachment.at_ms)

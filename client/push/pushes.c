@@ -108,23 +108,19 @@ static void say_refused(const struct job *job, const struct cairn_push_action *a
                        (unsigned long long)job->pushing.pusher.round);
 }
 
-/* STALE and FENCED follow from what the coordinator has said, or says. Anything else it does not know, and the
- * shard waits for what it refused: so the round is given up, and the worker's calls in it say why. */
+/* STALE and FENCED follow from what the coordinator has said, or says. Anything else it does not know, and
+ * the shard waits for what it refused: so the round is given up, and the worker's calls in it say why. */
 static void refused(struct cairn_pusher *pusher, const struct cairn_push_action *action)
 {
     struct job *job = job_of(pusher);
-    Cairn__RoundCommit message = CAIRN__ROUND_COMMIT__INIT;
     if (action->status == CAIRN_ERR_STALE || action->status == CAIRN_ERR_FENCED) return;
     pthread_mutex_lock(&job->session->lock);
     job->filling.refused_round = pusher->round;
     job->filling.refused_status = action->status;
     say_refused(job, action, &job->filling.refused_why);
     pthread_mutex_unlock(&job->session->lock);
-    message.job = job->attachment.job;
-    message.round = pusher->round;
-    message.abandon = true;
-    cairn_control_send(job->session, CAIRN_MSG_ROUND_COMMIT, ++job->session->control.last_request,
-                       &message.base);
+    job->pushing.gives_up = pusher->round;
+    cairn_session_kick(job->session);
 }
 
 static const struct cairn_pusher_hands hands = {

@@ -16,6 +16,7 @@ struct pushing {
         *body; /* held: of the last round, that the pusher is made for; NULL: there was none */
     uint8_t **pushed;     /* owned: [micro_count][tensor_count] 1: pushed in that micro-batch */
     uint32_t micro_count; /* begun in this round */
+    uint64_t gives_up;    /* a round of which a shard refused something; 0: none, or it was told */
 };
 
 /* Commands of the round. */

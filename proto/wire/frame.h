@@ -29,8 +29,9 @@
 #include <stdint.h>
 
 #define CAIRN_FRAME_HEADER_BYTES 16u
-#define CAIRN_FRAME_HELLO_BYTES  (32u << 10) /* largest whole frame before Hello */
-#define CAIRN_FRAME_BYTES_MAX    (1u << 20)  /* largest whole frame after Hello */
+#define CAIRN_FRAME_HELLO_BYTES \
+    (256u << 10) /* largest whole frame before Hello, which lists 1,024 jobs */
+#define CAIRN_FRAME_BYTES_MAX (1u << 20) /* largest whole frame after Hello */
 
 /* What a connection takes in its present state. */
 struct cairn_frame_limits {

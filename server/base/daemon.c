@@ -5,6 +5,7 @@
 #include "server/base/notify.h"
 
 #include <assert.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -178,6 +179,14 @@ static void raise_descriptor_limit(void)
         cairn_log_warn("cannot raise the limit of open files");
 }
 
+/* Without them the next descriptors that are opened would be these three: the log would go into a socket, and
+ * libuv refuses to close them. */
+static void hold_standard_descriptors(void)
+{
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) _exit(1);
+}
+
 static void start_handles(struct cairn_daemon *daemon)
 {
     int error = uv_loop_init(&daemon->loop);
@@ -196,6 +205,7 @@ bool cairn_daemon_begin(struct cairn_daemon *daemon, const struct cairn_daemon_s
                         char **argv, int *exit_code_out)
 {
     struct command command = { .log_name = spec->name, .log_level = CAIRN_LOG_INFO };
+    hold_standard_descriptors();
     memset(daemon, 0, sizeof *daemon);
     daemon->spec = *spec;
     cairn_config_init(&daemon->config, spec->options, spec->option_count, spec->values);

@@ -99,6 +99,7 @@ static void on_tick(uv_timer_t *timer)
     cairn_cluster_events_tick(cluster);
     cairn_cluster_scrub_tick(cluster);
     cairn_cluster_first_tick(cluster);
+    cairn_cluster_openings_tick(cluster);
     for (struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next) {
         cairn_cluster_job_tick(job, cairn_cluster_now_ms(cluster));
         cairn_cluster_leases_tick(job);

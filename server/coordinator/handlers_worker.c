@@ -209,6 +209,12 @@ static void describe_opening(const struct cairn_cluster_session *session,
                                m->job_name);
             return;
         }
+    for (const struct cairn_cluster_member *m = session->members; m != NULL; m = m->next_of_session)
+        if (m->phase == CAIRN_MEMBER_WAITING && m->opening.contested_ms != 0) {
+            cairn_sentence_set(out, "the worker that has rank %" PRIu32 " of job %s to be gone",
+                               m->rank, m->job_name);
+            return;
+        }
     if (up < (uint64_t)cluster->options->shards) {
         const uint64_t more = (uint64_t)cluster->options->shards - up;
         cairn_sentence_set(out,

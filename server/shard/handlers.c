@@ -96,6 +96,20 @@ static void refuse_round(struct cairn_shard_job *job, const Cairn__RoundOpen *me
                          (unsigned long long)message->round, job->spec.name);
 }
 
+/* Its workers would wait for a grant that nobody gives: the round is opened anew, without relays. */
+static void tell_no_relay(struct cairn_shard_job *job, const Cairn__RoundOpen *message)
+{
+    struct cairn_sentence why;
+    Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
+    cairn_sentence_set(&why, "round %llu names a relay that shard %s is not",
+                       (unsigned long long)message->round, job->shard->name);
+    cairn_log_error("job %s: %s", job->spec.name, why.text);
+    fault.job = job->number;
+    fault.member = message->relay;
+    fault.text = why.text;
+    cairn_session_send(job->shard, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
+}
+
 static void on_round_open(struct cairn_shard_job *job, const Cairn__RoundOpen *message)
 {
     if (job->state != CAIRN_JOB_SERVING || message->n_members > UINT32_MAX) {
@@ -121,10 +135,7 @@ static void on_round_open(struct cairn_shard_job *job, const Cairn__RoundOpen *m
                  .member_count = (uint32_t)message->n_members,
                  .holds = cairn_tiles_holds(job, message->members, (uint32_t)message->n_members),
              });
-    if (cairn_relay_on_open(job, message) != CAIRN_OK)
-        cairn_log_error(
-            "job %s: round %llu names a relay that shard %s is not: nothing of it comes this way",
-            job->spec.name, (unsigned long long)message->round, job->shard->name);
+    if (cairn_relay_on_open(job, message) != CAIRN_OK) tell_no_relay(job, message);
 }
 
 static void on_fence(struct cairn_shard_job *job, const Cairn__Fence *message)

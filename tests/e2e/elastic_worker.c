@@ -197,7 +197,7 @@ static bool train(struct worker *w)
         const bool is_void = status == CAIRN_ERR_EPOCH_CHANGED || status == CAIRN_ERR_STALE ||
                              status == CAIRN_ERR_VERSION_GONE; // it was away
         atomic_fetch_add(&w->shared->voided, is_void);
-        if (status == CAIRN_ERR_ROLLED_BACK || status == CAIRN_ERR_FENCED) {
+        if (status == CAIRN_ERR_ROLLED_BACK || status == CAIRN_ERR_REOPEN) {
             atomic_fetch_add(&w->shared->rolled_back, status == CAIRN_ERR_ROLLED_BACK);
             cairn_job_close(w->job);
             if (!open_job(w)) return false;

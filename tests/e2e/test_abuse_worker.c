@@ -123,7 +123,8 @@ TEST(a_second_worker_of_a_rank_fences_the_older_one)
     struct cairn_result result = { .struct_size = sizeof result };
     ck_assert_int_eq(cairn_round_begin(job, ABUSE_WAIT_MS, &round), CAIRN_OK);
     cairn *second = abuse_session(&cluster, "the newer one");
-    const struct cairn_job_spec spec = abuse_spec(0);
+    struct cairn_job_spec spec = abuse_spec(0);
+    spec.open_flags = CAIRN_OPEN_TAKEOVER;
     cairn_job *newer = abuse_open(second, &spec);
     ck_assert_uint_eq(abuse_train(newer, 2), 4);
     ck_assert_int_eq(cairn_commit(job, &round, 0, NULL, 0, ABUSE_WAIT_MS, &result),

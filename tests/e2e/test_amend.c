@@ -121,7 +121,7 @@ static void *work(void *arg)
     struct worker *w = arg;
     for (uint64_t step = 0; step < w->until_step;) {
         const cairn_status status = train_step(w, &step);
-        if (status == CAIRN_ERR_FENCED) {
+        if (status == CAIRN_ERR_REOPEN) {
             w->reopened++;
             reopen(w);
         } else if (status != CAIRN_ERR_EPOCH_CHANGED) {
@@ -296,8 +296,8 @@ TEST(a_worker_that_is_killed_meanwhile_and_an_open_round_do_not_stop_an_amendmen
     must(amend(w.job), "amend");
     struct cairn_result result = { .struct_size = sizeof result };
     const cairn_status committed = cairn_commit(w.job, &round, 1, NULL, 0, WAIT_MS, &result);
-    ck_assert(committed == CAIRN_ERR_FENCED || committed == CAIRN_ERR_EPOCH_CHANGED);
-    ck_assert_int_eq(cairn_round_begin(w.job, WAIT_MS, &round), CAIRN_ERR_FENCED);
+    ck_assert(committed == CAIRN_ERR_REOPEN || committed == CAIRN_ERR_EPOCH_CHANGED);
+    ck_assert_int_eq(cairn_round_begin(w.job, WAIT_MS, &round), CAIRN_ERR_REOPEN);
     ck_assert_ptr_nonnull(strstr(cairn_error(), "close it and open it again"));
     w.after = true;
     reopen(&w);

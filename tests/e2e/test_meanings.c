@@ -1,9 +1,13 @@
-/* What each call of a worker means, once, on real daemons: weights and what a shard refuses. */
+/* What each call of a worker means, once, on real daemons: weights, what a shard refuses, whose a rank is. */
 #include <cairn.h>
 #include <check.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "tests/support/suite.h"
 #include "tests/support/tiny_job.h"
@@ -110,6 +114,216 @@ TEST(weights_are_bounded_and_what_a_shard_refuses_is_the_error_of_its_worker)
     ck_assert_msg(parts[0].status == CAIRN_OK, "%s", parts[0].why);
     for (int i = 0; i < WORKERS; i++) cairn_close(t[i].session);
     cluster_stop(&cluster);
+}
+
+/* In a session of its own, by the flags: CAIRN_OK, or what it was refused for. */
+static cairn_status try_open(const char *name, uint64_t flags, struct trainer *t)
+{
+    struct tiny_job tiny;
+    tiny_describe(&tiny, ELEMS);
+    tiny.spec.open_flags = flags;
+    t->session = tiny_session(&cluster, NULL);
+    const cairn_status status = cairn_job_open(t->session, name, &tiny.spec, CAIRN_WORKER,
+                                               CLUSTER_WAIT_MS, &t->job);
+    if (status == CAIRN_OK) good(cairn_init_done(t->job, NULL, CLUSTER_WAIT_MS));
+    return status;
+}
+
+static void refused(const char *name, uint64_t flags, cairn_status expected, const char *word)
+{
+    struct trainer t;
+    ck_assert_int_eq(try_open(name, flags, &t), expected);
+    ck_assert_msg(strstr(cairn_error(), word) != NULL, "%s", cairn_error());
+    cairn_close(t.session);
+}
+
+/* It has one step more, and ends without a word. */
+static pid_t lone_trainer(const char *name)
+{
+    const pid_t pid = fork();
+    ck_assert_int_ge(pid, 0);
+    if (pid != 0) return pid;
+    struct trainer t;
+    good(try_open(name, 0, &t));
+    tiny_step(t.job);
+    raise(SIGKILL);
+    _exit(1);
+}
+
+static struct cairn_job_info info_of(cairn_job *job)
+{
+    struct cairn_job_info info = { .struct_size = sizeof info };
+    good(cairn_job_describe(job, &info));
+    return info;
+}
+
+TEST(a_rank_is_one_process_unless_the_place_is_asked_for)
+{
+    static const char *const quick[] = { "lease.heartbeat=100ms", "lease.timeout=400ms", NULL };
+    struct trainer first, second, anew;
+    struct cairn_round round = { .struct_size = sizeof round };
+    cluster_start(&cluster, 1, &(struct cluster_options) { .coordinator_set = quick });
+    good(try_open("gpt", CAIRN_OPEN_MUST_NOT_EXIST, &first));
+    ck_assert(!info_of(first.job).found);
+    tiny_step(first.job);
+    refused("gpt", 0, CAIRN_ERR_PLACE_TAKEN, "which lives: it was heard");
+    refused("gpt", CAIRN_OPEN_MUST_NOT_EXIST, CAIRN_ERR_EXISTS, "at step 1, made by worker ");
+    refused("gpt", CAIRN_OPEN_MUST_NOT_EXIST | CAIRN_OPEN_MUST_EXIST, CAIRN_ERR_INVALID, "neither");
+    tiny_step(first.job); // it did not hear of them
+    good(try_open("gpt", CAIRN_OPEN_TAKEOVER, &second));
+    const struct cairn_job_info info = info_of(second.job);
+    ck_assert(info.found && info.found_step == 2 && strncmp(info.made_by, "worker ", 7) == 0);
+    ck_assert_int_eq(cairn_round_begin(first.job, CLUSTER_WAIT_MS, &round), CAIRN_ERR_FENCED);
+    ck_assert_uint_eq(tiny_step(second.job), 3);
+    // In its own session it may close it and open it again.
+    cairn_job_close(second.job);
+    struct tiny_job tiny;
+    tiny_describe(&tiny, ELEMS);
+    good(cairn_job_open(second.session, "gpt", &tiny.spec, CAIRN_WORKER, CLUSTER_WAIT_MS,
+                        &anew.job));
+    good(cairn_init_done(anew.job, NULL, CLUSTER_WAIT_MS));
+    ck_assert_uint_eq(tiny_step(anew.job), 4);
+    // The launcher's next start of a run has the place of the one before, and not the other way round.
+    setenv("CAIRN_RUN_ID", "nightly", 1);
+    setenv("TORCHELASTIC_RESTART_COUNT", "1", 1);
+    struct trainer run[2];
+    good(try_open("run", 0, &run[0]));
+    setenv("TORCHELASTIC_RESTART_COUNT", "2", 1);
+    good(try_open("run", 0, &run[1]));
+    ck_assert_int_eq(cairn_round_begin(run[0].job, CLUSTER_WAIT_MS, &round), CAIRN_ERR_FENCED);
+    setenv("TORCHELASTIC_RESTART_COUNT", "1", 1);
+    refused("run", 0, CAIRN_ERR_PLACE_TAKEN, "takeover=True");
+    unsetenv("CAIRN_RUN_ID");
+    unsetenv("TORCHELASTIC_RESTART_COUNT");
+    cairn_close(run[0].session);
+    cairn_close(run[1].session);
+    cairn_close(first.session);
+    cairn_close(second.session);
+    cluster_stop(&cluster);
+}
+
+/* It needs no flag, and does not wait for a lease. */
+TEST(who_comes_after_a_death_has_the_place_at_once)
+{
+    static const char *const slow[] = { "lease.timeout=30s", NULL };
+    struct trainer t;
+    cluster_start(&cluster, 1, &(struct cluster_options) { .coordinator_set = slow });
+    for (uint64_t step = 1; step <= 2; step++)
+        ck_assert_int_eq(cluster_wait(lone_trainer("dies"), CLUSTER_WAIT_MS), 128 + SIGKILL);
+    good(try_open("dies", CAIRN_OPEN_MUST_EXIST, &t));
+    ck_assert_uint_eq(info_of(t.job).found_step, 2);
+    cairn_close(t.session);
+    cluster_stop(&cluster);
+}
+
+static uint64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+/* The call ended with TIMEOUT, in its time and little more, and says that word. */
+static void in_time(cairn_status status, uint64_t begun_ms, uint64_t span_ms, const char *word)
+{
+    const uint64_t took_ms = now_ms() - begun_ms;
+    ck_assert_int_eq(status, CAIRN_ERR_TIMEOUT);
+    ck_assert_msg(took_ms >= span_ms && took_ms < span_ms + 400, "%llu ms for %llu: %s",
+                  (unsigned long long)took_ms, (unsigned long long)span_ms, cairn_error());
+    ck_assert_msg(strstr(cairn_error(), word) != NULL, "%s", cairn_error());
+    ck_assert_msg(strstr(cairn_error(), "does not say") == NULL, "%s", cairn_error());
+}
+
+TEST(a_timeout_is_kept_and_says_what_it_waited_for)
+{
+    const struct cairn_version none = { 0, 0 }, far = { 1, 99 };
+    struct cairn_version out;
+    struct trainer t;
+    char id[64];
+    cluster_start(&cluster, 1, NULL);
+    good(try_open("late", 0, &t));
+    tiny_step(t.job);
+    uint64_t begun_ms = now_ms();
+    in_time(cairn_version_wait(t.job, far, 300, &out), begun_ms, 300, "nobody has begun");
+    kill(cluster.coordinator, SIGSTOP);
+    begun_ms = now_ms();
+    in_time(cairn_lease(t.job, none, 60000, 600, &out), begun_ms, 600, "does not answer");
+    begun_ms = now_ms();
+    in_time(cairn_snapshot(t.job, 0, 400, id), begun_ms, 400, "does not answer");
+    kill(cluster.coordinator, SIGCONT);
+    good(cairn_lease(t.job, none, 60000, CLUSTER_WAIT_MS, &out)); // none was left over
+    // A job whose opening was not awaited is found by the next call.
+    kill(cluster.shards[0], SIGSTOP);
+    struct trainer late = { .session = tiny_session(&cluster, NULL) };
+    struct tiny_job tiny;
+    tiny_describe(&tiny, ELEMS);
+    begun_ms = now_ms();
+    in_time(cairn_job_open(late.session, "slow", &tiny.spec, CAIRN_WORKER, 300, &late.job),
+            begun_ms, 300, "open it again to go on");
+    kill(cluster.shards[0], SIGCONT);
+    tiny.spec.open_flags = CAIRN_OPEN_MUST_NOT_EXIST; // it is as good as none
+    good(
+        cairn_job_open(late.session, "slow", &tiny.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &late.job));
+    good(cairn_init_done(late.job, NULL, CLUSTER_WAIT_MS));
+    ck_assert_uint_eq(tiny_step(late.job), 1);
+    cairn_close(late.session);
+    cairn_close(t.session);
+    cluster_stop(&cluster);
+}
+
+TEST(stages_and_micro_batches_have_one_meaning)
+{
+    struct tiny_job tiny;
+    struct trainer t;
+    static float gradient[ELEMS];
+    const struct cairn_mem mem = trainer_mem(gradient, CAIRN_F32);
+    cluster_start(&cluster, 1, NULL);
+    t.session = tiny_session(&cluster, NULL);
+    tiny_describe(&tiny, ELEMS);
+    for (uint32_t stage = 1; stage <= 4; stage++) {
+        tiny.spec.stage = stage;
+        ck_assert_int_eq(
+            cairn_job_open(t.session, "stages", &tiny.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &t.job),
+            CAIRN_ERR_INVALID);
+        ck_assert_msg(strstr(cairn_error(), "write CAIRN_STAGE(0)") != NULL, "%s", cairn_error());
+    }
+    for (uint32_t stage = 0; stage <= 3; stage++) {
+        char name[16];
+        snprintf(name, sizeof name, "stage%u", stage);
+        tiny.spec.stage = CAIRN_STAGE(stage);
+        tiny.spec.micro_batches = 2;
+        t.job = tiny_open(t.session, name, &tiny);
+        ck_assert_uint_eq(info_of(t.job).stage, CAIRN_STAGE(stage));
+        const struct cairn_round round = trainer_begin(t.job);
+        for (uint32_t micro = 0; micro < 2; micro++) {
+            good(cairn_push(t.job, &round, micro, "w", NULL, &mem, NULL));
+            good(cairn_micro_end(t.job, &round, micro));
+        }
+        ck_assert_int_eq(cairn_push(t.job, &round, 2, "w", NULL, &mem, NULL), CAIRN_ERR_INVALID);
+        ck_assert_msg(strstr(cairn_error(), "declares micro_batches = 2") != NULL, "%s",
+                      cairn_error());
+        trainer_commit(t.job, &round, 0);
+    }
+    cairn_close(t.session);
+    cluster_stop(&cluster);
+}
+
+/* As a supervisor may start them: without standard descriptors. */
+TEST(daemons_without_standard_descriptors_end_well)
+{
+    char folder[CAIRN_SCRATCH_BYTES], command[4 * sizeof folder + 512];
+    cairn_scratch_make(folder);
+    snprintf(command, sizeof command,
+             "cd '%s' && printf '[network]\nlisten = %%s/c.sock\n[store]\npath = store\n"
+             "[snapshots]\npath = snaps\n' '%s' >c.conf && '%s/cairn-coordinator' --config c.conf "
+             "--ready-file ready <&- >&- 2>&- & pid=$!; "
+             "until [ -s '%s/ready' ]; do kill -0 $pid || exit 99; sleep 0.01; done; "
+             "kill $pid; wait $pid",
+             folder, folder, CAIRN_BIN_DIR, folder);
+    const pid_t pid = cluster_spawn((const char *const[]) { "/bin/sh", "-c", command, NULL },
+                                    "/dev/null");
+    ck_assert_int_eq(cluster_wait(pid, CLUSTER_WAIT_MS), 0);
+    cairn_scratch_remove(folder);
 }
 
 SUITE(60);

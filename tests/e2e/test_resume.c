@@ -54,7 +54,7 @@ TEST(without_job_and_snapshots_it_begins_anew_unless_it_must_exist)
         ck_assert_msg(strstr(cairn_error(), "there is no job tiny") != NULL, "%s", cairn_error());
         cairn_close(t.session);
     }
-    ck_assert_int_eq(try(&cluster, 0, 1, 4, &t), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(try(&cluster, 0, 1, 16, &t), CAIRN_ERR_INVALID);
     cairn_close(t.session);
     ck_assert_uint_eq(attach(&cluster, 0, 1, &t), 0);
     tiny_step(t.job);

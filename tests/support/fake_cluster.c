@@ -453,6 +453,7 @@ uint32_t fake_job_open_again(struct fake_peer *peer, const struct cairn_job_spec
     open.role = CAIRN_ROLE_WIRE_WORKER;
     open.rank = rank;
     open.attached = attached;
+    open.takeover = attached == 0; // a test that wants another rank's place does not wait for it
     open.session = session;
     open.token = session * 7;
     open.spec_bytes = bytes_len;

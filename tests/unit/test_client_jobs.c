@@ -170,7 +170,8 @@ TEST(a_job_that_is_closed_leaves_the_other_one_undisturbed)
 TEST(a_job_that_is_fenced_leaves_the_other_one_undisturbed)
 {
     static struct trainer actor, critic;
-    const struct cairn_job_spec spec = toy_spec(0, 1);
+    struct cairn_job_spec spec = toy_spec(0, 1);
+    spec.open_flags = CAIRN_OPEN_TAKEOVER;
     start(&actor, "actor", UINT32_MAX);
     start(&critic, "critic", 4 * STEPS);
     await_steps(&actor, 2);

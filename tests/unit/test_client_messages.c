@@ -133,9 +133,10 @@ TEST(a_version_of_the_future_is_not_called_gone)
 
 TEST(who_lost_its_place_hears_that_it_is_meant)
 {
-    const struct cairn_job_spec spec = toy_spec(0, 1);
+    struct cairn_job_spec spec = toy_spec(0, 1);
     cairn_job *job = toy_ready(session, "toy", &spec);
     cairn *second = toy_session(&rooms, "usurper");
+    spec.open_flags = CAIRN_OPEN_TAKEOVER;
     toy_open(second, "toy", &spec);
     struct cairn_round round = { .struct_size = sizeof round };
     toy_fails(cairn_round_begin(job, TOY_WAIT_MS, &round), CAIRN_ERR_FENCED,

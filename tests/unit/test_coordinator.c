@@ -402,7 +402,7 @@ TEST(a_shard_that_restarts_before_the_seal_costs_nothing_but_the_puts)
     job = fake_attach(&fake, &w, 10, 0, 1);
     fake_shard_forget(&fake, 0);
     fake_shard_up(&fake, 0);
-    fake_expect_error(&fake, &w, 0, CAIRN_ERR_FENCED, "put the initial state again");
+    fake_expect_error(&fake, &w, 0, CAIRN_ERR_REOPEN, "put the initial state again");
     fake_peer_close(&w);
     w = worker("w0");
     const uint64_t again = fake_attach(&fake, &w, 10, 0, 1);

@@ -25,8 +25,8 @@ TEST(all_shards_make_it_then_it_is_stored_then_they_switch_and_all_open_the_job_
     cairn_message_free(fake_expect(&fake, &reader, CAIRN_MSG_ATTACHED,
                                    fake_request(&reader, CAIRN_MSG_JOB_OPEN, &open.base)));
     fake_expect_amended(&fake, &w, fake_amend_more(&w, job, 3), 1);
-    fake_expect_error(&fake, &w, 0, CAIRN_ERR_FENCED, "close it and open it again");
-    fake_expect_error(&fake, &reader, 0, CAIRN_ERR_FENCED, "close it and open it again");
+    fake_expect_error(&fake, &w, 0, CAIRN_ERR_REOPEN, "close it and open it again");
+    fake_expect_error(&fake, &reader, 0, CAIRN_ERR_REOPEN, "close it and open it again");
     for (int i = 0; i < 2; i++) { // on connections of their own
         fake_until(&fake, fake.shards[i].seen[CAIRN_MSG_JOB_SWITCH] == 1);
         ck_assert_uint_eq(fake.shards[i].generation, 2);
@@ -148,7 +148,7 @@ TEST(an_open_round_that_would_wait_for_the_caller_is_void)
     expect_void(&w, round);
     expect_void(&other, round);
     fake_expect_amended(&fake, &w, request, 1);
-    fake_expect_error(&fake, &other, 0, CAIRN_ERR_FENCED, "open it again");
+    fake_expect_error(&fake, &other, 0, CAIRN_ERR_REOPEN, "open it again");
     fake.shards[0].holds_reduced = false;
     fake_goes_on(&fake, 2, 3);
     fake_peer_close(&other);
@@ -180,7 +180,7 @@ TEST(meanwhile_nobody_else_amends_saves_or_joins_and_the_same_request_is_answere
     cairn_message_free(&awaited->base);
     fake_shard_release(&fake.shards[1]);
     fake_expect_amended(&fake, &w, again, 1);
-    fake_expect_error(&fake, &w, begins, CAIRN_ERR_FENCED, "open it again");
+    fake_expect_error(&fake, &w, begins, CAIRN_ERR_REOPEN, "open it again");
     Cairn__Attached *attached = fake_expect(&fake, &late, CAIRN_MSG_ATTACHED, joins);
     ck_assert_uint_eq(attached->generation, 2);
     cairn_message_free(&attached->base);
@@ -238,7 +238,7 @@ TEST(terms_that_handles_have_make_a_generation_too_and_outlive_the_coordinator)
 {
     start_trained();
     fake_expect_amended(&fake, &w, ask_terms(&w, job, 42), 1);
-    fake_expect_error(&fake, &w, 0, CAIRN_ERR_FENCED, "its tensors or terms are others now");
+    fake_expect_error(&fake, &w, 0, CAIRN_ERR_REOPEN, "its tensors or terms are others now");
     fake_goes_on(&fake, 2, 2);
     fake_coordinator_stop(&fake);
     fake_coordinator_start(&fake);

@@ -38,10 +38,10 @@ def missing(name: str) -> NotFound:
 
 
 def open_worker(session: Session, name: str, spec: JobSpec, timeout: float, must_exist: bool,
-                resume: Optional[str]) -> Job:
+                resume: Optional[str], must_not_exist: bool = False, takeover: bool = False) -> Job:
     """Mismatch says, too, what amends the job where that is enough."""
     try:
-        return session.open_worker(name, spec, timeout, must_exist, resume)
+        return session.open_worker(name, spec, timeout, must_exist, resume, must_not_exist, takeover)
     except Mismatch as mismatch:
         call = amendment(str(mismatch), spec)
         if call is None:

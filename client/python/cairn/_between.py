@@ -131,7 +131,7 @@ class Between(Held):
 
         Other fields of JobSpec, and wire="bf16": stage (1, 2, 3), micro_batches, global_batch, seed,
         client_state_max, window, on_nonfinite, skips_max, loss_scale and what goes with it begin a new generation of
-        the job, at the same step and with its moments: this model, and that of each other worker, is Fenced then;
+        the job, at the same step and with its moments: this model, and that of each other worker, is Reopen then;
         close it and attach again, with the terms as they are or as they were. What no amendment changes is
         Unsupported, with the command that does it."""
         unknown = sorted(set(fields) - _POLICIES - _FIELDS)

@@ -32,7 +32,7 @@ ROWS, WHOLE = 0, 1
 WORKER, READER = 1, 2
 SNAPSHOT_WAIT = 1
 WEIGHT_NONE = 2**64 - 1
-OPEN_MUST_EXIST, OPEN_RESUME = 1, 2
+OPEN_MUST_EXIST, OPEN_RESUME, OPEN_MUST_NOT_EXIST, OPEN_TAKEOVER = 1, 2, 4, 8
 
 DTYPE_BYTES = {F32: 4, BF16: 2, F16: 2, F64: 8, U8: 1}
 
@@ -136,6 +136,11 @@ class Amend(Sized):
                 ("setting_count", c_size_t)]
 
 
+def stage(number: int) -> int:
+    """CAIRN_STAGE."""
+    return 0x100 + number
+
+
 def gpu(number: int) -> int:
     """CAIRN_GPU: a card, as every `device` of the header has it; 0 is the host."""
     return number + 0x100
@@ -190,7 +195,7 @@ class JobInfo(Sized):
                 ("on_nonfinite", c_int), ("newest", Version), ("initialized", c_bool), ("stage", c_uint32),
                 ("micro_batches", c_uint32), ("client_state_max", c_uint32), ("reduce_groups", c_int),
                 ("workers_max", c_uint32), ("global_batch", c_uint64), ("seed", c_uint64),
-                ("revision", c_uint64)]
+                ("revision", c_uint64), ("made_by", c_char_p), ("found_step", c_uint64), ("found", c_bool)]
 
 
 class Env(Sized):

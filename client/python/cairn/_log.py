@@ -38,6 +38,13 @@ def is_new(job: str) -> None:
     _LOG.info("job %s is new", job)
 
 
+def goes_on(job: str, step: int, made_by: str, asked: bool) -> None:
+    """Nobody `asked` for a job that is there: perhaps another script has the name, which is the model's class."""
+    _LOG.log(logging.INFO if asked else logging.WARNING, "goes on with job %s at step %d%s%s", job, step,
+             f", made by {made_by}" if made_by else "",
+             "" if asked else "; must_exist=True if that is meant, name=… or must_not_exist=True if it is not")
+
+
 def without_card(number: int, why: str) -> None:
     _LOG.warning("gradients and parameters on cuda:%d go through the host: %s", number, why)
 

@@ -31,7 +31,8 @@ def judge_names(options: Mapping[str, Any], attached: Callable[..., None]) -> No
 
 
 def judge(model: Any, name: Any, units: Any, parts: Any, counts: Any, mapped_gradients: Any,
-          mapped_parameters: Any, must_exist: Any, resume: Any = None) -> None:
+          mapped_parameters: Any, must_exist: Any, resume: Any = None, must_not_exist: Any = False,
+          takeover: Any = False) -> None:
     if not isinstance(model, nn.Module):
         raise Invalid(f"attach takes a torch.nn.Module, not {model!r}")
     if name is not None and (not isinstance(name, str) or not name):
@@ -40,7 +41,8 @@ def judge(model: Any, name: Any, units: Any, parts: Any, counts: Any, mapped_gra
         raise Invalid(f"units is {units!r}; give a list of classes and patterns: units=[…]")
     if not isinstance(parts, Mapping) or not all(isinstance(part, Part) for part in parts.values()):
         raise Invalid("parts must be {parameter name: cairn.Part}")
-    for word, flag in (("counts", counts), ("must_exist", must_exist)):
+    for word, flag in (("counts", counts), ("must_exist", must_exist), ("must_not_exist", must_not_exist),
+                       ("takeover", takeover)):
         if not isinstance(flag, bool):
             raise Invalid(f"{word} is {flag!r}; it is True or False")
     if resume not in (None, "latest"):

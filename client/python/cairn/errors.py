@@ -8,7 +8,7 @@ __all__ = ["CairnError", "Invalid", "BadHandle", "Unsupported", "Timeout", "Busy
            "NoMemory", "NoSpace", "InputOutput", "BadConfig", "Protocol", "WrongVersion", "Malformed",
            "Stale", "Duplicate", "Checksum", "Corrupt", "VersionGone", "Canceled", "EpochChanged",
            "NonFinite", "Mismatch", "Fenced", "Refused", "NotReady", "JobLost", "RolledBack", "Halted",
-           "Unreachable", "Closed", "Internal"]
+           "PlaceTaken", "Reopen", "Unreachable", "Closed", "Internal"]
 
 
 class CairnError(Exception):
@@ -169,6 +169,17 @@ class Halted(CairnError):
     on_worker_loss is fail, until it is amended or restored. No NonFinite, which a loop may
     pass over batch by batch."""
     status = 66
+
+
+class PlaceTaken(CairnError):
+    """Another process has this rank of the job, and lives: the text says which. End one of the two, give one another
+    rank or its job another name, or take the place: takeover=True."""
+    status = 67
+
+
+class Reopen(CairnError):
+    """The job is another one now (a tensor came, or it was made anew): close this handle and open the job again."""
+    status = 68
 
 
 class Unreachable(CairnError, ConnectionError):

@@ -118,9 +118,9 @@ class Job:
         check(_c.lib().cairn_job_describe(self._living(), ctypes.byref(out)))
         return JobInfo(out.name.decode(), out.rank, out.workers_min, out.clip_norm, out.loss_scale,
                        word(NONFINITE, out.on_nonfinite), version_of(out.newest), out.initialized,
-                       out.stage - 1, out.micro_batches, out.client_state_max,
+                       out.stage - _c.stage(0), out.micro_batches, out.client_state_max,
                        word(REDUCE_GROUPS, out.reduce_groups), out.workers_max, out.global_batch, out.seed,
-                       out.revision)
+                       out.revision, out.found_step if out.found else None, (out.made_by or b"").decode())
 
     def tensors(self) -> List[Tensor]:
         """By name."""
@@ -144,7 +144,7 @@ class Job:
         snapshot_rules={name of JobSpec, snapshot_keep_every, say: value}, the others at their default;
         workers=(min, max), or one number; settings={"stage": 3, "default.lr": 1e-4, "wire": "bf16"}: fields of the
         spec by their names in cairn.h. After add, ties, an unfreezing of what was declared frozen, and settings that
-        cairn.h says it of (stage, micro_batches, wire, …), each handle of the job is Fenced: open it again, with the
+        cairn.h says it of (stage, micro_batches, wire, …), each handle of the job is Reopen: open it again, with the
         spec as it was or as it is."""
         made, alive = amend_to_c(Amendment(groups, freeze, unfreeze, clip_norm=clip_norm, **more), revision)
         check(_c.lib().cairn_job_amend(self._living(), ctypes.byref(made), milliseconds(timeout)))

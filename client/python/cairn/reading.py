@@ -18,7 +18,7 @@ from ._launch import launch
 from ._model import UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
 from ._window import Window
 from ._wrapped import before_forward, judge_hooked
-from .errors import Busy, Fenced, Invalid, NoMemory, NotFound, VersionGone
+from .errors import Busy, Fenced, Invalid, NoMemory, NotFound, PlaceTaken, VersionGone
 from .evaluation import match
 from .operation import Lease
 from .session import Session
@@ -127,7 +127,7 @@ class ReadModel(Held):
                 raise self._not_there(trained)
             time.sleep(_LOOK_S)
         if makes:
-            with contextlib.suppress(Fenced):  # another process with this rank came, which makes it
+            with contextlib.suppress(Fenced, PlaceTaken):  # another process with this rank came, which makes it
                 self._make(spec)
 
     def _not_there(self, trained: bool) -> NotFound:

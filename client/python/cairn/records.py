@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from . import _c
 from .spec import Version
@@ -110,3 +110,5 @@ class JobInfo(NamedTuple):
     global_batch: int = 0
     seed: int = 0
     revision: int = 0  # counts amendments; that of when the job was opened here
+    found_step: Optional[int] = None  # at which it stood when it was opened; None: it had taken no step
+    made_by: str = ""  # "worker trainer-4711"; "": not known

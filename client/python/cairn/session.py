@@ -212,6 +212,10 @@ class Session:
         name           of the job; None: the model's class in lower case
         must_exist     True: NotFound if there is no job of that name, which would otherwise be created, and trained
                        from the beginning; for a program that goes on with one
+        must_not_exist True: Exists where the job has taken a step, or is lost; for a program that begins one
+        takeover       True: the rank is taken from another process that has it and lives, which is Fenced. Without it
+                       this one waits until that process is gone, for lease.timeout at most, and is PlaceTaken then;
+                       where the launcher started this one anew (the same run id, a higher restart count) it has it
         resume         "latest": where there is no such job, or it is lost, its newest whole snapshot is
                        restored first, once for all workers that come so; without one it begins anew, or is NotFound
                        with must_exist=True. None: as it is
@@ -265,20 +269,24 @@ class Session:
         return torch_part.attach(self, model, optim, **options)
 
     def open_worker(self, name: str, spec: JobSpec, timeout: float = TIMEOUT_S, must_exist: bool = False,
-                    resume: Optional[str] = None) -> Job:
+                    resume: Optional[str] = None, must_not_exist: bool = False, takeover: bool = False) -> Job:
         """Creates the job or attaches to it; Mismatch lists how `spec` differs from the job's. `must_exist`: NotFound
-        instead of creating it. `resume`: "latest", see attach."""
+        instead of creating it. `resume`: "latest"; `must_not_exist`, `takeover`: see attach."""
         if resume not in (None, "latest"):
             raise Invalid(f"resume is {resume!r}; it is None or 'latest'")
         made, alive = to_c(spec)
-        made.open_flags = _c.OPEN_MUST_EXIST * must_exist | _c.OPEN_RESUME * (resume is not None)
+        made.open_flags = (_c.OPEN_MUST_EXIST * must_exist | _c.OPEN_RESUME * (resume is not None)
+                           | _c.OPEN_MUST_NOT_EXIST * must_not_exist | _c.OPEN_TAKEOVER * takeover)
         handle = ctypes.c_void_p()
         check(_c.lib().cairn_job_open(self._living(), text(name), ctypes.byref(made), _c.WORKER,
                                       milliseconds(timeout), ctypes.byref(handle)))
         del alive
         job = Job(self, handle, name, spec)
-        if not job.describe().initialized:
+        there = job.describe()
+        if not there.initialized:
             _log.is_new(name)
+        elif there.found_step is not None:
+            _log.goes_on(name, there.found_step, there.made_by, must_exist or takeover or resume is not None)
         return job
 
     def open_reader(self, name: str, timeout: float = TIMEOUT_S) -> Job:

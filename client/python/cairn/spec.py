@@ -327,7 +327,7 @@ def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
                       clip_norm=_clip_norm(spec.clip_norm), loss_scale=spec.loss_scale,
                       on_nonfinite=number(NONFINITE, "on_nonfinite", spec.on_nonfinite),
                       loss_scale_policy=number(LOSS_SCALES, "loss_scale_policy", spec.loss_scale_policy),
-                      stage=spec.stage + 1,  # CAIRN_STAGE(n)
+                      stage=_c.stage(spec.stage),
                       micro_batches=at_least(0, "micro_batches", spec.micro_batches),
                       init_from=text(spec.init_from), init_prefix=text(spec.init_prefix),
                       client_state_max=at_least(0, "client_state_max", spec.client_state_max),

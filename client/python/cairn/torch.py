@@ -109,10 +109,11 @@ class AttachedModel(Between):
                  parts: Mapping[str, Part] = {}, counts: bool = True,
                  blobs: Mapping[str, Any] = {}, mapped_gradients: Optional[bool] = None,
                  mapped_parameters: Optional[bool] = None, init: Mapping[str, Init] = {}, must_exist: bool = False,
-                 resume: Optional[str] = None, _initial: Optional[Pouring] = None, **state: Any):
+                 resume: Optional[str] = None, must_not_exist: bool = False, takeover: bool = False,
+                 _initial: Optional[Pouring] = None, **state: Any):
         here = launch(rank, workers, workers_min, world, start_wait)
         _options.judge(model, name, units, parts, counts, mapped_gradients, mapped_parameters, must_exist,
-                       resume)
+                       resume, must_not_exist, takeover)
         _options.warn_of_statistics(model)
         _options.judge_max_norm(model)
         super().__init__(session, model, name, timeout)
@@ -168,7 +169,8 @@ class AttachedModel(Between):
         self.imported: Any = None  # checkpoint.Imported, of import_checkpoint
         if _initial is not None and self._spec.rank == 0:
             _initial.begin()  # beside the shards, which take memory for the job
-        self._job = _again.open_worker(session, self.name, self._spec, timeout, must_exist, resume)
+        self._job = _again.open_worker(session, self.name, self._spec, timeout, must_exist, resume,
+                                       must_not_exist, takeover)
         self._claim()
         try:
             self._take_terms()

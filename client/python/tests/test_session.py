@@ -84,7 +84,7 @@ class AJob(unittest.TestCase):
         with self.assertRaisesRegex(cairn.Invalid, "begins by its initializer"):
             job.amend(add=[cairn.Tensor("late", (2, 3))])
         job.amend(add=[late], ties={"w": "late"}, unfreeze_tensors={"ice": None})
-        with self.assertRaisesRegex(cairn.Fenced, "open it again"):
+        with self.assertRaisesRegex(cairn.Reopen, "open it again"):
             job.round_begin(20)
         job.close()
         job = opened(session, "amended")  # with the spec as it was
@@ -268,7 +268,10 @@ class AJob(unittest.TestCase):
 
     def test_a_newer_member_fences_the_older(self):
         older = opened(self.session(), "fence")
-        opened(self.session(), "fence")
+        newer = self.session()
+        with self.assertRaisesRegex(cairn.PlaceTaken, "takeover=True"):
+            opened(newer, "fence")
+        newer.open_worker("fence", SPEC, 20, takeover=True)  # as it says
         with self.assertRaises(cairn.Fenced):
             for _ in range(2):
                 older.round_begin(20)

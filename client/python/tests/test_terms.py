@@ -67,7 +67,7 @@ class ByAmendment(Terms):
         self.train(m, twin, 3, 2)
         for now in (dict(stage=3), dict(micro_batches=4), dict(stage=1), dict(stage=2, micro_batches=1)):
             m.amend(**now)
-            with self.assertRaisesRegex(cairn.Fenced, "amended.*close it and open it again"):
+            with self.assertRaisesRegex(cairn.Reopen, "amended.*close it and open it again"):
                 m.begin()
             m.close()
             info = self.cairn("job", "show", self.name)["spec"]

@@ -86,6 +86,7 @@ struct cairn_cluster_job {
     uint64_t generation, epoch;
     uint64_t base_step; /* at which the generation began */
     struct cairn_origin origin;
+    char made_by[CAIRN_NAME_MAX + 16]; /* until the event of its creation says it */
     struct cairn_cluster_reserved reserved;
 
     struct cairn_job_spec_data spec; /* owned */

@@ -6,7 +6,7 @@
 #include "server/coordinator/base/names.h"
 
 #define CAIRN_BYTES_WORKERS_SHOWN 64
-#define CAIRN_MEMORY_TOLD_MAX     128 /* jobs of a shard */
+#define CAIRN_MEMORY_TOLD_MAX     1024 /* jobs of a shard */
 
 struct cairn_bytes_view {
     size_t count; /* the first is of all members, then workers by rank */

@@ -107,7 +107,7 @@ static void expel_all(struct cairn_cluster_job *job, uint64_t revision)
                        job->spec.name, revision);
     while (job->members.list != NULL) {
         struct cairn_cluster_member *m = job->members.list;
-        cairn_cluster_member_expel(m, m->open_request != 0 ? CAIRN_ERR_BUSY : CAIRN_ERR_FENCED,
+        cairn_cluster_member_expel(m, m->open_request != 0 ? CAIRN_ERR_BUSY : CAIRN_ERR_REOPEN,
                                    text.text);
     }
 }

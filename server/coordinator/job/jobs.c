@@ -1,6 +1,7 @@
 /* Jobs are made, found again after a start, and dropped. */
 #include <inttypes.h>
 #include <sodium.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -314,7 +315,7 @@ static void on_stored(const struct cairn_cluster_saved *saved)
     cairn_log_info("job %s created: %zu tensors over %" PRIu32 " shards, heaviest/mean %.3f",
                    job->spec.name, job->spec.tensor_count, job->layout->shard_count,
                    job->planned.heaviest_over_mean);
-    cairn_cluster_event_note(job->cluster, CAIRN_EVENT_CREATED, job->spec.name, NULL,
+    cairn_cluster_event_note(job->cluster, CAIRN_EVENT_CREATED, job->spec.name, job->made_by,
                              "%zu tensors over %" PRIu32 " shards", job->spec.tensor_count,
                              job->layout->shard_count);
     cairn_cluster_openings_advance(saved->cluster);
@@ -411,7 +412,7 @@ static void done_plan(struct cairn_cluster_work *work)
 }
 
 static cairn_status begin_plan(struct cairn_cluster *cluster, const char *name, uint64_t generation,
-                               struct cairn_packed *packed)
+                               struct cairn_packed *packed, const char *maker)
 {
     struct cairn_cluster_plan *plan = calloc(1, sizeof *plan);
     if (plan == NULL) return CAIRN_ERR_NO_MEMORY;
@@ -425,6 +426,7 @@ static cairn_status begin_plan(struct cairn_cluster *cluster, const char *name, 
         plan_free(plan);
         return CAIRN_ERR_NO_MEMORY;
     }
+    snprintf(plan->job->made_by, sizeof plan->job->made_by, "worker %s", maker);
     plan->job->generation = generation;
     if (generation > 1) plan->job->origin = (struct cairn_origin) { generation, { 0, 0 } };
     plan->next = cluster->openings.plans;
@@ -438,7 +440,8 @@ static cairn_status begin_plan(struct cairn_cluster *cluster, const char *name, 
 
 cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
                                       const struct cairn_job_spec_data *spec, uint64_t generation,
-                                      struct cairn_packed *packed, struct cairn_sentence *why)
+                                      struct cairn_packed *packed, const char *maker,
+                                      struct cairn_sentence *why)
 {
     const cairn_status usable = cairn_spec_check_usable(spec, why);
     if (usable != CAIRN_OK) return usable;
@@ -451,7 +454,7 @@ cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
                           "there are %zu jobs, which are the most; `cairn job drop` takes one away",
                           count);
     }
-    const cairn_status status = begin_plan(cluster, spec->name, generation, packed);
+    const cairn_status status = begin_plan(cluster, spec->name, generation, packed, maker);
     return status == CAIRN_OK ? status
                               : cairn_fail(why, status, "the coordinator is out of memory");
 }

@@ -15,13 +15,12 @@ cairn_status cairn_cluster_job_load(struct cairn_cluster *cluster,
                                     const struct cairn_stored_job *row, struct cairn_sentence *why);
 cairn_status cairn_cluster_jobs_load(struct cairn_cluster *cluster, struct cairn_sentence *why);
 /* Makes the job that `packed` is the spec of, in a while: a thread plans it, the shards make room, and it is
- * stored. Those who wait for it hear of it. generation: job/first.h. CAIRN_ERR_REFUSED,
+ * stored. Those who wait for it hear of it. generation: job/first.h;
+ * maker: the session that wants it. CAIRN_ERR_REFUSED,
  * CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_NO_MEMORY: nothing was begun. */
-CAIRN_MUST_CHECK cairn_status cairn_cluster_job_create(struct cairn_cluster *cluster,
-                                                       const struct cairn_job_spec_data *spec,
-                                                       uint64_t generation,
-                                                       struct cairn_packed *packed,
-                                                       struct cairn_sentence *why);
+CAIRN_MUST_CHECK cairn_status cairn_cluster_job_create(
+    struct cairn_cluster *cluster, const struct cairn_job_spec_data *spec, uint64_t generation,
+    struct cairn_packed *packed, const char *maker, struct cairn_sentence *why);
 /* A thread plans a job of that name. */
 bool cairn_cluster_job_planning(const struct cairn_cluster *cluster, const char *name);
 /* Takes the job out of the store, then frees it here and on its shards; until then it is CREATING. Its

@@ -38,6 +38,22 @@ static cairn_status judge_room(const struct cairn_cluster_member *member,
                       job->spec.name, others, most, job->spec.name);
 }
 
+const struct cairn_cluster_member *
+cairn_cluster_opening_rival(const struct cairn_cluster_member *member,
+                            const struct cairn_cluster_job *job)
+{
+    const struct cairn_cluster_opening *mine = &member->opening;
+    if (member->role != CAIRN_ROLE_WIRE_WORKER || mine->takes_over) return NULL;
+    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        const bool is_older_start = mine->run != 0 && m->opening.run == mine->run &&
+                                    m->opening.restarts < mine->restarts;
+        if (m->role == CAIRN_ROLE_WIRE_WORKER && m->rank == member->rank && m->id != member->id &&
+            m->session != member->session && !is_older_start)
+            return m;
+    }
+    return NULL;
+}
+
 void cairn_cluster_opening_differences(const struct cairn_job_spec_data *spec,
                                        const struct cairn_job_spec_data *job,
                                        struct cairn_sentence *why)

@@ -44,6 +44,55 @@ static bool begin_resume(struct cairn_cluster_member *member)
     return true;
 }
 
+/* It began no job, so none that has begun is its own. */
+static bool refuse_begun(struct cairn_cluster_member *member, const struct cairn_cluster_job *job)
+{
+    struct cairn_sentence why, maker;
+    const uint64_t step = cairn_cluster_job_version(job).step;
+    const bool lost = job->state == CAIRN_CLUSTER_JOB_LOST;
+    if (!member->opening.must_not_exist || (!lost && step <= job->spec.first_step)) return false;
+    cairn_cluster_events_maker(member->session->cluster, job->spec.name, &maker);
+    cairn_sentence_set(&why, "there is a job %s already, at step %" PRIu64 "%s%s%s%s",
+                       job->spec.name, step, maker.text[0] != '\0' ? ", made by " : "", maker.text,
+                       lost ? ", which is lost" : "",
+                       "; open it without must_not_exist to go on with it, give yours another "
+                       "name, or drop that one (`cairn job drop`)");
+    cairn_cluster_opening_refuse(member, CAIRN_ERR_EXISTS, why.text);
+    return true;
+}
+
+/* A worker has that rank, and lives: one that is dead is gone within a lease, so for so long it is awaited.
+ * True: the member waits, or is gone. */
+static bool is_contested(struct cairn_cluster_member *member, const struct cairn_cluster_job *job,
+                         bool *gone_out)
+{
+    struct cairn_cluster *cluster = member->session->cluster;
+    const struct cairn_cluster_member *rival = cairn_cluster_opening_rival(member, job);
+    const uint64_t now_ms = cairn_cluster_now_ms(cluster),
+                   lease_ms = (uint64_t)cluster->options->lease_timeout_ms;
+    struct cairn_sentence why;
+    *gone_out = false;
+    if (rival == NULL) return false;
+    cluster->openings.contested = true;
+    if (member->opening.contested_ms == 0) member->opening.contested_ms = now_ms + 1;
+    if (now_ms + 1 - member->opening.contested_ms <= lease_ms) return true;
+    const bool was_in = member->opening.attached_id != 0;
+    cairn_sentence_set(&why,
+                       "rank %" PRIu32 " of job %s (at step %" PRIu64
+                       ") is the place of worker %s, which lives: it was heard %" PRIu64
+                       " ms ago%s",
+                       member->rank, job->spec.name, cairn_cluster_job_version(job).step,
+                       rival->session->name, uv_now(cluster->loop) - rival->session->last_frame_ms,
+                       was_in ? "; this process is to end"
+                              : "; end that process, give this job another name or this process "
+                                "another rank, or take the place: CAIRN_OPEN_TAKEOVER, in Python "
+                                "takeover=True");
+    *gone_out = true;
+    cairn_cluster_opening_refuse(member, was_in ? CAIRN_ERR_FENCED : CAIRN_ERR_PLACE_TAKEN,
+                                 why.text);
+    return true;
+}
+
 /* True if the member moved on (or is gone). */
 static bool advance(struct cairn_cluster_member *member)
 {
@@ -59,10 +108,19 @@ static bool advance(struct cairn_cluster_member *member)
             return cairn_cluster_seats_staying(cluster, false) >=
                        cairn_cluster_recovery_shards(job) &&
                    begin_resume(member);
-        if (member->opening.attached_id != 0 && member->opening.attached_id != job->id)
+        if (member->opening.attached_id != 0 && member->opening.attached_id != job->id) {
             refuse_another(member);
-        else if (cairn_cluster_opening_compare(member, job))
-            cairn_cluster_opening_join(member, job);
+            return true;
+        }
+        if (member->opening.must_not_exist && member->opening.attached_id == 0 &&
+            job->version_unknown)
+            return false;
+        bool gone = false;
+        if (member->opening.attached_id == 0 && refuse_begun(member, job)) return true;
+        if (!cairn_cluster_opening_compare(member, job)) return true;
+        const bool fits = member->role != CAIRN_ROLE_WIRE_WORKER || member->opening.joins;
+        if (!lost && fits && is_contested(member, job, &gone)) return gone;
+        cairn_cluster_opening_join(member, job);
         return true;
     }
     if (cairn_cluster_job_planning(cluster, member->job_name) ||
@@ -93,7 +151,8 @@ static bool advance(struct cairn_cluster_member *member)
     uint64_t generation;
     if (!cairn_cluster_first_generation(cluster, member->job_name, &generation)) return false;
     const cairn_status status = cairn_cluster_job_create(cluster, &member->opening.spec, generation,
-                                                         member->opening.packed, &why);
+                                                         member->opening.packed,
+                                                         member->session->name, &why);
     if (status != CAIRN_OK) cairn_cluster_opening_refuse(member, status, why.text);
     return true; // gone, perhaps: a small job is planned at once, and may be refused
 }
@@ -119,6 +178,13 @@ void cairn_cluster_openings_advance(struct cairn_cluster *cluster)
         while (advance_any(cluster)) {}
     }
     cluster->openings.advancing = false;
+}
+
+void cairn_cluster_openings_tick(struct cairn_cluster *cluster)
+{
+    if (!cluster->openings.contested) return;
+    cluster->openings.contested = false; // unless one still waits
+    cairn_cluster_openings_advance(cluster);
 }
 
 void cairn_cluster_job_openers_fail(struct cairn_cluster *cluster, const char *name,
@@ -263,6 +329,10 @@ void cairn_cluster_member_open(struct cairn_cluster_session *session, uint32_t r
     member->opening.start_wait_ms = open->start_wait_ms;
     member->opening.must_exist = open->must_exist;
     member->opening.resumes = open->resume_latest;
+    member->opening.must_not_exist = open->must_not_exist;
+    member->opening.takes_over = open->takeover;
+    member->opening.run = open->run;
+    member->opening.restarts = open->restarts;
     member->open_request = request;
     cairn_spec_init(&member->opening.spec);
     member->next_of_session = session->members;

@@ -17,12 +17,18 @@ struct cairn_cluster_opening {
     uint64_t attached_id;              /* of the job that it was a member of already; 0: of none */
     bool must_exist;                   /* it begins no job */
     bool resumes;                      /* without the job it wants the newest snapshot restored */
+    bool must_not_exist;               /* it joins none that has taken a step */
+    bool takes_over;                   /* a rank from a worker that lives */
+    uint32_t restarts;                 /* of the launcher's run */
+    uint64_t run;                      /* 0: not known */
+    uint64_t contested_ms; /* since when it waits for its rank (now_ms + 1); 0: it does not */
 };
 
 /* Of the cluster: cairn_cluster_openings_advance is not entered twice. */
 struct cairn_cluster_openings {
     bool advancing, again;
     struct cairn_cluster_plan *plans; /* jobs.c: jobs that a thread plans */
+    bool contested;                   /* one waits for its rank to be free */
 };
 
 /* JobOpen: answered at once, or when the job is there. */
@@ -37,6 +43,8 @@ cairn_status cairn_cluster_judge_workers(const struct cairn_cluster *cluster,
                                          struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Who waits for a job looks again: a shard came, a job was made, restored or dropped. */
 void cairn_cluster_openings_advance(struct cairn_cluster *cluster);
+/* Whoever waits for a rank does not wait for ever. */
+void cairn_cluster_openings_tick(struct cairn_cluster *cluster);
 /* The restore that the job's openers wished has ended. CAIRN_OK: the job is there, or there is nothing to
  * restore it from; with another status the openers are refused. */
 void cairn_cluster_openers_resumed(struct cairn_cluster *cluster, const char *name,
@@ -54,6 +62,10 @@ void cairn_cluster_job_openers_fail(struct cairn_cluster *cluster, const char *n
 
 /* Its job is there: the member joins it, or is refused. */
 void cairn_cluster_opening_join(struct cairn_cluster_member *member, struct cairn_cluster_job *job);
+/* The worker whose rank the member wants, and may not take now; NULL: there is none. */
+const struct cairn_cluster_member *
+cairn_cluster_opening_rival(const struct cairn_cluster_member *member,
+                            const struct cairn_cluster_job *job);
 /* The member's JobOpen fails. Frees the member. */
 void cairn_cluster_opening_refuse(struct cairn_cluster_member *member, cairn_status status,
                                   const char *text);

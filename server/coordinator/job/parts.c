@@ -76,7 +76,7 @@ static void start_over(struct cairn_cluster_job *job, const struct cairn_cluster
                        seat->name, job->spec.name);
     cairn_log_warn("%s", why.text);
     while (job->members.list != NULL)
-        cairn_cluster_member_expel(job->members.list, CAIRN_ERR_FENCED, why.text);
+        cairn_cluster_member_expel(job->members.list, CAIRN_ERR_REOPEN, why.text);
     cairn_cluster_job_drop(job);
 }
 

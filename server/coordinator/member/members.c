@@ -233,6 +233,10 @@ static void send_attached(struct cairn_cluster_member *member)
     message.initialized = job->initialized;
     message.spec_bytes = job->planned.spec->size;
     message.layout_bytes = layout->size;
+    struct cairn_sentence maker;
+    cairn_cluster_events_maker(job->cluster, job->spec.name, &maker);
+    message.made_by = maker.text;
+    message.first_step = job->spec.first_step;
     message.shards = infos.list;
     message.n_shards = infos.count;
     const uint32_t request = member->open_request;

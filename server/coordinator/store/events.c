@@ -187,6 +187,21 @@ static bool is_of(const struct cairn_stored_event *event, enum cairn_event_kind 
     return strcmp(event->kind, kind_names[kind]) == 0;
 }
 
+void cairn_cluster_events_maker(const struct cairn_cluster *cluster, const char *job,
+                                struct cairn_sentence *out)
+{
+    const struct cairn_cluster_events *events = &cluster->events;
+    out->text[0] = '\0';
+    for (uint64_t n = events->next; events->ring != NULL && n-- > events->first;) {
+        const struct cairn_cluster_event *event = *place_of(events, n);
+        if (event == NULL || !is_of(&event->stored, CAIRN_EVENT_CREATED) ||
+            strcmp(event->stored.job, job) != 0)
+            continue;
+        cairn_sentence_set(out, "%s", event->stored.who);
+        return;
+    }
+}
+
 void cairn_cluster_events_faults(const struct cairn_cluster *cluster, const char *job,
                                  struct cairn_event_faults *out)
 {

@@ -76,6 +76,9 @@ void cairn_cluster_events_tick(struct cairn_cluster *cluster);
 void cairn_cluster_events_close(struct cairn_cluster *cluster);
 /* When the newest was noted, by the wall clock of then; 0: there is none. */
 uint64_t cairn_cluster_events_last_ms(const struct cairn_cluster *cluster);
+/* Who made the job, by the newest event of that: "worker w3"; "": it is forgotten. */
+void cairn_cluster_events_maker(const struct cairn_cluster *cluster, const char *job,
+                                struct cairn_sentence *out);
 /* Faults that are seen in them: shards of the cluster that went away, workers of the job that were lost. */
 struct cairn_event_faults {
     uint64_t shards, workers;

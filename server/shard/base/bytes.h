@@ -47,7 +47,7 @@ struct cairn_bytes_list {
 void cairn_bytes_list(const struct cairn_shard *shard, struct cairn_bytes_list *out);
 void cairn_bytes_list_release(struct cairn_bytes_list *list);
 
-#define CAIRN_MEMORY_TOLD_JOBS 64 /* CAIRN_SHARD_JOBS_MAX */
+#define CAIRN_MEMORY_TOLD_JOBS 1024 /* CAIRN_SHARD_JOBS_MAX */
 struct cairn_memory_list {
     size_t count;
     Cairn__MemoryTold told[CAIRN_MEMORY_TOLD_JOBS];

@@ -44,7 +44,7 @@ void cairn_pin_updated(struct cairn_shard_job *job);
 /* Any thread, in the pass of an UPDATE: as cairn_staging_save, for all pins. */
 void cairn_pins_save(const struct cairn_shard_job *job, struct cairn_works *works, uint64_t chunk);
 /* How far those of all jobs are. */
-#define CAIRN_PINS_TOLD_MAX 256 /* CAIRN_SHARD_JOBS_MAX * CAIRN_SHARD_PINS_MAX */
+#define CAIRN_PINS_TOLD_MAX 256 /* that a heartbeat tells of */
 struct cairn_pins_list {
     size_t count;
     Cairn__PinTold told[CAIRN_PINS_TOLD_MAX];
