@@ -30,6 +30,8 @@ struct attachment {
     Cairn__Attached *reply; /* owned: its pages are coming */
     struct cairn_paged spec_pages, layout_pages;
     Cairn__LayoutChanged *changed; /* owned: likewise */
+    /* owned: MISMATCH with its differences; NULL: none. Constant once the job has failed */
+    Cairn__Error *refused;
     struct cairn_paged changed_pages;
 };
 

@@ -5,6 +5,7 @@
 
 #include "client/api/api.h"
 #include "client/ask.h"
+#include "client/base/error.h"
 #include "client/base/handle.h"
 #include "client/base/spec.h"
 #include "client/base/struct.h"
@@ -19,6 +20,7 @@ static void free_job(struct job *job)
     struct session *s = job->session;
     cairn_parcels_release(&job->parcels);
     cairn_packed_release(job->attachment.spec_packed);
+    cairn__error__free_unpacked(job->attachment.refused, NULL); // NULL is fine
     cairn_client_tiles_free(job->tiles.declared);
     cairn_filling_release(&job->filling);
     free(job->puts.notes);
@@ -137,7 +139,14 @@ static cairn_status await_attach(struct job *job, uint64_t deadline_ms)
     const cairn_status failed = job->failure.status;
     const struct cairn_sentence why = job->failure.why;
     pthread_mutex_unlock(&s->lock);
-    if (failed != CAIRN_OK) return cairn_client_fail(failed, "%s", why.text);
+    if (failed != CAIRN_OK) {
+        const cairn_status status = cairn_client_fail(failed, "%s", why.text);
+        const Cairn__Error *refused = job->attachment.refused;
+        for (size_t i = 0; refused != NULL && i < refused->n_differences; i++)
+            cairn_client_differ(refused->differences[i]->line, refused->differences[i]->key,
+                                refused->differences[i]->value, refused->differences[i]->change);
+        return status;
+    }
     if (ended) return cairn_client_fail(CAIRN_ERR_CLOSED, "the session was closed");
     if (attached) return CAIRN_OK;
     return cairn_client_fail(CAIRN_ERR_TIMEOUT, "cairn_job_open timed out: %s%s",

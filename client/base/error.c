@@ -4,10 +4,23 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
+#include "client/base/struct.h"
 #include "proto/base/text.h"
 
+#define ROWS_MAX   64
+#define TEXT_BYTES 8192
+
 static _Thread_local char last[2048];
+
+/* Of that sentence. */
+static _Thread_local struct {
+    char text[TEXT_BYTES];
+    size_t used;
+    struct cairn_difference rows[ROWS_MAX];
+    size_t count;
+} differences;
 
 cairn_status cairn_client_fail(cairn_status status, const char *fmt, ...)
 {
@@ -16,6 +29,7 @@ cairn_status cairn_client_fail(cairn_status status, const char *fmt, ...)
     vsnprintf(last, sizeof last, fmt, arguments);
     va_end(arguments);
     cairn_text_mend(last, "\n"); // what it quotes may be anything
+    differences.used = differences.count = 0;
     return status;
 }
 
@@ -32,4 +46,40 @@ const char *cairn_version(void)
 const char *cairn_error(void)
 {
     return last;
+}
+
+/* A copy; NULL for an empty one. */
+static const char *keep(const char *text)
+{
+    char *at = differences.text + differences.used;
+    const size_t bytes = strlen(text) + 1;
+    if (bytes == 1) return NULL;
+    memcpy(at, text, bytes);
+    cairn_text_mend(at, "");
+    differences.used += bytes;
+    return at;
+}
+
+void cairn_client_differ(const char *line, const char *key, const char *value, uint32_t change)
+{
+    const size_t bytes = strlen(line) + strlen(key) + strlen(value) + 3;
+    if (differences.count == ROWS_MAX || bytes > TEXT_BYTES - differences.used) return;
+    differences.rows[differences.count++] = (struct cairn_difference) {
+        .struct_size = sizeof(struct cairn_difference),
+        .text = keep(line),
+        .key = keep(key),
+        .value = keep(value),
+        .change = change <= CAIRN_CHANGE_NEVER ? (cairn_change)change : CAIRN_CHANGE_NEVER,
+    };
+}
+
+cairn_status cairn_error_difference(size_t index, struct cairn_difference *out)
+{
+    const size_t least = offsetof(struct cairn_difference, change) + sizeof out->change;
+    if (!cairn_struct_fits(out, least))
+        return cairn_client_fail(CAIRN_ERR_INVALID,
+                                 "out must be given, its struct_size at least %zu", least);
+    if (index >= differences.count) return CAIRN_ERR_NOT_FOUND;
+    cairn_struct_give(out, &differences.rows[index], sizeof differences.rows[index]);
+    return CAIRN_OK;
 }

@@ -2,10 +2,16 @@
 #ifndef CAIRN_CLIENT_BASE_ERROR_H
 #define CAIRN_CLIENT_BASE_ERROR_H
 
+#include <stdint.h>
+
 #include "proto/base/status.h"
 
 /* Returns `status`, so that a function ends with `return cairn_client_fail(...)`. */
 cairn_status cairn_client_fail(cairn_status status, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
+
+/* What a spec differs in, kept beside the sentence until the next one. Copied; what does not fit is left
+ * out. */
+void cairn_client_differ(const char *line, const char *key, const char *value, uint32_t change);
 
 #endif

@@ -616,6 +616,28 @@ CAIRN_EXPORT const char *cairn_status_name(int status);
 CAIRN_EXPORT const char *cairn_version(void);
 /* This thread's last error: what, why, what to do. Valid until the thread's next call. Never NULL. */
 CAIRN_EXPORT const char *cairn_error(void);
+/* How the job comes to what a spec says. */
+typedef enum cairn_change {
+    CAIRN_CHANGE_NEXT_ROUND = 0, /* an amendment, in force from the next round on */
+    CAIRN_CHANGE_REOPENED = 1,   /* an amendment, after which every handle is opened again */
+    CAIRN_CHANGE_CREATED =
+        2, /* `cairn job create NAME --from JOB/ID --set KEY=VALUE`: a job of its snapshot */
+    CAIRN_CHANGE_NEVER = 3 /* nothing: give what the job has, or choose another name */
+} cairn_change;
+/* One of the differences that CAIRN_ERR_MISMATCH of cairn_job_open is about. */
+struct cairn_difference {
+    size_t struct_size;
+    const char *text; /* "job mnist: stage 3 here, 2 on the servers" */
+    /* The setting (struct cairn_setting) that makes the job what the spec says: "stage", "3". key NULL: none
+     * does. value NULL: it is no short text, of a schedule's points, say */
+    const char *key, *value;
+    cairn_change change;
+};
+/* The index-th difference of this thread's last error, if that is CAIRN_ERR_MISMATCH of cairn_job_open; as
+ * many as fit, 64 at most. Strings are valid until the thread's next call. CAIRN_ERR_NOT_FOUND behind the
+ * last one: the error stays what it is. Set out->struct_size first. */
+CAIRN_EXPORT cairn_status cairn_error_difference(size_t index,
+                                                 struct cairn_difference *out) CAIRN_CHECKED;
 
 /* Memory of the library, whole pages of zeros, until cairn_free or the end of cairn_close: shared memory,
  * which shards of this host may map. It is taken at once, not when it is touched, in large pages if the

@@ -59,6 +59,15 @@ static bool was_lost_under_way(struct job *job, cairn_status status)
     return again;
 }
 
+void cairn_attach_differ(struct job *job, const Cairn__Error *error)
+{
+    uint8_t *bytes = malloc(cairn__error__get_packed_size(error) + 1);
+    if (bytes != NULL && error->n_differences > 0 && job->attachment.refused == NULL)
+        job->attachment.refused = cairn__error__unpack(NULL, cairn__error__pack(error, bytes),
+                                                       bytes);
+    free(bytes);
+}
+
 void cairn_attach_on_error(struct job *job, cairn_status status, const char *text)
 {
     cairn_attachment_lost(job);

@@ -338,6 +338,7 @@ static bool on_error(struct session *s, uint32_t request, const Cairn__Error *er
                                                                   : CAIRN_ERR_PROTOCOL;
     struct job *attaching = request != 0 ? job_attaching(s, request) : NULL;
     if (attaching != NULL) {
+        cairn_attach_differ(attaching, error);
         cairn_attach_on_error(attaching, status, sentence_of(error, status));
         return true;
     }

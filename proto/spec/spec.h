@@ -331,13 +331,32 @@ cairn_status cairn_spec_note_former(struct cairn_job_spec_data *spec) CAIRN_MUST
  * and none is frozen: nothing to say. */
 bool cairn_spec_schedules_hash(const struct cairn_job_spec_data *spec, uint8_t hash_out[32]);
 
-/* Lists how `here` (a worker's spec) differs from `there` (the servers'), a line each, without a
- * newline: "tensor fc1.weight: shape [512,784] here, [256,784] on the servers". At most `lines_max`
- * are given to `sink`, one more says how many there are beyond. Returns the number of differences,
- * 0 = the same. Both canonical; allocates nothing. `sink` may be NULL with lines_max 0. */
-typedef void (*cairn_line_fn)(void *context, const char *line);
+/* How a field changes in a job that is there, with its moments and its step (proto/spec/settings.h). */
+enum cairn_spec_change {
+    CAIRN_SPEC_NEXT_ROUND, /* by an amendment: the next round that opens goes by it, and nobody notices */
+    CAIRN_SPEC_REOPENED, /* by an amendment that makes a new generation: every handle is opened again */
+    CAIRN_SPEC_CREATED, /* by a job that is made of a snapshot, since state lies or adds up otherwise */
+    CAIRN_SPEC_NEVER /* it says how the job began */
+};
+
+/* A difference of two specs. */
+struct cairn_spec_difference {
+    const char *line; /* "tensor fc1.weight: shape [512,784] here, [256,784] on the servers" */
+    const char *what; /* "tensor fc1.weight: shape" */
+    /* the two in words; NULL: one side lacks it */
+    const char *here, *there;
+    /* The setting (settings.h) by which the servers' becomes what is here, and how. NULL, and NEVER: nothing
+     * does. A value alone is NULL where it is no short text. */
+    const char *key, *value;
+    enum cairn_spec_change change;
+};
+
+/* Lists how `here` (a worker's spec) differs from `there` (the servers'); at most `most` are given to `sink`,
+ * borrowed. Returns the number of differences, 0 = the same. Both canonical; allocates nothing. `sink` may be
+ * NULL with `most` 0. */
+typedef void (*cairn_difference_fn)(void *context, const struct cairn_spec_difference *difference);
 size_t cairn_spec_diff(const struct cairn_job_spec_data *here,
-                       const struct cairn_job_spec_data *there, size_t lines_max,
-                       cairn_line_fn sink, void *context);
+                       const struct cairn_job_spec_data *there, size_t most,
+                       cairn_difference_fn sink, void *context);
 
 #endif

@@ -1,5 +1,7 @@
 /* Comparing job specs: the hash (are they the same?) and the list of differences (in what not?). */
 #include "proto/spec/capability.h"
+#include "proto/spec/optimizer.h"
+#include "proto/spec/settings.h"
 #include "proto/spec/spec.h"
 #include "proto/spec/spec_fields.h"
 
@@ -167,20 +169,44 @@ bool cairn_spec_schedules_hash(const struct cairn_job_spec_data *spec, uint8_t h
 /* ---- the differences ---- */
 
 struct diff {
-    size_t found, lines_max;
-    cairn_line_fn sink;
+    size_t found, most;
+    cairn_difference_fn sink;
     void *context;
+    const char
+        *wire; /* key of a setting of all tensors, if all here have one wire dtype; else NULL */
 };
 
-__attribute__((format(printf, 2, 3))) static void differ(struct diff *diff, const char *fmt, ...)
+/* The setting that makes the servers' what is here. */
+struct way {
+    const char *key, *value;
+    enum cairn_spec_change change;
+};
+static const struct way no_way = { NULL, NULL, CAIRN_SPEC_NEVER };
+
+static void report(struct diff *diff, const char *line, const char *what, const char *here,
+                   const char *there, struct way way)
 {
-    if (diff->found++ >= diff->lines_max) return;
-    char line[2000]; // two names, two aliases and some words
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(line, sizeof line, fmt, args);
-    va_end(args);
-    diff->sink(diff->context, line);
+    if (diff->found++ >= diff->most) return;
+    const struct cairn_spec_difference difference = { line,    what,      here,      there,
+                                                      way.key, way.value, way.change };
+    diff->sink(diff->context, &difference);
+}
+
+/* `what`, and how it is here and there. */
+static void differ_by(struct diff *diff, const char *what, const char *here, const char *there,
+                      struct way way)
+{
+    char line[3 * CAIRN_SPEC_PATH_MAX]; // two paths or aliases, a name and some words
+    snprintf(line, sizeof line, "%s %s here, %s on the servers", what, here, there);
+    report(diff, line, what, here, there, way);
+}
+
+/* What only one side has. */
+static void differ_whole(struct diff *diff, const char *noun, const char *name, const char *how)
+{
+    char line[CAIRN_NAME_MAX + 64];
+    snprintf(line, sizeof line, "%s %s: %s", noun, name, how);
+    report(diff, line, line, NULL, NULL, no_way);
 }
 
 /* "[512,784]"; "[]" for a scalar. */
@@ -203,14 +229,29 @@ static bool same_shape(const struct cairn_shape *a, const struct cairn_shape *b)
 static void differ_text(struct diff *diff, const char *tensor, const char *field, const char *here,
                         const char *there)
 {
+    char what[CAIRN_NAME_MAX + 64];
     if (strcmp(here, there) == 0) return;
-    differ(diff, "tensor %s: %s %s here, %s on the servers", tensor, field, here, there);
+    snprintf(what, sizeof what, "tensor %s: %s", tensor, field);
+    differ_by(diff, what, here, there, no_way);
 }
 
 static void differ_dtype(struct diff *diff, const char *tensor, const char *field, cairn_dtype here,
                          cairn_dtype there)
 {
     differ_text(diff, tensor, field, cairn_dtype_name((int)here), cairn_dtype_name((int)there));
+}
+
+static void differ_wire(struct diff *diff, const struct cairn_tensor_spec *here,
+                        const struct cairn_tensor_spec *there)
+{
+    char what[CAIRN_NAME_MAX + 64], key[CAIRN_NAME_MAX + 16];
+    const char *mine = cairn_dtype_name((int)here->wire);
+    if (here->wire == there->wire) return;
+    snprintf(what, sizeof what, "tensor %s: wire dtype", here->name);
+    snprintf(key, sizeof key, "%s.wire", here->name);
+    const struct way way = { diff->wire != NULL ? diff->wire : key, mine, CAIRN_SPEC_REOPENED };
+    const bool is_blob = here->kind == CAIRN_BLOB || there->kind == CAIRN_BLOB;
+    differ_by(diff, what, mine, cairn_dtype_name((int)there->wire), is_blob ? no_way : way);
 }
 
 /* "no alias"; "alias of wte [0,8)x[0,4)", without the box for all of it. */
@@ -246,7 +287,7 @@ static void diff_tensor(struct diff *diff, const struct cairn_tensor_spec *here,
     differ_text(diff, here->name, "kind",
                 cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)here->kind),
                 cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)there->kind));
-    differ_dtype(diff, here->name, "wire dtype", here->wire, there->wire);
+    differ_wire(diff, here, there);
     differ_dtype(diff, here->name, "reduce dtype", here->reduce, there->reduce);
     differ_dtype(diff, here->name, "master dtype", here->master, there->master);
     differ_text(diff, here->name, "group", here->group, there->group);
@@ -258,71 +299,113 @@ static void diff_tensor(struct diff *diff, const struct cairn_tensor_spec *here,
                 init_text(&there->init, b));
 }
 
-static void differ_number(struct diff *diff, const char *noun, const char *name, const char *field,
-                          double here, double there)
+/* A field of the job, or (group not NULL) of a group or its schedule, which an amendment may change. */
+static void diff_field(struct diff *diff, const struct cairn_spec_field *field, const char *noun,
+                       const char *name, bool may_change, const void *here, const void *there)
 {
-    differ(diff, "%s %s: %s %.17g here, %.17g on the servers", noun, name, field, here, there);
+    char what[CAIRN_NAME_MAX + 64], key[CAIRN_NAME_MAX + 32];
+    char mine[CAIRN_SETTING_TEXT_MAX + 1], theirs[CAIRN_SETTING_TEXT_MAX + 1];
+    const uint64_t bits = cairn_spec_field_bits(field, here);
+    const uint64_t was = cairn_spec_field_bits(field, there);
+    const bool of_job = strcmp(noun, "job") == 0;
+    if (bits == was) return;
+    snprintf(what, sizeof what, "%s %s: %s", noun, name, field->name);
+    snprintf(key, sizeof key, "%s%s%s", of_job ? "" : name, of_job ? "" : ".", field->name);
+    cairn_spec_setting_text(field, here, mine);
+    cairn_spec_setting_text(field, there, theirs);
+    const struct way way = { key, mine, cairn_spec_change_of(field, was, bits) };
+    differ_by(diff, what, mine, theirs,
+              may_change && way.change != CAIRN_SPEC_NEVER ? way : no_way);
 }
 
 static void diff_fields(struct diff *diff, const struct cairn_spec_table *table, const char *noun,
-                        const char *name, const void *here, const void *there)
+                        const char *name, bool may_change, const void *here, const void *there)
 {
-    for (size_t i = 0; i < table->count; i++) {
-        const struct cairn_spec_field *field = &table->fields[i];
-        const uint64_t mine = cairn_spec_field_bits(field, here);
-        const uint64_t theirs = cairn_spec_field_bits(field, there);
-        if (mine == theirs) continue;
-        if (field->kind == CAIRN_SPEC_CHOICE)
-            differ(diff, "%s %s: %s %s here, %s on the servers", noun, name, field->name,
-                   cairn_capability_name(field->capability, (int)mine),
-                   cairn_capability_name(field->capability, (int)theirs));
-        else
-            differ_number(diff, noun, name, field->name, cairn_spec_field_number(field, here),
-                          cairn_spec_field_number(field, there));
+    for (size_t i = 0; i < table->count; i++)
+        diff_field(diff, &table->fields[i], noun, name, may_change, here, there);
+}
+
+/* "0:1,30:0.5"; NULL: it is too long. */
+static const char *points_text(const struct cairn_schedule *s, char *text, size_t room)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (size_t i = 0; i < s->point_count; i++) {
+        const int n = snprintf(text + used, room - used, "%s%" PRIu64 ":%.17g", i > 0 ? "," : "",
+                               s->points[i].step, s->points[i].factor);
+        if (n < 0 || (size_t)n >= room - used) return NULL;
+        used += (size_t)n;
     }
+    return text;
 }
 
 /* The first point that is not the same, since a table may have a thousand. */
-static void diff_points(struct diff *diff, const char *group, const struct cairn_schedule *here,
-                        const struct cairn_schedule *there)
+static void diff_points(struct diff *diff, const char *group, bool may_change,
+                        const struct cairn_schedule *here, const struct cairn_schedule *there)
 {
-    if (here->point_count != there->point_count)
-        differ_number(diff, "group", group, "point_count", (double)here->point_count,
-                      (double)there->point_count);
+    char text[512], key[CAIRN_NAME_MAX + 32];
+    snprintf(key, sizeof key, "%s.points", group);
+    const struct way points = { key, points_text(here, text, sizeof text), CAIRN_SPEC_NEXT_ROUND };
+    const struct way way = may_change ? points : no_way;
+    char what[CAIRN_NAME_MAX + 64], mine[64], theirs[64];
+    if (here->point_count != there->point_count) {
+        snprintf(what, sizeof what, "group %s: point_count", group);
+        snprintf(mine, sizeof mine, "%zu", here->point_count);
+        snprintf(theirs, sizeof theirs, "%zu", there->point_count);
+        differ_by(diff, what, mine, theirs, way);
+    }
     for (size_t i = 0; i < here->point_count && i < there->point_count; i++) {
         const struct cairn_schedule_point *a = &here->points[i], *b = &there->points[i];
         if (a->step == b->step && memcmp(&a->factor, &b->factor, sizeof a->factor) == 0) continue;
-        differ(diff,
-               "group %s: point %zu is (%" PRIu64 ", %.17g) here, (%" PRIu64
-               ", %.17g) on the servers",
-               group, i, a->step, a->factor, b->step, b->factor);
+        snprintf(what, sizeof what, "group %s: point %zu is", group, i);
+        snprintf(mine, sizeof mine, "(%" PRIu64 ", %.17g)", a->step, a->factor);
+        snprintf(theirs, sizeof theirs, "(%" PRIu64 ", %.17g)", b->step, b->factor);
+        differ_by(diff, what, mine, theirs, way);
         return;
     }
 }
 
-static void diff_schedule(struct diff *diff, const char *group, const struct cairn_schedule *here,
-                          const struct cairn_schedule *there)
+static void diff_schedule(struct diff *diff, const char *group, bool may_change,
+                          const struct cairn_schedule *here, const struct cairn_schedule *there)
 {
-    if (here->kind != there->kind) {
-        differ(diff, "group %s: schedule %s here, %s on the servers", group,
-               cairn_schedule_name((int)here->kind), cairn_schedule_name((int)there->kind));
-    }
-    diff_fields(diff, &cairn_schedule_fields, "group", group, here, there);
-    diff_points(diff, group, here, there);
+    char what[CAIRN_NAME_MAX + 64], key[CAIRN_NAME_MAX + 32];
+    const char *mine = cairn_schedule_name((int)here->kind);
+    snprintf(what, sizeof what, "group %s: schedule", group);
+    snprintf(key, sizeof key, "%s.schedule", group);
+    const struct way way = { key, mine, CAIRN_SPEC_NEXT_ROUND };
+    if (here->kind != there->kind)
+        differ_by(diff, what, mine, cairn_schedule_name((int)there->kind),
+                  may_change ? way : no_way);
+    diff_fields(diff, &cairn_schedule_fields, "group", group, may_change, here, there);
+    diff_points(diff, group, may_change, here, there);
+}
+
+/* Its state is that of another optimizer, or its learning rate comes otherwise: no amendment makes it so. */
+static bool group_may_change(const struct cairn_group_spec *here,
+                             const struct cairn_group_spec *there)
+{
+    struct cairn_group_hyper a, b;
+    return strcmp(here->optimizer, there->optimizer) == 0 &&
+           (here->schedule.kind == CAIRN_SCHEDULE_DRIVEN) ==
+               (there->schedule.kind == CAIRN_SCHEDULE_DRIVEN) &&
+           cairn_group_hyper_of_spec(here, &a, NULL) == CAIRN_OK &&
+           cairn_group_hyper_of_spec(there, &b, NULL) == CAIRN_OK &&
+           cairn_optimizer_planes(&a) == cairn_optimizer_planes(&b);
 }
 
 static void diff_group(struct diff *diff, const struct cairn_group_spec *here,
                        const struct cairn_group_spec *there)
 {
-    if (strcmp(here->optimizer, there->optimizer) != 0) {
-        differ(diff, "group %s: optimizer %s here, %s on the servers", here->name, here->optimizer,
-               there->optimizer);
-    }
+    char what[CAIRN_NAME_MAX + 64];
+    const bool may_change = group_may_change(here, there);
+    snprintf(what, sizeof what, "group %s: optimizer", here->name);
+    if (strcmp(here->optimizer, there->optimizer) != 0)
+        differ_by(diff, what, here->optimizer, there->optimizer, no_way);
     struct cairn_group_spec mine = *here; // borrows all of it
     if (here->schedule.kind == CAIRN_SCHEDULE_DRIVEN && there->schedule.kind == here->schedule.kind)
         mine.lr = there->lr; // each begins where it likes
-    diff_fields(diff, &cairn_group_fields, "group", here->name, &mine, there);
-    diff_schedule(diff, here->name, &here->schedule, &there->schedule);
+    diff_fields(diff, &cairn_group_fields, "group", here->name, may_change, &mine, there);
+    diff_schedule(diff, here->name, may_change, &here->schedule, &there->schedule);
 }
 
 /* NULL is none. */
@@ -332,17 +415,21 @@ static void differ_path(struct diff *diff, const char *job, const char *field, c
     if (here == NULL) here = "";
     if (there == NULL) there = "";
     if (strcmp(here, there) == 0) return;
-    differ(diff, "job %s: %s \"%s\" here, \"%s\" on the servers", job, field, here, there);
+    char what[CAIRN_NAME_MAX + 64], mine[CAIRN_SPEC_PATH_MAX + 3], theirs[CAIRN_SPEC_PATH_MAX + 3];
+    snprintf(what, sizeof what, "job %s: %s", job, field);
+    snprintf(mine, sizeof mine, "\"%s\"", here);
+    snprintf(theirs, sizeof theirs, "\"%s\"", there);
+    differ_by(diff, what, mine, theirs, no_way);
 }
 
 static void diff_job(struct diff *diff, const struct cairn_job_spec_data *here,
                      const struct cairn_job_spec_data *there)
 {
     if (strcmp(here->name, there->name) != 0) {
-        differ(diff, "job: name %s here, %s on the servers", here->name, there->name);
+        differ_by(diff, "job: name", here->name, there->name, no_way);
     }
     const char *job = there->name;
-    diff_fields(diff, &cairn_spec_fields, "job", job, here, there);
+    diff_fields(diff, &cairn_spec_fields, "job", job, true, here, there);
     differ_path(diff, job, "init_from", here->init_from, there->init_from);
     differ_path(diff, job, "init_prefix", here->init_prefix, there->init_prefix);
 }
@@ -362,8 +449,8 @@ static void diff_groups(struct diff *diff, const struct cairn_job_spec_data *her
         const struct cairn_group_spec *a = i < here->group_count ? &here->groups[i] : NULL;
         const struct cairn_group_spec *b = j < there->group_count ? &there->groups[j] : NULL;
         const int order = merge_order(a != NULL ? a->name : NULL, b != NULL ? b->name : NULL);
-        if (order < 0) differ(diff, "group %s: here, but not on the servers", a->name);
-        if (order > 0) differ(diff, "group %s: missing here, it is on the servers", b->name);
+        if (order < 0) differ_whole(diff, "group", a->name, "here, but not on the servers");
+        if (order > 0) differ_whole(diff, "group", b->name, "missing here, it is on the servers");
         if (order == 0) diff_group(diff, a, b);
         i += order <= 0;
         j += order >= 0;
@@ -377,27 +464,36 @@ static void diff_tensors(struct diff *diff, const struct cairn_job_spec_data *he
         const struct cairn_tensor_spec *a = i < here->tensor_count ? &here->tensors[i] : NULL;
         const struct cairn_tensor_spec *b = j < there->tensor_count ? &there->tensors[j] : NULL;
         const int order = merge_order(a != NULL ? a->name : NULL, b != NULL ? b->name : NULL);
-        if (order < 0) differ(diff, "tensor %s: here, but not on the servers", a->name);
-        if (order > 0) differ(diff, "tensor %s: missing here, it is on the servers", b->name);
+        if (order < 0) differ_whole(diff, "tensor", a->name, "here, but not on the servers");
+        if (order > 0) differ_whole(diff, "tensor", b->name, "missing here, it is on the servers");
         if (order == 0) diff_tensor(diff, a, b);
         i += order <= 0;
         j += order >= 0;
     }
 }
 
-size_t cairn_spec_diff(const struct cairn_job_spec_data *here,
-                       const struct cairn_job_spec_data *there, size_t lines_max,
-                       cairn_line_fn sink, void *context)
+/* All of them but blobs and aliases. */
+static bool has_one_wire(const struct cairn_job_spec_data *spec)
 {
-    struct diff diff = { .lines_max = lines_max, .sink = sink, .context = context };
+    const struct cairn_tensor_spec *first = NULL;
+    for (size_t i = 0; i < spec->tensor_count; i++) {
+        const struct cairn_tensor_spec *t = &spec->tensors[i];
+        if (t->kind == CAIRN_BLOB || t->alias_of != NULL) continue;
+        if (first != NULL && t->wire != first->wire) return false;
+        first = t;
+    }
+    return first != NULL;
+}
+
+size_t cairn_spec_diff(const struct cairn_job_spec_data *here,
+                       const struct cairn_job_spec_data *there, size_t most,
+                       cairn_difference_fn sink, void *context)
+{
+    struct diff diff = { .most = most, .sink = sink, .context = context };
+    if (most > 0 && has_one_wire(here)) diff.wire = "wire";
     diff_job(&diff, here, there);
     diff_groups(&diff, here, there);
     diff_tensors(&diff, here, there);
-    if (diff.found > lines_max && sink != NULL) {
-        char line[64];
-        snprintf(line, sizeof line, "and %zu more differences", diff.found - lines_max);
-        sink(context, line);
-    }
     return diff.found;
 }
 

@@ -33,14 +33,6 @@ enum cairn_spec_part {
     CAIRN_SPEC_ALL      /* of no row: all parts, defaults too */
 };
 
-/* How a field changes in a job that is there, with its moments and its step (proto/spec/settings.h). */
-enum cairn_spec_change {
-    CAIRN_SPEC_NEXT_ROUND, /* by an amendment: the next round that opens goes by it, and nobody notices */
-    CAIRN_SPEC_REOPENED, /* by an amendment that makes a new generation: every handle is opened again */
-    CAIRN_SPEC_CREATED, /* by a job that is made of a snapshot, since state lies or adds up otherwise */
-    CAIRN_SPEC_NEVER /* it says how the job began */
-};
-
 /* What is allowed: min, max, and whose values' names are its names. */
 #define CAIRN_SPEC_RANGE(min, max) (min), (max), CAIRN_CAPABILITY_FIELD_COUNT
 #define CAIRN_SPEC_BELOW_1         CAIRN_SPEC_RANGE(0, 1)

@@ -23,9 +23,9 @@ static struct cairn_job_spec_data spec_of(const char *path, const char *prefix,
     return spec;
 }
 
-static void count_line(void *context, const char *line)
+static void count_line(void *context, const struct cairn_spec_difference *d)
 {
-    ck_assert_ptr_nonnull(strstr(line, "init_"));
+    ck_assert_ptr_nonnull(strstr(d->line, "init_"));
     ++*(size_t *)context;
 }
 

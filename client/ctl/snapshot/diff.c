@@ -117,21 +117,13 @@ static void note(json_t *lines, const char *format, ...)
     json_array_append_new(lines, json_string(line.text));
 }
 
-/* "... 3 here, 4 on the servers" is of a worker and its job; of two snapshots it is A and B. */
-static void on_spec_line(void *context, const char *line)
+/* A worker and its job are here and on the servers; two snapshots are A and B. */
+static void on_difference(void *context, const struct cairn_spec_difference *d)
 {
-    static const char end[] = " on the servers", middle[] = " here, ";
-    const size_t length = strlen(line);
-    const char *at = NULL;
-    for (const char *s = line; (s = strstr(s, middle)) != NULL; s++) at = s;
-    if (at == NULL || length < sizeof end - 1 ||
-        strcmp(line + length - (sizeof end - 1), end) != 0) {
-        note(context, "%s", line);
-        return;
-    }
-    const char *value = at + sizeof middle - 1;
-    note(context, "%.*s in A, %.*s in B", (int)(at - line), line,
-         (int)(length - (sizeof end - 1) - (size_t)(value - line)), value);
+    if (d->here != NULL)
+        note(context, "%s %s in A, %s in B", d->what, d->here, d->there);
+    else
+        note(context, "%s", d->line);
 }
 
 static void compare_scalars(struct diff *d)
@@ -261,7 +253,9 @@ static int run(const struct ctl *ctl, struct diff *d, const char *folder_a)
     d->only = json_array();
     if (d->pairs == NULL || d->spec == NULL || d->scalars == NULL || d->only == NULL)
         return cairn_ctl_fail(CAIRN_ERR_NO_MEMORY, "no memory");
-    cairn_spec_diff(a, &d->b->manifest.spec, SPEC_LINES, on_spec_line, d->spec);
+    const size_t found = cairn_spec_diff(a, &d->b->manifest.spec, SPEC_LINES, on_difference,
+                                         d->spec);
+    if (found > SPEC_LINES) note(d->spec, "and %zu more differences", found - SPEC_LINES);
     compare_scalars(d);
     pair_planes(d);
     const cairn_status status = compare(ctl, d, folder_a, &why);

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Sequence
 
 from . import _c
-from .errors import Mismatch, NotFound, Timeout
+from .errors import Difference, Mismatch, NotFound, Timeout
 from .job import Job
 from .session import Session
-from .spec import SNAPSHOT_RULES, Group, JobSpec, Schedule
+from .spec import PAIRS, Group, JobSpec, Schedule
 
 _RESTORE_S = 3600.0
-_POLICY = {"snapshot_every": "snapshot_every", "snapshot_keep": "snapshot_keep", "on_shard_loss": "on_shard_loss",
-           "shard_loss_wait_s": "shard_loss_wait", "on_worker_loss": "on_worker_loss",
-           "worker_loss_wait_s": "worker_loss_wait", **{name: name for name in SNAPSHOT_RULES}}
-_HYPER = frozenset("lr beta1 beta2 eps weight_decay nesterov".split())
-_SCHEDULE = frozenset("schedule warmup_steps total_steps decay_steps lr_min point_count point".split())
+_ANEW = ", in a new generation for which every worker attaches anew"
+_NAMES = {"shard_loss_wait_s": "shard_loss_wait", "worker_loss_wait_s": "worker_loss_wait"}  # of cairn.h, and here
+_HYPER = frozenset("lr beta1 beta2 eps weight_decay momentum nesterov".split())
 _MAKERS = {_c.SCHEDULE_CONSTANT: "constant", _c.SCHEDULE_LINEAR: "linear", _c.SCHEDULE_COSINE: "cosine",
            _c.SCHEDULE_WSD: "wsd", _c.SCHEDULE_TABLE: "table"}
 
@@ -43,12 +40,15 @@ def open_worker(session: Session, name: str, spec: JobSpec, timeout: float, must
     try:
         return session.open_worker(name, spec, timeout, must_exist, resume, must_not_exist, takeover)
     except Mismatch as mismatch:
-        call = amendment(str(mismatch), spec)
+        call = amendment(mismatch.differences, spec)
         if call is None:
             raise
+        anew = any(one.change == _c.CHANGE_REOPENED for one in mismatch.differences)
         if call.startswith("m.amend(workers="):
             call += f", or `cairn job amend {name} --workers {spec.workers_min}:{spec.workers_max}`"
-        raise Mismatch(f"{mismatch}\nThese may change while it trains: attach as it was, then {call}") from None
+        made = Mismatch(f"{mismatch}\nThese may change while it trains{_ANEW * anew}: attach as it was, then {call}")
+        made.differences = mismatch.differences
+        raise made from None
 
 
 def after_restore(session: Session, name: str, spec: JobSpec, timeout: float) -> Job:
@@ -63,39 +63,44 @@ def after_restore(session: Session, name: str, spec: JobSpec, timeout: float) ->
             logging.getLogger("cairn").warning("job %s is awaited: %s", name, late)
 
 
-def amendment(differences: str, spec: JobSpec) -> Optional[str]:
-    """The call of m.amend that makes the job what `spec` is; None: it takes more than that, or not all is told.
-    `differences`: a sentence, then a line each."""
+def amendment(differences: Sequence[Difference], spec: JobSpec) -> Optional[str]:
+    """The call of m.amend that makes the job what `spec` is; None: it takes more than that, or not all is told."""
     groups: Dict[str, Dict[str, str]] = {}
-    clip, workers, policy = "", "", []
-    for line in differences.splitlines()[1:]:
-        if re.match(r"job .*: clip_norm .* here, ", line):
-            clip = f"clip_norm={spec.clip_norm or 0.0!r}"
-            continue
-        if line.endswith(" driven on the servers") or " driven here, " in line:
-            return None  # no amendment makes the one the other
-        field = re.match(r"job \S+: (\w+) .*here, ", line)
-        if field is not None and field[1] in _POLICY:
-            policy.append(f"{_POLICY[field[1]]}={getattr(spec, _POLICY[field[1]])!r}")
-            continue
-        if re.match(r"job .*: workers_(min|max) .* here, ", line) and spec.workers_max:
-            workers = f"workers=({spec.workers_min}, {spec.workers_max})"
-            continue
-        group = next((one for one in spec.groups if line.startswith(f"group {one.name}: ")), None)
-        change = _change(group, line[len(f"group {group.name}: "):].split()[0]) if group is not None else None
-        if group is None or change is None:
+    fields: Dict[str, str] = {}
+    for one in differences:
+        if one.key is None or one.change > _c.CHANGE_REOPENED:
             return None
-        groups.setdefault(group.name, {}).update(change)
+        group = max((g for g in spec.groups if one.key.startswith(f"{g.name}.")), default=None,
+                    key=lambda g: len(g.name))
+        if group is not None:
+            groups.setdefault(group.name, {}).update(_change(group, one.key[len(group.name) + 1:]))
+        elif "." in one.key or one.value is None:
+            return None
+        else:
+            fields.update(_field(_NAMES.get(one.key, one.key), one.value, spec))
     by_group = ", ".join(f"{name!r}: dict({', '.join(f'{key}={value}' for key, value in changes.items())})"
                          for name, changes in groups.items())
-    arguments = [f"{{{by_group}}}"] * bool(groups) + [clip] * bool(clip) + [workers] * bool(workers) + policy
+    arguments = [f"{{{by_group}}}"] * bool(groups) + [f"{name}={value}" for name, value in fields.items()]
     return f"m.amend({', '.join(arguments)})" if arguments else None
 
 
-def _change(group: Group, field: str) -> Optional[Dict[str, str]]:
+def _field(name: str, value: str, spec: JobSpec) -> Dict[str, str]:
+    """What m.amend takes together is given together, as `spec` has it."""
+    if name in ("workers_min", "workers_max"):
+        return {"workers": f"({spec.workers_min}, {spec.workers_max or spec.workers_min})"}
+    pair = next((pair for pair in PAIRS if name in pair), ())
+    if pair:
+        return {one: repr(getattr(spec, one)) for one in pair}
+    had = getattr(spec, name, "")
+    if isinstance(had, (str, float)):
+        return {name: repr(type(had)(value))}
+    return {name: str(value == "yes") if isinstance(had, bool) else value}
+
+
+def _change(group: Group, field: str) -> Dict[str, str]:
     if field in _HYPER:
         return {field: repr(getattr(group, field))}
-    return {"schedule": _spelled(group.schedule)} if field in _SCHEDULE else None
+    return {"schedule": _spelled(group.schedule)}
 
 
 def _spelled(schedule: Schedule) -> str:

@@ -15,7 +15,7 @@ from .errors import EpochChanged, Invalid, NotFound, RolledBack, Stale
 from .job import RoundHandle
 from .memory import can_lend
 from .optim import changed_group, group_settings
-from .spec import SNAPSHOT_RULES, JobSpec, Version
+from .spec import PAIRS, SNAPSHOT_RULES, JobSpec, Version
 from ._wrapped import own_name
 
 
@@ -34,9 +34,7 @@ def goes_on(method: Callable[..., Any]) -> Callable[..., Any]:
 def _policy(spec: JobSpec, changes: Mapping[str, Any]) -> JobSpec:
     """What belongs together is amended together: what is left out is at its default, but a rule of snapshots, which
     stays what it is."""
-    pairs = (("snapshot_every", "snapshot_keep"), ("on_shard_loss", "shard_loss_wait"),
-             ("on_worker_loss", "worker_loss_wait"))
-    for first, second in pairs:
+    for first, second in PAIRS:
         if second in changes and first not in changes:
             raise Invalid(f"{second} without {first}: give both, {first}={getattr(spec, first)!r} to leave it")
         if first in changes:

@@ -33,6 +33,7 @@ WORKER, READER = 1, 2
 SNAPSHOT_WAIT = 1
 WEIGHT_NONE = 2**64 - 1
 OPEN_MUST_EXIST, OPEN_RESUME, OPEN_MUST_NOT_EXIST, OPEN_TAKEOVER = 1, 2, 4, 8
+CHANGE_NEXT_ROUND, CHANGE_REOPENED, CHANGE_CREATED, CHANGE_NEVER = 0, 1, 2, 3
 
 DTYPE_BYTES = {F32: 4, BF16: 2, F16: 2, F64: 8, U8: 1}
 
@@ -114,6 +115,11 @@ class Tie(ctypes.Structure):
 
 class Setting(ctypes.Structure):
     _fields_ = [("key", c_char_p), ("value", c_char_p)]
+
+
+class Difference(Sized):
+    _fields_ = [("struct_size", c_size_t), ("text", c_char_p), ("key", c_char_p), ("value", c_char_p),
+                ("change", c_int)]
 
 
 class Amend(Sized):
@@ -209,7 +215,8 @@ STRUCTS = {"cairn_box": Box, "cairn_version": Version, "cairn_opts": Opts, "cair
            "cairn_group": Group, "cairn_job_spec": JobSpec, "cairn_mem": Mem, "cairn_round": Round,
            "cairn_result": Result, "cairn_stats": Stats, "cairn_env": Env, "cairn_tile": Tile,
            "cairn_job_info": JobInfo, "cairn_init": Init, "cairn_schedule_point": SchedulePoint,
-           "cairn_amend": Amend, "cairn_tie": Tie, "cairn_setting": Setting, "cairn_view": View,
+           "cairn_amend": Amend, "cairn_tie": Tie, "cairn_setting": Setting, "cairn_difference": Difference,
+"cairn_view": View,
            "cairn_part": Part}
 
 _handle = c_void_p
@@ -218,6 +225,7 @@ FUNCTIONS = {
     "cairn_close": (None, [_handle]),
     "cairn_status_name": (c_char_p, [c_int]),
     "cairn_version": (c_char_p, []),
+    "cairn_error_difference": (c_int, [c_size_t, POINTER(Difference)]),
     "cairn_error": (c_char_p, []),
     "cairn_event_fd": (c_int, [_handle]),
     "cairn_data_path": (c_char_p, [_handle]),

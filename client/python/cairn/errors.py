@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Optional, Type
+from typing import Dict, NamedTuple, Optional, Tuple, Type
 
 __all__ = ["CairnError", "Invalid", "BadHandle", "Unsupported", "Timeout", "Busy", "NotFound", "Exists",
            "NoMemory", "NoSpace", "InputOutput", "BadConfig", "Protocol", "WrongVersion", "Malformed",
@@ -128,9 +128,21 @@ class NonFinite(CairnError, ArithmeticError):
     status = 41
 
 
+class Difference(NamedTuple):
+    """In what a spec is another one than the job's. `key` and `value`: the setting (Job.amend's) that makes the job
+    what the spec says; None: none does. `change`: how, CHANGE_ of cairn.h."""
+
+    text: str
+    key: Optional[str]
+    value: Optional[str]
+    change: int
+
+
 class Mismatch(CairnError):
-    """The job on the servers is another one than this; the text lists the differences."""
+    """The job on the servers is another one than this; the text lists the differences, and says what changes the job.
+    So do `differences`, for programs: of an attach, 64 at most."""
     status = 60
+    differences: Tuple[Difference, ...] = ()
 
 
 class Fenced(CairnError):

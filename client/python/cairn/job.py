@@ -95,6 +95,8 @@ class Job:
         """The memory, the struct for it, and the box: without one, the whole of the tensor."""
         kind = number(DTYPES, "dtype", dtype)
         if box is None:
+            if tensor not in self._tensors:  # an amendment may have added it, since the spec was written
+                self._tensors = {t.name: t for t in self.tensors()}
             if tensor not in self._tensors:
                 raise NotFound(f"job {self.name} has no tensor {tensor}")
             box = Box.whole(self._tensors[tensor].shape)

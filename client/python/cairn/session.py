@@ -14,11 +14,11 @@ import gc
 import os
 import sys
 import threading
-from typing import Any, Callable, Dict, Iterator, Optional, Set
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from . import _c, _log
 from ._call import TIMEOUT_S, check, milliseconds, on_wait
-from .errors import BadHandle, Busy, Invalid, NoMemory, Unsupported
+from .errors import BadHandle, Busy, Difference, Invalid, Mismatch, NoMemory, Unsupported
 from .job import Job
 from .spec import JobSpec, text, to_c
 
@@ -31,6 +31,16 @@ def _card_in_use() -> int:
     if torch is None or not torch.cuda.is_initialized():
         return 0
     return _c.gpu(torch.cuda.current_device())
+
+
+def _differences() -> Tuple[Difference, ...]:
+    """Of this thread's last error."""
+    made: List[Difference] = []
+    out = _c.Difference()
+    while _c.lib().cairn_error_difference(len(made), ctypes.byref(out)) == 0:
+        key, value = ((word.decode(errors="replace") if word is not None else None) for word in (out.key, out.value))
+        made.append(Difference(out.text.decode(errors="replace"), key, value, out.change))
+    return tuple(made)
 
 
 class Session:
@@ -278,8 +288,12 @@ class Session:
         made.open_flags = (_c.OPEN_MUST_EXIST * must_exist | _c.OPEN_RESUME * (resume is not None)
                            | _c.OPEN_MUST_NOT_EXIST * must_not_exist | _c.OPEN_TAKEOVER * takeover)
         handle = ctypes.c_void_p()
-        check(_c.lib().cairn_job_open(self._living(), text(name), ctypes.byref(made), _c.WORKER,
-                                      milliseconds(timeout), ctypes.byref(handle)))
+        try:
+            check(_c.lib().cairn_job_open(self._living(), text(name), ctypes.byref(made), _c.WORKER,
+                                          milliseconds(timeout), ctypes.byref(handle)))
+        except Mismatch as mismatch:
+            mismatch.differences = _differences()
+            raise
         del alive
         job = Job(self, handle, name, spec)
         there = job.describe()

@@ -21,6 +21,9 @@ SHARD_LOSSES = {"wait": _c.SHARD_LOSS_WAIT, "restore-latest": _c.SHARD_LOSS_REST
 STAGINGS = {"state": _c.SNAPSHOT_STAGING_STATE, "small": _c.SNAPSHOT_STAGING_SMALL}
 SNAPSHOT_RULES = ("snapshot_every_s", "snapshot_keep_every", "snapshot_keep_within_s", "snapshot_max_bytes",
                   "snapshot_staging", "snapshot_durable_within_s", "snapshot_fallback", "snapshot_scrub_every_s")
+# What an amendment takes together
+PAIRS = (("snapshot_every", "snapshot_keep"), ("on_shard_loss", "shard_loss_wait"),
+         ("on_worker_loss", "worker_loss_wait"))
 REDUCE_GROUPS = {"none": _c.GROUPS_NONE, "host": _c.GROUPS_HOST}
 TIERS = {"together": _c.TIERS_TOGETHER, "moments on the host": _c.TIERS_MOMENTS_ON_HOST,
          "param on the host": _c.TIERS_PARAM_ON_HOST}

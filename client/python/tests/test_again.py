@@ -83,7 +83,7 @@ class AnotherOne(Case):
     def test_what_no_amendment_does_is_not_promised(self):
         self.attach(cairn.SGD(lr=0.1)).close()
         for other in (dict(optim=cairn.AdamW(lr=0.1)), dict(optim=cairn.SGD(lr=0.1, momentum=0.9)),
-                      dict(optim=cairn.SGD(lr=0.2), stage=1), dict(optim=cairn.SGD(lr=0.1, groups={"bias": {}}))):
+                      dict(optim=cairn.SGD(lr=0.2), stage=0), dict(optim=cairn.SGD(lr=0.1, groups={"bias": {}}))):
             with self.assertRaisesRegex(cairn.Mismatch, "on the servers") as caught:
                 self.attach(**other)
             self.assertNotIn("m.amend", str(caught.exception))

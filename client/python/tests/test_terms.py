@@ -1,5 +1,8 @@
 """Terms of a job that change: by an amendment, or by a job that is made of its snapshot; moments and step stay."""
 
+import array
+import unittest.mock
+
 from runner import main
 from torched import ClusterCase
 
@@ -127,6 +130,104 @@ class ByAmendment(Terms):
             m.amend(micro=3)
         self.assertEqual(self.cairn("job", "show", self.name)["spec"]["revision"], 0)
         self.train(m, Twin(), 1, 1)
+
+
+class WhatAMismatchSays(Terms):
+    """The way that it names is followed, and training goes on with the numbers of one optimizer."""
+
+    def refused(self, **options) -> cairn.Mismatch:
+        with self.assertRaises(cairn.Mismatch) as caught:
+            self.attach(**options)
+        return caught.exception
+
+    def test_each_call_of_amend_makes_the_job_so(self):
+        twin, was = Twin(), dict(micro_batches=2)
+        m = self.attach(**was)
+        self.train(m, twin, 2, 2)
+        m.close()
+        for now, spelled in [
+                (dict(micro_batches=4), "micro_batches=4"),
+                (dict(micro_batches=1, stage=3, client_state_max=16), "stage=3, micro_batches=1, client_state_max=16"),
+                (dict(micro_batches=2, stage=1, skips_max=9, seed=5, window=None), "stage=1, micro_batches=2, "
+                 "client_state_max=0, skips_max=9, seed=5"),
+                (dict(global_batch=2, on_nonfinite="fail", snapshot_keep=3, snapshot_every=500), None),
+                (dict(loss_scale=8.0, loss_scale_policy="fixed", clip_norm=1e3), None)]:
+            mismatch = self.refused(**now)
+            call = str(mismatch).rpartition("attach as it was, then ")[2].partition(", or `cairn job amend")[0]
+            if spelled is not None:
+                self.assertEqual(call, f"m.amend({spelled})")
+            self.assertTrue(all(one.key and one.value for one in mismatch.differences), mismatch.differences)
+            m = self.attach(**was)
+            eval(call, {"m": m, "cairn": cairn})
+            m.close()
+            m, was = self.attach(**now), now
+            micro_batches = now.get("global_batch", now.get("micro_batches", 1))
+            self.scaled(m, twin, micro_batches) if "loss_scale" in now else self.train(m, twin, 2, micro_batches)
+            m.close()
+
+    def scaled(self, m, twin: Twin, micro_batches: int) -> None:
+        self.assertEqual(m.begin().loss_scale, 8.0)
+        m.scale(m.model(batch(m.version.step, 0)).square().mean()).backward()
+        m.step()
+        twin.train(1, 1)
+        for name, ours in m.state_dict().items():
+            self.assertLessEqual((ours - twin.model.state_dict()[name]).abs().max().item(), 1e-6, name)
+
+    @unittest.mock.patch("logging.Logger.warning")
+    def test_each_command_makes_the_job_so(self, _):
+        twin, was = Twin(), {}
+        m = self.attach(name=self.name)
+        self.train(m, twin, 2, 1)
+        m.close()
+        for now, commands in [(dict(stage=3, micro_batches=2), 1), (dict(stage=0, clip_norm=50.0), 2),
+                              (dict(chunk_leaves=4, wire_dtype="f32"), 2)]:
+            text = str(self.refused(**now))
+            said = [one.split()[1:] for one in text.splitlines()[-2 if "m.amend" in text else -1].split("`")[1::2]]
+            self.assertEqual(len(said), commands, text)
+            for words in said:
+                self.cairn(*words, *["--yes"] * (words[1] == "create" and words[0] == "job"))
+            m = self.attach(**now)
+            self.train(m, twin, 1, now.get("micro_batches", 1))
+            m.close()
+            self.attach(**was).close()  # as it was is good, too
+            was = now
+
+    def test_a_wire_dtype_and_what_nothing_changes(self):
+        m = self.attach()
+        m.close()
+        half = [cairn.Tensor(name, tuple(one.shape), wire="bf16") for name, one in model().named_parameters()]
+        with self.assertRaises(cairn.Mismatch) as caught:
+            self.session.open_worker(self.name, cairn.JobSpec(half, [cairn.Group(lr=LR)]), 20)
+        self.assertEqual({(one.key, one.value) for one in caught.exception.differences if "wire dtype" in one.text},
+                         {("wire", "bf16")})
+        with self.assertRaisesRegex(cairn.Mismatch, "no amendment makes it so: an optimizer") as caught:
+            self.session.attach(model(), cairn.SGD(lr=LR), name=self.name, rank=0, timeout=20)
+        self.assertIn(None, [one.key for one in caught.exception.differences])
+        self.assertNotIn("m.amend", str(caught.exception))
+
+
+class AddedTensors(Terms):
+    def test_a_script_of_before_pushes_what_an_amendment_added_and_thawed(self):
+        spec = cairn.JobSpec([cairn.Tensor("w", (4,)), cairn.Tensor("ice", (2,), kind="frozen")],
+                             [cairn.Group(optimizer="sgd", lr=0.5)])
+        job = self.session.open_worker(self.name, spec, 20)
+        job.put("w", array.array("f", [1] * 4)), job.put("ice", array.array("f", [8, 9]))
+        job.init_done(20)
+        job.amend(add=[cairn.Tensor("late", (3,), init=cairn.Init("constant", 5.0))], unfreeze_tensors=["ice"])
+        job.close()
+        job = self.session.open_worker(self.name, spec, 20)
+        job.init_done(20)
+        round_ = job.round_begin(20)
+        for name, gradient in ("w", [1] * 4), ("late", [2, 4, 6]), ("ice", [2, 2]):
+            round_.push(name, array.array("f", gradient))
+        version = round_.commit(timeout=20).version
+        for name, right in ("w", [0.5] * 4), ("late", [4, 3, 2]), ("ice", [7, 8]):
+            into = array.array("f", bytes(4 * len(right)))
+            job.fetch(version, name, into).wait(20)
+            self.assertEqual(list(into), right, name)
+        with self.assertRaisesRegex(cairn.NotFound, "no tensor later"):
+            job.fetch(version, "later", into)
+        job.close()
 
 
 class ByASnapshot(Terms):

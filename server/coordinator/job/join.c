@@ -9,18 +9,6 @@
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/cluster.h"
 
-#define DIFFERENCES_SHOWN 10
-
-struct lines {
-    struct cairn_sentence *why;
-    size_t count;
-};
-static void add_line(void *context, const char *line)
-{
-    struct lines *lines = context;
-    cairn_sentence_add(lines->why, "%s%s", lines->count++ == 0 ? "" : "\n", line);
-}
-
 /* BUSY, at which a client asks again until its deadline: one that died is gone after its lease. */
 static cairn_status judge_room(const struct cairn_cluster_member *member,
                                const struct cairn_cluster_job *job, struct cairn_sentence *why)
@@ -54,15 +42,6 @@ cairn_cluster_opening_rival(const struct cairn_cluster_member *member,
     return NULL;
 }
 
-void cairn_cluster_opening_differences(const struct cairn_job_spec_data *spec,
-                                       const struct cairn_job_spec_data *job,
-                                       struct cairn_sentence *why)
-{
-    struct lines lines = { why, 0 };
-    const struct cairn_job_spec_data mine = cairn_spec_with_workers(spec, job);
-    (void)cairn_spec_diff(&mine, job, DIFFERENCES_SHOWN, add_line, &lines);
-}
-
 static cairn_status judge_join(const struct cairn_cluster_member *member,
                                struct cairn_cluster_job *job, struct cairn_sentence *why)
 {
@@ -80,11 +59,11 @@ static cairn_status judge_join(const struct cairn_cluster_member *member,
     }
     if (member->role != CAIRN_ROLE_WIRE_WORKER) return CAIRN_OK;
     if (member->opening.joins) return judge_room(member, job, why);
-    cairn_sentence_set(
-        why,
-        "job %s is another one than this spec: give the job's values, amend it (`cairn job amend`, "
-        "cairn_job_amend), drop it (`cairn job drop`), or choose another name:\n",
-        job->spec.name);
+    cairn_sentence_set(why,
+                       "job %s is another one than this spec: give the job's values, or choose "
+                       "another name, or drop "
+                       "it (`cairn job drop`), or change it as the last line says:\n",
+                       job->spec.name);
     cairn_sentence_add(why, "%s", member->opening.differences.text);
     return CAIRN_ERR_MISMATCH;
 }
@@ -94,7 +73,14 @@ void cairn_cluster_opening_refuse(struct cairn_cluster_member *member, cairn_sta
 {
     cairn_log_info("refused to open job %s for %s %s: %s", member->job_name,
                    cairn_role_name(member->role), member->session->name, text);
-    cairn_cluster_session_error(member->session, member->open_request, status, text);
+    Cairn__Error error = CAIRN__ERROR__INIT;
+    error.status = (int32_t)status;
+    error.text = (char *)(uintptr_t)text;
+    if (status == CAIRN_ERR_MISMATCH && member->opening.rows != NULL) {
+        error.differences = member->opening.rows->differences;
+        error.n_differences = member->opening.rows->n_differences;
+    }
+    cairn_cluster_session_send(member->session, CAIRN_MSG_ERROR, member->open_request, &error.base);
     cairn_cluster_member_free(member);
 }
 

@@ -243,7 +243,8 @@ cairn_status cairn_cluster_openers_judge(struct cairn_cluster *cluster,
             }
             cairn_sentence_set(why, "the snapshot of job %s is of another one than this spec:\n",
                                saved->name);
-            cairn_cluster_opening_differences(&m->opening.spec, saved, why);
+            cairn__error__free_unpacked(m->opening.rows, NULL);
+            cairn_cluster_opening_differences(&m->opening.spec, saved, why, &m->opening.rows);
             cairn_cluster_opening_refuse(m, CAIRN_ERR_MISMATCH, why->text);
             refused++;
         }
@@ -375,6 +376,7 @@ struct judging {
     struct cairn_job_spec_data spec; /* owned */
     cairn_status status;
     struct cairn_sentence why; /* or the differences */
+    Cairn__Error *rows;        /* owned: these */
     bool joins;
 };
 
@@ -383,6 +385,7 @@ static void judging_free(struct judging *judging)
     cairn_spec_release(&judging->spec);
     cairn_packed_release(judging->packed);
     cairn_packed_release(judging->job);
+    cairn__error__free_unpacked(judging->rows, NULL);
     free(judging->job_name);
     free(judging);
 }
@@ -399,7 +402,7 @@ static void compare(struct judging *judging)
     judging->joins = cairn_spec_joins(&judging->spec, &job);
     judging->why.text[0] = '\0';
     if (!judging->joins)
-        (void)cairn_cluster_opening_differences(&judging->spec, &job, &judging->why);
+        cairn_cluster_opening_differences(&judging->spec, &job, &judging->why, &judging->rows);
     cairn_spec_release(&job);
 }
 
@@ -457,6 +460,9 @@ static void done_judging(struct cairn_cluster_work *work)
         member->opening.compared = cairn_packed_hold(judging->job);
         member->opening.joins = judging->joins;
         member->opening.differences = why;
+        cairn__error__free_unpacked(member->opening.rows, NULL);
+        member->opening.rows = judging->rows;
+        judging->rows = NULL;
     } else if (status == CAIRN_OK) {
         status = cairn_cluster_judge_workers(cluster, &member->opening.spec, &why);
     }

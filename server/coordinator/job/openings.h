@@ -13,6 +13,7 @@ struct cairn_cluster_opening {
     struct cairn_packed *compared;
     bool joins;                        /* that spec is the same, or was */
     struct cairn_sentence differences; /* unless it joins */
+    Cairn__Error *rows;                /* owned: the same, a Difference each; NULL: it joins */
     uint32_t launch, start_wait_ms;    /* JobOpen.world: so many came together; 0: not said */
     uint64_t attached_id;              /* of the job that it was a member of already; 0: of none */
     bool must_exist;                   /* it begins no job */
@@ -73,9 +74,10 @@ void cairn_cluster_opening_refuse(struct cairn_cluster_member *member, cairn_sta
  * looked, and who waits for the job looks again; or the member was refused, and is gone. */
 bool cairn_cluster_opening_compare(struct cairn_cluster_member *member,
                                    struct cairn_cluster_job *job);
-/* Adds what a spec has other than the job's. Any thread. */
+/* Adds what a spec has other than the job's, and what makes the job so, in words; and as rows of an Error
+ * (the caller's, by cairn__error__free_unpacked; NULL: no memory). Any thread. */
 void cairn_cluster_opening_differences(const struct cairn_job_spec_data *spec,
                                        const struct cairn_job_spec_data *job,
-                                       struct cairn_sentence *why);
+                                       struct cairn_sentence *why, Cairn__Error **rows_out);
 
 #endif

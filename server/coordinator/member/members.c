@@ -62,6 +62,8 @@ void cairn_cluster_member_forget_spec(struct cairn_cluster_member *member)
     cairn_packed_release(opening->packed);
     cairn_packed_release(opening->compared);
     opening->packed = opening->compared = NULL;
+    cairn__error__free_unpacked(opening->rows, NULL); // NULL is fine
+    opening->rows = NULL;
     cairn_spec_release(&opening->spec);
     cairn_spec_init(&opening->spec);
 }
