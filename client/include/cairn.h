@@ -214,6 +214,15 @@ typedef enum cairn_reduce_groups {
 } cairn_reduce_groups;
 #endif
 
+#ifndef CAIRN_MISSING_DEFINED
+#define CAIRN_MISSING_DEFINED
+/* What a round is to a trained tensor to which no worker contributed. ZERO: its gradient is zeros, so its
+ * moments fade, its decay goes on and its count of updates grows. LEAVE, as torch.optim does where a grad is
+ * None: it stays as it is, moments and all, and the step is none of its count. A tensor of which anybody
+ * pushed a part has a gradient, zeros where nobody did. */
+typedef enum cairn_missing { CAIRN_MISSING_ZERO = 0, CAIRN_MISSING_LEAVE = 1 } cairn_missing;
+#endif
+
 #ifndef CAIRN_INIT_DEFINED
 #define CAIRN_INIT_DEFINED
 /* What a tensor's parameters begin as, made on the shards: the same values for any number of them. */
@@ -491,6 +500,8 @@ struct cairn_job_spec {
      * schedules and the optimizer's corrections go on; moments are written to it (cairn_write_begin) before
      * the first round. Workers that open the job afterwards may leave it out. */
     uint64_t first_step;
+    /* 0 = CAIRN_MISSING_ZERO. LEAVE is for jobs of at most 24,576 tensors */
+    cairn_missing missing_gradients;
 };
 #define CAIRN_OPEN_MUST_EXIST     1
 #define CAIRN_OPEN_RESUME         2
@@ -941,7 +952,8 @@ CAIRN_EXPORT cairn_status cairn_micro_end(cairn_job *job, const struct cairn_rou
  * CAIRN_ERR_TIMEOUT: nothing is known yet; call commit again with the same round and weight to go on waiting.
  * CAIRN_ERR_INVALID: another weight than it was committed with, which changes nothing.
  * CAIRN_ERR_PROTOCOL, CAIRN_ERR_MALFORMED: a shard refused what this worker sent; the round is given up too.
- * A commit without any push is a contribution of zeros with its weight. With global_batch the weight is that
+ * A commit without any push is a contribution of zeros with its weight (or leaves tensors alone, by
+ * cairn_job_spec.missing_gradients). With global_batch the weight is that
  * of this worker's micro-batches together, all of which are to be ended, but for the last one (else
  * CAIRN_ERR_INVALID); of a surplus worker nothing counts. Where all weights add up to 0,
  * there is no mean: nothing is applied (out->applied false, out->finite true), and the loss scale stays.

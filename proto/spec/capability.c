@@ -5,10 +5,24 @@
 #include "proto/spec/spec.h"
 
 static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
-    "kind",         "wire",          "reduce",        "master",         "place",
-    "init",         "alias",         "schedule",      "stage",          "loss_scale_policy",
-    "on_nonfinite", "reduce_groups", "on_shard_loss", "on_worker_loss", "snapshot_staging",
-    "tiers",        "combination",
+    "kind",
+    "wire",
+    "reduce",
+    "master",
+    "place",
+    "init",
+    "alias",
+    "schedule",
+    "stage",
+    "loss_scale_policy",
+    "on_nonfinite",
+    "reduce_groups",
+    "on_shard_loss",
+    "on_worker_loss",
+    "snapshot_staging",
+    "tiers",
+    "missing_gradients",
+    "combination",
 };
 
 /* Rows by field; the names of the fields stand once, above. */
@@ -68,7 +82,9 @@ static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
     X(STAGING, CAIRN_SNAPSHOT_STAGING_SMALL, "small", true)                \
     X(TIERS, CAIRN_TIERS_TOGETHER, "together", true)                       \
     X(TIERS, CAIRN_TIERS_MOMENTS_ON_HOST, "moments on the host", false)    \
-    X(TIERS, CAIRN_TIERS_PARAM_ON_HOST, "param on the host", false)
+    X(TIERS, CAIRN_TIERS_PARAM_ON_HOST, "param on the host", false)        \
+    X(MISSING, CAIRN_MISSING_ZERO, "zero", true)                           \
+    X(MISSING, CAIRN_MISSING_LEAVE, "leave", true)
 
 /* value, name | what is done instead; NULL: it is refused | of what, which tensors `t`, with which status and
  * sentence */

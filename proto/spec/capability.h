@@ -30,6 +30,7 @@ enum cairn_capability_field {
     CAIRN_CAPABILITY_WORKER_LOSS, /* cairn_worker_loss */
     CAIRN_CAPABILITY_STAGING,     /* cairn_snapshot_staging */
     CAIRN_CAPABILITY_TIERS,       /* cairn_tiers: what may lie on a device without what else */
+    CAIRN_CAPABILITY_MISSING,     /* cairn_missing */
     CAIRN_CAPABILITY_COMBINATION, /* cairn_combination */
     CAIRN_CAPABILITY_FIELD_COUNT
 };

@@ -45,7 +45,8 @@
 #define CAIRN_SPEC_KEEP_BYTES_MAX   ((uint64_t)1 << 60) /* snapshot_max_bytes */
 #define CAIRN_SPEC_LOSS_WAIT_S      300                 /* shard_loss_wait_s, worker_loss_wait_s */
 #define CAIRN_SPEC_LOSS_WAIT_MAX_S  (30 * 86400)
-#define CAIRN_SPEC_FORMER_MAX       64 /* hashes of what a spec was before its amendments */
+#define CAIRN_SPEC_LEAVE_MAX        24576 /* tensors, with missing_gradients LEAVE */
+#define CAIRN_SPEC_FORMER_MAX       64    /* hashes of what a spec was before its amendments */
 
 /* What a round with a non-finite gradient does: SKIP changes nothing and goes on, FAIL reports
  * CAIRN_ERR_NONFINITE to every worker. After an update that leaves what is not finite SKIP says so, and FAIL
@@ -113,6 +114,16 @@ typedef enum cairn_worker_loss {
     CAIRN_WORKER_LOSS_WAIT = 1, /* for as many workers as there were, worker_loss_wait_s at most */
     CAIRN_WORKER_LOSS_FAIL = 2  /* no round opens until somebody acts */
 } cairn_worker_loss;
+#endif
+
+/* What a round is to a trained tensor to which nobody contributed in it. */
+#ifndef CAIRN_MISSING_DEFINED
+#define CAIRN_MISSING_DEFINED
+typedef enum cairn_missing {
+    CAIRN_MISSING_ZERO =
+        0, /* a gradient of zeros: moments fade, the decay goes on, the step counts */
+    CAIRN_MISSING_LEAVE = 1 /* none: the tensor stays as it is, and the step passes it by */
+} cairn_missing;
 #endif
 
 /* What a tensor's parameters begin as, made on the shards (proto/spec/initializer.h says how). */
@@ -236,7 +247,8 @@ struct cairn_job_spec_data {
     /* Micro-batches of a step, whoever is there (proto/spec/batch.h); 0: each worker has micro_batches of
      * its own. Likewise */
     uint32_t global_batch;
-    uint64_t seed; /* of which the seeds of micro-batches are made. Likewise */
+    uint64_t seed;                   /* of which the seeds of micro-batches are made. Likewise */
+    cairn_missing missing_gradients;
     struct cairn_policy policy;
     uint64_t revision;  /* counted by the coordinator; not part of hash and diff */
     uint64_t amend_key; /* of the last amendment; 0: none. Likewise, and not in a manifest */

@@ -127,6 +127,19 @@ static cairn_status check_batch(const struct cairn_job_spec_data *spec, struct c
     return CAIRN_OK;
 }
 
+/* Each may come to a count of its own, and all of them go with every decision. */
+static cairn_status check_missing(const struct cairn_job_spec_data *spec,
+                                  struct cairn_sentence *why)
+{
+    if (spec->missing_gradients == CAIRN_MISSING_ZERO || spec->tensor_count <= CAIRN_SPEC_LEAVE_MAX)
+        return CAIRN_OK;
+    return cairn_fail(
+        why, CAIRN_ERR_INVALID,
+        "missing_gradients is 1 (leave), and the job has %zu tensors; allowed: at most "
+        "%d with it, or missing_gradients 0 (zero)",
+        spec->tensor_count, CAIRN_SPEC_LEAVE_MAX);
+}
+
 static cairn_status check_job(const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
 {
     if (!cairn_job_name_ok(spec->name)) {
@@ -146,6 +159,7 @@ static cairn_status check_job(const struct cairn_job_spec_data *spec, struct cai
                                         CAIRN_SPEC_WORKERS_MAX, why);
     if (status == CAIRN_OK) status = check_policy(&spec->policy, why);
     if (status == CAIRN_OK) status = check_batch(spec, why);
+    if (status == CAIRN_OK) status = check_missing(spec, why);
     return status == CAIRN_OK ? check_loss_scale(spec, why) : status;
 }
 

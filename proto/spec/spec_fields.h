@@ -106,7 +106,9 @@ enum cairn_spec_part {
     X(snapshot_fallback, policy.snapshot_fallback, FLAG, BY_CODE, false, LATER, GIVEN, NEXT_ROUND) \
     X(snapshot_scrub_every_s, policy.snapshot_scrub_every_s, COUNT,                                \
       RANGE(0, CAIRN_SPEC_SNAPSHOT_S_MAX), 0, LATER, GIVEN, NEXT_ROUND)                            \
-    X(first_step, first_step, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0, LATER, GIVEN, NEVER)
+    X(first_step, first_step, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0, LATER, GIVEN, NEVER)       \
+    X(missing_gradients, missing_gradients, CHOICE, LISTED(MISSING), CAIRN_MISSING_ZERO, LATER,    \
+      GIVEN, REOPENED)
 
 /* Of a group: name (struct cairn_group_hyper has it, too) | kind | what is allowed | default. */
 #define CAIRN_GROUP_FIELDS(X)                                \

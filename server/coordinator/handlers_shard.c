@@ -59,20 +59,37 @@ static bool read_sums(const Cairn__Reduced *message, struct cairn_step_sums *out
     return seen == (1u << 1 | 1u << 2 | 1u << 3);
 }
 
+/* Malloc'ed; NULL: there is no memory. */
+static struct cairn_round_untouched *read_untouched(const Cairn__Reduced *message)
+{
+    struct cairn_round_untouched *list = calloc(message->n_untouched_tensors + 1, sizeof *list);
+    for (size_t i = 0; list != NULL && i < message->n_untouched_tensors; i++)
+        list[i] = (struct cairn_round_untouched) { message->untouched_elems[i],
+                                                   message->untouched_tensors[i] };
+    return list;
+}
+
 static bool on_reduced(struct cairn_cluster_session *session, const Cairn__Reduced *message)
 {
     struct cairn_step_sums sums;
     uint32_t shard;
-    if (!read_sums(message, &sums)) return false;
+    if (!read_sums(message, &sums) || message->n_untouched_tensors != message->n_untouched_elems)
+        return false;
     struct cairn_cluster_job *job = place_of(session, message->job, &shard);
     if (job == NULL) return true;
+    struct cairn_round_untouched *untouched = read_untouched(message);
+    if (untouched == NULL) return false; // the shard says it again when it is back
     cairn_cluster_halts_reduced(job, shard, message, sums.nonfinite);
     const struct cairn_round_event event = { .kind = CAIRN_ROUND_REDUCED,
                                              .shard = shard,
                                              .epoch = message->epoch,
                                              .round = message->round,
-                                             .sums = &sums };
+                                             .sums = &sums,
+                                             .untouched = untouched,
+                                             .untouched_count =
+                                                 (uint32_t)message->n_untouched_tensors };
     cairn_cluster_job_event(job, &event);
+    free(untouched);
     return true;
 }
 

@@ -3,6 +3,10 @@
 #include <assert.h>
 #include <string.h>
 
+#include "proto/spec/spec.h"
+
+_Static_assert(CAIRN_SPEC_LEAVE_MAX <= CAIRN_MISSED_RUNS_MAX, "each may be a run of its own");
+
 #define CLASS_FLAGS ((uint32_t)CAIRN_MISSED_THIS | (uint32_t)CAIRN_MISSED_FIRST)
 
 static void put_le(uint8_t *out, uint64_t value, size_t bytes)

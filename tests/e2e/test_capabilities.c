@@ -172,6 +172,10 @@ static void choose(struct sample *s)
     case CAIRN_CAPABILITY_WORKER_LOSS: s->spec.on_worker_loss = (cairn_worker_loss)value; break;
     case CAIRN_CAPABILITY_STAGING: s->spec.snapshot_staging = (cairn_snapshot_staging)value; break;
     case CAIRN_CAPABILITY_TIERS: s->spec.tiers = (cairn_tiers)value; break;
+    case CAIRN_CAPABILITY_MISSING:
+        s->spec.missing_gradients = (cairn_missing)value;
+        s->group.weight_decay = 0.5;
+        break;
     case CAIRN_CAPABILITY_COMBINATION: choose_combination(s, value); break;
     case CAIRN_CAPABILITY_FIELD_COUNT: ck_abort();
     }
@@ -452,6 +456,15 @@ static void show_groups(struct sample *s)
     ck_assert_msg(is_grouped == (s->row->value == CAIRN_GROUPS_HOST), "%s", said.out);
 }
 
+/* A step in which nobody has a gradient of it. */
+static void show_missing(const struct sample *s)
+{
+    const struct cairn_round round = begin(s);
+    ck_assert(commit(s, &round).applied);
+    expect_all(s, "w", WEIGHTS,
+               s->row->value == CAIRN_MISSING_LEAVE ? WEIGHT0 : WEIGHT0 - LR * (0.5f * WEIGHT0));
+}
+
 /* What it comes to when one is lost: e2e.shard_loss, e2e.worker_loss. */
 static void show_policy(const struct sample *s, const char *label)
 {
@@ -494,6 +507,7 @@ static void show(struct sample *s)
     case CAIRN_CAPABILITY_SHARD_LOSS: show_policy(s, "on shard loss"); break;
     case CAIRN_CAPABILITY_WORKER_LOSS: show_policy(s, "on worker loss"); break;
     case CAIRN_CAPABILITY_STAGING: show_policy(s, "staging"); break;
+    case CAIRN_CAPABILITY_MISSING: show_missing(s); break;
     case CAIRN_CAPABILITY_TIERS: show_precision(s); break; // and on a device: gpu.offload
     case CAIRN_CAPABILITY_COMBINATION: show_combination(s); break;
     case CAIRN_CAPABILITY_FIELD_COUNT: ck_abort();

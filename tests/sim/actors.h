@@ -132,6 +132,7 @@ struct sim_shard {
     struct cairn_step_action folds[CHUNKS_MAX]; /* under way, by chunk */
     float acc[CHUNKS_MAX][ELEMS_MAX];
     struct cairn_sums chunk_sums[CHUNKS_MAX]; /* of folds that were likely the last .. */
+    bool untouched[CHUNKS_MAX];               /* nobody contributed */
     bool summed[CHUNKS_MAX];                  /* .. and were it so far */
     /* by chunk of the model; what is folded, by its own number */
     float param[CHUNKS_MAX][ELEMS_MAX], m[CHUNKS_MAX][ELEMS_MAX], v[CHUNKS_MAX][ELEMS_MAX];

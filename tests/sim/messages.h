@@ -14,7 +14,8 @@
 #define RANKS_MAX   4
 #define PROCS_MAX   8 /* worker processes at a time: one a rank, and zombies */
 #define CHUNKS_MAX  32
-#define ELEMS_MAX   128 /* of a chunk */
+#define ELEMS_MAX   128                    /* of a chunk */
+#define TENSORS_MAX ((CHUNKS_MAX + 1) / 2) /* of two chunks, which may be on two shards */
 #define MICROS_MAX  3
 #define WINDOW_MAX  4 /* slots of a member, .. */
 #define SMALL_MAX   2 /* and beside for small chunks */
@@ -23,13 +24,18 @@
 #define FAULTS      15
 #define LEDGER_MAX  1024
 #define STATE_MAX   40 /* of a trainer, bytes */
-#define PAYLOAD_MAX 256
+#define PAYLOAD_MAX 800
 #define NOBODY      UINT32_MAX
 #define HOSTS_MAX   3
 #define LAYOUTS_MAX 64
 #define PLACES_MAX  (PROCS_MAX + SHARDS_MAX) /* who pushes: processes, and the relay of each shard */
 #define LACKS_MAX   (PROCS_MAX * (SHARDS_MAX + 1))
 #define HOLDS_MAX   (PROCS_MAX * CHUNKS_MAX / 8)
+
+static inline uint32_t tensor_of(uint32_t chunk)
+{
+    return chunk / 2;
+}
 
 enum message_kind {
     /* coordinator to shards, and their answers */
@@ -96,6 +102,8 @@ struct message {
     struct cairn_version version;
     double loss_scale;
     struct cairn_step_sums sums;
+    struct cairn_round_untouched untouched[CHUNKS_MAX]; /* REDUCED */
+    uint32_t untouched_count;
     struct cairn_decision decision; /* its payload points nowhere: it is below */
     uint8_t payload[PAYLOAD_MAX];
     uint64_t members[PROCS_MAX];

@@ -62,6 +62,8 @@
     X(carried_write, "epoch changes that carried a WRITE to a prepared shard")         \
     X(state_awaited, "decisions that waited for a client state or a learning rate")    \
     X(state_kept, "client states kept by a skip or a write")                           \
+    X(left_alone, "tensors that nobody touched, left alone")                           \
+    X(own_count, "updates of tensors that have missed steps")                          \
     X(driven, "updates with a learning rate of the trainer")                           \
     X(driven_kept, "learning rates of the trainer kept by a skip or a write")          \
     X(relayed, "contributions of hosts in rounds that took effect")                    \

@@ -66,6 +66,9 @@ struct scenario {          /* drawn from the seed */
     struct cairn_group_hyper groups[GROUPS];
     struct cairn_schedule schedules[GROUPS]; /* constant, or driven */
     bool driven;                             /* some are */
+    struct cairn_round_tensor tensors[TENSORS_MAX];
+    uint32_t tensor_count;
+    bool leaves_untouched;
     double clip_norm, loss_scale;
     bool fail_nonfinite;
     uint32_t skips_max;

@@ -399,7 +399,11 @@ static void from_shard(struct sim *sim, uint32_t shard, const struct message *me
         event.kind = CAIRN_ROUND_ANSWER;
         event.refused = message->refused;
         break;
-    case M_REDUCED: event.kind = CAIRN_ROUND_REDUCED; break;
+    case M_REDUCED:
+        event.kind = CAIRN_ROUND_REDUCED;
+        event.untouched = message->untouched;
+        event.untouched_count = message->untouched_count;
+        break;
     case M_PUBLISHED: event.kind = CAIRN_ROUND_PUBLISHED; break;
     case M_LACKS: event.kind = CAIRN_ROUND_LACKS; break;
     case M_PREPARED:

@@ -98,6 +98,25 @@ static void sum(struct sim *sim, struct sim_shard *s, struct cairn_step_sums *ou
     out->nonfinite = sums.nonfinite;
 }
 
+/* What the update of the chunk is made with; false: it is left alone. */
+static bool read_scalars(struct sim *sim, const struct sim_shard *s, uint32_t chunk,
+                         struct cairn_group_scalars *out)
+{
+    const uint32_t tensor = tensor_of(chunk);
+    struct cairn_payload head;
+    if (cairn_payload_decode(s->updating.payload, s->updating.payload_bytes, &head) != CAIRN_OK ||
+        cairn_payload_group(s->updating.payload, s->updating.payload_bytes, tensor % GROUPS, out) !=
+            CAIRN_OK) {
+        sim_fail(sim, "the scalars of group %u are malformed", tensor % GROUPS);
+        return false;
+    }
+    const uint32_t c = cairn_missed_class_of(&head.missed, tensor);
+    if (c == CAIRN_MISSED_NONE) return true;
+    const struct cairn_missed_class missed = cairn_missed_class_at(&head.missed, c);
+    *out = cairn_missed_scalars(&missed, out);
+    return (missed.flags & CAIRN_MISSED_THIS) == 0;
+}
+
 static void update(struct sim *sim, struct sim_shard *s)
 {
     if (s->updating.kind == CAIRN_DECISION_WRITE) {
@@ -110,10 +129,7 @@ static void update(struct sim *sim, struct sim_shard *s)
     for (uint32_t c = 0; c < chunk_count(sim, s); c++) {
         struct cairn_group_scalars scalars;
         const uint32_t chunk = chunk_of(sim, s, c);
-        const cairn_status status = cairn_payload_group(
-            s->updating.payload, s->updating.payload_bytes, chunk % GROUPS, &scalars);
-        if (status != CAIRN_OK)
-            sim_fail(sim, "the scalars of group %u are malformed", chunk % GROUPS);
+        if (!read_scalars(sim, s, chunk, &scalars)) continue;
         const struct cairn_update run = { .grad = s->acc[c],
                                           .param = s->param[chunk],
                                           .exp_avg = s->m[chunk],
@@ -132,6 +148,18 @@ static void to_member(struct sim *sim, uint32_t shard, enum message_kind kind,
     peer_send(sim, shard, &message);
 }
 
+/* Chunk by chunk: a tensor may be there twice. */
+static void put_untouched(const struct sim *sim, const struct sim_shard *s, struct message *message)
+{
+    for (uint32_t c = 0; c < chunk_count(sim, s); c++) {
+        const uint32_t chunk = chunk_of(sim, s, c);
+        if (!s->untouched[c]) continue;
+        message->untouched[message->untouched_count++] = (struct cairn_round_untouched) {
+            .elems = sim->scenario.elems[chunk], .tensor = tensor_of(chunk)
+        };
+    }
+}
+
 static void to_coordinator(struct sim *sim, uint32_t shard, enum message_kind kind,
                            const struct cairn_step_action *action)
 {
@@ -143,6 +171,8 @@ static void to_coordinator(struct sim *sim, uint32_t shard, enum message_kind ki
                                .refused = action->refused,
                                .sums = action->sums };
     if (action->decision != NULL) message.decision = *action->decision;
+    if (kind == M_REDUCED && sim->scenario.leaves_untouched)
+        put_untouched(sim, &sim->shards[shard], &message);
     if (kind == M_ANSWER && sim->shards[shard].next != NULL && !action->refused) {
         take_hold(sim, shard, &message);
         return;
@@ -203,12 +233,14 @@ static void do_action(struct sim *sim, uint32_t shard, const struct cairn_step_a
     case CAIRN_STEP_FOLD:
         if (action->count > 1) sim->seen[SEEN_fold_many]++;
         s->folds[action->chunk] = *action;
+        s->untouched[action->chunk] = false;
         sim_at(sim, work, E_FOLDED, shard, action->chunk, 0);
         return;
     case CAIRN_STEP_ZERO:
         sim->seen[SEEN_zero]++;
         memset(s->acc[action->chunk], 0, sizeof s->acc[action->chunk]);
         s->summed[action->chunk] = false;
+        s->untouched[action->chunk] = true;
         return;
     case CAIRN_STEP_REDUCE: sim_at(sim, work, E_SUMMED, shard, 0, 0); return;
     case CAIRN_STEP_UPDATE: begin_update(sim, shard, action->decision); return;

@@ -175,6 +175,14 @@ static bool is_later(const struct sim *sim, const struct opened *round, uint32_t
     return false;
 }
 
+static void take_sum(struct sim *sim, const struct sum *sum, uint32_t chunk)
+{
+    struct oracle *o = &sim->oracle;
+    memset(o->acc[chunk], 0, sizeof o->acc[chunk]);
+    if (sum->any) memcpy(o->acc[chunk], sum->at, sizeof sum->at);
+    o->touched[tensor_of(chunk)] = o->touched[tensor_of(chunk)] || sum->any;
+}
+
 /* ((c0 + c1) + c2) + ... in (micro-batch, rank) order, where the members of a relayed host are one, of the
  * least rank. */
 static void fold_chunk(struct sim *sim, const struct opened *round, uint32_t chunk)
@@ -187,8 +195,7 @@ static void fold_chunk(struct sim *sim, const struct opened *round, uint32_t chu
             else if (!is_later(sim, round, i))
                 add_group(sim, &sum, round, i, micro, chunk);
         }
-    memset(sim->oracle.acc[chunk], 0, sizeof sim->oracle.acc[chunk]);
-    if (sum.any) memcpy(sim->oracle.acc[chunk], sum.at, sizeof sum.at);
+    take_sum(sim, &sum, chunk);
 }
 
 /* Of a batch: c0 + c1 + ... by the numbers of its micro-batches. Who computed which is no part of it. */
@@ -201,8 +208,7 @@ static void fold_batch(struct sim *sim, const struct opened *round, uint32_t chu
         truth_gradient(sim, round->round, 0, number, chunk, g);
         add(sim, &sum, chunk, g);
     }
-    memset(sim->oracle.acc[chunk], 0, sizeof sim->oracle.acc[chunk]);
-    if (sum.any) memcpy(sim->oracle.acc[chunk], sum.at, sizeof sum.at);
+    take_sum(sim, &sum, chunk);
 }
 
 static uint64_t sum_weights(const struct sim *sim, const struct opened *round)
@@ -218,6 +224,7 @@ static void sum_all(struct sim *sim, const struct opened *round, struct cairn_su
                     uint64_t *weight)
 {
     memset(sums, 0, sizeof *sums);
+    memset(sim->oracle.touched, 0, sizeof sim->oracle.touched);
     for (uint32_t c = 0; c < sim->scenario.chunks; c++) {
         (sim->scenario.batch > 0 ? fold_batch : fold_chunk)(sim, round, c);
         const struct cairn_geometry g = chunk_geometry(sim, c);
@@ -227,11 +234,20 @@ static void sum_all(struct sim *sim, const struct opened *round, struct cairn_su
     if (sim->scenario.batch > round->count) sim->seen[SEEN_dealt]++;
 }
 
+/* The step passes the tensor by. */
+static bool passes_by(const struct sim *sim, uint32_t tensor)
+{
+    return sim->scenario.leaves_untouched && !sim->oracle.touched[tensor];
+}
+
+/* [tensors] */
 static void update_all(struct sim *sim, const struct cairn_group_scalars *scalars)
 {
     struct oracle *o = &sim->oracle;
     for (uint32_t c = 0; c < sim->scenario.chunks; c++) {
-        const struct cairn_group_scalars *s = &scalars[c % GROUPS];
+        const uint32_t tensor = tensor_of(c);
+        const struct cairn_group_scalars *s = &scalars[tensor];
+        if (passes_by(sim, tensor)) continue;
         const struct cairn_update run = { .grad = o->acc[c],
                                           .param = o->param[c],
                                           .exp_avg = o->m[c],
@@ -309,6 +325,28 @@ static void put_driven(struct sim *sim, const struct opened *round, bool applied
     head->driven_count = GROUPS;
 }
 
+/* `own`: [tensors] scalars of an update, each by its own count; NULL: there is none. */
+static void put_missed(struct sim *sim, const struct cairn_group_scalars *own, uint8_t *room,
+                       struct cairn_payload *head)
+{
+    struct oracle *o = &sim->oracle;
+    struct cairn_missed_writer writer;
+    uint32_t updated[TENSORS_MAX]; // one of the class; NOBODY: none is
+    cairn_missed_begin(&writer, room, sim->scenario.tensor_count);
+    for (uint32_t t = 0; t < sim->scenario.tensor_count; t++) {
+        const bool passed = own != NULL && passes_by(sim, t);
+        const uint32_t before = writer.class_count;
+        o->missed[t] += passed;
+        cairn_missed_put(&writer, t, o->missed[t], t % GROUPS, passed);
+        if (writer.class_count > before) updated[before] = own != NULL && !passed ? t : NOBODY;
+        if (passed) sim->seen[SEEN_left_alone]++;
+        if (own != NULL && !passed && o->missed[t] > 0) sim->seen[SEEN_own_count]++;
+    }
+    for (uint32_t c = 0; c < writer.class_count; c++)
+        if (updated[c] != NOBODY) cairn_missed_set(&writer, c, &own[updated[c]]);
+    head->missed = cairn_missed_end(&writer);
+}
+
 static void write_state(struct sim *sim, const struct opened *round, struct ledger_entry *entry)
 {
     struct oracle *o = &sim->oracle;
@@ -319,6 +357,8 @@ static void write_state(struct sim *sim, const struct opened *round, struct ledg
     head.skips = o->skips;
     put_client_state(sim, round, false, &head);
     put_driven(sim, round, false, &head);
+    uint8_t room[CAIRN_MISSED_BYTES(TENSORS_MAX)];
+    put_missed(sim, NULL, room, &head);
     for (uint32_t c = 0; c < sim->scenario.chunks; c++)
         (void)truth_write(sim, round->round, c, o->param[c], o->m[c]);
     o->generation++;
@@ -342,7 +382,7 @@ static void update_state(struct sim *sim, const struct opened *round, struct led
                                   .fail = sums.nonfinite > 0 && sim->scenario.fail_nonfinite,
                                   .finite = sums.nonfinite == 0,
                                   .group_count = apply ? GROUPS : 0 };
-    struct cairn_group_scalars scalars[GROUPS];
+    struct cairn_group_scalars scalars[GROUPS], own[TENSORS_MAX];
     if (apply) {
         cairn_status status = cairn_update_norm_of(&sums.sum_squares, weight, o->loss_scale,
                                                    sim->scenario.clip_norm, &norm);
@@ -352,12 +392,18 @@ static void update_state(struct sim *sim, const struct opened *round, struct led
             status = cairn_group_scalars_of(&hyper, o->step + 1, norm.grad_scale, &scalars[g]);
             assert(status == CAIRN_OK);
         }
+        for (uint32_t t = 0; t < sim->scenario.tensor_count; t++) {
+            const struct cairn_group_hyper hyper = hyper_of(sim, round, t % GROUPS);
+            status = cairn_group_scalars_of(&hyper, o->step + 1 - o->missed[t], norm.grad_scale,
+                                            &own[t]);
+            assert(status == CAIRN_OK);
+        }
         head.grad_norm = norm.grad_norm;
         head.clip_scale = norm.clip_scale;
         o->step++;
         o->applied++;
         end_row(o);
-        update_all(sim, scalars);
+        update_all(sim, own);
         sim->seen[SEEN_applied]++;
         if (norm.clip_scale < 1) sim->seen[SEEN_clipped]++;
     } else {
@@ -371,6 +417,8 @@ static void update_state(struct sim *sim, const struct opened *round, struct led
     entry->kind = apply ? CAIRN_DECISION_APPLY : CAIRN_DECISION_SKIP;
     put_client_state(sim, round, apply, &head);
     put_driven(sim, round, apply, &head);
+    uint8_t room[CAIRN_MISSED_BYTES(TENSORS_MAX)];
+    put_missed(sim, apply ? own : NULL, room, &head);
     entry->payload_bytes = cairn_payload_encode(&head, scalars, entry->payload);
 }
 

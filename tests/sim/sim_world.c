@@ -23,12 +23,15 @@ struct cairn_round_config sim_round_config(const struct sim *sim)
         .step_deadline_ms = sim->scenario.deadline_ms,
         .terms = { .groups = sim->scenario.groups,
                    .schedules = sim->scenario.schedules,
+                   .tensors = sim->scenario.tensors,
                    .clip_norm = sim->scenario.clip_norm,
                    .revision = sim->revision,
                    .workers_min = sim->scenario.workers_min,
                    .on_worker_loss = sim->scenario.on_worker_loss,
                    .worker_loss_wait_ms = sim->scenario.loss_wait_ms },
         .group_count = GROUPS,
+        .tensor_count = sim->scenario.tensor_count,
+        .leaves_untouched = sim->scenario.leaves_untouched,
         .client_state_max = sim->scenario.client_state_max,
         .scaling = { .start = sim->scenario.loss_scale,
                      .dynamic = true,
@@ -78,8 +81,21 @@ static double sometimes(struct rng *rng, double how_often, double most)
     return rng_chance(rng, how_often) ? x : 0;
 }
 
-static void draw_model(struct scenario *sc, struct rng *rng)
+/* In some seeds what nobody touched is left alone. */
+static void draw_tensors(struct sim *sim)
 {
+    struct rng rng = { mix(sim->seed, 111) };
+    struct scenario *sc = &sim->scenario;
+    sc->leaves_untouched = rng_chance(&rng, 0.5);
+    sc->tensor_count = tensor_of(sc->chunks - 1) + 1;
+    for (uint32_t t = 0; t < sc->tensor_count; t++)
+        sc->tensors[t] = (struct cairn_round_tensor) { .group = t % GROUPS };
+    for (uint32_t c = 0; c < sc->chunks; c++) sc->tensors[tensor_of(c)].elems += sc->elems[c];
+}
+
+static void draw_model(struct sim *sim, struct rng *rng)
+{
+    struct scenario *sc = &sim->scenario;
     static const uint32_t optimizers[] = { CAIRN_OPTIMIZER_ADAMW, CAIRN_OPTIMIZER_ADAM,
                                            CAIRN_OPTIMIZER_SGD };
     sc->chunks = 1 + (uint32_t)rng_below(rng, rng_chance(rng, 0.05) ? CHUNKS_MAX : 10);
@@ -97,6 +113,7 @@ static void draw_model(struct scenario *sc, struct rng *rng)
     sc->absent = sometimes(rng, 0.6, 0.6);
     sc->poison = sometimes(rng, 0.4, 0.6);
     sc->weightless = sometimes(rng, 0.1, 0.3);
+    draw_tensors(sim);
 }
 
 static void draw_machines(struct scenario *sc, struct rng *rng)
@@ -188,7 +205,7 @@ static void draw_scenario(struct sim *sim)
     sc->room = sc->reshards ? SHARDS_MAX : sc->shards;
     sc->queue_max = 2 * sc->room + (uint32_t)rng_below(&rng, 30);
     draw_small(sim);
-    draw_model(sc, &rng);
+    draw_model(sim, &rng);
     draw_machines(sc, &rng);
     draw_faults(sc, &rng);
     struct rng writes = { mix(sim->seed, 101) };
@@ -267,6 +284,7 @@ struct sim *sim_open(void)
     sim->scenario.workers_min = 1;
     sim->scenario.queue_max = 1024;
     sim->scenario.client_state_max = STATE_MAX;
+    sim->scenario.tensor_count = TENSORS_MAX;
     struct sim_layout layout = { .count = { CHUNKS_MAX } };
     const struct cairn_round_config round = sim_round_config(sim);
     const struct cairn_step_config step = sim_step_config(sim, &layout, 0);

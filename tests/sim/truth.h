@@ -39,7 +39,9 @@ struct oracle {
     struct cairn_skips skips;
     uint8_t state[STATE_MAX]; /* of the trainer, at the step */
     size_t state_bytes;
-    double driven[GROUPS]; /* of driven groups, at the step */
+    double driven[GROUPS];        /* of driven groups, at the step */
+    uint64_t missed[TENSORS_MAX]; /* steps that passed the tensor by */
+    bool touched[TENSORS_MAX];    /* by the contributions of the round at hand */
     uint32_t applied;
     uint64_t last_epoch;
     const struct sim_layout *layout;  /* in force: a shard has gone over to it */

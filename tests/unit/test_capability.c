@@ -141,6 +141,7 @@ CHANGE(snapshot_staging, s->policy.snapshot_staging = CAIRN_SNAPSHOT_STAGING_SMA
 CHANGE(snapshot_durable_within_s, s->policy.snapshot_durable_within_s = 30)
 CHANGE(snapshot_fallback, s->policy.snapshot_fallback = true)
 CHANGE(snapshot_scrub_every_s, s->policy.snapshot_scrub_every_s = 86400)
+CHANGE(missing_gradients, s->missing_gradients = CAIRN_MISSING_LEAVE)
 CHANGE(first_step, s->first_step = 1000)
 CHANGE(client_state_max, s->client_state_max = 3)
 CHANGE(reduce_groups, s->reduce_groups = CAIRN_GROUPS_HOST)
@@ -212,6 +213,7 @@ static const struct {
     FIELD(snapshot_durable_within_s),
     FIELD(snapshot_fallback),
     FIELD(snapshot_scrub_every_s),
+    FIELD(missing_gradients),
     FIELD(first_step),
     FIELD(client_state_max),
     FIELD(reduce_groups),

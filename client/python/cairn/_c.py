@@ -23,6 +23,7 @@ GROUPS_NONE, GROUPS_HOST = 0, 1
 SHARD_LOSS_WAIT, SHARD_LOSS_RESTORE_LATEST = 0, 1
 SNAPSHOT_STAGING_STATE, SNAPSHOT_STAGING_SMALL = 0, 1
 WORKER_LOSS_REDO, WORKER_LOSS_WAIT, WORKER_LOSS_FAIL = 0, 1, 2
+MISSING_ZERO, MISSING_LEAVE = 0, 1
 TIERS_TOGETHER, TIERS_MOMENTS_ON_HOST, TIERS_PARAM_ON_HOST = 0, 1, 2
 LOSS_SCALE_DEFAULT, LOSS_SCALE_FIXED, LOSS_SCALE_DYNAMIC = 0, 1, 2
 INIT_NONE, INIT_ZEROS, INIT_ONES, INIT_CONSTANT, INIT_UNIFORM, INIT_NORMAL = 0, 1, 2, 3, 4, 5
@@ -106,7 +107,7 @@ class JobSpec(Sized):
                 ("snapshot_max_bytes", c_uint64), ("snapshot_every_s", c_uint32),
                 ("snapshot_keep_within_s", c_uint32), ("snapshot_durable_within_s", c_uint32),
                 ("snapshot_scrub_every_s", c_uint32), ("snapshot_staging", c_int), ("snapshot_fallback", c_bool),
-                ("first_step", c_uint64)]
+                ("first_step", c_uint64), ("missing_gradients", c_int)]
 
 
 class Tie(ctypes.Structure):
@@ -216,8 +217,7 @@ STRUCTS = {"cairn_box": Box, "cairn_version": Version, "cairn_opts": Opts, "cair
            "cairn_result": Result, "cairn_stats": Stats, "cairn_env": Env, "cairn_tile": Tile,
            "cairn_job_info": JobInfo, "cairn_init": Init, "cairn_schedule_point": SchedulePoint,
            "cairn_amend": Amend, "cairn_tie": Tie, "cairn_setting": Setting, "cairn_difference": Difference,
-"cairn_view": View,
-           "cairn_part": Part}
+           "cairn_view": View, "cairn_part": Part}
 
 _handle = c_void_p
 FUNCTIONS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Dict
+from typing import Dict, Sequence
 
 from .records import Result, Round
 
@@ -43,6 +43,14 @@ def goes_on(job: str, step: int, made_by: str, asked: bool) -> None:
     _LOG.log(logging.INFO if asked else logging.WARNING, "goes on with job %s at step %d%s%s", job, step,
              f", made by {made_by}" if made_by else "",
              "" if asked else "; must_exist=True if that is meant, name=… or must_not_exist=True if it is not")
+
+
+def without_gradient(job: str, step: int, names: Sequence[str], most: int) -> None:
+    listed = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    _LOG.warning("job %s: the backward passes of step %d had no gradient for %s; for the servers that is a gradient of "
+                 "zeros: moments fade, and a weight decay goes on, where torch.optim leaves a parameter alone. "
+                 "attach(…, missing_gradients=\"leave\") does as torch does, missing_gradients=\"zero\" says that it "
+                 "is meant", job, step, listed)
 
 
 def without_card(number: int, why: str) -> None:

@@ -238,7 +238,7 @@ class Session:
         client_state_max, reduce_groups, skips_max, snapshot_every, snapshot_keep, on_shard_loss, shard_loss_wait,
         on_worker_loss, worker_loss_wait, offload_fraction, tiers, global_batch, seed, snapshot_every_s,
         snapshot_keep_every, snapshot_keep_within_s, snapshot_max_bytes, snapshot_staging, snapshot_durable_within_s,
-        snapshot_fallback, snapshot_scrub_every_s
+        snapshot_fallback, snapshot_scrub_every_s, missing_gradients
                        state of the job, see JobSpec; with init_from the shards read the initial state themselves
         rank           unique in the job; None: of the environment, see env()
         workers        (min, max), as torchrun's --nnodes MIN:MAX, or n for (n, n): a round opens with at least min

@@ -25,6 +25,7 @@ SNAPSHOT_RULES = ("snapshot_every_s", "snapshot_keep_every", "snapshot_keep_with
 PAIRS = (("snapshot_every", "snapshot_keep"), ("on_shard_loss", "shard_loss_wait"),
          ("on_worker_loss", "worker_loss_wait"))
 REDUCE_GROUPS = {"none": _c.GROUPS_NONE, "host": _c.GROUPS_HOST}
+MISSING = {"zero": _c.MISSING_ZERO, "leave": _c.MISSING_LEAVE}
 TIERS = {"together": _c.TIERS_TOGETHER, "moments on the host": _c.TIERS_MOMENTS_ON_HOST,
          "param on the host": _c.TIERS_PARAM_ON_HOST}
 
@@ -153,7 +154,9 @@ class JobSpec:
     step is so many micro-batches, whoever is there, and what they make does not depend on how many workers there are,
     nor on when they come and go (Round.micro_batches says which are this worker's; stage 2 or 3); 0: each worker has
     micro_batches of its own. `seed`: of Round.micro_seed, below 2^53. `first_step`: of the version that the job begins
-    with, where a run that began elsewhere goes on."""
+    with, where a run that began elsewhere goes on. `missing_gradients`: what a round is to a trained tensor of which
+    no worker pushed anything. "zero": its gradient is zeros, so its moments fade and its decay goes on; "leave": it
+    stays as it is, and the step is none of its own count of updates, as torch.optim does where a grad is None."""
 
     tensors: Sequence[Tensor]
     groups: Sequence[Group] = field(default_factory=lambda: (Group(),))
@@ -191,6 +194,7 @@ class JobSpec:
     snapshot_fallback: bool = False
     snapshot_scrub_every_s: int = 0
     first_step: int = 0
+    missing_gradients: str = "zero"
     world: int = 0
     start_wait: float = START_WAIT_S
     chunk_leaves: int = 0
@@ -353,6 +357,7 @@ def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
                       chunk_leaves=at_least(0, "chunk_leaves", spec.chunk_leaves),
                       window=at_least(0, "window", spec.window),
                       first_step=at_least(0, "first_step", spec.first_step, 2 ** 48),
+                      missing_gradients=number(MISSING, "missing_gradients", spec.missing_gradients),
                       **_snapshot_rules({name: getattr(spec, name) for name in SNAPSHOT_RULES}))
     return made, alive
 

@@ -50,6 +50,7 @@ from ._model import Slot, Unit, UnitChoice, buffers_of, set_parts, slots_of, ten
 from ._optimizers import TorchOptimizers, judge_scaled
 from ._pouring import Pouring
 from ._still import Stillness
+from ._untouched import Untouched
 from ._window import Memory, Window
 from ._wrapped import before_forward, judge_hooked
 from .errors import (CairnError, EpochChanged, Invalid, Refused, RolledBack, Stale, Timeout, Unsupported,
@@ -162,6 +163,7 @@ class AttachedModel(Between):
         self._refused: Set[Slot] = set()  # frozen in that revision
         self._driver = optim.driver if isinstance(optim, FromTorch) else None
         self._stillness = Stillness()
+        self._untouched = Untouched(self.name, self._slots, group_of, groups, "missing_gradients" in state)
         self._local = False
         self._touched = 0  # the last round to which this worker gave something
         self._forget_gradients()
@@ -492,7 +494,10 @@ class AttachedModel(Between):
             raise
 
     def _judge_frozen(self) -> None:
-        """What takes no gradient here is not to be moved by the servers, which an amendment tells them."""
+        """What takes no gradient here is not to be moved by the servers, which an amendment tells them; those of a job
+        that leaves such tensors alone need not be told."""
+        if self._spec.missing_gradients == "leave":
+            return
         for found, why in ((_changed.frozen_here(self._trained), _changed.why_frozen),
                            (self._structure.gone, _changed.why_gone)):
             moved = [slot.name for slot in found if slot not in self._given and not self._is_refused(slot)]
@@ -737,7 +742,7 @@ class AttachedModel(Between):
             raise Invalid("the job keeps no client state: give attach(…, client_state_max=…), bytes at most")
         given = client_state if self._rank == 0 else None
         self._drive(self.begin().step)
-        rates = dict(self._job._rates)
+        rates, passes, given_gradients = dict(self._job._rates), self._passes, self._given
         result: Result = self._call_round(
             lambda round_: round_.commit(chosen, self.timeout if timeout is None else timeout, given))
         self._round = None
@@ -749,6 +754,7 @@ class AttachedModel(Between):
         elif self._window is not None:
             self._window.release_all()
         self._stillness.saw(result, self._spec.groups, rates)
+        self._untouched.saw(result, passes, given_gradients)
         return result
 
     def _drive(self, step: int) -> None:

@@ -2,6 +2,7 @@
 added late moves as torch.optim moves it, across a restore and a re-sharding."""
 
 import copy
+import logging
 import threading
 
 from runner import main
@@ -45,14 +46,14 @@ class Model(nn.Module):
 class Beside:
     """A job, and the same model trained by torch beside it; after each step every parameter is compared."""
 
-    def __init__(self, case: ClusterCase, name: str, late: bool = False, frozen=()):
+    def __init__(self, case: ClusterCase, name: str, late: bool = False, frozen=(), **options):
         self.case, self.name, self.steps = case, name, 0
         self.ours, (self.served, self.made) = Model(late), OPTIMIZERS[name.split("_")[0]]
         for parameter in frozen:
             self.ours.get_parameter(parameter).requires_grad_(False)
         self.torchs = copy.deepcopy(self.ours)
         self.optim = self.made(self.torchs.parameters())
-        self.m = case.session.attach(self.ours, self.served, name=name, timeout=20)
+        self.m = case.session.attach(self.ours, self.served, name=name, timeout=20, **options)
 
     def attach_again(self, model: nn.Module) -> None:
         """The job goes on with a model that has other tensors."""
@@ -157,6 +158,50 @@ class OwnSteps(ClusterCase):
                 both.restore()
                 both.step()
                 both.m.close()
+
+    def test_a_parameter_whose_gradient_is_none_is_left_alone_if_the_job_says_so(self):
+        """As a model with branches makes it: now one is used, now the other, and one never."""
+        for name in OPTIMIZERS:
+            with self.subTest(optimizer=name):
+                both = Beside(self, f"{name}_leave", missing_gradients="leave")
+                never = both.ours.middle.bias.clone()
+                for step in range(6):
+                    both.step(untouched=("middle.bias", "trunk.weight" if step % 3 == 0 else "head.weight"))
+                both.restore()
+                both.step(untouched=("middle.bias", "trunk.weight", "trunk.bias"))
+                both.step(untouched=[each for each, _ in both.ours.named_parameters()][:-1])
+                self.assertTrue(torch.equal(both.m.state_dict()["middle.bias"], never))
+                both.reshard("--drain", "shard-2")
+                both.freeze("head.bias")
+                both.step(untouched=("head.bias", "middle.bias"))
+                both.thaw("head.bias")
+                for model in (both.ours, both.torchs):  # in a job that leaves it alone nobody need be told
+                    model.head.weight.requires_grad_(False)
+                both.step(untouched=("head.weight",))
+                for model in (both.ours, both.torchs):
+                    model.head.weight.requires_grad_(True)
+                both.step()
+                both.m.close()
+
+    def test_who_has_no_gradient_is_named_once_with_what_does_as_torch_does(self):
+        def lines(name: str, optim, **options):
+            m = self.session.attach(Model(), optim, name=name, timeout=20, **options)
+            with self.assertLogs("cairn", "WARNING") as told:
+                logging.getLogger("cairn").warning("end")
+                for step in range(3):
+                    m.model(step, untouched=("head.bias", "middle.bias") if step > 0 else ()).backward()
+                    m.step()
+            m.close()
+            return told.output[1:]
+
+        line, = lines("named", cairn.AdamW(lr=LR))
+        self.assertIn("job named: the backward passes of step 2 had no gradient for middle.bias, head.bias; ", line)
+        self.assertIn('attach(…, missing_gradients="leave") does as torch does', line)
+        self.assertEqual(lines("led", cairn.AdamW(lr=LR), missing_gradients="leave"), [])
+        self.assertEqual(lines("meant", cairn.AdamW(lr=LR), missing_gradients="zero"), [])
+        self.assertEqual(lines("same", cairn.SGD(lr=LR)), [])  # a gradient of zeros changes nothing
+        with self.assertRaisesRegex(cairn.Invalid, "missing_gradients"):
+            lines("wrong", cairn.SGD(lr=LR), missing_gradients="none")
 
 
 if __name__ == "__main__":

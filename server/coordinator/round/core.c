@@ -57,6 +57,7 @@ static struct cairn_round_config core_config(const struct cairn_cluster_job *job
         .terms = job->rounds.terms->core,
         .group_count = (uint32_t)spec->group_count,
         .tensor_count = (uint32_t)spec->tensor_count,
+        .leaves_untouched = spec->missing_gradients == CAIRN_MISSING_LEAVE,
         .client_state_max = spec->client_state_max,
         .scaling = { .start = spec->loss_scale,
                      .dynamic = spec->loss_scale_policy == CAIRN_LOSS_SCALE_DYNAMIC,

@@ -57,6 +57,9 @@ static void report_reduced(struct cairn_shard_job *job, const struct cairn_step_
     struct told_tensors tensors;
     reduced.nonfinite_tensors = tell_tensors(&tensors, &job->pass.gradients);
     reduced.n_nonfinite_tensors = job->pass.gradients.tensor_count;
+    reduced.untouched_tensors = job->pass.untouched_tensors;
+    reduced.untouched_elems = job->pass.untouched_elems;
+    reduced.n_untouched_tensors = reduced.n_untouched_elems = job->pass.untouched_count;
     cairn_session_send(job->shard, CAIRN_MSG_REDUCED, 0, &reduced.base);
 }
 

@@ -91,7 +91,12 @@ cairn_status cairn_pass_open(struct cairn_shard_job *job, const struct cairn_chu
     open_parts(job);
     pass->scalars = calloc(job->spec.group_count + CAIRN_MISSED_RUNS(job->spec.tensor_count) + 1,
                            sizeof *pass->scalars);
-    const bool have = pass->scalars != NULL && pass->host.sums != NULL &&
+    const bool leaves = job->spec.missing_gradients == CAIRN_MISSING_LEAVE;
+    const size_t tensors = leaves ? job->spec.tensor_count : 0;
+    pass->untouched_tensors = calloc(tensors + 1, sizeof *pass->untouched_tensors);
+    pass->untouched_elems = calloc(tensors + 1, sizeof *pass->untouched_elems);
+    const bool have = pass->scalars != NULL && pass->untouched_tensors != NULL &&
+                      pass->untouched_elems != NULL && pass->host.sums != NULL &&
                       (job->planes.host_from == 0 || pass->device.sums != NULL);
     return have ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
@@ -104,6 +109,8 @@ void cairn_pass_close(struct cairn_shard_job *job)
     free(job->pass.chunk_sums);
     free(job->pass.summed);
     free(job->pass.scalars);
+    free(job->pass.untouched_tensors);
+    free(job->pass.untouched_elems);
 }
 
 /* ---- items ---- */

@@ -53,7 +53,12 @@ struct cairn_pass {
     struct cairn_missed missed; /* borrowed: in the decision that the core has until the next one */
     struct cairn_version version_next; /* that the UPDATE at hand makes */
     struct cairn_results gradients;    /* sums of the last REDUCE that are not finite */
-    struct cairn_results results;      /* of the last UPDATE, likewise; of a write: none */
+    /* owned: [spec.tensor_count] of the last REDUCE, if missing gradients are left: tensors, and of how many
+     * of their elements here nobody has a gradient */
+    uint32_t *untouched_tensors;
+    uint64_t *untouched_elems;
+    uint32_t untouched_count;
+    struct cairn_results results; /* of the last UPDATE, likewise; of a write: none */
     struct cairn_log_limit results_said;
     /* the newest version is being written once more; what follows. NULL: it is not */
     void (*republished)(struct cairn_shard_job *job);

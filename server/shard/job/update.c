@@ -86,10 +86,31 @@ static struct cairn_results collect_nonfinite(const struct cairn_shard_job *job,
     return results;
 }
 
+/* Of what nobody has a gradient, by tensor. A shard's chunks are by tensor. */
+static void collect_untouched(struct cairn_shard_job *job)
+{
+    struct cairn_pass *pass = &job->pass;
+    pass->untouched_count = 0;
+    if (job->spec.missing_gradients != CAIRN_MISSING_LEAVE) return;
+    for (uint32_t item = 0; item < pass->table->trained_count; item++) {
+        if (!pass->zero[item]) continue;
+        const struct cairn_chunk_place place = place_of(job, pass->table->trained[item]);
+        const uint32_t tensor = (uint32_t)place.tensor, count = pass->untouched_count;
+        if (count == 0 || pass->untouched_tensors[count - 1] != tensor) {
+            assert(count < job->spec.tensor_count);
+            pass->untouched_tensors[count] = tensor;
+            pass->untouched_elems[count] = 0;
+            pass->untouched_count++;
+        }
+        pass->untouched_elems[pass->untouched_count - 1] += place.elem_count;
+    }
+}
+
 static void reduce_done(struct cairn_shard_job *job)
 {
     struct cairn_step_sums sums = cairn_pass_sums(job);
     job->pass.gradients = collect_nonfinite(job, sums.nonfinite);
+    collect_untouched(job);
     cairn_own_step(job, &(struct cairn_step_event) { .kind = CAIRN_STEP_SUMMED, .sums = &sums });
 }
 
