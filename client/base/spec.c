@@ -210,6 +210,7 @@ static cairn_status add_tensor(struct cairn_job_spec_data *spec, struct groups *
         .alias_of = borrowed(t->alias_of),
         .alias_box = (struct cairn_box *)(uintptr_t)t->alias_box,
         .init = t->init,
+        .steps_missed = t->steps_missed,
     };
     if (t->place != CAIRN_ROWS && t->place != CAIRN_WHOLE)
         return cairn_client_fail(CAIRN_ERR_INVALID,

@@ -353,6 +353,11 @@ struct cairn_tensor {
     cairn_dtype reduce, master;        /* CAIRN_F32 (0 means it); the master of a blob CAIRN_U8 */
     cairn_placement place;             /* CAIRN_ROWS */
     struct cairn_init init;
+    /* A run that began elsewhere goes on, and this trained tensor has had fewer updates than others (it was
+     * frozen, or came late): of cairn_job_spec.first_step so many steps passed it by. Its own count, by which
+     * its bias corrections go, begins at first_step - steps_missed; its moments are put. With steps_missed =
+     * first_step it begins as a new one. Workers that open the job later leave it out, with first_step. */
+    uint64_t steps_missed;
 };
 
 struct cairn_group {

@@ -29,6 +29,7 @@ void cairn_manifest_release(struct cairn_manifest *m)
     }
     free(m->files);
     free(m->payload);
+    free(m->steps_missed);
     free(m->signature);
     free(m->cluster);
     cairn_spec_release(&m->spec);
@@ -282,6 +283,16 @@ static json_t *origin_json(const struct cairn_origin *origin)
                      (json_int_t)origin->from.step);
 }
 
+static json_t *missed_json(const struct cairn_manifest *m)
+{
+    json_t *tensors = json_object();
+    for (size_t t = 0; t < m->spec.tensor_count && tensors != NULL; t++)
+        if (m->steps_missed[t] > 0)
+            tensors = with(tensors, m->spec.tensors[t].name,
+                           json_integer((json_int_t)m->steps_missed[t]));
+    return tensors;
+}
+
 static json_t *root_json(const struct cairn_manifest *m)
 {
     char created[32];
@@ -308,6 +319,7 @@ static json_t *root_json(const struct cairn_manifest *m)
         root = with(root, "origin", origin_json(&m->origin));
     if (root != NULL && m->nonfinite.nonfinite > 0)
         root = with(root, "nonfinite", nonfinite_json(m));
+    if (root != NULL && m->steps_missed != NULL) root = with(root, "steps_missed", missed_json(m));
     if (root == NULL || m->reduce_groups.group_count == 0) return root;
     return with(root, "reduce_groups", reduce_groups_json(&m->reduce_groups));
 }
@@ -327,6 +339,11 @@ static cairn_status judge(const struct cairn_manifest *m, struct cairn_sentence 
     for (uint32_t i = 0; i < m->nonfinite.tensor_count; i++) {
         if (m->nonfinite.tensors[i].tensor >= m->spec.tensor_count)
             return cairn_fail(why, CAIRN_ERR_INVALID, "the manifest's spec lacks a damaged tensor");
+    }
+    for (size_t t = 0; m->steps_missed != NULL && t < m->spec.tensor_count; t++) {
+        if (m->steps_missed[t] > m->step)
+            return cairn_fail(why, CAIRN_ERR_INVALID, "tensor %s missed more steps than there were",
+                              m->spec.tensors[t].name);
     }
     if (!isfinite(m->loss_scale)) {
         return cairn_fail(why, CAIRN_ERR_INVALID, "the manifest's loss scale is not finite");

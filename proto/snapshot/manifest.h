@@ -26,6 +26,7 @@
  *   "origin"?: {"generation", "from_generation", "from_step"}, where the job last went back (struct
  *             cairn_origin)
  *   "nonfinite"?: {"elems", "tensors": {name: elems, ...}}, results that are not finite (results.h)
+ *   "steps_missed"?: {name: n, ...},  trained tensors whose own count of updates is n below the step
  *   "reduce_groups"?: [[rank, ...], ...], of the step's round (rank_groups.h)
  *   "files": [{"path", "bytes", "blocks": 32 hex digits for every 4 MiB of the file: XXH3-128, as
  *             `xxhsum -H2` prints it}, ...],
@@ -89,7 +90,9 @@ struct cairn_manifest {
     /* owned: freed by cairn_manifest_release */
     char *cluster;    /* a name for people; NULL is written as "" */
     uint8_t *payload; /* [payload_bytes] */
-    char *signature;  /* as it was loaded (manifest_trust.h); NULL: there is none */
+    /* [spec.tensor_count] by index in the spec as it is encoded; NULL: no tensor has missed any */
+    uint64_t *steps_missed;
+    char *signature; /* as it was loaded (manifest_trust.h); NULL: there is none */
     struct cairn_manifest_file *files; /* [file_count], sorted by path once decoded */
     struct cairn_job_spec_data spec;   /* canonical */
     /* of the round that made the step; none: there were none, or they are not known */

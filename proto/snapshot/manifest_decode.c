@@ -397,6 +397,27 @@ static cairn_status read_nonfinite(json_t *json, struct cairn_manifest *m,
     return CAIRN_OK;
 }
 
+/* After the spec and the step. */
+static cairn_status read_missed(json_t *json, struct cairn_manifest *m, struct cairn_sentence *why)
+{
+    json_t *steps;
+    const char *name;
+    if (!json_is_object(json) || json_object_size(json) == 0)
+        return corrupt(why, "steps_missed", "no tensors with numbers");
+    m->steps_missed = calloc(m->spec.tensor_count + 1, sizeof *m->steps_missed);
+    if (m->steps_missed == NULL) return CAIRN_ERR_NO_MEMORY;
+    json_object_foreach(json, name, steps)
+    {
+        const size_t tensor = cairn_spec_find_tensor(&m->spec, name);
+        const json_int_t count = json_integer_value(steps);
+        if (tensor == SIZE_MAX || m->spec.tensors[tensor].kind != CAIRN_TRAINED || count < 1 ||
+            (uint64_t)count > m->step)
+            return corrupt(why, "steps_missed", "a tensor that is not trained, or a wrong number");
+        m->steps_missed[tensor] = (uint64_t)count;
+    }
+    return CAIRN_OK;
+}
+
 static cairn_status read_origin(json_t *json, struct cairn_manifest *m, struct cairn_sentence *why)
 {
     json_int_t generation, from_generation, from_step;
@@ -416,18 +437,19 @@ static cairn_status read_root(json_t *root, struct cairn_manifest *m, struct cai
 {
     const char *format, *cluster, *created, *payload, *content_root, *periodic = NULL;
     json_int_t version, generation, step, epoch, shards;
-    json_t *spec, *files, *reduce_groups = NULL, *nonfinite = NULL, *origin = NULL;
+    json_t *spec, *files, *reduce_groups = NULL, *nonfinite = NULL, *origin = NULL, *missed = NULL;
     json_error_t error;
     // The seal is judged already, of a version that has one; of another it would be a key too many.
     if (!m->unsealed) json_object_del(root, CAIRN_MANIFEST_SEAL_KEY);
     if (json_unpack_ex(
             root, &error, JSON_STRICT,
-            "{s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:F, s:s, s:s, s:o, s:o, s?o, s?s, s?o, s?o}",
+            "{s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:F, s:s, s:s, s:o, s:o, s?o, s?s, s?o, s?o, "
+            "s?o}",
             "format", &format, "version", &version, "cluster", &cluster, "created", &created,
             "generation", &generation, "step", &step, "epoch", &epoch, "shards", &shards,
             "loss_scale", &m->loss_scale, "payload", &payload, "content_root", &content_root,
             "spec", &spec, "files", &files, "reduce_groups", &reduce_groups, "periodic", &periodic,
-            "nonfinite", &nonfinite, "origin", &origin) != 0) {
+            "nonfinite", &nonfinite, "origin", &origin, "steps_missed", &missed) != 0) {
         return corrupt(why, "the top", error.text);
     }
     uint8_t number[8] = { 0 };
@@ -452,6 +474,7 @@ static cairn_status read_root(json_t *root, struct cairn_manifest *m, struct cai
     if (status == CAIRN_OK) status = cairn_manifest_read_spec(spec, &m->spec, why);
     if (status == CAIRN_OK && origin != NULL) status = read_origin(origin, m, why);
     if (status == CAIRN_OK && nonfinite != NULL) status = read_nonfinite(nonfinite, m, why);
+    if (status == CAIRN_OK && missed != NULL) status = read_missed(missed, m, why);
     if (status == CAIRN_OK && reduce_groups != NULL)
         status = read_reduce_groups(reduce_groups, &m->reduce_groups, why);
     for (size_t i = 0; i < json_array_size(files) && status == CAIRN_OK; i++) {

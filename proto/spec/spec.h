@@ -162,6 +162,9 @@ struct cairn_tensor_spec {
     bool whole;  /* placement: false = cut by rows, true = all of it on one shard */
     bool frozen; /* of a trained one, by an amendment: as struct cairn_group_spec's */
     struct cairn_init init;
+    /* Of a trained one: of the spec's first_step so many steps passed it by. Whoever opens the job later does
+     * not say it, nor does the job's own spec: it is in the hash, and in no manifest */
+    uint64_t steps_missed;
 };
 
 /* Hyper-parameters shared by the trained tensors that name the group. Those that the optimizer does
@@ -247,7 +250,7 @@ struct cairn_job_spec_data {
     /* Micro-batches of a step, whoever is there (proto/spec/batch.h); 0: each worker has micro_batches of
      * its own. Likewise */
     uint32_t global_batch;
-    uint64_t seed;                   /* of which the seeds of micro-batches are made. Likewise */
+    uint64_t seed; /* of which the seeds of micro-batches are made. Likewise */
     cairn_missing missing_gradients;
     struct cairn_policy policy;
     uint64_t revision;  /* counted by the coordinator; not part of hash and diff */

@@ -6,6 +6,7 @@
 #include "proto/spec/spec_fields.h"
 #include "proto/spec/spec_names.h"
 
+#include <inttypes.h>
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
@@ -351,6 +352,23 @@ static cairn_status check_tensor_names(const struct cairn_job_spec_data *spec, s
     return cairn_text_check(what, t->unit, CAIRN_NAME_MAX, why);
 }
 
+/* What passed a tensor by before the job began. */
+static cairn_status check_missed(const struct cairn_job_spec_data *spec,
+                                 const struct cairn_tensor_spec *t, struct cairn_sentence *why)
+{
+    if (t->steps_missed == 0) return CAIRN_OK;
+    if (t->kind != CAIRN_TRAINED)
+        return cairn_fail(why, CAIRN_ERR_INVALID,
+                          "tensor %s: steps_missed is %" PRIu64
+                          ", and it is not trained; allowed: 0",
+                          t->name, t->steps_missed);
+    if (t->steps_missed <= spec->first_step) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_INVALID,
+                      "tensor %s: steps_missed is %" PRIu64 ", and the job begins at step %" PRIu64
+                      " (first_step); allowed: at most that",
+                      t->name, t->steps_missed, spec->first_step);
+}
+
 static cairn_status check_tensors(const struct cairn_job_spec_data *spec, struct group_table *table,
                                   struct cairn_sentence *why)
 {
@@ -361,6 +379,7 @@ static cairn_status check_tensors(const struct cairn_job_spec_data *spec, struct
         if (status == CAIRN_OK) status = check_choices(t, why);
         if (status == CAIRN_OK) status = check_init(t, why);
         if (status == CAIRN_OK) status = check_pairs(t, why);
+        if (status == CAIRN_OK) status = check_missed(spec, t, why);
         if (status == CAIRN_OK) status = check_shape(t, &elems, why);
         if (status == CAIRN_OK) status = check_membership(t, table, why);
         if (status != CAIRN_OK) return status;

@@ -62,6 +62,9 @@ static void hash_tensor(crypto_generichash_state *state, const struct cairn_tens
     hash_number(state, t->init.seed);
     hash_number(state, t->alias_of != NULL);
     if (t->alias_of != NULL) hash_alias(state, t);
+    if (t->steps_missed == 0) return; // the hash is what it was before there were these
+    hash_text(state, "steps_missed");
+    hash_number(state, t->steps_missed);
 }
 
 /* Those that every spec has. */
@@ -297,6 +300,9 @@ static void diff_tensor(struct diff *diff, const struct cairn_tensor_spec *here,
     differ_text(diff, here->name, "alias", alias_text(here, alias_a), alias_text(there, alias_b));
     differ_text(diff, here->name, "initial state", init_text(&here->init, a),
                 init_text(&there->init, b));
+    if (here->steps_missed != there->steps_missed)
+        differ(diff, "tensor %s: steps_missed %" PRIu64 " here, and the job has begun with others",
+               here->name, here->steps_missed);
 }
 
 /* A field of the job, or (group not NULL) of a group or its schedule, which an amendment may change. */

@@ -140,6 +140,27 @@ static char *good_text(void)
     return text;
 }
 
+TEST(what_tensors_have_missed_comes_back_by_name)
+{
+    struct cairn_manifest a = good_manifest(), b;
+    struct cairn_sentence why = { "" };
+    char *text;
+    size_t bytes;
+    cairn_spec_canonicalize(&a.spec);
+    const size_t trained = cairn_spec_find_tensor(&a.spec, "w\xc3\xa9\"\\");
+    ck_assert_uint_ne(trained, SIZE_MAX);
+    a.steps_missed = calloc(a.spec.tensor_count, sizeof *a.steps_missed);
+    a.steps_missed[trained] = 77;
+    ck_assert_int_eq(cairn_manifest_encode(&a, &text, &bytes, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_manifest_decode(text, bytes, &b, &why), CAIRN_OK);
+    ck_assert_mem_eq(b.steps_missed, a.steps_missed, a.spec.tensor_count * sizeof *a.steps_missed);
+    cairn_manifest_release(&b);
+    free(text);
+    a.step = 76;
+    ck_assert_int_eq(cairn_manifest_encode(&a, &text, &bytes, &why), CAIRN_ERR_INVALID);
+    cairn_manifest_release(&a);
+}
+
 TEST(a_manifest_comes_back_exactly)
 {
     struct cairn_manifest a = good_manifest(), b;

@@ -119,6 +119,16 @@ static void idle_wait(struct cairn_job_spec_data *s)
 {
     s->policy.shard_loss_wait_s = 7;
 }
+static void missing_2(struct cairn_job_spec_data *s)
+{
+    s->missing_gradients = (cairn_missing)2;
+}
+static void missed_before(struct cairn_job_spec_data *s)
+{
+    s->tensors[0].kind = CAIRN_TRAINED;
+    s->first_step = 5;
+    s->tensors[0].steps_missed = 6;
+}
 static void worker_loss_3(struct cairn_job_spec_data *s)
 {
     s->policy.on_worker_loss = (cairn_worker_loss)3;
@@ -365,6 +375,10 @@ static const struct spoil spoils[] = {
     { "added up", batch_added_up, CAIRN_ERR_INVALID, "allowed: stage 2 or 3" },
     { "batch in groups", batch_in_groups, CAIRN_ERR_INVALID, "allowed: reduce_groups 0 (none)" },
     { "seed", huge_seed, CAIRN_ERR_INVALID, "seed is 9007199254740992; allowed: 0 to" },
+    { "missing", missing_2, CAIRN_ERR_INVALID,
+      "missing_gradients is 2; allowed: 0 (zero), 1 (leave)" },
+    { "missed", missed_before, CAIRN_ERR_INVALID,
+      "steps_missed is 6, and the job begins at step 5" },
     { "worker loss", worker_loss_3, CAIRN_ERR_INVALID,
       "on_worker_loss is 3; allowed: 0 (redo), 1 (wait), 2 (fail)" },
     { "worker wait", idle_worker_wait, CAIRN_ERR_INVALID, "without on_worker_loss wait it has no" },

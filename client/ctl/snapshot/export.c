@@ -91,7 +91,9 @@ static cairn_status fill(void *context, const struct cairn_safetensors_entry *en
     look_ahead(x, (struct place) { x->file, (size_t)(entry - x->plan->files[x->file].file.entries),
                                    first_elem });
     if (entry->plane == CTL_EXPORT_PLANE_STEP) {
-        const float step = (float)x->snapshot->manifest.step;
+        const struct cairn_manifest *m = &x->snapshot->manifest;
+        const uint64_t missed = m->steps_missed != NULL ? m->steps_missed[entry->tensor] : 0;
+        const float step = (float)(m->step - missed);
         memcpy(to, &step, sizeof step);
     } else {
         status = cairn_snapshot_read(x->snapshot, entry->tensor, entry->plane, first_elem,

@@ -73,7 +73,7 @@ class Tensor(Sized):
     _fields_ = [("struct_size", c_size_t), ("name", c_char_p), ("unit", c_char_p), ("group", c_char_p),
                 ("wire", c_int), ("rank", c_uint32), ("shape", c_uint64 * RANK_MAX), ("kind", c_int),
                 ("alias_of", c_char_p), ("alias_box", POINTER(Box)), ("reduce", c_int), ("master", c_int),
-                ("place", c_int), ("init", Init)]
+                ("place", c_int), ("init", Init), ("steps_missed", c_uint64)]
 
 
 class SchedulePoint(ctypes.Structure):

@@ -16,7 +16,7 @@ from ._lent import is_lendable
 from ._model import WIRE_TORCH, Slot, Unit
 from ._wrapped import inside_compiled, own_name
 from .errors import Invalid, Unsupported
-from .spec import JobSpec, Part, at_least
+from .spec import JobSpec, Part, Tensor, at_least
 
 
 def judge_names(options: Mapping[str, Any], attached: Callable[..., None]) -> None:
@@ -148,3 +148,11 @@ def window_size(window: Optional[int], stage: int, units: List[Unit]) -> int:
     if not units:
         raise Invalid("window: the model has no units, all of it would stay here; give units=[…], modules of it")
     return window
+
+
+def with_missed(tensors: List[Tensor], steps_missed: Mapping[str, int]) -> List[Tensor]:
+    unknown = sorted(set(steps_missed) - {tensor.name for tensor in tensors if tensor.kind == "trained"})
+    if unknown:
+        raise Invalid(f"steps_missed names {unknown[0]}, which is no parameter of the model that is trained")
+    return [dataclasses.replace(tensor, steps_missed=steps_missed[tensor.name]) if steps_missed.get(tensor.name)
+            else tensor for tensor in tensors]

@@ -79,6 +79,7 @@ class _Taken:
     moments: Dict[Tuple[str, str], Any] = field(default_factory=dict)  # (name, plane): where
     arrays: Dict[str, int] = field(default_factory=dict)
     steps: Dict[str, int] = field(default_factory=dict)
+    missed: Dict[str, int] = field(default_factory=dict)  # of the step's, by parameters with another count
     step: int = 0
     step_from: str = ""
     left: List[str] = field(default_factory=list)
@@ -210,16 +211,13 @@ def _take_moments(what: str, source: _rules.Source, wanted: _Wanted, allow_missi
         step = arrays.get("step", source.options.get(name, {}).get("step"))
         if step is not None:
             taken.steps[name] = _count(what, name, step)
-    steps = set(taken.steps.values())
-    if len(steps) > 1:
-        taken.wrong["parameters are at different steps"] = [f"{min(steps)} to {max(steps)}, and a job has one"]
-
 
 def _take_step(what: str, tree: _tree.Tree, found: _found.Contents, first_step: Optional[int], with_moments: bool,
                taken: _Taken) -> None:
-    steps = set(taken.steps.values())
     told, where = _found.run_step(found, tree)
-    own = steps.pop() if steps else None
+    own = max(taken.steps.values(), default=None)
+    if own is not None and where == "manifest.json":
+        own = told
     if own is not None:
         taken.step, taken.step_from = own, "of the optimizer's state"
     elif first_step is not None:
@@ -237,6 +235,20 @@ def _take_step(what: str, tree: _tree.Tree, found: _found.Contents, first_step: 
                        "first_step=N, 1 or more, by which a schedule goes, or take the weights alone: moments=False")
 
 
+def _take_missed(wanted: _Wanted, taken: _Taken) -> None:
+    """Each parameter goes on by its own count, as in torch: one without moments begins, whatever the job's step is."""
+    having = {name for name, _ in taken.moments}
+    for name, group in wanted.group_of.items():
+        if group.optimizer == "sgd" and not group.momentum:
+            continue  # nothing of its update goes by a count
+        count = taken.steps.get(name, taken.step if name in having else 0)
+        if count < taken.step:
+            taken.missed[name] = taken.step - count
+    behind = [name for name in taken.missed if name in having]
+    if behind:
+        taken.step_from += _listed(", with fewer updates of", behind).replace(":", "")
+
+
 def _listed(what: str, names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return f"{what}: {', '.join(sorted(names)[:NAMES_SHOWN])}{more}"
@@ -248,7 +260,7 @@ def _refuse(what: str, wrong: Mapping[str, Sequence[str]]) -> None:
     advice = []
     if {"it lacks", "it has more", "no moments of"} & set(wrong):
         advice.append("Name what may be left out, by names or patterns: allow_missing=[…], allow_extra=[…]")
-    if {"no moments of", "other moments", "parameters are at different steps"} & set(wrong):
+    if {"no moments of", "other moments"} & set(wrong):
         advice.append("The weights alone are taken with moments=False")
     if any(len(names) > NAMES_SHOWN for names in wrong.values()):
         advice.append("All names are in this exception's .lists")
@@ -314,6 +326,7 @@ def _examine(what: str, tree: _tree.Tree, wanted: _Wanted, optim: Any, how: Mapp
         used += [one.where for one in found.optimizers]
     _refuse(what, taken.wrong)
     _take_step(what, tree, found, how["first_step"], bool(moments), taken)
+    _take_missed(wanted, taken)
     taken.left += [_listed("not looked at", over) for over in [_left_over(tree, used)] if over]
     return taken
 
@@ -326,10 +339,13 @@ def _add_manifest(tree: _tree.Tree, state: _found.OptimizerState) -> None:
     try:
         spec = manifest["spec"]
         groups = {group["name"]: group for group in spec["groups"]}
+        missed = manifest.get("steps_missed", {})
         for tensor in spec["tensors"]:
             if tensor["kind"] == "trained" and tensor.get("alias_of") is None:
                 group, arrays = groups[tensor["group"]], state.state.get(tensor["name"], {})
                 state.options[tensor["name"]] = _rules.of_group(group)
+                if missed:
+                    state.options[tensor["name"]]["step"] = manifest["step"] - missed.get(tensor["name"], 0)
                 if group["optimizer"] == "sgd" and "exp_avg" in arrays:
                     arrays["momentum_buffer"] = arrays.pop("exp_avg")
     except (KeyError, TypeError):
@@ -424,7 +440,8 @@ def import_checkpoint(session: Any, path: Union[Source, Sequence[Source]], model
         pouring = Pouring(functools.partial(_read, tree, taken), _items(wanted, taken),
                           options.get("timeout", TIMEOUT_S))
         ends.callback(pouring.close)
-        m = session.attach(model, optim, first_step=taken.step, _initial=pouring, **options)
+        m = session.attach(model, optim, first_step=taken.step, steps_missed=taken.missed,
+                           _initial=pouring, **options)
     if pouring.is_done:
         m.imported = _told(m.name, what, tree, wanted, taken)
         _log.imported(m.name, m.imported.text)

@@ -250,6 +250,9 @@ class Session:
         start_wait     seconds that the first round after all were gone waits for `world` workers, so that the first
                        to arrive does not train alone; None: 30. Without effect if min is world. After a restore those
                        of the last round are waited for instead
+        first_step, steps_missed
+                       a run that began elsewhere goes on at that step; {parameter: how many of these steps were no
+                       update of it}, 0 where it is not named
         workers_min    in place of workers: min alone, max is the cluster's
         timeout        seconds, of every wait
         blobs          {name: bytes or uint8 tensor}: opaque bytes that the servers keep, save and give back as they

@@ -79,7 +79,8 @@ class Tensor:
     opaque bytes, of wire "u8" and shape (bytes,), put and fetched with dtype "u8", never taken for numbers.
     `alias_of`: this is another name of that tensor (tied), or of a box of it (a part of a fused tensor: what is put
     and pushed of parts goes when all of them are there). `place`: "rows", cut over the shards, or "whole", on one of
-    them."""
+    them. `steps_missed`: of JobSpec.first_step so many passed this trained tensor by, so that its own count of updates
+    begins at first_step - steps_missed; who opens the job later leaves it out."""
 
     name: str
     shape: Tuple[int, ...]
@@ -91,6 +92,7 @@ class Tensor:
     alias_box: Optional[Box] = None
     place: str = "rows"
     init: Optional[Init] = None
+    steps_missed: int = 0
 
 
 @dataclass(frozen=True)
@@ -291,7 +293,8 @@ def _tensor(tensor: Tensor, alive: List[Any]) -> _c.Tensor:
     made = _c.Tensor(name=text(tensor.name), unit=text(tensor.unit), group=text(tensor.group),
                      alias_of=text(tensor.alias_of), wire=number(DTYPES, f"wire of {tensor.name}", tensor.wire),
                      rank=len(tensor.shape), kind=number(KINDS, f"kind of {tensor.name}", tensor.kind),
-                     place=number(PLACES, f"place of {tensor.name}", tensor.place))
+                     place=number(PLACES, f"place of {tensor.name}", tensor.place),
+                     steps_missed=at_least(0, f"steps_missed of {tensor.name}", tensor.steps_missed, 2 ** 48))
     if len(tensor.shape) > _c.RANK_MAX:
         raise Invalid(f"tensor {tensor.name} has {len(tensor.shape)} dimensions; at most {_c.RANK_MAX} are allowed")
     for d, extent in enumerate(tensor.shape):

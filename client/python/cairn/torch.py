@@ -111,6 +111,7 @@ class AttachedModel(Between):
                  blobs: Mapping[str, Any] = {}, mapped_gradients: Optional[bool] = None,
                  mapped_parameters: Optional[bool] = None, init: Mapping[str, Init] = {}, must_exist: bool = False,
                  resume: Optional[str] = None, must_not_exist: bool = False, takeover: bool = False,
+                 steps_missed: Mapping[str, int] = {},
                  _initial: Optional[Pouring] = None, **state: Any):
         here = launch(rank, workers, workers_min, world, start_wait)
         _options.judge(model, name, units, parts, counts, mapped_gradients, mapped_parameters, must_exist,
@@ -146,6 +147,7 @@ class AttachedModel(Between):
             _meta.find_source(session, self.name, own, first, timeout, resume)
         tensors = [tensor for slot in self._slots + self._buffers
                    for tensor in tensors_of(slot, group_of.get(slot.name))] + _blobs.tensors(opaque)
+        tensors = _options.with_missed(tensors, steps_missed)
         self._spec = JobSpec(tensors, groups, stage=stage, **here, **state)
         self.clip_norm = self._spec.clip_norm or 0.0
         self._micro_batches = at_least(1, "micro_batches", self._spec.micro_batches)

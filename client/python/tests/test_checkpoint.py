@@ -300,10 +300,7 @@ class Checkpoints(unittest.TestCase):
         with self.assertRaisesRegex(cairn.Mismatch,
                                     r"it lacks: 2\.bias; it has more: more; other shapes: 0\.weight is "):
             cairn.import_checkpoint(None, path, model(), cairn.AdamW(lr=1e-2), names=names)
-        optimizer.state[net[0].weight]["step"] = torch.as_tensor(9.0)
         torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, path)
-        with self.assertRaisesRegex(cairn.Mismatch, "different steps: 5 to 9"):
-            cairn.import_checkpoint(None, path, model(), cairn.AdamW(lr=1e-2), names=names)
         with self.assertRaisesRegex(cairn.Invalid, "numbered, not named"):
             cairn.import_checkpoint(None, path, model(), cairn.AdamW(lr=1e-2))
 

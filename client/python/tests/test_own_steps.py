@@ -3,7 +3,10 @@ added late moves as torch.optim moves it, across a restore and a re-sharding."""
 
 import copy
 import logging
+import os
+import tempfile
 import threading
+import unittest
 
 from runner import main
 from torched import ClusterCase
@@ -182,6 +185,42 @@ class OwnSteps(ClusterCase):
                     model.head.weight.requires_grad_(True)
                 both.step()
                 both.m.close()
+
+    @unittest.skipIf(int(torch.__version__.split(".")[0]) < 2, "torch before 2.0 reads no numbers as data")
+    def test_a_checkpoint_whose_parameters_are_at_different_steps_goes_on_as_torch_does(self):
+        """Some were frozen for a while, one never had a gradient; then from a snapshot of the job itself."""
+        for name in OPTIMIZERS:
+            with self.subTest(optimizer=name), tempfile.TemporaryDirectory() as folder:
+                path, net = os.path.join(folder, "trained.pt"), Model()
+                optim = OPTIMIZERS[name][1](net.parameters())
+                for step in range(5):
+                    net.zero_grad(set_to_none=True)
+                    net(step, untouched=("head.bias", "trunk.weight") if step < 3 else ("head.bias",)).backward()
+                    optim.step()
+                torch.save({"model": net.state_dict(), "optimizer": optim.state_dict()}, path)
+                both = Beside.__new__(Beside)
+                both.case, both.name, both.steps, both.ours = self, f"{name}_imported", 5, Model()
+                both.served, both.torchs, both.optim = OPTIMIZERS[name][0], net, optim
+                both.m = cairn.import_checkpoint(self.session, path, both.ours, both.served, name=both.name, timeout=20,
+                                                 names=[each for each, _ in net.named_parameters()],
+                                                 allow_missing=["head.bias"],
+                                                 **({"first_step": 5} if name == "sgd" else {}))
+                both.step()
+                both.restore()
+                both.step()
+                both.m.close()
+
+    def test_weights_alone_begin_their_moments_whatever_the_schedules_step_is(self):
+        both = Beside(self, "adamw_weights", first_step=40,
+                      steps_missed={each: 40 for each, _ in Model().named_parameters()})
+        both.step()
+        both.step()
+        self.assertEqual(both.m.version.step, 42)
+        both.m.close()
+        with self.assertRaisesRegex(cairn.Invalid, "steps_missed is 41, and the job begins at step 40"):
+            Beside(self, "adamw_wrong", first_step=40, steps_missed={"head.bias": 41})
+        with self.assertRaisesRegex(cairn.Invalid, "steps_missed names head.bia"):
+            Beside(self, "adamw_wrong", first_step=40, steps_missed={"head.bia": 1})
 
     def test_who_has_no_gradient_is_named_once_with_what_does_as_torch_does(self):
         def lines(name: str, optim, **options):

@@ -228,3 +228,24 @@ cairn_status cairn_cluster_content_root(const struct cairn_manifest *manifest,
     parts_close(&parts);
     return status;
 }
+
+cairn_status cairn_cluster_note_missed(struct cairn_manifest *m)
+{
+    struct cairn_payload head;
+    if (m->payload_bytes == 0 ||
+        cairn_payload_decode(m->payload, m->payload_bytes, &head) != CAIRN_OK ||
+        head.missed.size == 0)
+        return CAIRN_OK; // what is malformed the content root says
+    bool any = false;
+    uint64_t *steps = calloc(m->spec.tensor_count + 1, sizeof *steps);
+    if (steps == NULL) return CAIRN_ERR_NO_MEMORY;
+    for (size_t t = 0; t < m->spec.tensor_count; t++) {
+        if (m->spec.tensors[t].kind != CAIRN_TRAINED) continue;
+        steps[t] = cairn_missed_steps(&head.missed, (uint32_t)t);
+        any = any || steps[t] > 0;
+    }
+    free(m->steps_missed);
+    m->steps_missed = any ? steps : NULL;
+    if (!any) free(steps);
+    return CAIRN_OK;
+}

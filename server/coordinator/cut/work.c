@@ -65,6 +65,8 @@ void cairn_cluster_cut_work(struct cairn_cluster_work *work)
         cut->status = cairn_cluster_content_root(m, &cut->digests, &root, &m->loss_scale,
                                                  &cut->why);
     if (cut->status == CAIRN_OK) memcpy(m->content_root, root.byte, sizeof m->content_root);
+    if (cut->status == CAIRN_OK && cairn_cluster_note_missed(m) != CAIRN_OK)
+        cut->status = cairn_fail(&cut->why, CAIRN_ERR_NO_MEMORY, "no memory for the manifest");
     if (cut->status == CAIRN_OK && cut->is_snapshot)
         cut->status = cairn_manifest_commit_signed(
             cut->folder, m, cairn_cluster_keys_signer(work->cluster), &cut->why);

@@ -31,6 +31,11 @@ static cairn_status add_one(struct cairn_job_spec_data *next, const Cairn__Tenso
                           "tensor \"%.128s\": what is added to a job that trains begins by its "
                           "initializer; init is 0 (none), allowed: any other",
                           tensor.name);
+    if (tensor.steps_missed != 0)
+        return cairn_fail(
+            why, CAIRN_ERR_INVALID,
+            "tensor \"%.128s\": what is added has had no update; steps_missed, allowed: 0",
+            tensor.name);
     tensor.frozen = false;
     status = cairn_spec_add_tensor(next, &tensor);
     if (status == CAIRN_OK) return CAIRN_OK;

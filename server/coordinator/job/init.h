@@ -18,6 +18,9 @@ struct cairn_cluster_init {
     bool sourced;        /* a source said InitDone; with tiles the others put theirs, too */
     uint64_t moments_of; /* the member that put moments, too; 0: none did */
     struct cairn_init_digest source, given; /* what the source put, and what the callers gave */
+    /* owned: what its tensors have missed before it began, until it is made; NULL: nothing */
+    uint8_t *payload;
+    size_t payload_bytes;
 };
 
 /* Of a member. */

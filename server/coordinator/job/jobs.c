@@ -15,6 +15,7 @@
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/job/jobs.h"
+#include "server/coordinator/job/missed.h"
 #include "server/coordinator/member/seats.h"
 #include "server/coordinator/round/groups.h"
 #include "server/coordinator/store/events.h"
@@ -37,6 +38,7 @@ void cairn_cluster_job_free(struct cairn_cluster_job *job)
     cairn_packed_release(job->planned.spec);
     cairn_packed_release(job->planned.layout);
     free(job->shards);
+    free(job->init.payload);
     free(job);
 }
 
@@ -179,7 +181,10 @@ static struct cairn_cluster_job *new_job(struct cairn_cluster *cluster)
 static cairn_status plan_body(struct cairn_cluster_job *job, uint32_t shard_count,
                               struct cairn_sentence *why)
 {
-    cairn_status status = begin_at_first_step(job);
+    cairn_status status = cairn_cluster_missed_begin(&job->spec, &job->init.payload,
+                                                     &job->init.payload_bytes, why);
+    if (status != CAIRN_OK) return status;
+    status = begin_at_first_step(job);
     if (status == CAIRN_OK) {
         job->planned.spec = cairn_packed_spec(&job->spec);
         if (job->planned.spec == NULL) status = CAIRN_ERR_NO_MEMORY;
@@ -337,7 +342,12 @@ static void on_created(struct cairn_cluster_job *job, const void *about, cairn_s
 /* The plan is there: shards make room for the job. */
 static cairn_status begin_creation(struct cairn_cluster_job *job, struct cairn_sentence *why)
 {
-    const struct cairn_cluster_job_load load = { .version = { job->generation, job->base_step } };
+    const struct cairn_decision last = { .kind = CAIRN_DECISION_NONE,
+                                         .version_after = { job->generation, job->base_step },
+                                         .payload = job->init.payload,
+                                         .payload_bytes = job->init.payload_bytes };
+    const struct cairn_cluster_job_load load = { .version = last.version_after,
+                                                 .last = last.payload_bytes > 0 ? &last : NULL };
     struct cairn_cluster_gather *gather = cairn_cluster_gather_open_job(job, on_created, NULL, 0);
     if (gather == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");

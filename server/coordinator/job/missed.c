@@ -98,3 +98,62 @@ cairn_status cairn_cluster_missed_extend(const struct cairn_cluster_job *job,
         free(payload);
     return status;
 }
+
+/* ---- a job that is to begin ---- */
+
+static bool any_missed(const struct cairn_job_spec_data *spec)
+{
+    for (size_t t = 0; t < spec->tensor_count; t++)
+        if (spec->tensors[t].steps_missed > 0) return true;
+    return false;
+}
+
+static void take_out(struct cairn_job_spec_data *spec, struct cairn_missed_writer *writer)
+{
+    for (size_t t = 0; t < spec->tensor_count; t++) {
+        struct cairn_tensor_spec *tensor = &spec->tensors[t];
+        if (tensor->kind != CAIRN_TRAINED) continue;
+        const size_t group = cairn_spec_find_group(spec, tensor->group);
+        cairn_missed_put(writer, (uint32_t)t, tensor->steps_missed, (uint32_t)group, false);
+        tensor->steps_missed = 0;
+    }
+}
+
+/* Who gives them again, another rank say, has the spec as it was. */
+static cairn_status note_former(struct cairn_job_spec_data *spec)
+{
+    uint8_t hash[32];
+    const cairn_status status = cairn_spec_hash(spec, hash);
+    return status == CAIRN_OK ? cairn_spec_add_former(spec, hash) : status;
+}
+
+cairn_status cairn_cluster_missed_begin(struct cairn_job_spec_data *spec, uint8_t **payload_out,
+                                        size_t *bytes_out, struct cairn_sentence *why)
+{
+    *payload_out = NULL;
+    *bytes_out = 0;
+    if (!any_missed(spec)) return CAIRN_OK;
+    struct cairn_missed_writer writer;
+    struct cairn_payload head = { .clip_scale = 1, .loss_scale = spec->loss_scale };
+    uint8_t *room = malloc(CAIRN_MISSED_BYTES(spec->tensor_count));
+    uint8_t *payload = malloc(CAIRN_PAYLOAD_MAX(0, spec->tensor_count, 0));
+    cairn_status status = room != NULL && payload != NULL ? note_former(spec) : CAIRN_ERR_NO_MEMORY;
+    if (status == CAIRN_OK) {
+        cairn_missed_begin(&writer, room, spec->tensor_count);
+        take_out(spec, &writer);
+        if (writer.is_full) {
+            status = too_many(spec, why);
+        } else {
+            head.missed = cairn_missed_end(&writer);
+            *bytes_out = cairn_payload_encode(&head, NULL, payload);
+        }
+    } else {
+        (void)cairn_fail(why, status, "no memory for what tensors have missed");
+    }
+    free(room);
+    if (status == CAIRN_OK)
+        *payload_out = payload;
+    else
+        free(payload);
+    return status;
+}
