@@ -211,6 +211,7 @@ static cairn_status add_tensor(struct cairn_job_spec_data *spec, struct groups *
         .alias_box = (struct cairn_box *)(uintptr_t)t->alias_box,
         .init = t->init,
         .steps_missed = t->steps_missed,
+        .order = (uint32_t)spec->tensor_count + 1,
     };
     if (t->place != CAIRN_ROWS && t->place != CAIRN_WHOLE)
         return cairn_client_fail(CAIRN_ERR_INVALID,

@@ -129,7 +129,7 @@ static const struct subcommand subcommands[] = {
       "which tensors of two snapshots differ, and by how much; 0: none, 1: some", 0, 3,
       CTL_LISTS_ONCE | CTL_TAKES_PLACES, cairn_ctl_snapshot_diff },
     { "snapshot", "export",
-      "JOB ID | --path FOLDER --to DIR [--format hf|dcp] [--dtype f32|bf16] [--max-file 5GB]",
+      "JOB ID | --path FOLDER --to DIR [--format hf|dcp|torch] [--dtype f32|bf16] [--max-file 5GB]",
       "write its weights as transformers and safetensors read them, or all of it as PyTorch does",
       0, 2, CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_PLACE | CTL_TAKES_EXPORT,
       cairn_ctl_snapshot_export },

@@ -44,7 +44,7 @@ _cairn() {
     --add | --drain) COMPREPLY=($(compgen -W "$(_cairn_shards)" -- "$word")) && return ;;
     --on-worker-loss) COMPREPLY=($(compgen -W "redo wait fail" -- "$word")) && return ;;
     -o) COMPREPLY=($(compgen -W "table json" -- "$word")) && return ;;
-    --format) COMPREPLY=($(compgen -W "hf dcp" -- "$word")) && return ;;
+    --format) COMPREPLY=($(compgen -W "hf dcp torch" -- "$word")) && return ;;
     --dtype) COMPREPLY=($(compgen -W "f32 bf16" -- "$word")) && return ;;
     --path | --to | --key | --keep | --import | --timeline | --endpoint-file)
         COMPREPLY=($(compgen -f -- "$word")) && return

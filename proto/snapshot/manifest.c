@@ -185,6 +185,7 @@ static json_t *tensor_json(const struct cairn_tensor_spec *t)
         cairn_dtype_name((int)t->master), "shape", numbers_json(t->shape.dim, t->shape.rank),
         "whole", (int)t->whole);
     if (t->frozen) tensor = with(tensor, "frozen", json_true());
+    if (t->order > 0) tensor = with(tensor, "order", json_integer((json_int_t)t->order));
     if (t->alias_of != NULL) tensor = with(tensor, "alias_of", json_string(t->alias_of));
     if (box != NULL)
         tensor = with(tensor, "alias_box",

@@ -20,7 +20,7 @@
  *     "tensors": [{"name", "unit", "group", "kind": "trained" | "frozen" | "buffer",
  *                  "wire": "f32" | "bf16", "reduce": "f32", "master": "f32", "shape": [n, ...],
  *                  "whole", "frozen"?, "alias_of"?, "alias_box"?: [[start, ...], [extent, ...]],
- *                  "init"?: {"kind", "a", "b", "seed"}}, ...]
+ *                  "init"?: {"kind", "a", "b", "seed"}, "order"?}, ...]
  *   },
  *   "periodic"?: 16 hex digits,       taken by snapshot_every of the job of this number
  *   "origin"?: {"generation", "from_generation", "from_step"}, where the job last went back (struct

@@ -94,15 +94,18 @@ static cairn_status read_tensor(json_t *json, struct cairn_job_spec_data *spec,
     json_t *shape, *alias_box = NULL, *init = NULL;
     struct cairn_box box;
     int whole, frozen = 0;
+    json_int_t order = 0;
     json_error_t error;
     if (json_unpack_ex(json, &error, JSON_STRICT,
-                       "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:b, s?b, s?s, s?o, s?o}", "name",
-                       &name, "unit", &unit, "group", &group, "kind", &kind, "wire", &wire,
+                       "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:b, s?b, s?s, s?o, s?o, s?I}",
+                       "name", &name, "unit", &unit, "group", &group, "kind", &kind, "wire", &wire,
                        "reduce", &reduce, "master", &master, "shape", &shape, "whole", &whole,
                        "frozen", &frozen, "alias_of", &alias_of, "alias_box", &alias_box, "init",
-                       &init) != 0) {
+                       &init, "order", &order) != 0) {
         return corrupt(why, "a tensor", error.text);
     }
+    if (order < 0 || order > CAIRN_SPEC_TENSORS_MAX)
+        return corrupt(why, name, "its order is no place among the tensors");
     struct cairn_tensor_spec t = {
         .name = (char *)(uintptr_t)name, // add copies them
         .unit = (char *)(uintptr_t)unit,
@@ -115,6 +118,7 @@ static cairn_status read_tensor(json_t *json, struct cairn_job_spec_data *spec,
         .master = (cairn_dtype)dtype_of(master),
         .whole = whole != 0,
         .frozen = frozen != 0,
+        .order = (uint32_t)order,
     };
     cairn_status status = read_numbers(shape, name, &t.shape.rank, t.shape.dim, why);
     if (status == CAIRN_OK && alias_box != NULL) status = read_box(alias_box, name, &box, why);

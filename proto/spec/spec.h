@@ -165,6 +165,9 @@ struct cairn_tensor_spec {
     /* Of a trained one: of the spec's first_step so many steps passed it by. Whoever opens the job later does
      * not say it, nor does the job's own spec: it is in the hash, and in no manifest */
     uint64_t steps_missed;
+    /* Its place in the list of who made the job, from 1: by that torch's optimizers number parameters, and a
+     * canonical spec is sorted. 0: not known. No part of what the job is: hash and diff leave it out */
+    uint32_t order;
 };
 
 /* Hyper-parameters shared by the trained tensors that name the group. Those that the optimizer does

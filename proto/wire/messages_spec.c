@@ -75,6 +75,7 @@ void cairn_tensor_to_message(const struct cairn_tensor_spec *tensor, Cairn__Tens
     out->init_b = tensor->init.b;
     out->init_seed = tensor->init.seed;
     out->steps_missed = tensor->steps_missed;
+    out->order = tensor->order;
 }
 
 static void pack_tensor(struct packing *p, const struct cairn_tensor_spec *tensor, size_t i)
@@ -220,6 +221,7 @@ cairn_status cairn_tensor_of_message(const Cairn__TensorSpec *in, struct cairn_t
         .alias_of = in->alias_of[0] != '\0' ? in->alias_of : NULL,
         .init = { (cairn_init_kind)in->init, in->init_a, in->init_b, in->init_seed },
         .steps_missed = in->steps_missed,
+        .order = in->order,
     };
     if (unpack_box(in, box, &out->alias_box) != CAIRN_OK) {
         cairn_sentence_set(why, "tensor %.80s: alias_box is no box", in->name);

@@ -186,7 +186,7 @@ TEST(what_is_wrong_with_the_line_or_the_place_is_said)
     EXPORT("--ema", NULL);
     ck_assert_ptr_nonnull(strstr(said.err, "no optimizer of this version keeps averaged weights"));
     EXPORT("--format", "gguf", NULL);
-    ck_assert_ptr_nonnull(strstr(said.err, "hf and dcp are allowed"));
+    ck_assert_ptr_nonnull(strstr(said.err, "hf, dcp and torch are allowed"));
     ck_assert_int_eq(mkdir(to, 0700), 0);
     EXPORT(NULL);
     ck_assert_int_eq(said.status, cairn_status_exit(CAIRN_ERR_EXISTS));

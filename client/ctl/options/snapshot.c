@@ -4,6 +4,14 @@
 
 #include "client/ctl/options/options.h"
 
+static int parse_format(const char *text, const char **out)
+{
+    *out = text;
+    if (strcmp(text, "hf") == 0 || strcmp(text, "dcp") == 0 || strcmp(text, "torch") == 0)
+        return -1;
+    return cairn_ctl_fail(CAIRN_ERR_INVALID, "--format %s: hf, dcp and torch are allowed", text);
+}
+
 static int parse_word(const char *name, const char *text, const char *one, const char *other,
                       const char **out)
 {
@@ -24,7 +32,7 @@ static int parse_max_file(struct ctl *ctl, char *text)
 int cairn_ctl_take_snapshot(struct ctl *ctl, int option)
 {
     switch (option) {
-    case OPT_FORMAT: return parse_word("format", optarg, "hf", "dcp", &ctl->export.format);
+    case OPT_FORMAT: return parse_format(optarg, &ctl->export.format);
     case OPT_DTYPE: return parse_word("dtype", optarg, "f32", "bf16", &ctl->export.dtype);
     case OPT_MAX_FILE: return parse_max_file(ctl, optarg);
     case OPT_EMA: ctl->export.ema = true; return -1;

@@ -217,9 +217,9 @@ const struct ctl_option cairn_ctl_options[] = {
       "a folder of snapshots: the copy is ROOT/JOB/ID" },
     { { "format", 1, 0, OPT_FORMAT },
       CTL_TAKES_EXPORT,
-      "--format hf|dcp",
-      "the weights as transformers has them (hf), or PyTorch's checkpoint, with the optimizer's "
-      "state" },
+      "--format hf|dcp|torch",
+      "the weights as transformers has them (hf), or with the optimizer's state: a folder of "
+      "PyTorch's distributed checkpoint (dcp), or one file of torch.save (torch)" },
     { { "dtype", 1, 0, OPT_DTYPE },
       CTL_TAKES_EXPORT,
       "--dtype f32|bf16",

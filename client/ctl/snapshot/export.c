@@ -68,7 +68,7 @@ static void look_ahead(struct exporting *x, struct place end)
         }
         const struct cairn_safetensors_entry *entry = &file->entries[at->entry];
         const uint64_t elems = elems_of(entry);
-        if (entry->plane != CTL_EXPORT_PLANE_STEP)
+        if (entry->plane != CTL_EXPORT_PLANE_STEP && !cairn_ctl_torch_is_text(entry))
             at->elem += cairn_snapshot_want(x->snapshot, entry->tensor, entry->plane, at->elem,
                                             elems - at->elem);
         else
@@ -86,11 +86,14 @@ static cairn_status fill(void *context, const struct cairn_safetensors_entry *en
 {
     struct exporting *x = context;
     if (interrupted) return cairn_fail(why, CAIRN_ERR_CANCELED, "interrupted");
-    const bool rounds = entry->dtype == CAIRN_BF16;
+    const bool rounds = entry->dtype == CAIRN_BF16, is_text = cairn_ctl_torch_is_text(entry);
+    const uint64_t bytes = elem_count * cairn_dtype_bytes((int)entry->dtype);
     cairn_status status = CAIRN_OK;
     look_ahead(x, (struct place) { x->file, (size_t)(entry - x->plan->files[x->file].file.entries),
                                    first_elem });
-    if (entry->plane == CTL_EXPORT_PLANE_STEP) {
+    if (is_text) {
+        cairn_ctl_torch_text(x->plan->torch, first_elem, elem_count, to);
+    } else if (entry->plane == CTL_EXPORT_PLANE_STEP) {
         const struct cairn_manifest *m = &x->snapshot->manifest;
         const uint64_t missed = m->steps_missed != NULL ? m->steps_missed[entry->tensor] : 0;
         const float step = (float)(m->step - missed);
@@ -100,7 +103,9 @@ static cairn_status fill(void *context, const struct cairn_safetensors_entry *en
                                      elem_count, rounds ? x->rounded : to, why);
     }
     if (status == CAIRN_OK && rounds) cairn_ctl_round_bf16(x->rounded, to, elem_count);
-    x->done_bytes += elem_count * cairn_dtype_bytes((int)entry->dtype);
+    if (status == CAIRN_OK && x->plan->torch != NULL && !is_text)
+        cairn_ctl_torch_pass(x->plan->torch, entry, to, bytes);
+    x->done_bytes += is_text ? 0 : bytes;
     cairn_ctl_progress_at(&x->progress, x->done_bytes);
     return status;
 }
@@ -187,7 +192,10 @@ static void print(const struct ctl *ctl, const struct exporting *x, const struct
                   const char *folder, double seconds)
 {
     const struct ctl_export_plan *plan = x->plan;
-    const char *format = w->is_dcp ? "dcp" : "hf", *dtype = cairn_dtype_name((int)w->dtype);
+    const char *format = w->is_dcp     ? "dcp"
+                         : w->is_torch ? "torch"
+                                       : "hf",
+               *dtype = cairn_dtype_name((int)w->dtype);
     if (ctl->json) {
         cairn_ctl_print_json(json_pack(
             "{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "path", folder, "format", format,
@@ -218,6 +226,7 @@ static int judge(const struct ctl *ctl, struct ctl_export_wish *wish)
     const struct ctl_export *e = &ctl->export;
     *wish = (struct ctl_export_wish) {
         .is_dcp = e->format != NULL && strcmp(e->format, "dcp") == 0,
+        .is_torch = e->format != NULL && strcmp(e->format, "torch") == 0,
         .dtype = e->dtype != NULL && strcmp(e->dtype, "bf16") == 0 ? CAIRN_BF16 : CAIRN_F32,
         .file_bytes_max = e->file_bytes_max > 0 ? e->file_bytes_max : FILE_BYTES_DEFAULT,
     };
@@ -251,7 +260,7 @@ int cairn_ctl_snapshot_export(struct ctl *ctl)
     if (done >= 0) return done;
     const double begun = now_s();
     snapshot.ahead = blocks_held(&snapshot.manifest);
-    cairn_status status = cairn_ctl_export_plan_make(&snapshot.manifest.spec, &wish, &plan);
+    cairn_status status = cairn_ctl_export_plan_make(&snapshot.manifest, &wish, &plan);
     if (status == CAIRN_OK) {
         struct exporting x = { .snapshot = &snapshot, .plan = &plan };
         status = export_to(ctl, &x, to, &folder, &why);

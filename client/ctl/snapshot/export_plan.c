@@ -227,15 +227,38 @@ static bool finish(const struct planning *p)
     return true;
 }
 
-cairn_status cairn_ctl_export_plan_make(const struct cairn_job_spec_data *spec,
+/* One file, with all of it. */
+static cairn_status plan_torch(const struct cairn_manifest *manifest,
+                               const struct ctl_export_wish *wish, struct ctl_export_plan *plan)
+{
+    struct planning p = { .plan = plan };
+    if (!add_file(&p, 0)) return CAIRN_ERR_NO_MEMORY;
+    struct cairn_snapshot_file *file = &plan->files[0].file;
+    snprintf(file->path, sizeof file->path, CTL_TORCH_FILE_NAME);
+    cairn_status status = cairn_ctl_torch_plan(manifest, wish->dtype, CTL_EXPORT_PLANE_STEP, file,
+                                               &plan->torch);
+    for (size_t i = 0; i < file->entry_count && status == CAIRN_OK; i++) {
+        const struct cairn_safetensors_entry *e = &file->entries[i];
+        if (cairn_ctl_torch_is_text(e)) continue;
+        plan->data_bytes += e->end - e->begin;
+        plan->tensors += e->plane == CAIRN_PLANE_PARAM;
+    }
+    for (size_t i = 0; i < manifest->spec.tensor_count; i++)
+        plan->blobs += manifest->spec.tensors[i].kind == CAIRN_BLOB;
+    return status;
+}
+
+cairn_status cairn_ctl_export_plan_make(const struct cairn_manifest *manifest,
                                         const struct ctl_export_wish *wish,
                                         struct ctl_export_plan *plan_out)
 {
     struct ctl_export_plan plan = { .parts = { { .folder = wish->is_dcp ? "model" : "" },
                                                { .folder = "optim" } },
                                     .part_count = wish->is_dcp ? 2 : 1 };
-    struct planning p = { .spec = spec, .wish = wish, .plan = &plan };
-    cairn_status status = place_all(&p) && finish(&p) ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+    struct planning p = { .spec = &manifest->spec, .wish = wish, .plan = &plan };
+    cairn_status status = wish->is_torch                ? plan_torch(manifest, wish, &plan)
+                          : place_all(&p) && finish(&p) ? CAIRN_OK
+                                                        : CAIRN_ERR_NO_MEMORY;
     if (status == CAIRN_OK && plan.file_count == 0) status = CAIRN_ERR_NOT_FOUND;
     if (status == CAIRN_OK)
         *plan_out = plan;
@@ -253,6 +276,7 @@ void cairn_ctl_export_plan_release(struct ctl_export_plan *plan)
         free(file->header);
     }
     free(plan->files);
+    cairn_ctl_torch_free(plan->torch);
     for (size_t i = 0; i < 2; i++) free(plan->parts[i].index);
     *plan = (struct ctl_export_plan) { .files = NULL };
 }

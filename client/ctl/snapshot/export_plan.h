@@ -11,19 +11,21 @@
  *         As PyTorch's HuggingFaceStorageReader reads it. Keys in optim/ are torch's:
  *         state.<name>.exp_avg, .exp_avg_sq, .step (f32); of SGD state.<name>.momentum_buffer.
  *
+ *   torch checkpoint.pt, as torch.save writes it: torch_file.h
+ *
  * Blobs, which are no numbers, and aliases are left out. */
 #ifndef CAIRN_CTL_SNAPSHOT_EXPORT_PLAN_H
 #define CAIRN_CTL_SNAPSHOT_EXPORT_PLAN_H
 
 #include <stdbool.h>
 
-#include "proto/snapshot/snapshot_file.h"
+#include "client/ctl/snapshot/torch_file.h"
 
 #define CTL_EXPORT_INDEX_NAME "model.safetensors.index.json"
 #define CTL_EXPORT_PLANE_STEP 0 /* of an entry: torch's count of steps, one f32 */
 
 struct ctl_export_wish {
-    bool is_dcp;
+    bool is_dcp, is_torch;   /* neither: hf */
     cairn_dtype dtype;       /* of the model's tensors: CAIRN_F32 or CAIRN_BF16 */
     uint64_t file_bytes_max; /* of tensors in a file, but for one that is larger by itself */
 };
@@ -45,14 +47,15 @@ struct ctl_export_plan {
     size_t file_count, file_capacity;
     struct ctl_export_part parts[2];
     size_t part_count;
-    uint64_t data_bytes; /* of all tensors */
-    size_t tensors;      /* of the model; and what is left out: */
+    struct ctl_torch_file *torch; /* owned; NULL unless the wish is torch */
+    uint64_t data_bytes;          /* of all tensors */
+    size_t tensors;               /* of the model; and what is left out: */
     size_t blobs, aliases;
 };
 
-/* Of a canonical spec. CAIRN_ERR_NO_MEMORY; CAIRN_ERR_NOT_FOUND: there is nothing to export. Release it
- * only if it is CAIRN_OK. */
-cairn_status cairn_ctl_export_plan_make(const struct cairn_job_spec_data *spec,
+/* Of the manifest of a snapshot, which outlives it. CAIRN_ERR_NO_MEMORY; CAIRN_ERR_NOT_FOUND: there is
+ * nothing to export. Release it only if it is CAIRN_OK. */
+cairn_status cairn_ctl_export_plan_make(const struct cairn_manifest *manifest,
                                         const struct ctl_export_wish *wish,
                                         struct ctl_export_plan *plan_out) CAIRN_MUST_CHECK;
 void cairn_ctl_export_plan_release(struct ctl_export_plan *plan);

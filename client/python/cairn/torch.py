@@ -92,6 +92,13 @@ def _groups(optim: Any, slots: List[Slot]) -> Tuple[List[Group], Dict[str, str]]
     return optim.group(list(trained))
 
 
+def _listed(optim: Any, slots: List[Slot]) -> List[Slot]:
+    """In the order of the torch optimizer, which an export has its state in; else that of the model."""
+    order = [number for group in getattr(optim, "order", ()) for number in group]
+    place = {number: i for i, number in enumerate(order)}
+    return sorted(slots, key=lambda slot: place.get(id(slot.parameter), len(place)))
+
+
 class AttachedModel(Between):
     """A model whose parameters and optimizer are the servers'. Made by Session.attach.
 
@@ -145,7 +152,7 @@ class AttachedModel(Between):
             own = _meta.without(own, _initial.names, _meta.tensors_of_job(session, self.name, timeout))
         if state.get("init_from") is None:
             _meta.find_source(session, self.name, own, first, timeout, resume)
-        tensors = [tensor for slot in self._slots + self._buffers
+        tensors = [tensor for slot in _listed(optim, self._slots) + self._buffers
                    for tensor in tensors_of(slot, group_of.get(slot.name))] + _blobs.tensors(opaque)
         tensors = _options.with_missed(tensors, steps_missed)
         self._spec = JobSpec(tensors, groups, stage=stage, **here, **state)

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import unittest
+import zipfile
 from pathlib import Path
 
 import torched
@@ -383,6 +384,52 @@ class Imports(torched.ClusterCase):
                         self.assertTrue(torch.equal(value, expected[name]), name)
             other = cairn.SGD(lr=1e-2, momentum=0.9) if kind == "adamw" else cairn.AdamW(lr=1e-2)
             self.refused(folder, other, "to which they mean nothing")
+
+    def test_plain_torch_goes_on_from_the_consolidated_file(self):
+        reads_numbers = int(torch.__version__.split(".")[0]) >= 2
+        def groups(net):
+            return [{"params": [net[2].weight, net[0].weight], "weight_decay": 0.1},
+                    {"params": [net[0].bias, net[2].bias]}]
+
+        def trained_of(net):
+            return [p for p in net.parameters() if p.requires_grad]
+
+        makes = {"adamw": lambda net: adamw(trained_of(net)), "sgd": lambda net: sgd(trained_of(net)),
+                 "groups": lambda net: torch.optim.Adam(groups(net), lr=1e-2),
+                 "plain": lambda net: torch.optim.SGD(trained_of(net), lr=1e-2)}
+        for kind, make in makes.items():
+            net, theirs = model(), model()
+            net[0].bias.requires_grad_(kind == "groups")  # a frozen one has no number
+            theirs[0].bias.requires_grad_(kind == "groups")
+            with self.session.attach(net, make(net), name=f"{kind}-away") as m:
+                steps(m, net, 0, BEFORE)
+                snapshot = m.snapshot()
+                steps(m, net, BEFORE, BEFORE + AFTER)
+                folder = self.cluster._folder / "snapshots" / f"{kind}-away" / snapshot
+                subprocess.run([BIN / "cairn", "snapshot", "export", "--path", folder, "--format", "torch", "--to",
+                                self.folder / kind], check=True, capture_output=True)
+            path = self.folder / kind / "checkpoint.pt"
+            with zipfile.ZipFile(path) as archive:
+                self.assertIsNone(archive.testzip())  # sums and all
+            for how in ({"weights_only": True}, {"mmap": True, "weights_only": True}) if reads_numbers else ({},):
+                saved = torch.load(path, **how)
+                self.assertEqual(saved["step"], BEFORE)
+            self.assertEqual(sorted(saved["model"]), sorted(NAMES))
+            theirs.load_state_dict(saved["model"])
+            optimizer = make(theirs)
+            optimizer.load_state_dict(saved["optimizer"])
+            run_torch(theirs, optimizer, BEFORE, BEFORE + AFTER)
+            for (which, ours), p in zip(net.named_parameters(), theirs.named_parameters()):
+                self.assertLess(float((ours.detach() - p[1].detach()).abs().max()), 2e-6, (kind, which))
+            if not reads_numbers:
+                continue
+            again = model()
+            again[0].bias.requires_grad_(kind == "groups")
+            with cairn.import_checkpoint(self.session, path, again, make(again), name=f"{kind}-back") as m:
+                self.assertEqual(m.imported.step, BEFORE)
+                steps(m, again, BEFORE, BEFORE + AFTER)
+                for (which, ours), p in zip(again.named_parameters(), net.parameters()):
+                    self.assertTrue(torch.equal(ours.detach(), p.detach()), (kind, which))
 
     # ---- damaged ----
 

@@ -37,6 +37,7 @@ static cairn_status add_one(struct cairn_job_spec_data *next, const Cairn__Tenso
             "tensor \"%.128s\": what is added has had no update; steps_missed, allowed: 0",
             tensor.name);
     tensor.frozen = false;
+    tensor.order = 0; // of this list, not of the job's
     status = cairn_spec_add_tensor(next, &tensor);
     if (status == CAIRN_OK) return CAIRN_OK;
     return cairn_fail(why, status, "tensor \"%.128s\": %s", tensor.name,
