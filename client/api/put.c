@@ -1,5 +1,6 @@
 /* The initial state: what is put, and its end. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "client/api/judge.h"
 #include "client/ask.h"
@@ -158,6 +159,21 @@ static cairn_status put_whole(struct job *job, struct command *pattern, const st
     return status;
 }
 
+/* The first update of SGD begins its momentum: what was put would be thrown away. */
+static cairn_status judge_momentum(const struct job *job, size_t tensor, int plane)
+{
+    const struct cairn_job_spec_data *spec = &job->spec;
+    const size_t group = cairn_spec_find_group(spec, spec->tensors[tensor].group);
+    if (plane != CAIRN_PLANE_EXP_AVG || spec->first_step > 0 || group == SIZE_MAX ||
+        strcmp(spec->groups[group].optimizer, "sgd") != 0)
+        return CAIRN_OK;
+    return cairn_client_fail(CAIRN_ERR_INVALID,
+                             "tensor %s: momentum is put, and the job begins at step 0, whose "
+                             "update begins SGD's momentum anew; say first_step, the steps that "
+                             "its run has made",
+                             spec->tensors[tensor].name);
+}
+
 static cairn_status put_inside(struct job *job, const char *tensor, const char *plane,
                                const struct cairn_box *box, const struct cairn_mem *given,
                                cairn_op **op_out)
@@ -173,6 +189,7 @@ static cairn_status put_inside(struct job *job, const char *tensor, const char *
     if (status != CAIRN_OK) return status;
     int number;
     status = cairn_api_judge_state(job, index, plane, &number);
+    if (status == CAIRN_OK) status = judge_momentum(job, index, number);
     if (status == CAIRN_OK) status = judge_source(job, index, number);
     if (status == CAIRN_OK) status = cairn_api_judge_dtype(job, index, number, &mem);
     if (status != CAIRN_OK) return status;

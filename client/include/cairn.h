@@ -421,7 +421,8 @@ struct cairn_job_spec {
      * an absolute path where the shards are, in a folder that their import.folders allows. F32, BF16, F16
      * and F64. Every tensor must be there, by its name or by init_prefix + its name, or have
      * an initializer (else CAIRN_ERR_MISMATCH), and what is trained or frozen be finite as fp32, unless
-     * init_nonfinite_ok (else CAIRN_ERR_NONFINITE); cairn_error() has the list. NULL = none. */
+     * init_nonfinite_ok (else CAIRN_ERR_NONFINITE); and of these dtypes nothing may be there that no tensor
+     * takes, unless init_extra_ok (else CAIRN_ERR_MISMATCH). cairn_error() has the list. NULL = none. */
     const char *init_from;
     const char *init_prefix; /* "model."; NULL = none */
     /* bytes that cairn_commit may give of the trainer's own; 0: none, at most 65536 */
@@ -507,6 +508,7 @@ struct cairn_job_spec {
     uint64_t first_step;
     /* 0 = CAIRN_MISSING_ZERO. LEAVE is for jobs of at most 24,576 tensors */
     cairn_missing missing_gradients;
+    bool init_extra_ok; /* init_from may have more weights than the job has tensors */
 };
 #define CAIRN_OPEN_MUST_EXIST     1
 #define CAIRN_OPEN_RESUME         2

@@ -101,8 +101,9 @@ bool cairn_weight_readable(const struct cairn_weight *weight);
 /* Which weight each tensor of a canonical spec is read from: the one of its name, else that of
  * `prefix` + its name. from_out, [tensor_count]: NULL where there is none and the tensor has an
  * initializer. CAIRN_ERR_MISMATCH names every tensor that is missing, has another shape, or is not
- * readable (the first CAIRN_WEIGHTS_NAMES_MAX). What the files have beyond that
- * is no error: `extra` says how many and which, "" if none. */
+ * readable (the first CAIRN_WEIGHTS_NAMES_MAX); and, unless the spec has init_extra_ok, what the files have
+ * beyond that and a job could have. What they have beyond it otherwise is no error: `extra` says how many and
+ * which, "" if none. The name of a whole tensor's alias is that tensor's. */
 cairn_status cairn_weights_match(const struct cairn_weights *weights,
                                  const struct cairn_job_spec_data *spec, const char *prefix,
                                  const struct cairn_weight **from_out, struct cairn_sentence *extra,

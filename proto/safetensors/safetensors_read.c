@@ -82,19 +82,25 @@ static int pointer_order(const void *a, const void *b)
     return *x < *y ? -1 : *x > *y;
 }
 
-/* Those that no tensor takes. */
-static cairn_status note_extra(const struct cairn_weights *w, const struct cairn_weight **from,
-                               size_t count, struct cairn_sentence *extra)
+/* Those that no tensor takes. *refused_out: how many of them a job could have. */
+static cairn_status note_extra(const struct matching *m, const struct cairn_job_spec_data *spec,
+                               const struct cairn_weight **from, struct cairn_sentence *extra,
+                               size_t *refused_out)
 {
+    const struct cairn_weights *w = m->w;
+    const size_t count = spec->tensor_count;
     const struct cairn_weight **taken = calloc(count + 1, sizeof *taken);
     if (taken == NULL) return CAIRN_ERR_NO_MEMORY;
-    memcpy(taken, from, count * sizeof *taken);
+    for (size_t i = 0; i < count; i++)
+        taken[i] = spec->tensors[i].alias_of != NULL ? look_up(m, spec->tensors[i].name) : from[i];
     qsort(taken, count, sizeof *taken, pointer_order);
     struct cairn_sentence names = { "" };
     size_t spare = 0, t = 0;
+    *refused_out = 0;
     for (size_t i = 0; i < w->weight_count; i++) {
         while (t < count && taken[t] < &w->weights[i]) t++;
         if (t < count && taken[t] == &w->weights[i]) continue;
+        *refused_out += cairn_weight_readable(&w->weights[i]);
         if (spare++ < CAIRN_WEIGHTS_NAMES_MAX)
             cairn_sentence_add(&names, "%s %s", spare > 1 ? "," : "", w->weights[i].key);
     }
@@ -121,9 +127,13 @@ cairn_status cairn_weights_match(const struct cairn_weights *w,
             cairn_sentence_add(why, "\nand %zu more", m.wrong - CAIRN_WEIGHTS_NAMES_MAX);
         return CAIRN_ERR_MISMATCH;
     }
-    return note_extra(w, from_out, spec->tensor_count, extra) == CAIRN_OK
-               ? CAIRN_OK
-               : cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    size_t refused;
+    if (note_extra(&m, spec, from_out, extra, &refused) != CAIRN_OK)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    if (refused == 0 || spec->init_extra_ok) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_MISMATCH,
+                      "%s has %s. Is it of another model? To leave them out, say init_extra_ok",
+                      w->path, extra->text);
 }
 
 /* ---- reading ---- */

@@ -241,6 +241,7 @@ struct cairn_job_spec_data {
     uint32_t spread;           /* a unit stands on at most so many shards */
     uint32_t window;           /* chunks in flight, per worker and shard */
     bool init_nonfinite_ok;    /* init_from may have weights that are NaN or infinite */
+    bool init_extra_ok;        /* init_from may have weights that no tensor takes */
     uint32_t client_state_max; /* bytes that a trainer may give with a step; 0: none */
     /* So many skipped rounds in a row that found the loss scale at its least, and no further one opens (until
      * an amendment, a write or a restore); at least 1. Not to be amended */

@@ -52,6 +52,8 @@ cairn_status cairn_spec_check_origin(const struct cairn_job_spec_data *spec,
         return cairn_fail(why, CAIRN_ERR_INVALID,
                           "init_nonfinite_ok without init_from has no effect");
     }
+    if (spec->init_extra_ok && path == NULL)
+        return cairn_fail(why, CAIRN_ERR_INVALID, "init_extra_ok without init_from has no effect");
     return CAIRN_OK;
 }
 

@@ -78,7 +78,9 @@ ROOMS = {
     "client/ctl/job/": ["proto/", "client/include/", "client/ctl/ctl.h", "client/ctl/progress.h",
                         "server/shard/job/need.h"],
     **{room: ["proto/", "client/include/", "client/ctl/ctl.h", "client/ctl/progress.h"]
-       for room in ("client/ctl/options/", "client/ctl/cluster/", "client/ctl/local/", "client/ctl/snapshot/")},
+       for room in ("client/ctl/options/", "client/ctl/cluster/", "client/ctl/local/")},
+    "client/ctl/snapshot/": ["proto/", "client/include/", "client/ctl/ctl.h", "client/ctl/progress.h",
+                             "server/core/decision.h", "server/core/missed.h"],
     "client/ctl/bench/": ["proto/", "client/include/", "gpu/gpu.h", "gpu/home.h", "client/ctl/ctl.h",
                           "client/ctl/local/local.h"],
     "client/examples/": ["client/include/"],

@@ -150,6 +150,7 @@ CHANGE(global_batch, s->global_batch = 12)
 CHANGE(seed, s->seed = 7)
 CHANGE(tiers, s->tiers = CAIRN_TIERS_MOMENTS_ON_HOST)
 CHANGE(init_nonfinite_ok, s->init_from = strdup("/w"); s->init_nonfinite_ok = true)
+CHANGE(init_extra_ok, s->init_from = strdup("/w"); s->init_extra_ok = true)
 
 #define FIELD(name) \
     {               \
@@ -222,6 +223,7 @@ static const struct {
     FIELD(global_batch),
     FIELD(seed),
     FIELD(init_nonfinite_ok),
+    FIELD(init_extra_ok),
     FIELD(blob),
 };
 

@@ -24,24 +24,29 @@ static cairn *open_session(void)
     return opened;
 }
 
-static cairn_job *open_job(cairn *by, uint32_t rank)
+static cairn_job *open_job_of(cairn *by, uint32_t rank, const char *name, struct cairn_group group,
+                              uint64_t first_step)
 {
     static const struct cairn_tensor tensors[] = {
         { .struct_size = sizeof *tensors, .name = "a", .rank = 1, .shape = { ELEMS } },
         { .struct_size = sizeof *tensors, .name = "b", .rank = 1, .shape = { ELEMS } },
     };
-    const struct cairn_group group = CAIRN_GROUP_INIT;
     const struct cairn_job_spec spec = { .struct_size = sizeof spec,
                                          .tensors = tensors,
                                          .tensor_count = 2,
                                          .groups = &group,
                                          .group_count = 1,
                                          .rank = rank,
-                                         .first_step = FIRST_STEP };
+                                         .first_step = first_step };
     cairn_job *opened;
-    ck_assert_msg(cairn_job_open(by, "w", &spec, CAIRN_WORKER, WAIT_MS, &opened) == CAIRN_OK, "%s",
+    ck_assert_msg(cairn_job_open(by, name, &spec, CAIRN_WORKER, WAIT_MS, &opened) == CAIRN_OK, "%s",
                   cairn_error());
     return opened;
+}
+
+static cairn_job *open_job(cairn *by, uint32_t rank)
+{
+    return open_job_of(by, rank, "w", (struct cairn_group)CAIRN_GROUP_INIT, FIRST_STEP);
 }
 
 static void setup(void)
@@ -108,6 +113,18 @@ TEST(what_was_missing_is_put_and_the_rest_stays)
     ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
     check_values("a", first);
     check_values("b", other);
+}
+
+TEST(momentum_that_the_first_update_would_throw_away_is_refused)
+{
+    struct cairn_group group = CAIRN_GROUP_INIT;
+    group.optimizer = "sgd";
+    group.momentum = 0.9;
+    cairn_job *at_0 = open_job_of(session, 0, "at-0", group, 0);
+    ck_assert_int_eq(put_plane(at_0, "a", "exp_avg", first), CAIRN_ERR_INVALID);
+    ck_assert_msg(strstr(cairn_error(), "say first_step") != NULL, "%s", cairn_error());
+    cairn_job *at_1 = open_job_of(session, 0, "at-1", group, 1);
+    ck_assert_msg(put_plane(at_1, "a", "exp_avg", first) == CAIRN_OK, "%s", cairn_error());
 }
 
 TEST(the_same_values_may_be_put_again)

@@ -291,6 +291,10 @@ TEST(a_tensor_takes_its_own_name_then_the_prefixed_one_then_its_initializer)
     add_tensor(&spec, "weight", 4, CAIRN_INIT_NONE);
     sample_weights_write(at(0, "m.safetensors"), all, 4);
     check_opens(paths[0], 4);
+    ck_assert_int_eq(cairn_weights_match(&weights, &spec, "model.", from, &extra, &why),
+                     CAIRN_ERR_MISMATCH);
+    ck_assert_ptr_nonnull(strstr(why.text, "model.bias, model.spare. Is it of another model?"));
+    spec.init_extra_ok = true;
     ck_assert_msg(cairn_weights_match(&weights, &spec, "model.", from, &extra, &why) == CAIRN_OK,
                   "%s", why.text);
     ck_assert_str_eq(from[0]->key, "bias");

@@ -110,7 +110,7 @@ def _groups(saved: Any, found: OptimizerState) -> Optional[List[Dict[str, Any]]]
     try:
         saved = value_of(saved)
         if isinstance(saved, dict):
-            saved = [saved[key] for key in sorted(saved, key=str)]
+            saved = [saved[key] for key in sorted(saved, key=lambda key: (len(str(key)), str(key)))]
         groups = []
         for group in saved:
             groups.append({key: value_of(one) if not isinstance(one, dict) else list(map(value_of, one.values()))

@@ -60,6 +60,11 @@ class Unit:
 
 # ---- parameters ----
 
+def stays_here(parameter: nn.Parameter) -> bool:
+    """Frozen, and of a dtype that the servers do not keep: the trainer's own (_own.py)."""
+    return not parameter.requires_grad and parameter.dtype not in _WIRES
+
+
 def _wire(name: str, parameter: nn.Parameter, wire_dtype: Any) -> str:
     if isinstance(parameter, nn.parameter.UninitializedParameter):
         raise Unsupported(f"{name} is not initialized: a lazy module has its shapes from its first forward pass; do "
@@ -87,7 +92,7 @@ def slots_of(model: nn.Module, wire_dtype: Any = None) -> List[Slot]:
     for prefix, module in model.named_modules(remove_duplicate=False):
         prefix = own_name(prefix)
         for last, parameter in module._parameters.items():
-            if parameter is None:
+            if parameter is None or stays_here(parameter):
                 continue
             name = f"{prefix}.{last}" if prefix else last
             if id(parameter) in slots:
@@ -184,8 +189,8 @@ def units_of(model: nn.Module, slots: Sequence[Slot], choice: UnitChoice) -> Lis
     by_parameter = {id(slot.parameter): slot for slot in slots}
     for unit in units:
         for parameter in unit.module.parameters():  # type: ignore[union-attr]
-            slot = by_parameter[id(parameter)]
-            if id(parameter) not in of_root:
+            slot = by_parameter.get(id(parameter))
+            if slot is not None and id(parameter) not in of_root:
                 unit.slots.append(slot)
                 slot.units.append(unit)
     return [unit for unit in units if unit.slots]

@@ -90,6 +90,7 @@ class _Taken:
 def _wanted(model: Any, optim: Any, wire: Any) -> _Wanted:
     from ._model import _WIRES as wires
     from ._model import slots_of
+    from ._own import own
     from .torch import _groups
     found, slots = _Wanted(), slots_of(model, wire)
     for slot in slots:
@@ -99,6 +100,8 @@ def _wanted(model: Any, optim: Any, wire: Any) -> _Wanted:
     by_name = {group.name: group for group in groups}
     found.group_of = {slot.name: by_name[group_of[slot.name]] for slot in slots if slot.trained}
     persistent = {own_name(name) for name in model.state_dict(keep_vars=True)}
+    for name, parameter in own(model):
+        found.shapes[name], found.kept[name] = tuple(parameter.shape), parameter
     for name, buffer in model.named_buffers():
         name = own_name(name)
         found.shapes[name], found.buffers[name] = tuple(buffer.shape), buffer
@@ -348,7 +351,7 @@ def _add_manifest(tree: _tree.Tree, state: _found.OptimizerState) -> None:
                     state.options[tensor["name"]]["step"] = manifest["step"] - missed.get(tensor["name"], 0)
                 if group["optimizer"] == "sgd" and "exp_avg" in arrays:
                     arrays["momentum_buffer"] = arrays.pop("exp_avg")
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         raise Invalid("manifest.json describes no job: `cairn snapshot verify` says what is wrong with it") from None
 
 
@@ -382,12 +385,10 @@ def _items(wanted: _Wanted, taken: _Taken) -> List[Item]:
 
 
 def _fill_kept(tree: _tree.Tree, wanted: _Wanted, taken: _Taken) -> None:
-    """Buffers that are this worker's own, of integers and the like."""
-    import torch
-    with torch.no_grad():
-        for name, buffer in wanted.kept.items():
-            if name in taken.params and not buffer.is_meta:
-                buffer.copy_(_found.value_of(taken.params[name]))
+    """Buffers and frozen parameters that are this worker's own, of integers and the like."""
+    for name, kept in wanted.kept.items():
+        if name in taken.params and not kept.is_meta:
+            kept.data.copy_(_found.value_of(taken.params[name]))
 
 
 def import_checkpoint(session: Any, path: Union[Source, Sequence[Source]], model: Any, optim: Any, *,

@@ -10,7 +10,7 @@ from typing import Any, List, Mapping, Optional, Tuple, Union
 
 from torch import nn
 
-from . import _again, _meta, _options, _transfer
+from . import _again, _meta, _options, _own, _transfer
 from ._beside import refuse_loading
 from ._call import TIMEOUT_S
 from ._held import TRIES, Held
@@ -47,8 +47,8 @@ class ReadModel(Held):
                  workers: Union[None, int, Tuple[int, int]] = None, workers_min: Optional[int] = None,
                  world: Optional[int] = None, start_wait: Optional[float] = None,
                  parts: Mapping[str, Part] = {}, init: Mapping[str, Init] = {}, init_from: Optional[str] = None,
-                 init_prefix: Optional[str] = None, init_nonfinite_ok: bool = False, must_exist: bool = False,
-                 **others: Any):
+                 init_prefix: Optional[str] = None, init_nonfinite_ok: bool = False, init_extra_ok: bool = False,
+                 must_exist: bool = False, **others: Any):
         if others:
             raise Invalid(f"{', '.join(others)}: of training, and attach(model) without an optimizer only reads; leave "
                           "it out, or give an optimizer")
@@ -71,7 +71,7 @@ class ReadModel(Held):
             raise _again.missing(self.name)
         if not state:
             spec = JobSpec([], (), init_from=init_from, init_prefix=init_prefix, init_nonfinite_ok=init_nonfinite_ok,
-                           **launch(rank, workers, workers_min, world, start_wait))
+                           init_extra_ok=init_extra_ok, **launch(rank, workers, workers_min, world, start_wait))
             self._see_to_it(spec, state is not None)
         self._job = session.open_reader(self.name, timeout)
         self._claim()
@@ -159,6 +159,8 @@ class ReadModel(Held):
         self._buffers = [slot for slot in self._buffers
                          if slot.name in there and there[slot.name].shape == tuple(slot.parameter.shape)]
         _meta.judge_buffers(model, self._buffers)
+        if any(tensor.name == _own.BLOB for tensor in self._job.tensors()):
+            _own.judge(self._job, model, _own.digest_of(model), self.timeout)
 
     # ---- versions ----
 

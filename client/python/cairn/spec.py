@@ -174,6 +174,7 @@ class JobSpec:
     init_prefix: Optional[str] = None
     client_state_max: int = 0
     init_nonfinite_ok: bool = False
+    init_extra_ok: bool = False
     reduce_groups: str = "none"
     skips_max: int = 0
     snapshot_every: int = 0
@@ -341,7 +342,7 @@ def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
                       micro_batches=at_least(0, "micro_batches", spec.micro_batches),
                       init_from=text(spec.init_from), init_prefix=text(spec.init_prefix),
                       client_state_max=at_least(0, "client_state_max", spec.client_state_max),
-                      init_nonfinite_ok=bool(spec.init_nonfinite_ok),
+                      init_nonfinite_ok=bool(spec.init_nonfinite_ok), init_extra_ok=bool(spec.init_extra_ok),
                       reduce_groups=number(REDUCE_GROUPS, "reduce_groups", spec.reduce_groups),
                       skips_max=at_least(0, "skips_max", spec.skips_max),
                       snapshot_every=at_least(0, "snapshot_every", spec.snapshot_every, 2 ** 48),

@@ -39,7 +39,7 @@ from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, Opti
 import torch
 from torch import nn
 
-from . import _again, _blobs, _changed, _cuda, _lent, _meta, _options, _transfer
+from . import _again, _blobs, _changed, _cuda, _lent, _meta, _options, _own, _transfer
 from ._beside import Clipping, refuse_loading
 from ._between import Between, goes_on
 from ._call import TIMEOUT_S
@@ -137,6 +137,7 @@ class AttachedModel(Between):
         self._counts = counts
         opaque = _blobs.taken(blobs, [slot.name for slot in self._slots + self._buffers])
         _blobs.warn_of_extra_state(model, opaque)
+        opaque.update(_own.digest_of(model))
         self.blobs = {name: len(value) for name, value in opaque.items()}  # bytes of each
         modules = units_of(model, self._slots, units)
         judge_hooked(model, modules if self.stage == 3 else ())
@@ -202,6 +203,7 @@ class AttachedModel(Between):
             self._hooks += refuse_loading(
                 model, "Load before attach; to change the values of a job: m.write({name: tensor})")
             self._take_initial_state()
+            _own.judge(self._job, model, opaque, timeout)
             if self.stage == 3:
                 self._window = Window(modules, window, self._start, self._lend, self._gone,
                                       lambda: self.timeout, lambda: self._timeline)

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import textwrap
 import unittest
 import zipfile
 from pathlib import Path
@@ -22,6 +23,7 @@ from cluster import BIN  # noqa: E402
 from test_checkpoint import model, needs_numbers, run_torch, steps, write_dcp  # noqa: E402
 
 BEFORE, AFTER = 3, 3
+SOURCE = Path(__file__).resolve().parents[3]
 NAMES = [name for name, _ in model().named_parameters()]
 
 
@@ -354,7 +356,52 @@ class Imports(torched.ClusterCase):
                                      allow_extra=["*._extra_state"]) as m:
             self.assertIn("left out: 0._extra_state", m.imported.text)
 
+    def test_frozen_parameters_of_other_dtypes_stay_here_and_are_named_by_their_digest(self):
+        class Quantized(torch.nn.Module):
+            def __init__(self, at: int):
+                super().__init__()
+                values = (torch.arange(27, dtype=torch.int32) % 7 + at).to(torch.int8).view(3, 9)
+                self.base = torch.nn.Parameter(values, requires_grad=False)
+                torch.manual_seed(1)
+                self.adapter = torch.nn.Linear(9, 3)
+
+            def forward(self, x):
+                return x @ self.base.float().t() * 0.01 + self.adapter(x)
+
+        ours, theirs = Quantized(0), Quantized(0)
+        optimizer = torch.optim.AdamW(theirs.adapter.parameters(), lr=1e-2)
+        with self.session.attach(ours, cairn.AdamW(lr=1e-2), name=self.name) as m:
+            steps(m, ours, 0, BEFORE)
+        run_torch(theirs, optimizer, 0, BEFORE)
+        self.assertLess(float((ours.adapter.weight.detach() - theirs.adapter.weight.detach()).abs().max()), 1e-6)
+        with self.assertRaisesRegex(cairn.Mismatch, "base are frozen and stay here, and their values are others"):
+            self.session.attach(Quantized(1), cairn.AdamW(lr=1e-2), name=self.name)
+        with self.assertRaisesRegex(cairn.Mismatch, "their values are others"):
+            self.session.attach(Quantized(1), name=self.name)  # to be read alone
+        reader = Quantized(0)
+        with self.session.attach(reader, name=self.name):
+            self.assertTrue(torch.equal(reader.adapter.weight, ours.adapter.weight))
+        with self.session.attach(Quantized(0), cairn.AdamW(lr=1e-2), name=self.name):
+            pass
+        write_dcp(self.folder / "dcp", {f"model.{n}": v for n, v in theirs.state_dict().items()}, {})
+        again = Quantized(3)
+        with cairn.import_checkpoint(self.session, self.folder / "dcp", again, cairn.AdamW(lr=1e-2), moments=False,
+                                     name=self.name + "-imported") as m:
+            self.assertTrue(torch.equal(again.base, theirs.base))
+            self.assertEqual(m.imported.parameters, 3)
+
     # ---- of Cairn itself ----
+
+    def test_a_snapshot_whose_tensors_have_counts_of_their_own_is_refused(self):
+        net = model()
+        with self.session.attach(net, cairn.AdamW(lr=1e-2), name=self.name) as m:
+            steps(m, net, 0, 1)
+            m.amend(freeze_tensors=["0.bias"])
+            net[0].bias.requires_grad_(False)
+            steps(m, net, 1, BEFORE)
+            snapshot = m.snapshot()
+        folder = self.cluster._folder / "snapshots" / self.name / snapshot
+        self.refused(folder, cairn.AdamW(lr=1e-2), "different steps: 1 to 3")
 
     @needs_numbers
     def test_a_snapshot_and_its_export_go_on_with_their_moments(self):
@@ -430,6 +477,30 @@ class Imports(torched.ClusterCase):
                 steps(m, again, BEFORE, BEFORE + AFTER)
                 for (which, ours), p in zip(again.named_parameters(), net.parameters()):
                     self.assertTrue(torch.equal(ours.detach(), p.detach()), (kind, which))
+
+    def test_the_readmes_lines_read_an_export_into_a_model_and_its_optimizer(self):
+        try:
+            import torch.distributed.checkpoint as dcp
+            from torch.distributed.checkpoint import HuggingFaceStorageReader  # noqa: F401
+        except ImportError:
+            self.skipTest("this torch has no HuggingFaceStorageReader")
+        net, theirs = model(), model()
+        with self.session.attach(net, cairn.AdamW(lr=1e-2, weight_decay=0.1), name=self.name) as m:
+            steps(m, net, 0, BEFORE)
+            folder = self.cluster._folder / "snapshots" / self.name / m.snapshot()
+            steps(m, net, BEFORE, BEFORE + AFTER)
+        export = self.folder / "export"
+        subprocess.run([BIN / "cairn", "snapshot", "export", "--path", folder, "--format", "dcp", "--to", export],
+                       check=True, capture_output=True)
+        lines = (SOURCE / "client/python/README.md").read_text().splitlines()
+        first = next(i for i, line in enumerate(lines) if "import get_state_dict, set_state_dict" in line)
+        end = next(i for i in range(first, len(lines)) if not lines[i].strip())
+        optimizer = adamw(theirs.parameters())
+        exec(textwrap.dedent("\n".join(lines[first:end])).replace("EXPORT", str(export)),
+             {"dcp": dcp, "model": theirs, "optimizer": optimizer})
+        run_torch(theirs, optimizer, BEFORE, BEFORE + AFTER)
+        for (name, ours), p in zip(net.named_parameters(), theirs.parameters()):
+            self.assertLess(float((ours.detach() - p.detach()).abs().max()), 2e-6, name)
 
     # ---- damaged ----
 
