@@ -251,6 +251,8 @@ struct cairn_job_spec_data {
     double offload_fraction;
     cairn_tiers tiers;   /* likewise */
     uint64_t first_step; /* of the version that it begins with */
+    /* A worker writes buffers after each applied step that is a multiple of it; 0: nobody does. Likewise */
+    uint64_t buffers_every;
     /* Micro-batches of a step, whoever is there (proto/spec/batch.h); 0: each worker has micro_batches of
      * its own. Likewise */
     uint32_t global_batch;

@@ -143,6 +143,7 @@ CHANGE(snapshot_fallback, s->policy.snapshot_fallback = true)
 CHANGE(snapshot_scrub_every_s, s->policy.snapshot_scrub_every_s = 86400)
 CHANGE(missing_gradients, s->missing_gradients = CAIRN_MISSING_LEAVE)
 CHANGE(first_step, s->first_step = 1000)
+CHANGE(buffers_every, s->buffers_every = 10)
 CHANGE(client_state_max, s->client_state_max = 3)
 CHANGE(reduce_groups, s->reduce_groups = CAIRN_GROUPS_HOST)
 CHANGE(offload_fraction, s->offload_fraction = 0.25)
@@ -216,6 +217,7 @@ static const struct {
     FIELD(snapshot_scrub_every_s),
     FIELD(missing_gradients),
     FIELD(first_step),
+    FIELD(buffers_every),
     FIELD(client_state_max),
     FIELD(reduce_groups),
     FIELD(offload_fraction),

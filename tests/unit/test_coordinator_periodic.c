@@ -155,6 +155,41 @@ TEST(without_a_number_to_keep_all_stay)
     expect_listed("5p 4p 3p 2p");
 }
 
+/* A write of nothing: the generation goes on, the step stays. */
+static void write_buffers(void)
+{
+    const struct cairn_version before = cairn_cluster_job_version(toy());
+    Cairn__WriteBegin begin = CAIRN__WRITE_BEGIN__INIT;
+    begin.job = job;
+    const uint32_t beginning = fake_request(&w, CAIRN_MSG_WRITE_BEGIN, &begin.base);
+    Cairn__RoundOpened *opened = fake_expect(&fake, &w, CAIRN_MSG_ROUND_OPENED, beginning);
+    const uint32_t ending = fake_ask_commit(&w, job, opened->round);
+    cairn_message_free(&opened->base);
+    Cairn__RoundResult *result = fake_expect(&fake, &w, CAIRN_MSG_ROUND_RESULT, ending);
+    ck_assert_int_eq(result->status, CAIRN_OK);
+    cairn_message_free(&result->base);
+    fake_until(&fake, toy()->snapshots.cut == NULL);
+    ck_assert_uint_eq(cairn_cluster_job_version(toy()).generation, before.generation + 1);
+}
+
+TEST(where_buffers_are_written_it_is_of_the_version_that_the_write_makes)
+{
+    toy()->spec.buffers_every = 1;
+    amend(2, 0, 1);
+    train_to(2);
+    expect_listed(""); // the write is still to come
+    write_buffers();
+    expect_listed("2p");
+    write_buffers();
+    train_to(3);
+    write_buffers();
+    expect_listed("2p");
+    train_to(4);
+    expect_listed("2p");
+    train_to(5); // nobody wrote after step 4
+    expect_listed("5p 2p");
+}
+
 TEST(by_time_one_is_taken_at_the_first_step_after_it)
 {
     Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;

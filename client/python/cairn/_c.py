@@ -107,7 +107,8 @@ class JobSpec(Sized):
                 ("snapshot_max_bytes", c_uint64), ("snapshot_every_s", c_uint32),
                 ("snapshot_keep_within_s", c_uint32), ("snapshot_durable_within_s", c_uint32),
                 ("snapshot_scrub_every_s", c_uint32), ("snapshot_staging", c_int), ("snapshot_fallback", c_bool),
-                ("first_step", c_uint64), ("missing_gradients", c_int), ("init_extra_ok", c_bool)]
+                ("first_step", c_uint64), ("missing_gradients", c_int), ("init_extra_ok", c_bool),
+                ("buffers_every", c_uint64)]
 
 
 class Tie(ctypes.Structure):

@@ -158,7 +158,9 @@ class JobSpec:
     micro_batches of its own. `seed`: of Round.micro_seed, below 2^53. `first_step`: of the version that the job begins
     with, where a run that began elsewhere goes on. `missing_gradients`: what a round is to a trained tensor of which
     no worker pushed anything. "zero": its gradient is zeros, so its moments fade and its decay goes on; "leave": it
-    stays as it is, and the step is none of its own count of updates, as torch.optim does where a grad is None."""
+    stays as it is, and the step is none of its own count of updates, as torch.optim does where a grad is None. `buffers_every`: a
+    worker writes its buffers after each step that is a multiple of it, and periodic snapshots are of the version which
+    that makes; 0: nobody does."""
 
     tensors: Sequence[Tensor]
     groups: Sequence[Group] = field(default_factory=lambda: (Group(),))
@@ -198,6 +200,7 @@ class JobSpec:
     snapshot_scrub_every_s: int = 0
     first_step: int = 0
     missing_gradients: str = "zero"
+    buffers_every: int = 0
     world: int = 0
     start_wait: float = START_WAIT_S
     chunk_leaves: int = 0
@@ -362,6 +365,7 @@ def to_c(spec: JobSpec) -> Tuple[_c.JobSpec, List[Any]]:
                       window=at_least(0, "window", spec.window),
                       first_step=at_least(0, "first_step", spec.first_step, 2 ** 48),
                       missing_gradients=number(MISSING, "missing_gradients", spec.missing_gradients),
+                      buffers_every=at_least(0, "buffers_every", spec.buffers_every, 2 ** 48),
                       **_snapshot_rules({name: getattr(spec, name) for name in SNAPSHOT_RULES}))
     return made, alive
 

@@ -49,6 +49,25 @@ static bool is_due(struct cairn_cluster_job *job, uint64_t step)
     return due;
 }
 
+/* The version that is to be saved, and not only its step, is there: of a job with buffers_every the write that
+ * follows a due step makes it, or, if none has come, the next step. */
+static bool is_to_be_saved(struct cairn_cluster_job *job, struct cairn_version was,
+                           struct cairn_version now)
+{
+    const bool was_due = job->snapshots.awaits_write;
+    const bool is_written = now.generation == was.generation + 1 && now.step == was.step;
+    const bool is_stepped = now.generation == was.generation && now.step > was.step;
+    if (!is_stepped && !is_written) return false;
+    job->snapshots.awaits_write = false;
+    if (is_written) return was_due;
+    const uint64_t every = job->spec.policy.snapshot_every;
+    const bool due = is_due(job, now.step);
+    if (!due && !was_due && every > 0)
+        cairn_cluster_cut_prepare_ahead(job, every - now.step % every);
+    if (due && !was_due && job->spec.buffers_every > 0) job->snapshots.awaits_write = true;
+    return was_due || (due && job->spec.buffers_every == 0);
+}
+
 /* Only a step that is applied while we look on: not one that a restore, or a start, begins with. */
 void cairn_cluster_periodic_advance(struct cairn_cluster_job *job)
 {
@@ -60,12 +79,7 @@ void cairn_cluster_periodic_advance(struct cairn_cluster_job *job)
     const bool is_damaged = cairn_cluster_halts_damage(job).nonfinite > 0;
     if (!is_damaged && strcmp(job->snapshots.failed.text, damaged) == 0)
         job->snapshots.failed.text[0] = '\0';
-    if (now.generation != was.generation || now.step <= was.step) return;
-    const uint64_t every = job->spec.policy.snapshot_every;
-    if (!is_due(job, now.step)) {
-        if (every > 0) cairn_cluster_cut_prepare_ahead(job, every - now.step % every);
-        return;
-    }
+    if (!is_to_be_saved(job, was, now)) return;
     if (is_damaged)
         say_damaged(job);
     else if (cairn_cluster_cut_begin_unasked(job, CAIRN_CUT_PERIODIC, &why) != CAIRN_OK)

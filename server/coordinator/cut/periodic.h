@@ -1,5 +1,6 @@
 /* Periodic snapshots: of each version whose step is a multiple of the job's snapshot_every, or of the first
- * one when snapshot_every_s have passed since one was due, begun by the coordinator itself.
+ * one when snapshot_every_s have passed since one was due, begun by the coordinator itself. In a job with
+ * buffers_every the version is the one that a write makes after the step, which has the buffers, too.
  *
  * Which are periodic is in their manifests, with the number of the job, so that the count goes on after a
  * restart, and neither what somebody asked for nor what another job of the name has left is ever removed. Old
@@ -21,7 +22,8 @@ struct cairn_cluster_snapshots {
     struct cairn_version stepped;  /* the version at the last event */
     /* the number of the next cut, which shards were asked to prepare; 0: they were not */
     uint64_t ahead;
-    uint64_t due_ms; /* snapshot_every_s: cairn_cluster_now_ms + 1 when one was due; 0: not yet */
+    bool awaits_write; /* buffers_every: a step was due, and the write after it is still to come */
+    uint64_t due_ms;   /* snapshot_every_s: cairn_cluster_now_ms + 1 when one was due; 0: not yet */
     struct cairn_cluster_cost cost;
     struct cairn_sentence failed;      /* the last periodic one; empty: it did not; for status */
     struct cairn_sentence passed_over; /* restore/latest.c, until a snapshot is taken; for status */
