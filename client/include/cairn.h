@@ -509,9 +509,9 @@ struct cairn_job_spec {
     /* 0 = CAIRN_MISSING_ZERO. LEAVE is for jobs of at most 24,576 tensors */
     cairn_missing missing_gradients;
     bool init_extra_ok; /* init_from may have more weights than the job has tensors */
-    /* A worker of the job writes its buffers (cairn_write_begin) after each applied step that is a multiple of
-     * this or of snapshot_every, before the next round: the periodic snapshot of that step is of the version
-     * that the write makes; without a write, of the next step's. 0: nobody does. */
+    /* A worker of the job writes its buffers (cairn_write_begin) after each applied step that is a multiple
+     * of this or of snapshot_every, before the next round: the periodic snapshot of that step is of the
+     * version that the write makes; without a write, of the next step's. 0: nobody does. */
     uint64_t buffers_every;
 };
 #define CAIRN_OPEN_MUST_EXIST     1

@@ -110,8 +110,7 @@ enum cairn_spec_part {
     X(missing_gradients, missing_gradients, CHOICE, LISTED(MISSING), CAIRN_MISSING_ZERO, LATER,    \
       GIVEN, REOPENED)                                                                             \
     X(init_extra_ok, init_extra_ok, FLAG, BY_CODE, false, LATER, GIVEN, NEVER)                     \
-    X(buffers_every, buffers_every, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0, LATER, GIVEN,        \
-      REOPENED)
+    X(buffers_every, buffers_every, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0, LATER, GIVEN, CREATED)
 
 /* Of a group: name (struct cairn_group_hyper has it, too) | kind | what is allowed | default. */
 #define CAIRN_GROUP_FIELDS(X)                                \

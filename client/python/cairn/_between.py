@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import warnings
 from typing import Any, Callable, Container, Dict, Iterator, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
-from . import _blobs, _transfer
+from . import _blobs, _buffers, _log, _transfer
 from ._held import TRIES, Held
-from .errors import EpochChanged, Invalid, NotFound, RolledBack, Stale
+from .errors import CairnError, EpochChanged, Invalid, NotFound, RolledBack, Stale, Timeout
 from .job import RoundHandle
 from .memory import can_lend
 from .optim import changed_group, group_settings
 from .spec import PAIRS, SNAPSHOT_RULES, JobSpec, Version
 from ._wrapped import own_name
+
+
+_AWAITED_S = 20.0  # another worker's buffers
 
 
 def goes_on(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,6 +59,8 @@ class Between(Held):
     _spec: JobSpec
     _round: Optional[RoundHandle]
     _rank: int  # dense, of the last round
+    _written: _buffers.Written
+    _gives_buffers: bool  # this worker writes them
     clip_norm: float
 
     def _roll_back(self, rolled: RolledBack) -> None:
@@ -85,6 +91,45 @@ class Between(Held):
         """Those that are written outside of rounds, of the version that is here."""
         buffers = [(slot, slot.parameter) for slot in self._buffers if slot.name in names]
         _transfer.load(self._job, self._version, buffers, self.timeout)
+        raw = {name: buffer for name, buffer in self._raw.items() if name in names}
+        _buffers.load(self._job, self._version, raw, self.timeout)
+        self._written.note()
+
+    def _with_buffers(self, applied: Version, mine: bool) -> Version:
+        """The version that has the buffers of the step, too. `mine`: this worker gives them, the others wait for it."""
+        spec = self._spec
+        if spec.buffers_every == 0:
+            self._warn_of_buffers()
+            return applied
+        if applied.step % spec.buffers_every and (not spec.snapshot_every or applied.step % spec.snapshot_every):
+            return applied
+        try:
+            if mine:
+                return self._write_buffers(self._written.changed() or self._written.some())
+            return self._job.version_wait(Version(applied.generation + 1, 0), min(self.timeout, _AWAITED_S))
+        except RolledBack:
+            raise
+        except CairnError as failure:  # the step is applied all the same
+            _log.without_buffers(self.name, applied.step, str(failure))
+            return applied
+
+    def _write_buffers(self, values: Mapping[str, Any]) -> Version:
+        version = self._write_planes({"param": values})
+        self._written.note()
+        return version
+
+    def _write_late_buffers(self) -> None:
+        """Those that have changed since, before what wants the newest."""
+        changed = self._written.changed() if self._spec.buffers_every > 0 and self._round is None else {}
+        if changed and self._gives_buffers:
+            self._load_after(self._write_buffers(changed))
+
+    def _warn_of_buffers(self) -> None:
+        names = self._written.unwritten()
+        if names:
+            warnings.warn(f"a forward pass changes {', '.join(names[:5])}{', …' if len(names) > 5 else ''}, and no "
+                          "snapshot, reader or export has that: give attach(…, buffers_every=1), so that rank 0 writes "
+                          "them with each step, or 0 if nobody needs them", stacklevel=5)
 
     def _write_planes(self, planes: Mapping[str, Mapping[str, Any]]) -> Version:
         """As write(), of several planes: {plane: {name: tensor}}; but what is here stays as it is."""
@@ -109,6 +154,8 @@ class Between(Held):
         slots = {slot.name: slot for slot in self._slots + self._buffers}
         opaque = {name: _blobs.to_write(self.blobs, name, value, plane) for name, value in values.items()
                   if name in self.blobs}
+        opaque.update((name, _buffers.to_write(self._raw[name], name, value)) for name, value in values.items()
+                      if name in self._raw)
         values = {name: value for name, value in values.items() if name not in opaque}
         for name, value in values.items():
             if name not in slots or tuple(value.shape) != tuple(self._shape(slots[name])):
@@ -176,12 +223,14 @@ class Between(Held):
         self._job.write_begin(self.timeout)
         for plane, masters in planes.items():
             for name, master in masters.items():
-                self._job.put(name, master, plane=plane, dtype="u8" if name in self.blobs else "f32")
+                is_bytes = name in self.blobs or name in self._raw
+                self._job.put(name, master, plane=plane, dtype="u8" if is_bytes else "f32")
         return self._job.write_end(self.timeout)
 
     @goes_on
     def snapshot(self, wait: bool = True, timeout: float = 600.0) -> Optional[str]:
         """The servers write a snapshot of the newest version while training goes on; with wait: returns when it is
         committed. Every worker may call it: the first of the last round has it made and gets its id, others None.
-        (m.job.snapshot() is for one who decides alone.)"""
+        (m.job.snapshot() is for one who decides alone.) Buffers that have changed since a step are written before."""
+        self._write_late_buffers()
         return self._job.snapshot(wait, timeout) if self._rank == 0 else None

@@ -37,6 +37,7 @@ class Held:
         self._session = session
         self._slots: List[Slot] = []
         self._buffers: List[Slot] = []
+        self._raw: Dict[str, torch.Tensor] = {}  # buffers that are kept as their bytes, by name
         self._window: Optional[Window] = None
         self._version = Version(0, 0)
 

@@ -89,6 +89,11 @@ def _gradient(result: Result) -> str:
     return f"the gradient of {result.nonfinite_tensors} is not finite"
 
 
+def without_buffers(job: str, step: int, why: str) -> None:
+    _LOG.warning("job %s: the buffers of step %d were not written, a snapshot or reader has those of an earlier one "
+                 "until the next are: %s", job, step, why)
+
+
 class Surplus:
     """Says of a job that its rounds have no micro-batch for this worker, when that begins."""
 

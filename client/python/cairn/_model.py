@@ -23,6 +23,7 @@ UnitChoice = Optional[Sequence[Union[str, type]]]
 
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _WIRES = {torch.float32: ("f32", "bf16"), torch.bfloat16: ("bf16", "f32"), torch.float16: ("f32",)}
+WIRED = frozenset(_WIRES)  # of parameters and buffers that are tensors of the job
 WIRE_TORCH = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -117,8 +118,8 @@ def set_parts(slots: Sequence[Slot], parts: Mapping[str, Part]) -> None:
 
 
 def buffers_of(model: nn.Module) -> List[Slot]:
-    """Those that a state dict has and that are floating point of a kind that the servers keep; others are this
-    worker's own."""
+    """Those that a state dict has and that are floating point of a kind that the servers keep; for others in it see
+    _buffers.raw_of."""
     persistent = set(map(own_name, model.state_dict(keep_vars=True)))
     return [Slot(own_name(name), buffer, _WIRES[buffer.dtype][0], "buffer") for name, buffer in model.named_buffers()
             if own_name(name) in persistent and buffer.dtype in _WIRES]

@@ -57,8 +57,9 @@ class _Taken:
         kind, optimizer = self._taken.kind, self._taken.optimizer
         if [[id(p) for p in options["params"]] for options in optimizer.param_groups] != self._members:
             raise Invalid(f"the torch {kind} has other parameters than it had at attach (add_param_group?): nobody "
-                          "would train them. Of this model, frozen until now: m.amend(unfreeze_tensors=[names]); "
-                          "others: close, and attach a model that has them with an optimizer that is new")
+                          "would train them. Those of this model that were frozen until now: m.amend(unfreeze_tensors="
+                          "{name: group}) by one worker, then m.close() and attach again by all, with an optimizer "
+                          "that is new and has them. Others: m.close(), and attach a model that has them")
         for (name, place), were in self._were.items():
             for option, value in optimizer.param_groups[place].items():
                 if not is_off(kind, option, value):

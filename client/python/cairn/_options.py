@@ -53,12 +53,14 @@ def judge(model: Any, name: Any, units: Any, parts: Any, counts: Any, mapped_gra
 
 
 def warn_of_statistics(model: nn.Module) -> None:
+    """Where nothing is written."""
     running = [own_name(name) or type(module).__name__ for name, module in model.named_modules()
                if getattr(module, "running_mean", None) is not None]
     if running and model.training:
         warnings.warn("running statistics are changed by the forward pass of each worker and stay with it: "
                       + ", ".join(running[:5]) + (", …" if len(running) > 5 else "")
-                      + "; bring those of one worker to the servers by m.write() before a snapshot or an evaluation",
+                      + "; give attach(…, buffers_every=1) to have those of rank 0 written with each step, or bring "
+                      "them by m.write() before a snapshot or an evaluation",
                       stacklevel=4)
 
 

@@ -3,15 +3,15 @@ side is cairn.torch."""
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
 
-from . import _blobs, _transfer
+from . import _blobs, _buffers, _transfer
 from ._call import TIMEOUT_S
 from ._held import TRIES
-from ._model import Slot, slots_of
+from ._model import Slot, buffers_of, slots_of
 from .errors import Busy, Mismatch, NoMemory, VersionGone
 from .job import Job
 from .operation import Lease
@@ -68,15 +68,18 @@ class Reader:
         """Keeps a version (None: the newest) while it is read: `with reader.lease() as version:`. See Job.lease."""
         return self._job.lease(Version(0, 0) if version is None else version, ttl, self.timeout)
 
-    def _load(self, version: Optional[Version], targets: List[Tuple[Slot, torch.Tensor]]) -> Version:
+    def _load(self, version: Optional[Version], targets: List[Tuple[Slot, torch.Tensor]],
+              raw: Dict[str, torch.Tensor]) -> Version:
         newest = self.wait() if version is None else version  # and until there is one
         try:
             lease = self.lease(version)
         except (Busy, NoMemory):  # no room for it: training may overtake this
             _transfer.load(self._job, newest, targets, self.timeout)
+            _buffers.load(self._job, newest, raw, self.timeout)
             return newest
         with lease as kept:
             _transfer.load(self._job, kept, targets, self.timeout)
+            _buffers.load(self._job, kept, raw, self.timeout)
         return kept
 
     def blob(self, name: str, version: Optional[Version] = None) -> bytes:
@@ -86,13 +89,17 @@ class Reader:
     def load_into(self, model: nn.Module, version: Optional[Version] = None) -> Version:
         """Brings a version (None: the newest) into a model with the names and shapes of the trained one; Mismatch lists
         differences. It is leased while it is read. VersionGone if the version asked for is not kept any more. Buffers
-        are left as they are."""
+        that the job has come along, as its trainer wrote them; others are left as they are."""
         slots = slots_of(model)
         match(self._job, slots)
         targets = [(slot, slot.parameter.data) for slot in slots]
+        kept = {tensor.name: tuple(tensor.shape) for tensor in self._job.tensors() if tensor.kind == "buffer"}
+        targets += [(slot, slot.parameter) for slot in buffers_of(model)
+                    if kept.get(slot.name) == tuple(slot.parameter.shape)]
+        raw = _buffers.there(self._job, _buffers.raw_of(model))
         for _ in range(TRIES):
             try:
-                return self._load(version, targets)
+                return self._load(version, targets, raw)
             except VersionGone:
                 if version is not None:
                     raise

@@ -10,7 +10,7 @@ from typing import Any, List, Mapping, Optional, Tuple, Union
 
 from torch import nn
 
-from . import _again, _meta, _options, _own, _transfer
+from . import _again, _blobs, _buffers, _meta, _options, _own, _transfer
 from ._beside import refuse_loading
 from ._call import TIMEOUT_S
 from ._held import TRIES, Held
@@ -57,6 +57,7 @@ class ReadModel(Held):
         self.stage = _options.stage_of(stage)
         self._slots, self._buffers = slots_of(model, wire_dtype), buffers_of(model)
         self._judge_claims()
+        self._raw = _buffers.raw_of(model)
         set_parts(self._slots, parts)
         _meta.set_initializers(self._slots + self._buffers, init)
         modules = units_of(model, self._slots, units)
@@ -143,13 +144,15 @@ class ReadModel(Held):
         brings = (spec.rank == 0 or bool(tiles)) and spec.init_from is None
         if brings:
             _meta.judge_values(self.name, slots)
-        tensors = [tensor for slot in slots for tensor in tensors_of(slot, None)]
+        tensors = [tensor for slot in slots for tensor in tensors_of(slot, None)] + _buffers.tensors(self._raw)
         spec = dataclasses.replace(spec, tensors=tensors)
         with self._session.open_worker(self.name, spec, self.timeout) as job:
             if tiles:
                 job.tiles(tiles, spec.world, self.timeout)
             if brings and not job.describe().initialized:
                 _transfer.put(job, slots)
+            if spec.rank == 0:
+                _blobs.put(job, {name: _buffers.bytes_of(buffer) for name, buffer in self._raw.items()})
             job.init_done(self.timeout)
             job.version_wait(timeout=self.timeout)
 
@@ -158,6 +161,7 @@ class ReadModel(Held):
         there = {tensor.name: tensor for tensor in self._job.tensors() if tensor.kind == "buffer"}
         self._buffers = [slot for slot in self._buffers
                          if slot.name in there and there[slot.name].shape == tuple(slot.parameter.shape)]
+        self._raw = _buffers.there(self._job, self._raw)
         _meta.judge_buffers(model, self._buffers)
         if any(tensor.name == _own.BLOB for tensor in self._job.tensors()):
             _own.judge(self._job, model, _own.digest_of(model), self.timeout)
@@ -190,6 +194,7 @@ class ReadModel(Held):
         self._load(version)
         buffers = [(slot, slot.parameter) for slot in self._buffers]
         _transfer.load(self._job, version, buffers, self.timeout)
+        _buffers.load(self._job, version, self._raw, self.timeout)
 
     def _end_lease(self) -> None:
         lease, self._lease = self._lease, None

@@ -256,6 +256,10 @@ class Session:
                        update of it}, 0 where it is not named
         workers_min    in place of workers: min alone, max is the cluster's
         timeout        seconds, of every wait
+        buffers_every  rank 0 writes the buffers that a forward pass has changed, integers to the bit, after each step
+                       that is a multiple of it or of snapshot_every, and before m.snapshot() and m.close(); for
+                       readers, snapshots, exports and restores. 0: never. None: where the model has running statistics
+                       1, or 10 with more than 4 million parameters, else 0
         blobs          {name: bytes or uint8 tensor}: opaque bytes that the servers keep, save and give back as they
                        are; their lengths are part of the job. m.blob(name), m.write({name: bytes})
         init           {name or pattern: Init} of parameters and buffers that the shards make, the first that matches.

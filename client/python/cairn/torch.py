@@ -21,9 +21,9 @@ by `parts` where its parameters lie. Gradients and parameters go through the ser
 torch.compile is seen through, of the model or of its blocks: names are those without it. Compile, then attach. DDP and
 FSDP are not, since they do themselves what the servers do: attach the module inside.
 
-Buffers begin as those of rank 0, which the servers keep and a snapshot has; afterwards each worker has its own
-(BatchNorm's statistics are of its batches, as with DistributedDataParallel without broadcasts). Integer
-buffers are never sent.
+Buffers begin as those of rank 0, which the servers keep; afterwards each worker has its own (BatchNorm's statistics are
+of its batches, as with DistributedDataParallel without broadcasts), and rank 0 writes its own with each step, see
+buffers_every of attach. Integer buffers are kept to the bit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, Opti
 import torch
 from torch import nn
 
-from . import _again, _blobs, _changed, _cuda, _lent, _meta, _options, _own, _transfer
+from . import _again, _blobs, _buffers, _changed, _cuda, _lent, _log, _meta, _options, _own, _transfer
 from ._beside import Clipping, refuse_loading
 from ._between import Between, goes_on
 from ._call import TIMEOUT_S
@@ -67,6 +67,7 @@ from .timeline import Timeline
 __all__ = ["AttachedModel", "ReadModel", "Reader", "attach", "Memory"]
 
 _ADD_UP = "To add gradients up, as torch does: with m.no_sync(): around all backward passes of a step but the last"
+_LAST_S = 5.0  # for the buffers, when a job is closed
 _PUSHED = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -118,24 +119,27 @@ class AttachedModel(Between):
                  blobs: Mapping[str, Any] = {}, mapped_gradients: Optional[bool] = None,
                  mapped_parameters: Optional[bool] = None, init: Mapping[str, Init] = {}, must_exist: bool = False,
                  resume: Optional[str] = None, must_not_exist: bool = False, takeover: bool = False,
-                 steps_missed: Mapping[str, int] = {},
+                 steps_missed: Mapping[str, int] = {}, buffers_every: Optional[int] = None,
                  _initial: Optional[Pouring] = None, **state: Any):
         here = launch(rank, workers, workers_min, world, start_wait)
         _options.judge(model, name, units, parts, counts, mapped_gradients, mapped_parameters, must_exist,
                        resume, must_not_exist, takeover)
-        _options.warn_of_statistics(model)
         _options.judge_max_norm(model)
+        state["buffers_every"] = _buffers.every(model, buffers_every)
+        if state["buffers_every"] == 0:
+            _options.warn_of_statistics(model)
         super().__init__(session, model, name, timeout)
         if must_exist and resume is None:
             _again.judge(session, self.name, timeout)
         self.stage = _options.stage_of(stage)
         self._slots, self._buffers = slots_of(model, wire_dtype), buffers_of(model)
         self._judge_claims()
+        self._raw = _buffers.raw_of(model)
         set_parts(self._slots, parts)
         _meta.set_initializers(self._slots + self._buffers, init)
         _meta.judge_buffers(model, self._buffers)
         self._counts = counts
-        opaque = _blobs.taken(blobs, [slot.name for slot in self._slots + self._buffers])
+        opaque = _blobs.taken(blobs, [*(slot.name for slot in self._slots + self._buffers), *self._raw])
         _blobs.warn_of_extra_state(model, opaque)
         opaque.update(_own.digest_of(model))
         self.blobs = {name: len(value) for name, value in opaque.items()}  # bytes of each
@@ -155,6 +159,7 @@ class AttachedModel(Between):
             _meta.find_source(session, self.name, own, first, timeout, resume)
         tensors = [tensor for slot in _listed(optim, self._slots) + self._buffers
                    for tensor in tensors_of(slot, group_of.get(slot.name))] + _blobs.tensors(opaque)
+        tensors += _buffers.tensors(self._raw)
         tensors = _options.with_missed(tensors, steps_missed)
         self._spec = JobSpec(tensors, groups, stage=stage, **here, **state)
         self.clip_norm = self._spec.clip_norm or 0.0
@@ -196,6 +201,8 @@ class AttachedModel(Between):
         self._gradient_hooks = [Hook(slot.parameter, functools.partial(self._took_gradient, slot))
                                 for slot in self._slots if slot.trained]
         self._watch(model)
+        self._written = _buffers.Written(self._buffers, self._raw, buffers_every is not None)
+        self._gives_buffers = self._spec.rank == 0
         self._optimizers = TorchOptimizers(self._slots, optim, self._pushed)
         self._hooks: List[Any] = [self._optimizers, Clipping(self._slots, lambda: self.clip_norm)]
         try:
@@ -230,6 +237,7 @@ class AttachedModel(Between):
         session is closed."""
         if not self._end_loans():  # behind the pass that reads what is lent
             return self._job._session._close_later(self.close)
+        self._write_last_buffers()
         self._job.close()
         self._job._session._readers.discard(self._end_loans)
         self._unclaim()
@@ -261,6 +269,19 @@ class AttachedModel(Between):
             logging.getLogger("cairn").warning("job %s was amended since its script was written, and the job's terms "
                                                "are taken: %s", self.name, ", ".join(changed))
 
+    def _write_last_buffers(self) -> None:
+        if self._job.closed or self._session.closed:
+            return
+        before, self.timeout = self.timeout, min(self.timeout, _LAST_S)
+        try:
+            changed = self._written.changed() if self._spec.buffers_every > 0 and self._round is None else {}
+            if changed and self._gives_buffers:
+                self._write_buffers(changed)
+        except CairnError as failure:
+            _log.without_buffers(self.name, self._version.step, str(failure))
+        finally:
+            self.timeout = before
+
     def _declare_tiles(self) -> bool:
         """Whether tensors are held in parts: every worker is to say so, and brings its own."""
         tiles = [Tile(slot.name, slot.box) for slot in self._slots if slot.box is not None]
@@ -280,7 +301,7 @@ class AttachedModel(Between):
                 initial.put(self._job)
             _transfer.put(self._job, own)
         if self._spec.rank == 0:
-            _blobs.put(self._job, opaque)
+            _blobs.put(self._job, {**opaque, **{name: _buffers.bytes_of(one) for name, one in self._raw.items()}})
 
     def _load(self, version: Version, is_as_left: bool = False) -> bool:
         frozen_stay = super()._load(version, is_as_left)
@@ -292,6 +313,8 @@ class AttachedModel(Between):
         self._job.init_done(self.timeout)
         version = self._job.version_wait(timeout=self.timeout)
         _transfer.load(self._job, version, [(slot, slot.parameter) for slot in self._buffers], self.timeout)
+        _buffers.load(self._job, version, self._raw, self.timeout)
+        self._written.note()
 
     # ---- the parameters ----
 
@@ -753,6 +776,7 @@ class AttachedModel(Between):
             raise Invalid("the job keeps no client state: give attach(…, client_state_max=…), bytes at most")
         given = client_state if self._rank == 0 else None
         self._drive(self.begin().step)
+        self._gives_buffers = self._is_to_give_buffers()
         rates, passes, given_gradients = dict(self._job._rates), self._passes, self._given
         result: Result = self._call_round(
             lambda round_: round_.commit(chosen, self.timeout if timeout is None else timeout, given))
@@ -761,12 +785,18 @@ class AttachedModel(Between):
         self._judge_gradients()
         if result.applied:
             self._drive(result.step)
-            self._load_after(result.version, is_as_left=True)
+            self._load_after(self._with_buffers(result.version, self._gives_buffers), is_as_left=True)
         elif self._window is not None:
             self._window.release_all()
         self._stillness.saw(result, self._spec.groups, rates)
         self._untouched.saw(result, passes, given_gradients)
         return result
+
+    def _is_to_give_buffers(self) -> bool:
+        """In the round that is open."""
+        if self._spec.global_batch:
+            return self._spec.global_batch - 1 in self._own()
+        return self._rank == 0
 
     def _drive(self, step: int) -> None:
         """The torch scheduler stands at that step, and the next commit has its learning rates."""

@@ -213,22 +213,38 @@ class Optimizers(Case):
 
     @scene("`optimizer.add_param_group(…)`")
     def test_parameters_that_are_added(self):
-        model, torchs = net(), Torch(SGD)
+        def of_trained(model):
+            return ADAMW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+
+        def attach():
+            m = self.session.attach(model, optimizer, rank=0, workers_min=1, name=self.name, timeout=20)
+            self.addCleanup(m.close)
+            return m
+
+        model, torchs = net(), Torch()
         for one in (model, torchs.model):
             one[0].weight.requires_grad_(False)
-        optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
-        m = self.session.attach(model, optimizer, rank=0, workers_min=1, name=self.name, timeout=20)
-        self.addCleanup(m.close)
+        optimizer, torchs.optimizer = of_trained(model), of_trained(torchs.model)
+        m = attach()
         self.steps(m, 2)
         torchs.steps(2)
         for one in ([model[0].weight], [nn.Parameter(torch.zeros(3))]):
             optimizer.add_param_group(dict(params=one))
-            with self.assertRaisesRegex(cairn.Invalid, r"the torch SGD has other parameters than it had at attach "
-                                        r"\(add_param_group\?\).*m.amend\(unfreeze_tensors=\[names\]\)"):
+            with self.assertRaisesRegex(cairn.Invalid, r"the torch AdamW has other parameters than it had at attach "
+                                        r"\(add_param_group\?\).*m.amend\(unfreeze_tensors={name: group}\)"):
                 m.step()
             optimizer.param_groups.pop()
         self.steps(m, 1)
         self.same(m, torchs.steps(1))
+        m.amend(unfreeze_tensors={"0.weight": "default"})
+        m.close()
+        for one in (model, torchs.model):
+            one[0].weight.requires_grad_(True)
+        torchs.optimizer.add_param_group(dict(params=[torchs.model[0].weight]))
+        optimizer = ADAMW(model.parameters(), lr=0.01)
+        m = attach()
+        self.steps(m, 3)
+        self.same(m, torchs.steps(3))
 
     @scene("`optimizer.load_state_dict(…)`")
     def test_a_state_that_is_loaded(self):

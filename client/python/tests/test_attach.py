@@ -67,7 +67,7 @@ class AnAttachment(Case):
     def test_running_statistics_are_warned_of(self):
         model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
         with self.assertWarnsRegex(UserWarning, r"running statistics.*: 1;"):
-            self.attach(model)
+            self.attach(model, buffers_every=0)
 
 
 class AStep(Case):
@@ -354,11 +354,12 @@ class AStep(Case):
         state = m.state_dict()
         self.assertEqual(state.keys(), m.model.state_dict().keys())
         self.assertEqual(state["1.num_batches_tracked"].item(), 1)
-        self.assertNotEqual(state["1.running_mean"].item(), 5.0)
+        mean = state["1.running_mean"].item()
+        self.assertNotEqual(mean, 5.0)
         with cairn.connect(self.cluster.endpoint) as session:
             other = made(-1.0)
             session.attach(other, cairn.SGD(lr=0.5), rank=1, workers_min=1, name=m.name)
-            self.assertEqual(other[1].running_mean.item(), 5.0)
+            self.assertEqual(other[1].running_mean.item(), mean)
 
     def test_the_learning_rate_goes_as_scheduled(self):
         wanted = {cairn.constant(warmup_steps=2): [0.0, 0.25, 0.5, 0.5, 0.5],

@@ -49,8 +49,8 @@ static bool is_due(struct cairn_cluster_job *job, uint64_t step)
     return due;
 }
 
-/* The version that is to be saved, and not only its step, is there: of a job with buffers_every the write that
- * follows a due step makes it, or, if none has come, the next step. */
+/* The version that is to be saved, and not only its step, is there: of a job with buffers_every the write
+ * that follows a due step makes it, or, if none has come, the next step. */
 static bool is_to_be_saved(struct cairn_cluster_job *job, struct cairn_version was,
                            struct cairn_version now)
 {

@@ -1,0 +1,128 @@
+"""Buffers of a model that the servers keep: those of floating point as tensors, others (integers, bools, float64) bit
+by bit, as blobs of their names. A forward pass changes some of them (running statistics), which one worker then writes
+with the step: rank 0, or with global_batch whoever had the last micro-batch.
+
+A write is a version of its own, (generation + 1, the same step), so the parameters are fetched once, at that version,
+and the periodic snapshot of the step is of it (JobSpec.buffers_every).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Dict, List, Mapping, Optional
+
+import torch
+from torch import nn
+
+from . import _blobs
+from ._model import WIRED, Slot
+from ._wrapped import own_name
+from .errors import Invalid
+from .job import Job
+from .spec import Tensor, Version
+
+_CHANGED_BY_FORWARD = ("running_mean", "running_var", "num_batches_tracked", "weight_u", "weight_v", "_u", "_v")
+_SMALL_ELEMS = 1 << 22  # parameters of a model for which a write with every step is little
+_LARGE_EVERY = 10
+_LOOKS = 3  # steps after which it is known what a forward pass changes
+
+
+def raw_of(model: nn.Module) -> Dict[str, torch.Tensor]:
+    """Those of a state dict that are kept as their bytes, by name."""
+    persistent = set(map(own_name, model.state_dict(keep_vars=True)))
+    return {own_name(name): buffer for name, buffer in model.named_buffers()
+            if own_name(name) in persistent and buffer.dtype not in WIRED and not buffer.is_meta and buffer.numel() > 0
+            and buffer.layout == torch.strided}
+
+
+def bytes_of(buffer: torch.Tensor) -> bytes:
+    here = buffer.detach().cpu().contiguous()
+    return ctypes.string_at(here.data_ptr(), here.numel() * here.element_size())
+
+
+def length(buffer: torch.Tensor) -> int:
+    return buffer.numel() * buffer.element_size()
+
+
+def to_write(buffer: torch.Tensor, name: str, value: Any) -> bytes:
+    """What the trainer gives for it."""
+    if isinstance(value, torch.Tensor):
+        if value.dtype != buffer.dtype or value.shape != buffer.shape:
+            raise Invalid(f"{name} is {buffer.dtype} of {list(buffer.shape)}, not {value.dtype} of {list(value.shape)}")
+        return bytes_of(value)
+    return bytes(value)
+
+
+def tensors(raw: Mapping[str, torch.Tensor]) -> List[Tensor]:
+    return [Tensor(name, (length(buffer),), kind="blob", wire="u8") for name, buffer in raw.items()]
+
+
+def load(job: Job, version: Version, raw: Mapping[str, torch.Tensor], timeout: float) -> None:
+    with torch.no_grad():
+        for name, buffer in raw.items():
+            data = bytearray(_blobs.read(job, name, timeout, version))
+            buffer.copy_(torch.frombuffer(data, dtype=buffer.dtype).view(buffer.shape))
+
+
+def there(job: Job, raw: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+    """Of a reader's: those that the job has."""
+    blobs = {tensor.name: tensor.shape for tensor in job.tensors() if tensor.kind == "blob"}
+    return {name: buffer for name, buffer in raw.items() if blobs.get(name) == (length(buffer),)}
+
+
+def every(model: nn.Module, given: Optional[int]) -> int:
+    """Steps between two writes; 0: none."""
+    if given is not None:
+        return given
+    persistent = set(map(own_name, model.state_dict(keep_vars=True)))
+    names = [name.rpartition(".")[2] for name, _ in model.named_buffers() if own_name(name) in persistent]
+    if not any(name.endswith(_CHANGED_BY_FORWARD) for name in names):
+        return 0
+    return 1 if sum(p.numel() for p in model.parameters()) <= _SMALL_ELEMS else _LARGE_EVERY
+
+
+class Written:
+    """What of the buffers is at the servers: as they were when they were loaded or written last."""
+
+    def __init__(self, slots: List[Slot], raw: Mapping[str, torch.Tensor], is_asked: bool):
+        """`is_asked`: the trainer has said how often they are written; else it is told where that is never, and they
+        change."""
+        self._buffers: Dict[str, torch.Tensor] = {**{slot.name: slot.parameter for slot in slots}, **raw}
+        self._raw = raw
+        self._looks = 0 if is_asked else _LOOKS
+        self._were: Dict[str, torch.Tensor] = {}
+        self.note()
+
+    def note(self) -> None:
+        self._were = {name: buffer.detach().clone() for name, buffer in self._buffers.items()}
+
+    def changed(self) -> Dict[str, Any]:
+        """By name, as they are written. NaN is as it was where it was."""
+        new = {name: buffer for name, buffer in self._buffers.items()
+               if not _is_same(buffer.detach(), self._were[name])}
+        return self._given(new)
+
+    def some(self) -> Dict[str, Any]:
+        """Something to write where nothing has changed: others wait for a version."""
+        least = min(self._buffers, key=lambda name: length(self._buffers[name]))
+        return self._given({least: self._buffers[least]})
+
+    def _given(self, buffers: Mapping[str, torch.Tensor]) -> Dict[str, Any]:
+        return {name: bytes_of(buffer) if name in self._raw else buffer for name, buffer in buffers.items()}
+
+    def unwritten(self) -> List[str]:
+        """After a step, where nothing is written: buffers that have changed. Of the first steps, and once."""
+        if self._looks == 0:
+            return []
+        names = list(self.changed())
+        self._looks = 0 if names else self._looks - 1
+        return names
+
+    def __bool__(self) -> bool:
+        return bool(self._buffers)
+
+
+def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if torch.equal(a, b):
+        return True
+    return a.is_floating_point() and bytes_of(a) == bytes_of(b)
