@@ -12,7 +12,7 @@ import torch
 
 from . import _blobs, _buffers, _log, _transfer
 from ._held import TRIES, Held
-from .errors import CairnError, EpochChanged, Invalid, NotFound, RolledBack, Stale, Timeout
+from .errors import CairnError, EpochChanged, Invalid, NotFound, RolledBack, Stale
 from .job import RoundHandle
 from .memory import can_lend
 from .optim import changed_group, group_settings

@@ -19,11 +19,12 @@ from ._model import WIRED, Slot
 from ._wrapped import own_name
 from .errors import Invalid
 from .job import Job
-from .spec import Tensor, Version
+from .spec import Tensor, Version, at_least
 
 _CHANGED_BY_FORWARD = ("running_mean", "running_var", "num_batches_tracked", "weight_u", "weight_v", "_u", "_v")
 _SMALL_ELEMS = 1 << 22  # parameters of a model for which a write with every step is little
 _LARGE_EVERY = 10
+_WATCHED_ELEMS = 1 << 20
 _LOOKS = 3  # steps after which it is known what a forward pass changes
 
 
@@ -38,6 +39,13 @@ def raw_of(model: nn.Module) -> Dict[str, torch.Tensor]:
 def bytes_of(buffer: torch.Tensor) -> bytes:
     here = buffer.detach().cpu().contiguous()
     return ctypes.string_at(here.data_ptr(), here.numel() * here.element_size())
+
+
+def from_bytes(data: torch.Tensor, buffer: torch.Tensor) -> Optional[torch.Tensor]:
+    """Of bytes, uint8, what the buffer can take; None: they are of another one."""
+    if data.dtype != torch.uint8 or data.numel() != length(buffer):
+        return None
+    return torch.frombuffer(bytearray(bytes_of(data)), dtype=buffer.dtype).view(buffer.shape)
 
 
 def length(buffer: torch.Tensor) -> int:
@@ -72,10 +80,13 @@ def there(job: Job, raw: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
 
 def every(model: nn.Module, given: Optional[int]) -> int:
     """Steps between two writes; 0: none."""
-    if given is not None:
-        return given
     persistent = set(map(own_name, model.state_dict(keep_vars=True)))
-    names = [name.rpartition(".")[2] for name, _ in model.named_buffers() if own_name(name) in persistent]
+    names = [name.rpartition(".")[2] for name, buffer in model.named_buffers()
+             if own_name(name) in persistent and buffer.numel() > 0]
+    if given is not None:
+        if at_least(0, "buffers_every", given, 2 ** 48) > 0 and not names:
+            raise Invalid(f"buffers_every is {given}, and the model has no buffers that a state dict has: leave it out")
+        return given
     if not any(name.endswith(_CHANGED_BY_FORWARD) for name in names):
         return 0
     return 1 if sum(p.numel() for p in model.parameters()) <= _SMALL_ELEMS else _LARGE_EVERY
@@ -84,12 +95,15 @@ def every(model: nn.Module, given: Optional[int]) -> int:
 class Written:
     """What of the buffers is at the servers: as they were when they were loaded or written last."""
 
-    def __init__(self, slots: List[Slot], raw: Mapping[str, torch.Tensor], is_asked: bool):
+    def __init__(self, slots: List[Slot], raw: Mapping[str, torch.Tensor], every_steps: int, is_asked: bool):
         """`is_asked`: the trainer has said how often they are written; else it is told where that is never, and they
-        change."""
+        change, masks and the like left out."""
         self._buffers: Dict[str, torch.Tensor] = {**{slot.name: slot.parameter for slot in slots}, **raw}
         self._raw = raw
-        self._looks = 0 if is_asked else _LOOKS
+        self._looks = 0 if is_asked or every_steps > 0 else _LOOKS
+        if every_steps == 0:
+            self._buffers = {name: buffer for name, buffer in self._buffers.items()
+                             if self._looks > 0 and buffer.numel() <= _WATCHED_ELEMS}
         self._were: Dict[str, torch.Tensor] = {}
         self.note()
 
@@ -116,10 +130,9 @@ class Written:
             return []
         names = list(self.changed())
         self._looks = 0 if names else self._looks - 1
+        if self._looks == 0:
+            self._buffers, self._were = {}, {}
         return names
-
-    def __bool__(self) -> bool:
-        return bool(self._buffers)
 
 
 def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:

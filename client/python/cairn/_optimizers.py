@@ -5,6 +5,7 @@ servers, so each is said, or refused where training on would be another training
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 import threading
 import warnings
@@ -45,7 +46,7 @@ class _Taken:
 
     def __init__(self, taken: FromTorch):
         self._taken = taken
-        self._members = [[id(p) for p in options["params"]] for options in taken.optimizer.param_groups]
+        self._members = [list(options["params"]) for options in taken.optimizer.param_groups]
         self._were = {(name, place): self._options(place) for name, place in taken.places}
         self._told: Set[Any] = set()
 
@@ -55,7 +56,9 @@ class _Taken:
 
     def judge(self) -> None:
         kind, optimizer = self._taken.kind, self._taken.optimizer
-        if [[id(p) for p in options["params"]] for options in optimizer.param_groups] != self._members:
+        members = [options["params"] for options in optimizer.param_groups]
+        if list(map(len, members)) != list(map(len, self._members)) or not all(
+                all(map(operator.is_, now, was)) for now, was in zip(members, self._members)):
             raise Invalid(f"the torch {kind} has other parameters than it had at attach (add_param_group?): nobody "
                           "would train them. Those of this model that were frozen until now: m.amend(unfreeze_tensors="
                           "{name: group}) by one worker, then m.close() and attach again by all, with an optimizer "
@@ -148,7 +151,8 @@ class TorchOptimizers:
         if slots and self._pushed() not in (None, self._at_step):
             raise Invalid(f"zero_grad() takes back no gradient of {slots[0].name} and others: they are at the servers "
                           "since the backward pass. To throw away what this step has so far call m.resume(): the step "
-                          "is done again; and leave zero_grad() out, after m.step() no gradient is left")
+                          "is done again. If they are of the pass of another model (a GAN's): requires_grad_(False) "
+                          "around that. And leave zero_grad() out, after m.step() no gradient is left")
 
     def saw_state_dict(self, optimizer: Any) -> None:
         self._tell("state_dict", f"torch.optim.{type(optimizer).__name__}.state_dict() of a model that is attached has "

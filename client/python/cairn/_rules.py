@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from .errors import Invalid, Mismatch
-from .spec import Group
+from .spec import Group, Schedule
 
 # What a job's optimizer keeps: our plane of it, by torch's name.
 KEPT = {"adamw": {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"},
@@ -216,11 +216,20 @@ def numbers(options: Mapping[str, Any]) -> Dict[str, float]:
     return found
 
 
+def _as_begun(options: Mapping[str, Any], mine: Group) -> Mapping[str, Any]:
+    """With a schedule the group's lr is the one that it begins from, and so is initial_lr, which a torch scheduler
+    leaves; where the file has none, its lr of that moment is no other one."""
+    if mine.schedule == Schedule():
+        return options
+    begun = {key: value for key, value in options.items() if key != "lr"}
+    return {**begun, "lr": options["initial_lr"]} if "initial_lr" in options else begun
+
+
 def differences(options: Mapping[str, Mapping[str, Any]], group_of: Mapping[str, Group]) -> List[str]:
     """Of hyper-parameters: the job's count."""
     seen, told = set(), []
     for tensor, mine in group_of.items():
-        for key, value in numbers(options.get(tensor, {})).items():
+        for key, value in numbers(_as_begun(options.get(tensor, {}), mine)).items():
             ours = getattr(mine, key, None)
             if ours is not None and float(ours) != value and (mine.name, key) not in seen:
                 seen.add((mine.name, key))

@@ -26,6 +26,7 @@ class Tree:
     form: str  # for people
     is_flat: bool = False  # its keys are in one dict that may have been several
     files: List[File] = field(default_factory=list)
+    blobs: Dict[str, Any] = field(default_factory=dict)  # of a snapshot of Cairn: bytes, by name
 
     def read(self, at: Sequence[Any], room: Room) -> List[Any]:
         """The values of tensors of it, on the host; in the room, or not."""
@@ -119,6 +120,7 @@ def _snapshot(folder: Path) -> Tree:
         raise Invalid(f"{folder}/manifest.json is not that of a snapshot of Cairn")
     tree = _halves(folder)
     tree.form, tree.root["manifest"] = "a snapshot of Cairn", manifest
+    tree.blobs = _safetensors.read(sorted((folder / "blobs").glob("*.safetensors")))
     return tree
 
 

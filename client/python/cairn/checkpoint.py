@@ -132,6 +132,11 @@ def _take_weights(what: str, tree: _tree.Tree, found: _found.Contents, wanted: _
             taken.params[mine] = leaf
         elif tuple(there.shape) != tuple(leaf.shape) or not _same(tree, there, leaf):
             taken.wrong.setdefault("tied here, and with other values there", []).append(f"{mine} and {name}")
+    for name, buffer in wanted.kept.items():
+        if name not in taken.params and name in tree.blobs and not buffer.is_meta:
+            from . import _buffers
+            value = _buffers.from_bytes(_found.value_of(tree.blobs[name]), buffer)
+            taken.params.update({name: value} if value is not None else {})
     for name, leaf in taken.params.items():
         allowed = _FLOATS if name not in wanted.kept else (_dtype(wanted.kept[name]),)
         if tuple(leaf.shape) != wanted.shapes[name]:
@@ -385,10 +390,12 @@ def _items(wanted: _Wanted, taken: _Taken) -> List[Item]:
 
 
 def _fill_kept(tree: _tree.Tree, wanted: _Wanted, taken: _Taken) -> None:
-    """Buffers and frozen parameters that are this worker's own, of integers and the like."""
-    for name, kept in wanted.kept.items():
-        if name in taken.params and not kept.is_meta:
-            kept.data.copy_(_found.value_of(taken.params[name]))
+    """Buffers of integers and the like, which attach keeps as their bytes, and frozen parameters that stay here."""
+    import torch
+    with torch.no_grad():
+        for name, kept in wanted.kept.items():
+            if name in taken.params and not kept.is_meta:
+                kept.copy_(_found.value_of(taken.params[name]))
 
 
 def import_checkpoint(session: Any, path: Union[Source, Sequence[Source]], model: Any, optim: Any, *,

@@ -201,7 +201,8 @@ class AttachedModel(Between):
         self._gradient_hooks = [Hook(slot.parameter, functools.partial(self._took_gradient, slot))
                                 for slot in self._slots if slot.trained]
         self._watch(model)
-        self._written = _buffers.Written(self._buffers, self._raw, buffers_every is not None)
+        self._written = _buffers.Written(self._buffers, self._raw, self._spec.buffers_every,
+                                         buffers_every is not None)
         self._gives_buffers = self._spec.rank == 0
         self._optimizers = TorchOptimizers(self._slots, optim, self._pushed)
         self._hooks: List[Any] = [self._optimizers, Clipping(self._slots, lambda: self.clip_norm)]

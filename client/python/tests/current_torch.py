@@ -13,8 +13,8 @@ from pathlib import Path
 from runner import skip
 
 NEEDS_TORCH = ("advice", "after_attach", "again", "attach", "beside", "blobs", "buffers", "changed", "checkpoint",
-               "cuda", "driven", "gradients", "imports", "lent", "memory", "meta", "optim", "own_steps", "parts", "port",
-               "schedulers", "torch", "window", "wrapped")
+               "cuda", "driven", "gradients", "imports", "lent", "memory", "meta", "optim", "own_steps", "parts",
+               "port", "schedulers", "torch", "window", "wrapped")
 SKIPPED = 77
 
 

@@ -134,6 +134,13 @@ class Optimizers(Case):
             m.resume()
         self.steps(m, 2)
         self.same(m, Torch().steps(4))
+        for p in m.model.parameters():
+            p.requires_grad_(False)  # a pass of another model goes through this one
+        x = torch.ones(1, 4, requires_grad=True)
+        m.model(x).sum().backward()
+        for p in m.model.parameters():
+            p.requires_grad_(True)
+        optimizer.zero_grad()
 
         def left_over():
             loss_of(m.model, m.begin().step).backward()

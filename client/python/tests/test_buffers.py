@@ -188,6 +188,9 @@ class Statistics(Case):
         m.close()
         m = self.attach(name="never", buffers_every=0)
         self.assertEqual(self.steps(m, 3).version, (m.version.generation, 3))
+        for bad, words in ((1, "the model has no buffers"), (-1, "buffers_every is -1"), ("x", "buffers_every is 'x'")):
+            with self.assertRaisesRegex(cairn.Invalid, words):
+                self.attach(nn.Linear(4, 2), name="none", buffers_every=bad)
 
 
 class Integers(Case):
@@ -233,6 +236,19 @@ class Integers(Case):
                     with cairn.reader(name, self.cluster.endpoint, timeout=20) as reader:
                         reader.load_into(fresh)
                     self.assertTrue(torch.equal(fresh.large, m.model.large))
+
+
+class Imports(Case):
+    def test_a_snapshot_that_is_imported_has_them(self):
+        m = self.attach(stage=2)
+        self.steps(m, 3)
+        wanted = buffers(m.model)
+        folder = self.cluster._folder / "snapshots" / self.name / m.snapshot()
+        ours = net(seed=96)
+        with cairn.import_checkpoint(self.session, folder, ours, cairn.SGD(lr=0.05), name="imported", rank=0,
+                                     workers_min=1, timeout=20) as m:
+            self.assertEqual(m.version.step, 3)
+            self.same(buffers(ours), wanted)
 
 
 if __name__ == "__main__":

@@ -390,6 +390,38 @@ class Imports(torched.ClusterCase):
             self.assertTrue(torch.equal(again.base, theirs.base))
             self.assertEqual(m.imported.parameters, 3)
 
+    @needs_numbers
+    def test_a_learning_rate_of_the_schedule_is_no_other_one(self):
+        def decayed(net):
+            optimizer = adamw(net.parameters())
+            return optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+        def torch_steps(net, optimizer, scheduler, first, last):
+            for k in range(first, last):
+                run_torch(net, optimizer, k, k + 1)
+                scheduler.step()
+
+        theirs = model()
+        optimizer, scheduler = decayed(theirs)
+        torch_steps(theirs, optimizer, scheduler, 0, BEFORE)
+        path = self.save({"model": theirs.state_dict(), "optimizer": optimizer.state_dict()})
+        torch_steps(theirs, optimizer, scheduler, BEFORE, BEFORE + AFTER)
+        net = model()
+        ours, schedule = decayed(net)
+        with self.assertLogs("cairn", "INFO") as log:
+            m = cairn.import_checkpoint(self.session, path, net, cairn.from_torch(ours, schedule=schedule),
+                                        name=self.name)
+        self.assertNotIn("the checkpoint", str(log.output))
+        steps(m, net, BEFORE, BEFORE + AFTER)
+        self.assertEqual(ours.param_groups[0]["lr"], optimizer.param_groups[0]["lr"])
+        m.close()
+        for mine, wanted in zip(net.parameters(), theirs.parameters()):
+            self.assertTrue(bool(((mine - wanted).abs() <= 1e-6 * (wanted.abs() + 1e-2 * AFTER)).all()))
+        with self.assertLogs("cairn", "INFO") as log:
+            cairn.import_checkpoint(self.session, path, model(), cairn.AdamW(lr=1e-2, weight_decay=0.1), names=NAMES,
+                                    name="constant").close()
+        self.assertIn("group default has lr 0.01, the checkpoint 0.00125: the job's counts", str(log.output))
+
     # ---- of Cairn itself ----
 
     def test_a_snapshot_whose_tensors_have_counts_of_their_own_is_refused(self):
