@@ -300,9 +300,9 @@ static void diff_tensor(struct diff *diff, const struct cairn_tensor_spec *here,
     differ_text(diff, here->name, "alias", alias_text(here, alias_a), alias_text(there, alias_b));
     differ_text(diff, here->name, "initial state", init_text(&here->init, a),
                 init_text(&there->init, b));
+    snprintf(a, sizeof a, "%" PRIu64, here->steps_missed);
     if (here->steps_missed != there->steps_missed)
-        differ(diff, "tensor %s: steps_missed %" PRIu64 " here, and the job has begun with others",
-               here->name, here->steps_missed);
+        differ_text(diff, here->name, "steps_missed", a, "others, which it began with,");
 }
 
 /* A field of the job, or (group not NULL) of a group or its schedule, which an amendment may change. */

@@ -158,9 +158,9 @@ class JobSpec:
     micro_batches of its own. `seed`: of Round.micro_seed, below 2^53. `first_step`: of the version that the job begins
     with, where a run that began elsewhere goes on. `missing_gradients`: what a round is to a trained tensor of which
     no worker pushed anything. "zero": its gradient is zeros, so its moments fade and its decay goes on; "leave": it
-    stays as it is, and the step is none of its own count of updates, as torch.optim does where a grad is None. `buffers_every`: a
-    worker writes its buffers after each step that is a multiple of it, and periodic snapshots are of the version which
-    that makes; 0: nobody does."""
+    stays as it is, and the step is none of its own count of updates, as torch.optim does where a grad is None.
+    `buffers_every`: a worker writes its buffers after each step that is a multiple of it, and periodic snapshots are
+    of the version which that makes; 0: nobody does."""
 
     tensors: Sequence[Tensor]
     groups: Sequence[Group] = field(default_factory=lambda: (Group(),))
