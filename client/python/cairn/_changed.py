@@ -29,6 +29,11 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
+def _those(names: Sequence[str], one: str, more: str) -> str:
+    """They are listed, and what they do."""
+    return f"{listed(names)} {one if len(names) == 1 else more}"
+
+
 def _spelled(names: Sequence[str], value: str = "") -> str:
     """The elements of a list or dictionary of these names, as they are written in a call."""
     return ", ".join(f"{name!r}{value}" for name in names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
@@ -77,7 +82,9 @@ class Structure:
     @staticmethod
     def _why_added(added: Sequence[str], new: Dict[str, nn.Parameter]) -> str:
         tensor = f"cairn.Tensor({added[0]!r}, {tuple(new[added[0]].shape)}, UNIT, GROUP, init=cairn.Init('zeros'))"
-        return (f"{listed(added)} of the model were not there at attach and require a gradient: nobody trains them. "
+        what = _those(added, "of the model was not there at attach and requires",
+                      "of the model were not there at attach and require")
+        return (f"{what} a gradient: nobody trains that. "
                 "m.close(), and attach the model as it is now with another name=…: a job that begins with the values "
                 "that the model has, and without moments, as a new torch optimizer does. To go on with this job and "
                 f"its moments, as add_param_group does: m.job.amend(add=[{tensor}, …]), m.close(), attach again, and "
@@ -94,22 +101,23 @@ def judge_thawed(frozen: Iterable[Slot], groups: Sequence[str]) -> None:
     names = [slot.name for slot in frozen if slot.parameter.requires_grad]
     if names:
         group = repr(groups[0]) if len(groups) == 1 else "GROUP"
-        raise Invalid(f"{listed(names)} were frozen at attach and require a gradient now: nobody trains them. "
+        what = _those(names, "was frozen at attach and requires", "were frozen at attach and require")
+        raise Invalid(f"{what} a gradient now: nobody trains that. "
                       f"m.amend(unfreeze_tensors={{{_spelled(names, ': ' + group)}}}) by one worker, then m.close() "
                       "and attach again by all; or requires_grad_(False)")
 
 
 def why_frozen(names: Sequence[str]) -> str:
-    return (f"{listed(names)} do not require a gradient, and the job trains them: weight decay and moments would move "
-            f"them on, as torch does not. To freeze them: m.amend(freeze_tensors=[{_spelled(names)}]) between two "
-            "steps, by one worker, and unfreeze_tensors=[…] where they are to be trained again. If that was for the "
+    return (f"{_those(names, 'requires', 'require')} no gradient, and the job trains that: weight decay and moments "
+            f"would move it on, as torch does not. To freeze it: m.amend(freeze_tensors=[{_spelled(names)}]) between "
+            "two steps, by one worker, and unfreeze_tensors=[…] where it is to be trained again. If that was for the "
             "pass of another model: requires_grad_(True) before m.step(). Nothing of this step was applied")
 
 
 def why_gone(names: Sequence[str]) -> str:
-    return (f"{listed(names)} are not in the model any more, and the job trains them: weight decay and moments would "
-            f"move them on. m.amend(freeze_tensors=[{_spelled(names)}]) between two steps, by one worker, leaves them "
-            "as they are. Nothing of this step was applied")
+    return (f"{_those(names, 'is', 'are')} not in the model any more, and the job trains that: weight decay and "
+            f"moments would move it on. m.amend(freeze_tensors=[{_spelled(names)}]) between two steps, by one worker, "
+            "leaves that as it is. Nothing of this step was applied")
 
 
 # ---- values ----
@@ -219,7 +227,7 @@ class Values:
 
 
 def why_written(names: Sequence[str], sentence: str) -> str:
-    return (f"{listed(names)} {'has' if len(names) == 1 else 'have'} other values than the servers gave: they were "
+    return (f"{_those(names, 'has', 'have')} other values than the servers gave: they were "
             "written here, where the next fetch undoes it. What all workers are to go on with is written to the "
             f"servers, between two steps: m.write({{{_spelled(names, ': values')}}}), in place of the write here or "
             f"after it; m.resume() takes the servers' values back. {sentence}")

@@ -106,7 +106,7 @@ class Training(Case):
         pair = Pair(self)
         pair.step(3)
         pair.both(lambda model: model[0].requires_grad_(False))
-        sentence = self.refused("0.weight, 0.bias do not require a gradient.*Nothing of this step was applied",
+        sentence = self.refused("0.weight, 0.bias require no gradient.*Nothing of this step was applied",
                                 pair.own_step)
         self.called(sentence, "m.amend", m=pair.m)
         pair.step(3)
@@ -209,7 +209,7 @@ class Training(Case):
         pair.theirs[3].load_state_dict(pair.ours[3].state_dict())
         value = pair.ours[3].weight.detach().clone()
         pair.optimizer.add_param_group({"params": list(pair.theirs[3].parameters())})
-        sentence = self.refused("^3.weight of the model were not there at attach", pair.own_step)
+        sentence = self.refused("^3.weight of the model was not there at attach", pair.own_step)
         call = re.search(r"m.job.amend\(add=\[(cairn.Tensor\(.*?\))(?=, …)", sentence)[1]
         added = eval(call, {"cairn": cairn, "UNIT": "3", "GROUP": "default"})  # as the sentence leaves them to say
         pair.m.job.amend(add=[added])
