@@ -387,7 +387,7 @@ class AttachedModel(Between):
             if opened.info.version != self._version:
                 if is_computed:  # by a pass that began no round: of a part of the model, or in eval mode
                     raise self._others_went_on(Stale("the forward pass was at an earlier version"))
-                written = {slot: slot.parameter.detach().clone() for slot in self._written()}
+                written = {slot: slot.parameter.detach().clone() for slot in self._written_here()}
                 try:
                     self._load(opened.info.version)
                 except (VersionGone, Stale) as gone:
@@ -506,7 +506,7 @@ class AttachedModel(Between):
             self._is_told_of_gathered = True
             warnings.warn(_changed.why_gathered(written), stacklevel=3)
 
-    def _written(self) -> List[Slot]:
+    def _written_here(self) -> List[Slot]:
         """What has other values than were fetched."""
         return [slot for values in self._values for slot in values.changed()]
 
@@ -521,7 +521,7 @@ class AttachedModel(Between):
             self._judge_model()
             self._judge_frozen()
             in_passes = [] if self._window is None else self._window.written()
-            written = [slot.name for slot in self._written() + in_passes if slot in self._fixed]
+            written = [slot.name for slot in self._written_here() + in_passes if slot in self._fixed]
             if written:
                 raise Invalid(_changed.why_written(written, "Nothing of this step was applied"))
         except Invalid:
@@ -553,7 +553,7 @@ class AttachedModel(Between):
         return slot in self._refused or not self._own()
 
     def _judge_write(self, names: Container[str]) -> None:
-        written = [slot.name for slot in self._written() if slot.name not in names]
+        written = [slot.name for slot in self._written_here() if slot.name not in names]
         if written:
             raise Invalid(_changed.why_written(written, "Nothing was written to the servers"))
         self._end_dropped()
