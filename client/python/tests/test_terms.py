@@ -89,7 +89,7 @@ class ByAmendment(Terms):
             m = self.attach(**was)
         for word in ("micro_batches is 3 (2 was given)", "client_state_max is 8 (4 was given)", "seed is 7",
                      "clip_norm is 0.0 (5.0 was given)", "the wire dtype of 0.weight is bf16"):
-            self.assertIn(word, said.output[0])
+            self.assertIn(word, "\n".join(said.output))
         for micro in range(3):
             m.model(batch(2, micro)).square().mean().backward()
         m.step(client_state=b"12345678")
