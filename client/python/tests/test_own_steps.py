@@ -222,6 +222,18 @@ class OwnSteps(ClusterCase):
         with self.assertRaisesRegex(cairn.Invalid, "steps_missed names head.bia"):
             Beside(self, "adamw_wrong", first_step=40, steps_missed={"head.bia": 1})
 
+    def test_a_job_that_is_there_leaves_them_alone_from_an_amendment_on(self):
+        both = Beside(self, "adamw_amended")
+        both.freeze("trunk.weight")
+        both.step()
+        both.thaw("trunk.weight")
+        self.cluster.ctl("job", "amend", both.name, "--set", "missing_gradients=leave")
+        both.m.close()
+        both.m = self.session.attach(both.ours, both.served, name=both.name, timeout=20, missing_gradients="leave")
+        both.step(untouched=("head.bias",))
+        both.step()
+        both.m.close()
+
     def test_who_has_no_gradient_is_named_once_with_what_does_as_torch_does(self):
         def lines(name: str, optim, **options):
             m = self.session.attach(Model(), optim, name=name, timeout=20, **options)
