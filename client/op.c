@@ -8,15 +8,57 @@
 #include "client/job.h"
 #include "client/streams.h"
 
+#define SPARE_MAX 8192 /* some MiB: what a step of many small tensors has at a time */
+
+/* The memory of one that is over is used again: of thousands a step malloc would give it to the kernel and take
+ * it back each time. NULL: out of memory. */
+static struct op *take_op(struct session *s)
+{
+    pthread_mutex_lock(&s->lock);
+    struct op *op = s->spare.first;
+    if (op != NULL) {
+        s->spare.first = op->next_spare;
+        s->spare.count--;
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (op == NULL) return calloc(1, sizeof *op);
+    memset(op, 0, sizeof *op);
+    return op;
+}
+
+static void give_op(struct op *op)
+{
+    struct session *s = op->session;
+    free(op->why);
+    pthread_mutex_lock(&s->lock);
+    const bool is_kept = s->spare.count < SPARE_MAX;
+    if (is_kept) {
+        op->next_spare = s->spare.first;
+        s->spare.first = op;
+        s->spare.count++;
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (!is_kept) free(op);
+}
+
+void cairn_ops_release(struct session *s)
+{
+    while (s->spare.first != NULL) {
+        struct op *op = s->spare.first;
+        s->spare.first = op->next_spare;
+        free(op);
+    }
+}
+
 static void unref(struct op *op)
 {
     pthread_mutex_lock(&op->session->lock);
     const uint32_t left = --op->refs;
     pthread_mutex_unlock(&op->session->lock);
     if (left > 0) return;
-    cairn_job_unref(op->job);
-    free(op->why);
-    free(op);
+    struct job *job = op->job;
+    give_op(op);
+    cairn_job_unref(job); // with which the session may go
 }
 
 static void on_handle_free(void *object)
@@ -32,7 +74,7 @@ static uint64_t *open_count(struct op *op)
 
 struct op *cairn_op_new(struct job *job, uint8_t kind, bool with_handle)
 {
-    struct op *op = calloc(1, sizeof *op);
+    struct op *op = take_op(job->session);
     if (op == NULL) return NULL;
     op->session = job->session;
     op->job = job;
@@ -42,7 +84,7 @@ struct op *cairn_op_new(struct job *job, uint8_t kind, bool with_handle)
     if (with_handle) {
         op->handle = cairn_handle_open(CAIRN_HANDLE_OP, op, on_handle_free);
         if (op->handle == NULL) {
-            free(op);
+            give_op(op);
             return NULL;
         }
     }

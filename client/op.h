@@ -39,6 +39,7 @@ struct op {
     struct op *of; /* that of a whole list, which this is an entry of, and ends before; or NULL */
     bool may_be_canceled;
     atomic_bool is_canceled;
+    struct op *next_spare;    /* lock: of the session, when it is over */
     struct op *next_awaiting; /* lock: the next that awaits the same block (read/cache.h) */
     uint32_t holds;   /* loop thread: parcels that are not done, and one more while it is cut */
     size_t box_bytes; /* of a fetch or a put of a box: what goes with each of its chunks */
@@ -80,6 +81,8 @@ struct command {
     uint64_t starved_ms; /* since when there is no memory for it; 0: there was, so far */
 };
 
+/* With the session. */
+void cairn_ops_release(struct session *s);
 /* A new op with the loop's reference, and one of the handle if `with_handle`. NULL: out of memory. */
 struct op *cairn_op_new(struct job *job, uint8_t kind, bool with_handle);
 /* Loop thread: a parcel more; and one less, with how it ended. The last one completes the op. */

@@ -91,6 +91,7 @@ void cairn_session_unref(struct session *s)
     const uint32_t left = --s->refs;
     pthread_mutex_unlock(&s->lock);
     if (left > 0) return;
+    cairn_ops_release(s);
     cairn_memory_release(s);
     cairn_card_imports_close(s->imports);
     cairn_streams_release(s);

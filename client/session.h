@@ -75,7 +75,11 @@ struct session {
     /* lock */
     uint32_t refs; /* the handle, jobs */
     bool cancels;  /* an operation that may be under way was canceled */
-    bool ended;    /* the loop takes nothing more: asks and commands fail, nobody kicks it */
+    struct {
+        struct op *first;
+        uint32_t count;
+    } spare;    /* operations that are over, for those to come (op.c) */
+    bool ended; /* the loop takes nothing more: asks and commands fail, nobody kicks it */
     struct ask *asks;
     struct {
         struct command *first, *last;
