@@ -6,8 +6,7 @@
 
 #define SETTLE_S 0.2 /* what is under way when the last round is over */
 
-/* Seconds of all threads, those that have ended included; below 0: it is no more. */
-static double used_s(pid_t pid)
+double cairn_bench_used_s(pid_t pid)
 {
     clockid_t clock;
     struct timespec t;
@@ -32,10 +31,11 @@ bool cairn_bench_idle(struct local *local, double seconds, double *percent_out)
     double before_s[1 + CTL_SHARDS_MAX], most_s = 0;
     if (!let_go_by(local, SETTLE_S)) return false;
     const double begin_s = cairn_bench_now();
-    for (int i = 0; i < local->daemon_count; i++) before_s[i] = used_s(local->daemons[i].pid);
+    for (int i = 0; i < local->daemon_count; i++)
+        before_s[i] = cairn_bench_used_s(local->daemons[i].pid);
     if (!let_go_by(local, seconds)) return false;
     for (int i = 0; i < local->daemon_count; i++) {
-        const double s = used_s(local->daemons[i].pid);
+        const double s = cairn_bench_used_s(local->daemons[i].pid);
         if (before_s[i] < 0 || s < 0) {
             (void)cairn_ctl_fail(CAIRN_ERR_IO, "there is no processor time of %s to read",
                                  local->daemons[i].name);

@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "client/ctl/bench/bench.h"
+#include "client/ctl/bench/idle.h"
 #include "client/ctl/bench/model.h"
 #include "client/ctl/bench/times.h"
 
@@ -22,11 +23,20 @@ enum { ORDER_MANY = 1, ORDER_ONE = 2, ORDER_SINGLY = 3 };
 enum { FIGURE_ALL, FIGURE_PUSH, FIGURE_COMMIT, FIGURE_FETCH, FIGURE_CPU, FIGURE_BEGIN, FIGURES };
 
 /* Of a run: what the slowest worker had, and what the slowest shard did. */
-enum { PART_PUSH, PART_COMMIT, PART_FETCH, PART_CPU, PART_COLLECT, PART_SUMS, PART_UPDATE, PARTS };
+enum {
+    PART_PUSH,
+    PART_COMMIT,
+    PART_FETCH,
+    PART_CPU,
+    PART_DAEMONS_CPU, /* the following: of daemons of its own */
+    PART_COLLECT,
+    PART_SUMS,
+    PART_UPDATE,
+    PARTS
+};
 static const char *const part_names[PARTS] = {
-    "1_begin_push_s",         "2_commit_s",      "3_fetch_s",
-    "worker_cpu_s",           "shard_collect_s", "shard_sums_s",
-    "shard_update_publish_s",
+    "1_begin_push_s", "2_commit_s",      "3_fetch_s",    "worker_cpu_s",
+    "daemons_cpu_s",  "shard_collect_s", "shard_sums_s", "shard_update_publish_s",
 };
 
 struct side {
@@ -215,8 +225,18 @@ static double most(const struct tensors_bench *bench, int figure)
     return value;
 }
 
+/* Of all daemons so far. */
+static double daemons_cpu_s(const struct tensors_bench *bench)
+{
+    const struct local *local = bench->crew.local;
+    double sum = 0;
+    for (int i = 0; i < local->daemon_count; i++) sum += cairn_bench_used_s(local->daemons[i].pid);
+    return sum;
+}
+
 static double run_side(struct tensors_bench *bench, uint32_t word, struct side *side)
 {
+    const double daemons = daemons_cpu_s(bench);
     if (!cairn_bench_crew_do(&bench->crew, (struct cairn_bench_order) { word, 1 }, bench->reports))
         return 0;
     const double all = most(bench, FIGURE_ALL);
@@ -226,6 +246,7 @@ static double run_side(struct tensors_bench *bench, uint32_t word, struct side *
     side->parts[PART_COMMIT][i] = most(bench, FIGURE_COMMIT);
     side->parts[PART_FETCH][i] = most(bench, FIGURE_FETCH);
     side->parts[PART_CPU][i] = most(bench, FIGURE_CPU);
+    side->parts[PART_DAEMONS_CPU][i] = daemons_cpu_s(bench) - daemons;
     side->begin[i] = most(bench, FIGURE_BEGIN);
     side->end[i] = side->begin[i] + all;
     return all;
@@ -292,7 +313,7 @@ static void add_parts(json_t *parts, const char *side_name, struct side *side, i
 
 static void report(struct tensors_bench *bench, const struct local *local)
 {
-    const int parts = local->daemon_count > 0 ? PARTS : PART_COLLECT;
+    const int parts = local->daemon_count > 0 ? PARTS : PART_DAEMONS_CPU;
     for (int s = 1; s < local->daemon_count; s++) {
         struct cairn_bench_times *times = NULL;
         size_t count = 0;
