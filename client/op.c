@@ -10,8 +10,8 @@
 
 #define SPARE_MAX 8192 /* some MiB: what a step of many small tensors has at a time */
 
-/* The memory of one that is over is used again: of thousands a step malloc would give it to the kernel and take
- * it back each time. NULL: out of memory. */
+/* The memory of one that is over is used again: of thousands a step malloc would give it to the kernel and
+ * take it back each time. NULL: out of memory. */
 static struct op *take_op(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
