@@ -59,7 +59,7 @@ class Between(Held):
     _spec: JobSpec
     _round: Optional[RoundHandle]
     _rank: int  # dense, of the last round
-    _written: _buffers.Written
+    _sent_buffers: _buffers.Written
     _gives_buffers: bool  # this worker writes them
     clip_norm: float
 
@@ -93,7 +93,7 @@ class Between(Held):
         _transfer.load(self._job, self._version, buffers, self.timeout)
         raw = {name: buffer for name, buffer in self._raw.items() if name in names}
         _buffers.load(self._job, self._version, raw, self.timeout)
-        self._written.note()
+        self._sent_buffers.note()
 
     def _with_buffers(self, applied: Version, mine: bool) -> Version:
         """The version that has the buffers of the step, too. `mine`: this worker gives them, the others wait for it."""
@@ -105,7 +105,7 @@ class Between(Held):
             return applied
         try:
             if mine:
-                return self._write_buffers(self._written.changed() or self._written.some())
+                return self._write_buffers(self._sent_buffers.changed() or self._sent_buffers.some())
             return self._job.version_wait(Version(applied.generation + 1, 0), min(self.timeout, _AWAITED_S))
         except RolledBack:
             raise
@@ -115,17 +115,17 @@ class Between(Held):
 
     def _write_buffers(self, values: Mapping[str, Any]) -> Version:
         version = self._write_planes({"param": values})
-        self._written.note()
+        self._sent_buffers.note()
         return version
 
     def _write_late_buffers(self) -> None:
         """Those that have changed since, before what wants the newest."""
-        changed = self._written.changed() if self._spec.buffers_every > 0 and self._round is None else {}
+        changed = self._sent_buffers.changed() if self._spec.buffers_every > 0 and self._round is None else {}
         if changed and self._gives_buffers:
             self._load_after(self._write_buffers(changed))
 
     def _warn_of_buffers(self) -> None:
-        names = self._written.unwritten()
+        names = self._sent_buffers.unwritten()
         if names:
             warnings.warn(f"a forward pass changes {', '.join(names[:5])}{', …' if len(names) > 5 else ''}, and no "
                           "snapshot, reader or export has that: give attach(…, buffers_every=1), so that rank 0 writes "

@@ -201,8 +201,8 @@ class AttachedModel(Between):
         self._gradient_hooks = [Hook(slot.parameter, functools.partial(self._took_gradient, slot))
                                 for slot in self._slots if slot.trained]
         self._watch(model)
-        self._written = _buffers.Written(self._buffers, self._raw, self._spec.buffers_every,
-                                         buffers_every is not None)
+        self._sent_buffers = _buffers.Written(self._buffers, self._raw, self._spec.buffers_every,
+                                              buffers_every is not None)
         self._gives_buffers = self._spec.rank == 0
         self._optimizers = TorchOptimizers(self._slots, optim, self._pushed)
         self._hooks: List[Any] = [self._optimizers, Clipping(self._slots, lambda: self.clip_norm)]
@@ -275,7 +275,7 @@ class AttachedModel(Between):
             return
         before, self.timeout = self.timeout, min(self.timeout, _LAST_S)
         try:
-            changed = self._written.changed() if self._spec.buffers_every > 0 and self._round is None else {}
+            changed = self._sent_buffers.changed() if self._spec.buffers_every > 0 and self._round is None else {}
             if changed and self._gives_buffers:
                 self._write_buffers(changed)
         except CairnError as failure:
@@ -315,7 +315,7 @@ class AttachedModel(Between):
         version = self._job.version_wait(timeout=self.timeout)
         _transfer.load(self._job, version, [(slot, slot.parameter) for slot in self._buffers], self.timeout)
         _buffers.load(self._job, version, self._raw, self.timeout)
-        self._written.note()
+        self._sent_buffers.note()
 
     # ---- the parameters ----
 
