@@ -105,7 +105,10 @@ class Between(Held):
             return applied
         try:
             if mine:
-                return self._write_buffers(self._sent_buffers.changed() or self._sent_buffers.some())
+                version = self._write_buffers(self._sent_buffers.changed() or self._sent_buffers.some())
+                if version == (applied.generation + 1, applied.step) and self._version.generation == applied.generation:
+                    self._version = Version(version.generation, self._version.step)  # frozen ones are not another's
+                return version
             return self._job.version_wait(Version(applied.generation + 1, 0), min(self.timeout, _AWAITED_S))
         except RolledBack:
             raise

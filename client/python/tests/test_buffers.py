@@ -181,6 +181,18 @@ class Statistics(Case):
         self.same(buffers(model), buffers(m.model))
         read.close()
 
+    def test_frozen_tensors_are_not_fetched_anew_for_a_write_of_buffers(self):
+        model = nn.Sequential(nn.Linear(4, 64), nn.BatchNorm1d(64), nn.Linear(64, 64), nn.Linear(64, 2))
+        model[0].requires_grad_(False), model[2].requires_grad_(False)
+        m = self.attach(model)
+        self.steps(m, 1)
+        before = m.job.stats().fetched_bytes
+        self.steps(m, 3)
+        trained = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
+        self.assertEqual(m.job.stats().fetched_bytes - before, 3 * trained)
+        m.write({"2.weight": torch.full((64, 64), 0.5)})
+        self.assertTrue(torch.equal(model[2].weight, torch.full((64, 64), 0.5)))
+
     def test_without_buffers_that_change_nothing_is_written(self):
         m = self.attach(nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2)))
         before = m.version.generation
