@@ -133,6 +133,8 @@ struct cairn_fabric {
     /* owned */
     LIST_HEAD(, cairn_fabric_peer) peers;
     LIST_HEAD(, cairn_fabric_message) held;
+    struct cairn_fabric_message
+        *spare_message;                   /* zeroed, for when there is no memory; NULL: in use */
     struct cairn_fabric_region **regions; /* [region_capacity], by address */
     uint32_t region_count, region_capacity;
     uint32_t device_region_count; /* of these, of cards */

@@ -68,6 +68,11 @@ cairn_status cairn_fabric_open(const char *kind, const struct cairn_fabric_optio
 
     struct cairn_fabric *fabric = calloc(1, backend->fabric_bytes);
     if (fabric == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "fabric %s: no memory", kind);
+    fabric->spare_message = calloc(1, backend->message_bytes + 1); // auto has none of its own
+    if (fabric->spare_message == NULL) {
+        free(fabric);
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "fabric %s: no memory", kind);
+    }
     fabric->backend = backend;
     fabric->options = resolved;
     fabric->event_fd = -1;
@@ -80,6 +85,7 @@ cairn_status cairn_fabric_open(const char *kind, const struct cairn_fabric_optio
 
     cairn_status status = backend->start(fabric, &resolved, why);
     if (status != CAIRN_OK) {
+        free(fabric->spare_message);
         free(fabric);
         return status;
     }
@@ -264,6 +270,10 @@ bool fabric_judge(struct cairn_fabric *fabric, size_t header_bytes, size_t paylo
 struct cairn_fabric_message *fabric_message_new(struct cairn_fabric *fabric, size_t payload_bytes)
 {
     struct cairn_fabric_message *message = calloc(1, fabric->backend->message_bytes);
+    if (message == NULL) { // UCX tells no sender that its message was lost
+        message = fabric->spare_message;
+        fabric->spare_message = NULL;
+    }
     if (message == NULL) {
         fabric->stats.messages_refused++;
         return NULL;
@@ -277,9 +287,15 @@ struct cairn_fabric_message *fabric_message_new(struct cairn_fabric *fabric, siz
 
 static void message_free(struct cairn_fabric_message *message)
 {
+    struct cairn_fabric *fabric = message->fabric;
     LIST_REMOVE(message, link);
-    message->fabric->stats.held_now--;
-    free(message);
+    fabric->stats.held_now--;
+    if (fabric->spare_message != NULL) {
+        free(message);
+        return;
+    }
+    memset(message, 0, fabric->backend->message_bytes);
+    fabric->spare_message = message;
 }
 
 void fabric_offer(struct cairn_fabric *fabric, const void *header, size_t header_bytes,
@@ -450,5 +466,6 @@ void cairn_fabric_close(struct cairn_fabric *fabric)
     while (!TAILQ_EMPTY(&fabric->done)) tell_done(TAILQ_FIRST(&fabric->done));
     assert(fabric->stats.sends_now == 0 && fabric->stats.receives_now == 0);
     free_objects(fabric);
+    free(fabric->spare_message);
     free(fabric);
 }

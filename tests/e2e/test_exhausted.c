@@ -49,17 +49,18 @@ static void live(const char *what, const char *of, const char *first, const char
 /* Who asks for what, and which points are tried: every so many, from the first on. */
 static const struct kind {
     const char *what, *of, *first, *stride;
+    const char *fabric; /* NULL: the default */
 } kinds[] = {
-    { "memory", "libcairn.so", "9", "31" },
-    { "memory", "libprotobuf-c", "6", "37" },
-    { "descriptors", "", "8", "27" },
-    { "threads", "libcairn.so", "1", "1" },
+    { "memory", "libcairn.so", "9", "31", NULL },   { "memory", "libcairn.so", "20", "41", "ucx" },
+    { "memory", "libprotobuf-c", "6", "37", NULL }, { "descriptors", "", "8", "27", NULL },
+    { "threads", "libcairn.so", "1", "1", NULL },
 };
 
 TEST_EACH(what_fails_once_fails_one_call_and_loses_nothing, 0,
           (int)(sizeof kinds / sizeof kinds[0]))
 {
     const struct kind *k = &kinds[_i];
+    if (k->fabric != NULL) setenv("CAIRN_FABRIC", k->fabric, 1);
     if (getenv("CAIRN_TEST_LONG") == NULL) {
         live(k->what, k->of, k->first, k->stride, NULL);
         return;

@@ -67,6 +67,8 @@ static bool again(const char *doing, cairn_status status)
 {
     now.doing = doing;
     if (status == CAIRN_OK || status == CAIRN_ERR_EPOCH_CHANGED) return false;
+    // The answer was lost, and the snapshot that it told of goes on.
+    if (status == CAIRN_ERR_BUSY && strncmp(doing, "cairn_snapshot", 14) == 0) return false;
     now.failures++;
     // UCX says of a descriptor only that something failed.
     const bool is_ucx = now.is_of_descriptors && status == CAIRN_ERR_UNREACHABLE &&
