@@ -236,6 +236,9 @@ static cairn_status judge_puts(struct job *job)
     const struct cairn_sentence why = job->puts.why;
     pthread_mutex_unlock(&job->session->lock);
     if (status == CAIRN_OK) return CAIRN_OK;
+    if (status == CAIRN_ERR_STALE) // the write had become void, which is no fault of the put
+        return cairn_client_fail(CAIRN_ERR_EPOCH_CHANGED, "nothing was written, begin again: %s",
+                                 why.text);
     return cairn_client_fail(status, "nothing was written, because a put failed: %s", why.text);
 }
 
