@@ -306,6 +306,9 @@ TEST(an_interrupt_leaves_nothing_and_memory_is_bounded_whatever_the_models_size)
 {
     struct rusage usage;
     interrupt();
+    EXPORT("--format", "torch", NULL);
+    exported();
+    cairn_scratch_remove(to);
     EXPORT(NULL);
     exported();
     ck_assert_int_eq(getrusage(RUSAGE_CHILDREN, &usage), 0);
