@@ -1,7 +1,7 @@
 """Checkpoints that programs really write, imported: Lightning, accelerate, transformers.Trainer, and PyTorch's own
 tutorial. Each is tried where its package is there; current_torch.py runs this with those of PyPI.
 
-    pip install lightning accelerate transformers
+    pip install pytorch-lightning accelerate transformers
 """
 
 import os
@@ -68,9 +68,9 @@ class Real(torched.ClusterCase):
 
     def test_lightning(self):
         try:
-            import lightning
+            import pytorch_lightning as lightning
         except ImportError:
-            self.skipTest("no lightning")
+            self.skipTest("no pytorch_lightning")
 
         class Module(lightning.LightningModule):
             def __init__(self):
