@@ -220,6 +220,7 @@ def _take_moments(what: str, source: _rules.Source, wanted: _Wanted, allow_missi
         if step is not None:
             taken.steps[name] = _count(what, name, step)
 
+
 def _take_step(what: str, tree: _tree.Tree, found: _found.Contents, first_step: Optional[int], with_moments: bool,
                taken: _Taken) -> None:
     told, where = _found.run_step(found, tree)
@@ -422,9 +423,9 @@ def import_checkpoint(session: Any, path: Union[Source, Sequence[Source]], model
     options        of attach; of `init` what the checkpoint does not have, so who attaches later gives no more of it
 
     One line (the logger "cairn", level info; `imported` of the returned model) tells what was taken, and what was left.
-    Mismatch lists what is missing, what is there beyond, other shapes, moments of another optimizer, and parameters at
-    different steps; its `lists` has all names. Learning rates and other numbers are those of `optim`; where the
-    checkpoint has others, the log says so."""
+    Mismatch lists what is missing, what is there beyond, other shapes, and moments of another optimizer; its `lists`
+    has all names. Parameters at different steps go on by their own counts, as in torch. Learning rates and other
+    numbers are those of `optim`; where the checkpoint has others, the log says so."""
     if options.get("init_from") is not None:
         raise Invalid("init_from and a checkpoint are two initial states: give one")
     if not isinstance(moments, (bool, str)):
