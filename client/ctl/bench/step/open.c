@@ -17,7 +17,7 @@
 #include "client/ctl/bench/model.h"
 
 #define TENSORS_DEFAULT 300000
-#define RUNS            3
+#define RUNS            5
 #define OPEN_MS         300000
 #define NAME_BYTES      24
 
