@@ -236,28 +236,46 @@ static void end_micro(uint64_t member, uint32_t micro, uint32_t sent)
     scene_send(&scene, &end, all ? NULL : untouched, all ? 0 : sizeof untouched);
 }
 
+static uint32_t small_window; /* that the shard granted, beside SCENE_WINDOW */
+
 /* A micro-batch of a member on its way. */
 struct pusher {
     uint64_t next; /* chunk, downwards: not the order in which the shard has them */
-    uint32_t sent, unanswered;
+    uint32_t sent, unanswered, unanswered_small;
     bool ended;
-    void *bytes[64]; /* owned: the payloads */
+    bool is_small[64]; /* by chunk */
+    void *bytes[64];   /* owned: the payloads */
 };
 
-/* Sends as much as the window allows; behind the last chunk the end. */
+static uint32_t *unanswered(struct pusher *p, uint64_t chunk)
+{
+    return small_window > 0 && p->is_small[chunk] ? &p->unanswered_small : &p->unanswered;
+}
+
+static bool is_full(struct pusher *p, uint64_t chunk)
+{
+    const bool small = unanswered(p, chunk) == &p->unanswered_small;
+    return *unanswered(p, chunk) >= (small ? small_window : SCENE_WINDOW);
+}
+
+/* Sends as much as the windows allow; behind the last chunk the end. */
 static void push_more(struct pusher *p, uint64_t member, uint32_t micro)
 {
-    while (p->next > 0 && p->unanswered < SCENE_WINDOW) {
-        const uint64_t chunk = --p->next;
+    while (p->next > 0) {
+        const uint64_t chunk = p->next - 1;
         struct cairn_chunk_header push;
-        if (!touches(member, micro, cairn_shard_map_chunk(&scene.map, chunk).tensor)) continue;
-        const size_t size = make_push(member, micro, chunk, &push, &p->bytes[p->sent]);
-        if (size == 0) {
-            free(p->bytes[p->sent]);
-            continue;
+        size_t size = 0;
+        if (touches(member, micro, cairn_shard_map_chunk(&scene.map, chunk).tensor)) {
+            size = make_push(member, micro, chunk, &push, &p->bytes[p->sent]);
+            p->is_small[chunk] = size <= CAIRN_CHUNK_SMALL;
+            if (size == 0 || is_full(p, chunk)) free(p->bytes[p->sent]);
+            if (size > 0 && is_full(p, chunk)) return;
         }
+        p->next--;
+        if (size == 0) continue;
+        push.request = chunk;
         scene_send(&scene, &push, p->bytes[p->sent++], size);
-        p->unanswered++;
+        ++*unanswered(p, chunk);
     }
     if (p->next > 0 || p->ended) return;
     p->ended = true;
@@ -273,11 +291,13 @@ static void push_micro(uint32_t micro)
         push_more(&pushers[m], m, micro);
     }
     for (bool more = true; more;) {
-        struct pusher *p = &pushers[scene_note(&scene, CAIRN_CHUNK_ACK)->header.member];
-        p->unanswered--;
+        const struct cairn_chunk_header ack = scene_note(&scene, CAIRN_CHUNK_ACK)->header;
+        struct pusher *p = &pushers[ack.member];
+        --*unanswered(p, ack.request);
         push_more(p, (uint64_t)(p - pushers), micro);
         more = false;
-        for (uint64_t m = 1; m <= WORKERS; m++) more |= pushers[m].unanswered > 0;
+        for (uint64_t m = 1; m <= WORKERS; m++)
+            more |= pushers[m].unanswered + pushers[m].unanswered_small > 0;
     }
     for (int i = 0; i < WORKERS; i++) scene_note(&scene, CAIRN_CHUNK_MICRO_ACK);
     wait_for_sends();
@@ -290,7 +310,8 @@ static void push_round(uint64_t round, uint64_t step)
 {
     ck_assert_uint_le(scene.map.chunk_count, 64);
     scene_round_open(&scene, round, step, WORKERS);
-    for (int i = 0; i < WORKERS; i++) scene_note(&scene, CAIRN_CHUNK_GRANT);
+    for (int i = 0; i < WORKERS; i++)
+        small_window = scene_note(&scene, CAIRN_CHUNK_GRANT)->header.leaf_count;
     for (uint32_t micro = 0; micro < MICROS; micro++) push_micro(micro);
     for (uint64_t m = 1; m <= WORKERS; m++) {
         struct cairn_chunk_header commit = scene_header(&scene, CAIRN_CHUNK_COMMIT, m);
