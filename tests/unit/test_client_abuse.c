@@ -62,6 +62,19 @@ NOTHING(cairn_error)
     return given_cairn_error(a);
 }
 
+GIVEN(cairn_error_difference)
+{
+    struct cairn_difference difference = { .struct_size = sizeof difference };
+    (void)a; // this thread's last error has none
+    return cairn_error_difference(0, &difference) == CAIRN_ERR_NOT_FOUND ? CAIRN_ERR_INVALID
+                                                                         : CAIRN_OK;
+}
+NOTHING(cairn_error_difference)
+{
+    (void)a;
+    return cairn_error_difference(0, NULL);
+}
+
 GIVEN(cairn_status_name)
 {
     (void)a;
@@ -584,6 +597,7 @@ static const struct call {
     CALL(cairn_env_read, NONE),
     CALL(cairn_data_path, OF_SESSION),
     CALL(cairn_error, NONE),
+    CALL(cairn_error_difference, NONE),
     CALL(cairn_status_name, NONE),
     CALL(cairn_version, NONE),
     CALL(cairn_micro_seed, NONE),
