@@ -209,7 +209,7 @@ TEST(a_run_that_is_restored_over_other_shards_to_other_workers_has_the_same_root
         start(&crew[i]);
     }
     for (uint32_t i = 0; i < 2; i++) end(&crew[i]);
-    cluster_word(&cluster, id, "snapshot", "create", "-q", "saved", NULL);
+    cluster_word(&cluster, id, "snapshot", "create", "-q", "saved", "--wait", NULL);
     for (int i = 2; i < 4; i++) cluster_add_shard(&cluster, i);
     cluster_says(&cluster, 0, "", "snapshot", "restore", "saved", id, "--yes", NULL);
     cluster_says(&cluster, 0, "shards            4,", "job", "show", "saved", NULL);
