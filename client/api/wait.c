@@ -161,10 +161,12 @@ cairn_status cairn_wait_any(cairn_op *const *handles, size_t count, int timeout_
                             size_t *index_out, void **user_out)
 {
     cairn_status status = cairn_api_judge_call("index_out", index_out, timeout_ms);
+    if (index_out != NULL) *index_out = count;
     if (status != CAIRN_OK) return status;
-    struct op *first = NULL, **ops = calloc(count + 1, sizeof *ops);
+    if (handles == NULL || count == 0)
+        return cairn_client_fail(CAIRN_ERR_INVALID, "there is no operation to wait for");
+    struct op *first = NULL, **ops = calloc(count, sizeof *ops);
     if (ops == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no memory");
-    *index_out = count;
     status = get_all(handles, count, ops, &first);
     if (status == CAIRN_OK) {
         status = await_any(ops, count, first, cairn_api_deadline(timeout_ms), index_out, user_out);

@@ -213,6 +213,10 @@ TEST(the_operation_that_is_over_is_told_with_the_pointer_it_has)
     }
     toy_fails(cairn_wait_any(ops, 3, 0, &index, NULL), CAIRN_ERR_INVALID, "no operation");
     ck_assert_uint_eq(index, 3);
+    toy_fails(cairn_wait_any(NULL, 2, 0, &index, NULL), CAIRN_ERR_INVALID, "no operation");
+    ck_assert_uint_eq(index, 2);
+    toy_fails(cairn_wait_any(ops, 3, -1, &index, NULL), CAIRN_ERR_INVALID, "timeout_ms is -1");
+    ck_assert_uint_eq(index, 3);
     cairn_list_close(fetches);
 }
 
