@@ -107,6 +107,15 @@ static void say_rest(struct job *job, uint16_t type, struct cairn_sentence *out)
     }
 }
 
+/* cairn_detach_memory was called, and cairn_attach_memory not since. */
+static bool is_detached(struct session *s)
+{
+    pthread_mutex_lock(&s->lock);
+    const bool is_off = s->detachment.wants_off;
+    pthread_mutex_unlock(&s->lock);
+    return is_off;
+}
+
 static struct cairn_sentence awaited_text(struct job *job, uint16_t type,
                                           const Cairn__Awaited *awaited)
 {
@@ -114,6 +123,10 @@ static struct cairn_sentence awaited_text(struct job *job, uint16_t type,
     struct cairn_sentence silence, text;
     const uint64_t away_ms = away_for_ms(s);
     cairn_client_silence(job, &silence);
+    if (is_detached(s))
+        cairn_sentence_add(&silence, "this session let go of the shards' memory "
+                                     "(cairn_detach_memory), and what needs them waits for its "
+                                     "cairn_attach_memory; ");
     if (away_ms > 0)
         cairn_sentence_set(&text, "the coordinator at %s has been away for %llu ms",
                            s->endpoint_text, (unsigned long long)away_ms);

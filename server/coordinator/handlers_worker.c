@@ -193,6 +193,13 @@ static void on_page(struct cairn_cluster_session *session, uint32_t request,
         cairn_cluster_member_page(session, request, page);
 }
 
+/* Its job is there, and another worker has its place. */
+static bool is_contested(const struct cairn_cluster_member *member)
+{
+    return member->phase == CAIRN_MEMBER_WAITING && member->job == NULL &&
+           member->opening.contested_ms != 0;
+}
+
 /* Before the job is there, or all its shards know the member, the request to open waits. */
 static void describe_opening(const struct cairn_cluster_session *session,
                              struct cairn_sentence *out)
@@ -205,24 +212,25 @@ static void describe_opening(const struct cairn_cluster_session *session,
             return;
     for (const struct cairn_cluster_member *m = session->members; m != NULL; m = m->next_of_session)
         if (m->phase == CAIRN_MEMBER_WAITING && cairn_cluster_resuming(cluster, m->job_name)) {
-            cairn_sentence_set(out, "waiting for the newest snapshot of job %s to be restored",
-                               m->job_name);
+            cairn_sentence_set(out, "the newest snapshot of job %s to be restored", m->job_name);
             return;
         }
     for (const struct cairn_cluster_member *m = session->members; m != NULL; m = m->next_of_session)
-        if (m->phase == CAIRN_MEMBER_WAITING && m->opening.contested_ms != 0) {
-            cairn_sentence_set(out, "the worker that has rank %" PRIu32 " of job %s to be gone",
+        if (is_contested(m)) {
+            cairn_sentence_set(out,
+                               "the worker that has rank %" PRIu32
+                               " of job %s to be gone; CAIRN_OPEN_TAKEOVER (in Python "
+                               "takeover=True) takes its place",
                                m->rank, m->job_name);
             return;
         }
     if (up < (uint64_t)cluster->options->shards) {
         const uint64_t more = (uint64_t)cluster->options->shards - up;
-        cairn_sentence_set(out,
-                           "waiting for %" PRIu64 " more shard%s (%" PRIu32 " of %" PRId64 " up)",
-                           more, more == 1 ? "" : "s", up, cluster->options->shards);
+        cairn_sentence_set(out, "%" PRIu64 " more shard%s (%" PRIu32 " of %" PRId64 " up)", more,
+                           more == 1 ? "" : "s", up, cluster->options->shards);
         return;
     }
-    cairn_sentence_set(out, "waiting for the shards to make room for the job");
+    cairn_sentence_set(out, "the shards to make room for the job");
 }
 
 static void on_who_is_awaited(struct cairn_cluster_session *session, uint32_t request,
@@ -233,9 +241,8 @@ static void on_who_is_awaited(struct cairn_cluster_session *session, uint32_t re
     Cairn__Awaited awaited = CAIRN__AWAITED__INIT;
     for (struct cairn_cluster_member *m = session->members; m != NULL && job == NULL;
          m = m->next_of_session) {
-        if (m->job == NULL && m->phase == CAIRN_MEMBER_WAITING) {
+        if (m->job == NULL && m->phase == CAIRN_MEMBER_WAITING && !is_contested(m))
             job = cairn_cluster_job_find(session->cluster, m->job_name);
-        }
     }
     const struct cairn_cluster_member *member = job != NULL
                                                     ? cairn_cluster_member_find(session, job->id)

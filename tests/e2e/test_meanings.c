@@ -137,6 +137,20 @@ static void refused(const char *name, uint64_t flags, cairn_status expected, con
     cairn_close(t.session);
 }
 
+/* Whoever does not wait for as long as the other one may be dead hears for whom it waited. */
+static void late_for_the_place(const char *name)
+{
+    struct tiny_job tiny;
+    cairn_job *job = NULL;
+    cairn *session = tiny_session(&cluster, NULL);
+    tiny_describe(&tiny, ELEMS);
+    ck_assert_int_eq(cairn_job_open(session, name, &tiny.spec, CAIRN_WORKER, 100, &job),
+                     CAIRN_ERR_TIMEOUT);
+    ck_assert_msg(strstr(cairn_error(), "waits for the worker that has rank 0 of job ") != NULL,
+                  "%s", cairn_error());
+    cairn_close(session);
+}
+
 /* It has one step more, and ends without a word. */
 static pid_t lone_trainer(const char *name)
 {
@@ -157,6 +171,20 @@ static struct cairn_job_info info_of(cairn_job *job)
     return info;
 }
 
+/* A session that let go of the shards' memory holds its own step up, and not the shards. */
+static void late_without_memory(const struct trainer *t, cairn *session)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    good(cairn_detach_memory(session, CLUSTER_WAIT_MS));
+    good(cairn_round_begin(t->job, CLUSTER_WAIT_MS, &round));
+    ck_assert_int_eq(cairn_commit(t->job, &round, 1, NULL, 0, 100, &result), CAIRN_ERR_TIMEOUT);
+    ck_assert_msg(strstr(cairn_error(), "waits for its cairn_attach_memory") != NULL, "%s",
+                  cairn_error());
+    good(cairn_attach_memory(session, CLUSTER_WAIT_MS));
+    good(cairn_commit(t->job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
+}
+
 TEST(a_rank_is_one_process_unless_the_place_is_asked_for)
 {
     static const char *const quick[] = { "lease.heartbeat=100ms", "lease.timeout=400ms", NULL };
@@ -167,6 +195,7 @@ TEST(a_rank_is_one_process_unless_the_place_is_asked_for)
     ck_assert(!info_of(first.job).found);
     tiny_step(first.job);
     refused("gpt", 0, CAIRN_ERR_PLACE_TAKEN, "which lives: it was heard");
+    late_for_the_place("gpt");
     refused("gpt", CAIRN_OPEN_MUST_NOT_EXIST, CAIRN_ERR_EXISTS, "at step 1, made by worker ");
     refused("gpt", CAIRN_OPEN_MUST_NOT_EXIST | CAIRN_OPEN_MUST_EXIST, CAIRN_ERR_INVALID, "neither");
     tiny_step(first.job); // it did not hear of them
@@ -183,6 +212,7 @@ TEST(a_rank_is_one_process_unless_the_place_is_asked_for)
                         &anew.job));
     good(cairn_init_done(anew.job, NULL, CLUSTER_WAIT_MS));
     ck_assert_uint_eq(tiny_step(anew.job), 4);
+    late_without_memory(&anew, second.session);
     // The launcher's next start of a run has the place of the one before, and not the other way round.
     setenv("CAIRN_RUN_ID", "nightly", 1);
     setenv("TORCHELASTIC_RESTART_COUNT", "1", 1);

@@ -24,7 +24,7 @@ TEST(opening_waits_for_the_shards_and_says_so)
     w = worker("w0");
     struct cairn_job_spec_data spec = fake_spec(1);
     const uint32_t request = fake_job_open(&w, &spec, 10, 0);
-    fake_expect_awaited(&fake, &w, 0, "waiting for 1 more shard (1 of 2 up)");
+    fake_expect_awaited(&fake, &w, 0, "1 more shard (1 of 2 up)");
     fake_shard_up(&fake, 1);
     cairn_message_free(fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request));
     cairn_spec_release(&spec);
