@@ -674,6 +674,10 @@ TEST(an_amendment_that_cannot_be_changes_nothing)
     ck_assert_int_eq(cairn_job_amend(j.job, &amend, CLUSTER_WAIT_MS), CAIRN_ERR_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(cairn_error(), "keeps other state"));
     group.momentum = 0;
+    group.beta1 = 0.5; // which sgd would ignore
+    ck_assert_int_eq(cairn_job_amend(j.job, &amend, CLUSTER_WAIT_MS), CAIRN_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(cairn_error(), "beta1 has no effect with optimizer sgd"));
+    group.beta1 = j.groups[0].beta1;
     group.name = "neck";
     ck_assert_int_eq(cairn_job_amend(j.job, &amend, CLUSTER_WAIT_MS), CAIRN_ERR_NOT_FOUND);
     ck_assert_int_eq(amend_frozen(&j, "neck", NULL), CAIRN_ERR_NOT_FOUND);

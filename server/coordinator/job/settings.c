@@ -53,12 +53,29 @@ cairn_status cairn_cluster_settings_apply(struct cairn_job_spec_data *next,
     return CAIRN_OK;
 }
 
+/* What the optimizer would ignore is refused, as it is of a worker's spec. */
+static cairn_status judge_unused(const struct cairn_group_spec *was,
+                                 const struct cairn_group_spec *now, struct cairn_sentence *why)
+{
+    const char *field = "";
+    if (cairn_group_spec_unused(now, &field) == CAIRN_OK) return CAIRN_OK;
+    const struct cairn_spec_field *row = cairn_spec_field_find(&cairn_group_fields, field,
+                                                               strlen(field));
+    if (row == NULL || cairn_spec_field_number(row, was) == cairn_spec_field_number(row, now))
+        return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_INVALID,
+                      "group %s: %s has no effect with optimizer %s; allowed: what it is",
+                      now->name, field, now->optimizer);
+}
+
 static cairn_status judge_group(const struct cairn_group_spec *was,
                                 const struct cairn_group_spec *now, struct cairn_sentence *why)
 {
     struct cairn_group_hyper a, b;
     const char *field = "";
-    cairn_status status = cairn_group_hyper_of_spec(was, &a, &field);
+    cairn_status status = judge_unused(was, now, why);
+    if (status != CAIRN_OK) return status;
+    status = cairn_group_hyper_of_spec(was, &a, &field);
     if (status == CAIRN_OK) status = cairn_group_hyper_of_spec(now, &b, &field);
     if (status != CAIRN_OK)
         return cairn_fail(why, status, "group %s: %s is not valid", now->name, field);
