@@ -480,9 +480,10 @@ struct cairn_job_spec {
      * depend on nothing but the round's version, the micro-batch and its seed (cairn_micro_seed). Learning
      * rates and schedules go by steps: another number of workers touches neither. More workers than
      * micro-batches: the surplus is told so, idles, and takes part when others leave. Needs stage 2 or 3,
-     * micro_batches 0 or 1, no reduce_groups, no tiles (else CAIRN_ERR_INVALID). No amendment changes it. */
+     * micro_batches 0 or 1, no reduce_groups, no tiles (else CAIRN_ERR_INVALID). An amendment changes it by
+     * its name (cairn_amend.settings), and so it does the seed. */
     uint64_t global_batch;
-    uint64_t seed;                    /* of cairn_micro_seed; below 2^53. No amendment changes it */
+    uint64_t seed;                    /* of cairn_micro_seed; below 2^53 */
     cairn_worker_loss on_worker_loss; /* 0 = CAIRN_WORKER_LOSS_REDO */
     uint32_t worker_loss_wait_s;      /* with WAIT: seconds; 0 = 300 */
     /* Which periodic snapshots stay, beside the newest snapshot_keep; any of the rules is enough to keep one,
@@ -818,10 +819,11 @@ struct cairn_amend {
     uint8_t reserved_settings[2];
     /* Fields by their names, done last; at most 1,024. The new generation that cairn_job_amend speaks of is
      * made for stage (1, 2 and 3), micro_batches, global_batch, seed, wire, window, client_state_max,
-     * on_nonfinite, skips_max, and loss_scale (which begins anew) with its policy and bounds.
-     * CAIRN_ERR_UNSUPPORTED: a field that a job of its snapshot has otherwise (chunk_leaves, spread,
-     * reduce_groups, offload_fraction, stage 0), with the `cairn job create` that makes it; or one that says
-     * how the job began, and never changes. CAIRN_ERR_INVALID names field, value and what is allowed. */
+     * on_nonfinite, skips_max, missing_gradients, and loss_scale (which begins anew) with its policy and
+     * bounds. CAIRN_ERR_UNSUPPORTED: a field that a job of its snapshot has otherwise (chunk_leaves, spread,
+     * reduce_groups, offload_fraction, buffers_every, stage 0), with the `cairn job create` that makes it; or
+     * one that says how the job began, and never changes. CAIRN_ERR_INVALID names field, value and what is
+     * allowed. */
     const struct cairn_setting *settings;
     size_t setting_count;
 };
