@@ -2,7 +2,10 @@
  * whom. */
 #include "client/wait.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "client/job.h"
 
@@ -58,8 +61,22 @@ bool cairn_client_waits_on(struct patience *p, const Cairn__Awaited *awaited, ui
     return true;
 }
 
+/* Without one no shard is reached, and that is not the shard's fault. */
+static bool has_descriptor(const struct session *s)
+{
+    const int fd = fcntl(s->event_fd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0) return errno != EMFILE && errno != ENFILE;
+    close(fd);
+    return true;
+}
+
 void cairn_client_silence(struct job *job, struct cairn_sentence *out)
 {
+    if (!has_descriptor(job->session)) {
+        cairn_sentence_set(out, "this process may open no descriptor more, and without one it "
+                                "reaches no shard: close some, or raise the limit (ulimit -n); ");
+        return;
+    }
     pthread_mutex_lock(&job->session->lock);
     *out = job->shards.silence;
     pthread_mutex_unlock(&job->session->lock);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -185,6 +186,29 @@ static void late_without_memory(const struct trainer *t, cairn *session)
     good(cairn_commit(t->job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
 }
 
+/* Nor do shards hold it up where this process has no descriptor left. */
+static void late_without_descriptors(void)
+{
+    struct tiny_job tiny;
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_result result = { .struct_size = sizeof result };
+    struct rlimit was;
+    cairn_job *job;
+    cairn *session = tiny_session(&cluster, NULL);
+    ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &was), 0);
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &(struct rlimit) { 3, was.rlim_max }), 0);
+    tiny_describe(&tiny, ELEMS);
+    good(cairn_job_open(session, "few", &tiny.spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &job));
+    good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
+    good(cairn_round_begin(job, CLUSTER_WAIT_MS, &round));
+    ck_assert_int_eq(cairn_commit(job, &round, 1, NULL, 0, 100, &result), CAIRN_ERR_TIMEOUT);
+    ck_assert_msg(strstr(cairn_error(), "may open no descriptor more") != NULL, "%s",
+                  cairn_error());
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &was), 0);
+    good(cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
+    cairn_close(session);
+}
+
 TEST(a_rank_is_one_process_unless_the_place_is_asked_for)
 {
     static const char *const quick[] = { "lease.heartbeat=100ms", "lease.timeout=400ms", NULL };
@@ -213,6 +237,7 @@ TEST(a_rank_is_one_process_unless_the_place_is_asked_for)
     good(cairn_init_done(anew.job, NULL, CLUSTER_WAIT_MS));
     ck_assert_uint_eq(tiny_step(anew.job), 4);
     late_without_memory(&anew, second.session);
+    late_without_descriptors();
     // The launcher's next start of a run has the place of the one before, and not the other way round.
     setenv("CAIRN_RUN_ID", "nightly", 1);
     setenv("TORCHELASTIC_RESTART_COUNT", "1", 1);
