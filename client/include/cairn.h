@@ -270,7 +270,7 @@ struct cairn_schedule_point {
 
 typedef enum cairn_placement {
     CAIRN_ROWS = 0, /* cut by rows over the shards */
-    CAIRN_WHOLE = 1 /* all of it on one shard */
+    CAIRN_WHOLE = 1 /* all of it on one shard; refused by this version: CAIRN_ERR_UNSUPPORTED */
 } cairn_placement;
 
 typedef struct cairn_session cairn_session; /* a session with a cluster */
