@@ -57,13 +57,27 @@ class Hook:
 
     def _register(self) -> None:
         register = getattr(self._on, "register_post_accumulate_grad_hook", None) or self._on.register_hook
-        self._handle = register(lambda *_: self._call())
+        self._handle = register(lambda *_: self._came())
+
+    def _came(self) -> None:
+        """Others that were registered since its last look are called behind this one, and are to see the gradient
+        first: then it is taken at the end of the backward pass."""
+        if self._is_last():
+            return self._call()
+        torch.autograd.Variable._execution_engine.queue_callback(self._come_late)
+
+    def _come_late(self) -> None:
+        self.be_last()
+        self._call()
+
+    def _is_last(self) -> bool:
+        there = self._handle.hooks_dict_ref()
+        return there is None or next(reversed(there), self._handle.id) == self._handle.id
 
     def be_last(self) -> None:
         """Behind those that were registered since, too."""
         with self._lock:
-            there = None if self._is_removed else self._handle.hooks_dict_ref()
-            if there is not None and next(reversed(there)) != self._handle.id:
+            if not self._is_removed and not self._is_last():
                 self._handle.remove()
                 self._register()
 

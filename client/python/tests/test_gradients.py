@@ -219,6 +219,28 @@ class Bits(Case):
             self.assertEqual(seen, [(name, True) for name in names])
             seen.clear()
             watch("later")
+        model.eval()  # no forward pass begins the round, by which the client's hook would come to be the last one
+        watch("at last")
+        model(torch.ones(1, 3)).sum().backward()
+        self.assertIsNone(model.weight.grad)
+        self.assertEqual(round(m.step().grad_norm ** 2), 2 * 3 * 4 + 2)
+        self.assertEqual([name for name, is_there in seen if is_there][-2:], ["later", "at last"])
+
+    def test_a_hook_that_is_registered_amid_a_step_changes_the_gradient(self):
+        model = torch.nn.Linear(3, 2)
+        m = self.attach(self.connect(), model, name="amid")
+
+        def double(*_):
+            model.weight.grad.mul_(2)
+
+        loss = model(torch.ones(1, 3)).sum()
+        if hasattr(model.weight, "register_post_accumulate_grad_hook"):
+            model.weight.register_post_accumulate_grad_hook(double)
+        else:
+            node = model.weight.expand_as(model.weight).grad_fn.next_functions[0][0]
+            node.register_hook(double)
+        loss.backward()
+        self.assertEqual(round(m.step().grad_norm ** 2), 2 * 3 * 4 + 2)
 
 
 class Ends(Case):
