@@ -89,6 +89,7 @@ class Between(Held):
 
     def _take_buffers(self, names: Container[str]) -> None:
         """Those that are written outside of rounds, of the version that is here."""
+        self._sent_buffers.follow()
         buffers = [(slot, slot.parameter) for slot in self._buffers if slot.name in names]
         _transfer.load(self._job, self._version, buffers, self.timeout)
         raw = {name: buffer for name, buffer in self._raw.items() if name in names}

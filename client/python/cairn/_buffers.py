@@ -9,7 +9,8 @@ and the periodic snapshot of the step is of it (JobSpec.buffers_every).
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Dict, List, Mapping, Optional
+import warnings
+from typing import Any, Dict, List, Mapping, Optional, Set
 
 import torch
 from torch import nn
@@ -92,34 +93,73 @@ def every(model: nn.Module, given: Optional[int]) -> int:
     return 1 if sum(p.numel() for p in model.parameters()) <= _SMALL_ELEMS else _LARGE_EVERY
 
 
+class _Places:
+    """Where the model has its buffers. It may put new tensors there: self.mean = … in a forward pass, .to() and the
+    like."""
+
+    def __init__(self, model: nn.Module):
+        self._at = {own_name(f"{prefix}.{last}".lstrip(".")): (module._buffers, last)
+                    for prefix, module in model.named_modules() for last in module._buffers.keys()}
+        self._told: Set[str] = set()
+
+    def now(self, name: str, had: torch.Tensor) -> torch.Tensor:
+        """The tensor that it has for `had`."""
+        there, last = self._at[name]
+        found = there[last] if last in there else None
+        if found is had:
+            return had
+        if isinstance(found, torch.Tensor) and (found.shape, found.dtype) == (had.shape, had.dtype):
+            return found
+        if name not in self._told:
+            self._told.add(name)
+            is_now = f"{found.dtype} of {list(found.shape)}" if isinstance(found, torch.Tensor) else "no tensor"
+            warnings.warn(f"buffer {name} was {had.dtype} of {list(had.shape)} at attach and is {is_now} now, which no "
+                          "snapshot, reader or export has: register_buffer(…, persistent=False) if nobody needs it "
+                          "there, else keep its shape and dtype", stacklevel=7)
+        return had
+
+
 class Written:
     """What of the buffers is at the servers: as they were when they were loaded or written last."""
 
-    def __init__(self, slots: List[Slot], raw: Mapping[str, torch.Tensor], every_steps: int, is_asked: bool):
+    def __init__(self, model: nn.Module, slots: List[Slot], raw: Dict[str, torch.Tensor], every_steps: int,
+                 is_asked: bool):
         """`is_asked`: the trainer has said how often they are written; else it is told where that is never, and they
         change, masks and the like left out."""
-        self._buffers: Dict[str, torch.Tensor] = {**{slot.name: slot.parameter for slot in slots}, **raw}
-        self._raw = raw
+        self._slots, self._raw, self._places = slots, raw, _Places(model)
         self._looks = 0 if is_asked or every_steps > 0 else _LOOKS
-        if every_steps == 0:
-            self._buffers = {name: buffer for name, buffer in self._buffers.items()
-                             if self._looks > 0 and buffer.numel() <= _WATCHED_ELEMS}
+        self._watched = {name for name, buffer in self._buffers.items()
+                         if every_steps > 0 or (self._looks > 0 and buffer.numel() <= _WATCHED_ELEMS)}
         self._were: Dict[str, torch.Tensor] = {}
         self.note()
 
+    @property
+    def _buffers(self) -> Dict[str, torch.Tensor]:
+        return {**{slot.name: slot.parameter for slot in self._slots}, **self._raw}
+
+    def follow(self) -> None:
+        """`slots` and `raw` are the tensors that the model has now."""
+        for slot in self._slots:
+            slot.parameter = self._places.now(slot.name, slot.parameter)
+        for name, buffer in self._raw.items():
+            self._raw[name] = self._places.now(name, buffer)
+
     def note(self) -> None:
-        self._were = {name: buffer.detach().clone() for name, buffer in self._buffers.items()}
+        self._were = {name: buffer.detach().clone() for name, buffer in self._buffers.items() if name in self._watched}
 
     def changed(self) -> Dict[str, Any]:
         """By name, as they are written. NaN is as it was where it was."""
+        if self._watched:
+            self.follow()
         new = {name: buffer for name, buffer in self._buffers.items()
-               if not _is_same(buffer.detach(), self._were[name])}
+               if name in self._watched and not _is_same(buffer.detach(), self._were[name])}
         return self._given(new)
 
     def some(self) -> Dict[str, Any]:
         """Something to write where nothing has changed: others wait for a version."""
-        least = min(self._buffers, key=lambda name: length(self._buffers[name]))
-        return self._given({least: self._buffers[least]})
+        buffers = self._buffers
+        least = min(buffers, key=lambda name: length(buffers[name]))
+        return self._given({least: buffers[least]})
 
     def _given(self, buffers: Mapping[str, torch.Tensor]) -> Dict[str, Any]:
         return {name: bytes_of(buffer) if name in self._raw else buffer for name, buffer in buffers.items()}
@@ -131,7 +171,7 @@ class Written:
         names = list(self.changed())
         self._looks = 0 if names else self._looks - 1
         if self._looks == 0:
-            self._buffers, self._were = {}, {}
+            self._watched, self._were = set(), {}
         return names
 
 

@@ -30,8 +30,9 @@ class Untouched:
                                             if slot.trained and group_of.get(slot.name, "default") in moved]
 
     def saw(self, result: Result, passes: int, given: Set[Slot]) -> None:
-        """A step is over, of so many backward passes of this worker, which had gradients of these."""
-        if passes == 0 or not result.applied:
+        """A step is over, of so many backward passes of this worker, which had gradients of these. Without any the
+        other workers may have had all of them; where the norm is 0 they had none."""
+        if not result.applied or (passes == 0 and result.grad_norm != 0):
             return
         names = [slot.name for slot in self._watched if slot not in given and slot.parameter.requires_grad]
         if names:

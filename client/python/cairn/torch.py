@@ -201,7 +201,7 @@ class AttachedModel(Between):
         self._gradient_hooks = [Hook(slot.parameter, functools.partial(self._took_gradient, slot))
                                 for slot in self._slots if slot.trained]
         self._watch(model)
-        self._sent_buffers = _buffers.Written(self._buffers, self._raw, self._spec.buffers_every,
+        self._sent_buffers = _buffers.Written(model, self._buffers, self._raw, self._spec.buffers_every,
                                               buffers_every is not None)
         self._gives_buffers = self._spec.rank == 0
         self._optimizers = TorchOptimizers(self._slots, optim, self._pushed)
@@ -313,6 +313,7 @@ class AttachedModel(Between):
     def _take_initial_state(self) -> None:
         self._job.init_done(self.timeout)
         version = self._job.version_wait(timeout=self.timeout)
+        self._sent_buffers.follow()
         _transfer.load(self._job, version, [(slot, slot.parameter) for slot in self._buffers], self.timeout)
         _buffers.load(self._job, version, self._raw, self.timeout)
         self._sent_buffers.note()
@@ -582,6 +583,8 @@ class AttachedModel(Between):
             self._take(slot)
             if self._together.begins():  # the last ones go when the backward pass is over
                 torch.autograd.Variable._execution_engine.queue_callback(self._send_together)
+        else:
+            judge_scaled(slot.name)
         if self._window is not None:
             self._window.on_accumulated(slot)
 

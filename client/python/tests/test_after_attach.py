@@ -383,6 +383,9 @@ class Scaling(Case):
                                         r"loss_scale=65536.0\) and call m.scale\(loss\).backward\(\)"):
                 scaler.scale(loss_of(m.model, 0)).backward()
             m.resume()
+        with self.assertRaisesRegex(cairn.Invalid, "multiplied by a torch GradScaler"), m.no_sync():
+            scaler.scale(loss_of(m.model, 0)).backward()
+        m.resume()
         for call in (scaler.unscale_, scaler.step):
             with self.assertRaisesRegex(cairn.Invalid, r"Scaler.(unscale_|step)\(\) finds no gradients.*Leave scale"):
                 call(optimizer)

@@ -37,6 +37,23 @@ class Counting(Odd):
         return super().forward(x)
 
 
+class Assigning(nn.Module):
+    """Puts new tensors where its buffers were."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(4, 2)
+        self.register_buffer("mean", torch.zeros(2))
+        self.register_buffer("passes", torch.tensor(0))
+
+    def forward(self, x):
+        out = self.line(x)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * out.detach().mean(0)
+            self.passes = self.passes + 1
+        return out
+
+
 def net(seed=3) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2))
@@ -113,6 +130,26 @@ class Statistics(Case):
         self.steps(m, 2)
         for name, wanted in torchs.named_buffers():
             self.assertTrue(torch.allclose(dict(m.model.named_buffers())[name], wanted, rtol=1e-5, atol=1e-6), name)
+
+    @scene("a buffer that is assigned anew (`self.mean = …`, `.to()` and back)")
+    def test_those_that_the_model_assigns_anew_are_followed(self):
+        m = self.attach(Assigning(), buffers_every=1)
+        self.steps(m, 2)
+        m.model.mean = torch.ones(2)
+        m.model.double().float()
+        self.steps(m, 1)
+        read = Assigning()
+        with cairn.reader(self.name, self.cluster.endpoint, timeout=20) as reader:
+            reader.load_into(read)
+        self.assertEqual(read.passes.item(), 3)
+        self.assertEqual(read.mean.tolist(), m.model.mean.tolist())
+        self.assertGreater(read.mean.abs().max().item(), 0.5)
+        m.write({"mean": torch.zeros(2)})  # reaches the tensor that is there now
+        self.assertEqual(m.model.mean.tolist(), [0, 0])
+        m.model.mean = torch.zeros(3)[:, None]
+        with self.assertWarnsRegex(UserWarning, r"buffer mean was torch.float32 of \[2\].*float32 of \[3, 1\]"):
+            m.model.eval()
+            self.steps(m, 1)
 
     def test_a_periodic_snapshot_has_those_of_its_step(self):
         m = self.attach(snapshot_every=3, buffers_every=5)

@@ -31,6 +31,11 @@ def made() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
 
 
+def wide() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(8, 256), nn.Tanh(), nn.Linear(256, 256))
+
+
 def frozen() -> nn.Module:
     model = made()
     model[0].requires_grad_(False)
@@ -243,7 +248,7 @@ class Training(Case):
         pair.step(2)
         self.same(pair.m.state_dict(), {**pair.theirs.state_dict(), **kept}, pair.made)
 
-    @scene("a parameter or module that is replaced (an assignment, `fully_shard`)")
+    @scene("a parameter or module that is replaced (an assignment, `fully_shard`), or two that change places")
     def test_a_parameter_or_module_that_is_replaced(self):
         pair = Pair(self)
         pair.step()
@@ -255,6 +260,9 @@ class Training(Case):
             pair.ours[2] = before[0]
             pair.ours[2].bias = before[1]
             pair.step()
+        square = Pair(self, lambda: nn.Sequential(*(nn.Linear(8, 8) for _ in range(2))), name="exchanged")
+        square.ours[0], square.ours[1] = square.ours[1], square.ours[0]
+        self.refused("0.weight of the model is another parameter than the one that was attached", square.own_step)
         pair.m.write({"2.bias": torch.ones(1)})
         with torch.no_grad():
             pair.theirs[2].bias.fill_(1.0)
@@ -293,6 +301,22 @@ class Training(Case):
                 pair.torch_step()
             pair.is_torchs()
 
+    @scene("`.grad` that is read or changed by hand before the step (`p.grad.mul_`, noise, norms)")
+    def test_gradients_that_are_changed_before_the_step(self):
+        pair = Pair(self)
+        for _ in range(3):
+            with pair.m.no_sync():
+                pair.ours(X).square().mean().backward()
+            pair.theirs(X).square().mean().backward()
+            for model in (pair.ours, pair.theirs):
+                for parameter in model.parameters():
+                    parameter.grad.mul_(0.1).clamp_(-1e-3, 1e-3)
+            pair.m.step()
+            pair.torch_step()
+        pair.is_torchs()
+        pair.own_step()
+        self.assertTrue(all(parameter.grad is None for parameter in pair.ours.parameters()))
+
     @scene("gradients that are set by hand (`torch.autograd.grad`, `torch.func.grad`)")
     def test_gradients_that_are_set(self):
         for stage in (1, 2):
@@ -318,6 +342,15 @@ class Training(Case):
             warnings.simplefilter("ignore")  # torch 2 has another way, and says so
             nn.utils.weight_norm(pair.ours[0])
         self.refused("0.weight_g, 0.weight_v of the model were not there at attach", pair.own_step)
+        kept = Pair(self, name="spectral")
+        kept.step()
+        for model in (kept.ours, kept.theirs):
+            torch.manual_seed(5)  # of its vectors
+            nn.utils.parametrizations.spectral_norm(model[0])
+        kept.step(3)
+        theirs = {name.replace("parametrizations.weight.original", "weight"): value
+                  for name, value in kept.theirs.named_parameters()}
+        self.same({name: value for name, value in kept.m.state_dict().items() if name in theirs}, theirs, kept.made)
 
 
 def clamp(model):
@@ -385,6 +418,18 @@ class Values(Case):
             pair.ours[0].bias.zero_()
         self.refused("0.bias has other values", pair.own_step)
         pair.m.resume()  # takes the servers' back
+        pair.step()
+        pair.is_torchs()
+
+    def test_values_that_only_change_places(self):
+        pair = Pair(self, wide)
+        pair.step()
+        weight = pair.ours[2].weight
+        for write in (lambda one: one[[1, 0, *range(2, 256)]], lambda one: one.roll(2, 1), lambda one: one.t(),
+                      lambda one: one.neg(), lambda one: one.flip(1), lambda one: one.roll(128, 0)):
+            weight.data.copy_(write(weight.data).clone())
+            self.refused("2.weight has other values", pair.own_step)
+            pair.m.resume()
         pair.step()
         pair.is_torchs()
 

@@ -9,6 +9,7 @@ import threading
 import unittest
 
 from runner import main
+from scenes import scene
 from torched import ClusterCase
 
 import torch
@@ -253,6 +254,21 @@ class OwnSteps(ClusterCase):
         self.assertEqual(lines("same", cairn.SGD(lr=LR)), [])  # a gradient of zeros changes nothing
         with self.assertRaisesRegex(cairn.Invalid, "missing_gradients"):
             lines("wrong", cairn.SGD(lr=LR), missing_gradients="none")
+
+    @scene("`m.step()` without a backward pass, where torch's step does nothing")
+    def test_a_step_without_a_backward_pass(self):
+        for option, is_told in ({}, True), ({"missing_gradients": "leave"}, False):
+            m = self.session.attach(Model(), cairn.AdamW(lr=LR), name=f"none{is_told}", timeout=20, **option)
+            self.addCleanup(m.close)
+            m.model(0).backward()
+            m.step()
+            before = m.state_dict()
+            with self.assertLogs("cairn", "WARNING") as told:
+                logging.getLogger("cairn").warning("end")
+                m.step()
+            self.assertEqual(["had no gradient for" in line for line in told.output], [False, True][:1 + is_told])
+            after = m.state_dict()
+            self.assertEqual(all(torch.equal(before[name], after[name]) for name in before), not is_told)
 
 
 if __name__ == "__main__":
