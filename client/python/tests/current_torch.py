@@ -27,10 +27,10 @@ def main() -> None:
         sys.exit(f"{python} has no torch: {asked.stderr[-500:]}")
     print(f"note: {python}: torch {asked.stdout.strip()}", flush=True)
     failed = []
-    for name in [f"test_{one}" for one in NEEDS_TORCH] + ["real_checkpoints"]:  # whose packages may be there
+    for name in [f"test_{one}" for one in NEEDS_TORCH] + ["real_checkpoints", "integrations"]:
         status = subprocess.run([python, Path(__file__).with_name(f"{name}.py")]).returncode
         print(f"note: {name}.py: {'skipped' if status == SKIPPED else status or 'held'}", flush=True)
-        if status != 0:
+        if status != 0 and not (status == SKIPPED and name == "integrations"):  # whose packages may be there
             failed.append(name)
     if failed:
         sys.exit(f"failed or skipped with this torch: {', '.join(failed)}")
