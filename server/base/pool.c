@@ -31,6 +31,7 @@ struct cairn_pool {
     struct task_list waiting; /* has items that no thread took yet */
     struct task_list ended;
     bool closing;
+    uint32_t threads_over; /* so many have nothing to do with the pool any more but to end */
 
     /* loop thread only */
     bool left; /* a thread hangs, and has this memory */
@@ -95,6 +96,8 @@ static void *thread_main(void *argument)
         pthread_mutex_lock(&pool->lock);
         if (!pool->closing) end_item(pool, task);
     }
+    pool->threads_over++;
+    pthread_cond_broadcast(&pool->work);
     pthread_mutex_unlock(&pool->lock);
     return NULL;
 }
@@ -139,7 +142,11 @@ cairn_status cairn_pool_open(uv_loop_t *loop, const char *name, uint32_t thread_
     }
     pool->wake.data = pool;
     pthread_mutex_init(&pool->lock, NULL);
-    pthread_cond_init(&pool->work, NULL);
+    pthread_condattr_t clock; // one that does not jump
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&pool->work, &clock);
+    pthread_condattr_destroy(&clock);
     while (pool->thread_count < thread_count) {
         struct pool_thread *thread = &pool->threads[pool->thread_count];
         *thread = (struct pool_thread) { .pool = pool, .number = pool->thread_count };
@@ -200,8 +207,15 @@ bool cairn_pool_close_within(struct cairn_pool *pool, uint32_t most_ms,
     until.tv_sec += (time_t)(ns / 1000000000);
     until.tv_nsec = (long)(ns % 1000000000);
     tell_threads(pool);
-    pool->left = pthread_clockjoin_np(pool->threads[0].id, NULL, CLOCK_MONOTONIC, &until) != 0;
-    if (pool->left) pthread_detach(pool->threads[0].id);
+    pthread_mutex_lock(&pool->lock);
+    while (pool->threads_over == 0 &&
+           pthread_cond_timedwait(&pool->work, &pool->lock, &until) == 0) {}
+    pool->left = pool->threads_over == 0;
+    pthread_mutex_unlock(&pool->lock);
+    if (pool->left)
+        pthread_detach(pool->threads[0].id);
+    else
+        pthread_join(pool->threads[0].id, NULL);
     const bool ended = !pool->left;
     close_wake(pool, on_closed, context);
     return ended;
