@@ -1,3 +1,4 @@
+#include "proto/base/little_endian.h"
 #include "proto/spec/scalars.h"
 
 #include <math.h>
@@ -78,18 +79,6 @@ cairn_status cairn_group_scalars_of(const struct cairn_group_hyper *hyper, uint6
     return CAIRN_OK;
 }
 
-static void put_le(uint8_t *out, uint64_t value, size_t bytes)
-{
-    for (size_t i = 0; i < bytes; i++) out[i] = (uint8_t)(value >> (8 * i));
-}
-
-static uint64_t get_le(const uint8_t *in, size_t bytes)
-{
-    uint64_t value = 0;
-    for (size_t i = 0; i < bytes; i++) value |= (uint64_t)in[i] << (8 * i);
-    return value;
-}
-
 #define SCALAR_WORDS (CAIRN_GROUP_SCALARS_BYTES / 4)
 _Static_assert(sizeof(struct cairn_group_scalars) == CAIRN_GROUP_SCALARS_BYTES,
                "the wire format is the struct's words in order");
@@ -99,7 +88,7 @@ void cairn_group_scalars_encode(const struct cairn_group_scalars *scalars,
 {
     uint32_t words[SCALAR_WORDS];
     memcpy(words, scalars, sizeof words);
-    for (size_t i = 0; i < SCALAR_WORDS; i++) put_le(out + 4 * i, words[i], 4);
+    for (size_t i = 0; i < SCALAR_WORDS; i++) cairn_le_put(out + 4 * i, words[i], 4);
 }
 
 cairn_status cairn_group_scalars_decode(const void *bytes, size_t size,
@@ -108,7 +97,7 @@ cairn_status cairn_group_scalars_decode(const void *bytes, size_t size,
     if (size != CAIRN_GROUP_SCALARS_BYTES) return CAIRN_ERR_MALFORMED;
     uint32_t words[SCALAR_WORDS];
     const uint8_t *in = bytes;
-    for (size_t i = 0; i < SCALAR_WORDS; i++) words[i] = (uint32_t)get_le(in + 4 * i, 4);
+    for (size_t i = 0; i < SCALAR_WORDS; i++) words[i] = (uint32_t)cairn_le_get(in + 4 * i, 4);
     struct cairn_group_scalars scalars;
     memcpy(&scalars, words, sizeof scalars);
 
@@ -128,7 +117,7 @@ void cairn_group_hyper_encode(const struct cairn_group_hyper *hyper,
                                                                hyper->beta2,        hyper->eps,
                                                                hyper->weight_decay, hyper->momentum,
                                                                hyper->nesterov };
-    put_le(out, hyper->optimizer, 4);
+    cairn_le_put(out, hyper->optimizer, 4);
     for (size_t i = 0; i < sizeof values / sizeof *values; i++)
-        put_le(out + 4 + 8 * i, cairn_f64_bits(values[i]), 8);
+        cairn_le_put(out + 4 + 8 * i, cairn_f64_bits(values[i]), 8);
 }

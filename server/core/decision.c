@@ -4,6 +4,8 @@
 #include <float.h>
 #include <string.h>
 
+#include "proto/base/little_endian.h"
+
 /* Layout of the head, little-endian: u32 magic, u32 group_count, f64 grad_norm, f64 clip_scale, f64 lr,
  * f64 loss_scale, u32 good_rounds, u32 flags. */
 #define PAYLOAD_MAGIC 0x31505243u /* "CRP1" */
@@ -15,54 +17,33 @@
 #define FLAG_MISSED   32u /* behind those: missed.h; without it nothing */
 #define FLAGS         63u
 
-static void put_u32(uint8_t *out, uint32_t x)
-{
-    for (int i = 0; i < 4; i++) out[i] = (uint8_t)(x >> (8 * i));
-}
-
-static void put_u64(uint8_t *out, uint64_t x)
-{
-    put_u32(out, (uint32_t)x);
-    put_u32(out + 4, (uint32_t)(x >> 32));
-}
-
 static void put_f64(uint8_t *out, double x)
 {
-    put_u64(out, cairn_f64_bits(x));
-}
-
-static uint32_t get_u32(const uint8_t *in)
-{
-    return (uint32_t)in[0] | (uint32_t)in[1] << 8 | (uint32_t)in[2] << 16 | (uint32_t)in[3] << 24;
-}
-
-static uint64_t get_u64(const uint8_t *in)
-{
-    return (uint64_t)get_u32(in) | (uint64_t)get_u32(in + 4) << 32;
+    cairn_le_put(out, cairn_f64_bits(x), 8);
 }
 
 static double get_f64(const uint8_t *in)
 {
-    return cairn_f64_of_bits(get_u64(in));
+    return cairn_f64_of_bits(cairn_le_get(in, 8));
 }
 
 static void put_skips(uint8_t *out, const struct cairn_skips *skips)
 {
-    put_u64(out, skips->all);
-    put_u64(out + 8, skips->revision);
-    put_u32(out + 16, skips->in_row);
+    cairn_le_put(out, skips->all, 8);
+    cairn_le_put(out + 8, skips->revision, 8);
+    cairn_le_put(out + 16, skips->in_row, 4);
 }
 
 static struct cairn_skips get_skips(const uint8_t *in)
 {
-    return (struct cairn_skips) { .all = get_u64(in),
-                                  .revision = get_u64(in + 8),
-                                  .in_row = get_u32(in + 16) };
+    return (struct cairn_skips) { .all = cairn_le_get(in, 8),
+                                  .revision = cairn_le_get(in + 8, 8),
+                                  .in_row = (uint32_t)cairn_le_get(in + 16, 4) };
 }
 
 static void put_driven(uint8_t *out, const struct cairn_payload *head)
 {
-    put_u32(out, head->driven_count);
+    cairn_le_put(out, head->driven_count, 4);
     for (uint32_t i = 0; i < head->driven_count; i++) put_f64(out + 4 + 8 * i, head->driven[i]);
 }
 
@@ -70,7 +51,7 @@ static void put_driven(uint8_t *out, const struct cairn_payload *head)
 static bool judge_driven(const uint8_t *in, size_t rest, uint32_t *count_out)
 {
     if (rest < 4) return false;
-    const uint32_t count = get_u32(in);
+    const uint32_t count = (uint32_t)cairn_le_get(in, 4);
     if (count == 0 || count > (rest - 4) / 8) return false;
     for (uint32_t i = 0; i < count; i++) {
         const double lr = get_f64(in + 4 + 8 * (size_t)i);
@@ -89,18 +70,19 @@ size_t cairn_payload_encode(const struct cairn_payload *head,
     const size_t fixed_bytes = driven_end + head->missed.size;
     // First: it may be where the head of the new payload goes.
     if (head->state_bytes > 0) memmove(out + fixed_bytes, head->state, head->state_bytes);
-    put_u32(out, PAYLOAD_MAGIC);
-    put_u32(out + 4, head->group_count);
+    cairn_le_put(out, PAYLOAD_MAGIC, 4);
+    cairn_le_put(out + 4, head->group_count, 4);
     put_f64(out + 8, head->grad_norm);
     put_f64(out + 16, head->clip_scale);
     put_f64(out + 24, head->lr);
     put_f64(out + 32, head->loss_scale);
-    put_u32(out + 40, head->good_rounds);
-    put_u32(out + 44, (head->finite ? FLAG_FINITE : 0) | (head->fail ? FLAG_FAIL : 0) |
-                          (head->skips.all > 0 ? FLAG_SKIPS : 0) |
-                          (head->driven_count > 0 ? FLAG_DRIVEN : 0) |
-                          (head->missed.size > 0 ? FLAG_MISSED : 0) |
-                          (head->state_bytes > 0 ? FLAG_STATE : 0));
+    cairn_le_put(out + 40, head->good_rounds, 4);
+    cairn_le_put(
+        out + 44,
+        (head->finite ? FLAG_FINITE : 0) | (head->fail ? FLAG_FAIL : 0) |
+            (head->skips.all > 0 ? FLAG_SKIPS : 0) | (head->driven_count > 0 ? FLAG_DRIVEN : 0) |
+            (head->missed.size > 0 ? FLAG_MISSED : 0) | (head->state_bytes > 0 ? FLAG_STATE : 0),
+        4);
     if (head->skips.all > 0) put_skips(out + groups_end, &head->skips);
     if (head->driven_count > 0) put_driven(out + skips_end, head);
     if (head->missed.size > 0) memcpy(out + driven_end, head->missed.bytes, head->missed.size);
@@ -116,8 +98,8 @@ size_t cairn_payload_with_missed(const void *bytes, const struct cairn_payload *
                           (head->skips.all > 0 ? CAIRN_PAYLOAD_SKIPS_BYTES : 0) +
                           CAIRN_PAYLOAD_DRIVEN_BYTES(head->driven_count);
     memcpy(out, bytes, before);
-    const uint32_t flags = get_u32(out + 44) & ~FLAG_MISSED;
-    put_u32(out + 44, flags | (missed->size > 0 ? FLAG_MISSED : 0));
+    const uint32_t flags = (uint32_t)cairn_le_get(out + 44, 4) & ~FLAG_MISSED;
+    cairn_le_put(out + 44, flags | (missed->size > 0 ? FLAG_MISSED : 0), 4);
     if (missed->size > 0) memcpy(out + before, missed->bytes, missed->size);
     if (head->state_bytes > 0) memcpy(out + before + missed->size, head->state, head->state_bytes);
     return before + missed->size + head->state_bytes;
@@ -127,9 +109,10 @@ cairn_status cairn_payload_decode(const void *bytes, size_t bytes_len,
                                   struct cairn_payload *head_out)
 {
     const uint8_t *in = bytes;
-    if (bytes_len < CAIRN_PAYLOAD_HEAD_BYTES || get_u32(in) != PAYLOAD_MAGIC)
+    if (bytes_len < CAIRN_PAYLOAD_HEAD_BYTES || (uint32_t)cairn_le_get(in, 4) != PAYLOAD_MAGIC)
         return CAIRN_ERR_MALFORMED;
-    const uint32_t groups = get_u32(in + 4), flags = get_u32(in + 44);
+    const uint32_t groups = (uint32_t)cairn_le_get(in + 4, 4),
+                   flags = (uint32_t)cairn_le_get(in + 44, 4);
     const size_t tail = bytes_len - CAIRN_PAYLOAD_HEAD_BYTES;
     if (groups > tail / CAIRN_GROUP_SCALARS_BYTES) return CAIRN_ERR_MALFORMED;
     const size_t skips_bytes = (flags & FLAG_SKIPS) != 0 ? CAIRN_PAYLOAD_SKIPS_BYTES : 0;
@@ -157,7 +140,7 @@ cairn_status cairn_payload_decode(const void *bytes, size_t bytes_len,
         .clip_scale = get_f64(in + 16),
         .lr = get_f64(in + 24),
         .loss_scale = get_f64(in + 32),
-        .good_rounds = get_u32(in + 40),
+        .good_rounds = (uint32_t)cairn_le_get(in + 40, 4),
         .finite = (flags & FLAG_FINITE) != 0,
         .fail = (flags & FLAG_FAIL) != 0,
         .skips = skips,
@@ -173,7 +156,7 @@ cairn_status cairn_payload_decode(const void *bytes, size_t bytes_len,
 void cairn_payload_set_loss_scale(uint8_t *bytes, double loss_scale)
 {
     put_f64(bytes + 32, loss_scale);
-    put_u32(bytes + 40, 0); // rounds that were good with it
+    cairn_le_put(bytes + 40, 0, 4); // rounds that were good with it
 }
 
 cairn_status cairn_payload_group(const void *bytes, size_t bytes_len, uint32_t group,

@@ -3,41 +3,30 @@
 #include <assert.h>
 #include <string.h>
 
+#include "proto/base/little_endian.h"
 #include "proto/spec/spec.h"
 
 _Static_assert(CAIRN_SPEC_LEAVE_MAX <= CAIRN_MISSED_RUNS_MAX, "each may be a run of its own");
 
 #define CLASS_FLAGS ((uint32_t)CAIRN_MISSED_THIS | (uint32_t)CAIRN_MISSED_FIRST)
 
-static void put_le(uint8_t *out, uint64_t value, size_t bytes)
-{
-    for (size_t i = 0; i < bytes; i++) out[i] = (uint8_t)(value >> (8 * i));
-}
-
-static uint64_t get_le(const uint8_t *in, size_t bytes)
-{
-    uint64_t value = 0;
-    for (size_t i = 0; i < bytes; i++) value |= (uint64_t)in[i] << (8 * i);
-    return value;
-}
-
 static uint32_t get_u32(const uint8_t *in)
 {
-    return (uint32_t)get_le(in, 4);
+    return (uint32_t)cairn_le_get(in, 4);
 }
 
 static void put_class(uint8_t *out, const struct cairn_missed_class *c)
 {
-    put_le(out, c->steps, 8);
-    put_le(out + 8, c->group, 4);
-    put_le(out + 12, c->flags, 4);
-    put_le(out + 16, c->neg_step_size, 4);
-    put_le(out + 20, c->sqrt_bc2, 4);
+    cairn_le_put(out, c->steps, 8);
+    cairn_le_put(out + 8, c->group, 4);
+    cairn_le_put(out + 12, c->flags, 4);
+    cairn_le_put(out + 16, c->neg_step_size, 4);
+    cairn_le_put(out + 20, c->sqrt_bc2, 4);
 }
 
 static struct cairn_missed_class get_class(const uint8_t *in)
 {
-    return (struct cairn_missed_class) { .steps = get_le(in, 8),
+    return (struct cairn_missed_class) { .steps = cairn_le_get(in, 8),
                                          .group = get_u32(in + 8),
                                          .flags = get_u32(in + 12),
                                          .neg_step_size = get_u32(in + 16),
@@ -177,8 +166,8 @@ void cairn_missed_put(struct cairn_missed_writer *writer, uint32_t tensor, uint6
     if (writer->run_count == writer->room) writer->is_full = true;
     if (writer->is_full) return;
     uint8_t *run = run_at(writer, writer->run_count++);
-    put_le(run, tensor, 4);
-    put_le(run + 4, number, 4);
+    cairn_le_put(run, tensor, 4);
+    cairn_le_put(run + 4, number, 4);
     writer->run_class = number;
 }
 
@@ -202,8 +191,8 @@ struct cairn_missed cairn_missed_end(struct cairn_missed_writer *writer)
 {
     if (writer->class_count == 0) return (struct cairn_missed) { .bytes = NULL };
     assert(!writer->is_full);
-    put_le(writer->out, writer->class_count, 4);
-    put_le(writer->out + 4, writer->run_count, 4);
+    cairn_le_put(writer->out, writer->class_count, 4);
+    cairn_le_put(writer->out + 4, writer->run_count, 4);
     uint8_t *behind = (uint8_t *)(uintptr_t)class_at(writer->out, writer->class_count);
     memmove(behind, run_at(writer, 0), (size_t)writer->run_count * CAIRN_MISSED_RUN_BYTES);
     return (struct cairn_missed) { writer->out,
