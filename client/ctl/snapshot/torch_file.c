@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <zlib.h>
 
 #include "proto/spec/planes.h"
 #include "proto/spec/schedule.h"
@@ -40,38 +41,6 @@ struct ctl_torch_file {
 bool cairn_ctl_torch_is_text(const struct cairn_safetensors_entry *entry)
 {
     return entry->plane == PLANE_TEXT;
-}
-
-/* ---- CRC-32 of zip, eight bytes at a time ---- */
-
-static uint32_t crc_table[8][256];
-
-static void crc_init(void)
-{
-    for (uint32_t i = 0; i < 256; i++) {
-        uint32_t c = i;
-        for (int bit = 0; bit < 8; bit++) c = (c & 1) != 0 ? c >> 1 ^ 0xedb88320u : c >> 1;
-        crc_table[0][i] = c;
-    }
-    for (uint32_t i = 0; i < 256; i++)
-        for (size_t k = 1; k < 8; k++)
-            crc_table[k][i] = crc_table[k - 1][i] >> 8 ^ crc_table[0][crc_table[k - 1][i] & 255];
-}
-
-static uint32_t crc(uint32_t sum, const uint8_t *at, uint64_t bytes)
-{
-    uint32_t c = ~sum;
-    for (; bytes >= 8; at += 8, bytes -= 8) {
-        uint32_t low, high;
-        memcpy(&low, at, 4);
-        memcpy(&high, at + 4, 4);
-        low ^= c;
-        c = crc_table[7][low & 255] ^ crc_table[6][low >> 8 & 255] ^ crc_table[5][low >> 16 & 255] ^
-            crc_table[4][low >> 24] ^ crc_table[3][high & 255] ^ crc_table[2][high >> 8 & 255] ^
-            crc_table[1][high >> 16 & 255] ^ crc_table[0][high >> 24];
-    }
-    for (; bytes > 0; bytes--) c = c >> 8 ^ crc_table[0][(c ^ *at++) & 255];
-    return ~c;
 }
 
 /* ---- text ---- */
@@ -578,7 +547,7 @@ static void pack_text(struct packing *k, struct member *m, const char *name, con
 {
     snprintf(m->name, sizeof m->name, FOLDER "%s", name);
     m->bytes = bytes;
-    m->sum = crc(0, from, bytes);
+    m->sum = (uint32_t)crc32_z(0, from, bytes);
     put_local(k, m);
     put(k->t, from, bytes);
     put_descriptor(k, m);
@@ -634,7 +603,6 @@ cairn_status cairn_ctl_torch_plan(const struct cairn_manifest *manifest, cairn_d
                           .dtype = dtype };
     cairn_status status = t != NULL && sort_all(&p) ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
     if (status == CAIRN_OK) {
-        crc_init();
         say_all(&p);
         // The pickle goes, and what was its text becomes the archive's.
         uint8_t *pickle = t->text;
@@ -665,7 +633,7 @@ void cairn_ctl_torch_pass(struct ctl_torch_file *t, const struct cairn_safetenso
                           const void *from, uint64_t bytes)
 {
     struct member *m = &t->members[FIRST_STORE + entry->box.start[0]];
-    m->sum = crc(m->sum, from, bytes);
+    m->sum = (uint32_t)crc32_z(m->sum, from, bytes);
     set_sum(t, m);
 }
 
