@@ -5,6 +5,8 @@
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/cluster.h"
 
+#define SMALL_BYTES 32768
+
 static void on_run(uv_work_t *req)
 {
     struct cairn_cluster_work *work = req->data;
@@ -40,9 +42,9 @@ bool cairn_cluster_work_start(struct cairn_cluster_work *work, struct cairn_clus
 }
 
 bool cairn_cluster_work_do(struct cairn_cluster_work *work, struct cairn_cluster *cluster,
-                           struct cairn_cluster_session *session, uint32_t request, bool is_small)
+                           struct cairn_cluster_session *session, uint32_t request, size_t bytes)
 {
-    if (!is_small) return cairn_cluster_work_start(work, cluster, session, request);
+    if (bytes > SMALL_BYTES) return cairn_cluster_work_start(work, cluster, session, request);
     work->cluster = cluster;
     work->session = session;
     work->request = request;

@@ -30,9 +30,10 @@ struct cairn_cluster_work {
 /* False if the session waits for too much, or there is no thread: nothing was begun. */
 bool cairn_cluster_work_start(struct cairn_cluster_work *work, struct cairn_cluster *cluster,
                               struct cairn_cluster_session *session, uint32_t request);
-/* The same; what is smaller than telling a thread of it is done at once: `done` has run then. */
+/* The same of work on so many bytes; on few it is done at once, sooner than a thread is told of it: `done`
+ * has run then. */
 bool cairn_cluster_work_do(struct cairn_cluster_work *work, struct cairn_cluster *cluster,
-                           struct cairn_cluster_session *session, uint32_t request, bool is_small);
+                           struct cairn_cluster_session *session, uint32_t request, size_t bytes);
 void cairn_cluster_works_forget(struct cairn_cluster *cluster,
                                 const struct cairn_cluster_session *session);
 /* False: the session waits for too much. */

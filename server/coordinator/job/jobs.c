@@ -359,8 +359,6 @@ static cairn_status begin_creation(struct cairn_cluster_job *job, struct cairn_s
 
 /* ---- planning, on a thread ---- */
 
-#define SMALL_SPEC_BYTES 32768 /* planned sooner than a thread is told of it */
-
 struct cairn_cluster_plan {
     struct cairn_cluster_work work;
     struct cairn_cluster_plan *next; /* of the cluster's */
@@ -441,8 +439,7 @@ static cairn_status begin_plan(struct cairn_cluster *cluster, const char *name, 
     if (generation > 1) plan->job->origin = (struct cairn_origin) { generation, { 0, 0 } };
     plan->next = cluster->openings.plans;
     cluster->openings.plans = plan;
-    if (cairn_cluster_work_do(&plan->work, cluster, NULL, 0, packed->size <= SMALL_SPEC_BYTES))
-        return CAIRN_OK;
+    if (cairn_cluster_work_do(&plan->work, cluster, NULL, 0, packed->size)) return CAIRN_OK;
     cluster->openings.plans = plan->next;
     plan_free(plan);
     return CAIRN_ERR_NO_MEMORY;

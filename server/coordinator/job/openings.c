@@ -364,8 +364,6 @@ cairn_status cairn_cluster_judge_workers(const struct cairn_cluster *cluster,
 
 /* ---- the spec, on a thread: a million tensors take seconds ---- */
 
-#define SMALL_SPEC_BYTES 32768 /* read sooner than a thread is told of it */
-
 struct judging {
     struct cairn_cluster_work work;
     char *job_name;              /* owned */
@@ -490,7 +488,7 @@ static void begin_judging(struct cairn_cluster_member *member, struct cairn_pack
     cairn_spec_init(&member->opening.spec);
     member->phase = CAIRN_MEMBER_JUDGED;
     if (!cairn_cluster_work_do(&judging->work, session->cluster, session, member->open_request,
-                               judging->packed->size <= SMALL_SPEC_BYTES)) {
+                               judging->packed->size)) {
         judging_free(judging);
         cairn_cluster_opening_refuse(member, CAIRN_ERR_BUSY,
                                      "this connection waits for too many answers already");

@@ -29,7 +29,6 @@ struct shared {
 };
 
 struct open_bench {
-    const struct ctl *ctl;
     struct cairn_bench_result *result;
     struct cairn_bench_crew crew;
     struct shared *shared;
@@ -200,7 +199,7 @@ int cairn_bench_open(struct ctl *ctl)
                                          .reference_name = "the longest step at rest",
                                          .less_is_better = true };
     if (ctl->shards == 0) ctl->shards = 2;
-    bench.ctl = local.ctl = ctl;
+    local.ctl = ctl;
     bench.result = &result;
     bench.tensors = ctl->bench.tensors > 0 ? ctl->bench.tensors : TENSORS_DEFAULT;
     bench.shared = mmap(NULL, sizeof *bench.shared, PROT_READ | PROT_WRITE,
