@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define FINISH_MS 2000 // how long a peer may take to read its last frames
+#define TURN_NS   (CAIRN_STREAM_TURN_MS * UINT64_C(1000000))
 
 struct cairn_stream *cairn_stream_new(uv_loop_t *loop, bool is_unix,
                                       const struct cairn_stream_options *options,
@@ -24,8 +25,10 @@ struct cairn_stream *cairn_stream_new(uv_loop_t *loop, bool is_unix,
     assert(error == 0); // both only fill in the struct
     (void)error;
     uv_timer_init(loop, &stream->timer);
-    stream->io.handle.data = stream->timer.data = stream;
-    stream->open_count = 2;
+    uv_idle_init(loop, &stream->turn);
+    stream->io.handle.data = stream->timer.data = stream->turn.data = stream;
+    stream->open_count = 3;
+    stream->room = options->room;
     stream->events = *events;
     stream->context = context;
     stream->send_queue_bytes = options->send_queue_bytes != 0 ? options->send_queue_bytes
@@ -55,8 +58,11 @@ static void close_now(struct cairn_stream *stream)
 {
     if (stream->state == CAIRN_STREAM_CLOSING) return;
     stream->state = CAIRN_STREAM_CLOSING;
+    if (stream->room != NULL) stream->room->used_bytes -= stream->room_bytes; // freed next turn
+    stream->room = NULL;
     uv_close(&stream->io.handle, on_handle_closed);
     uv_close((uv_handle_t *)&stream->timer, on_handle_closed);
+    uv_close((uv_handle_t *)&stream->turn, on_handle_closed);
     if (stream->is_resolving) uv_cancel((uv_req_t *)&stream->resolve); // or it ends by itself
 }
 
@@ -114,7 +120,7 @@ void cairn_stream_finish(struct cairn_stream *stream, cairn_status status, const
         close_now(stream);
         return;
     }
-    stream->state = CAIRN_STREAM_FINISHING;
+    stream->state = CAIRN_STREAM_FINISHING; // a turn that is due drops what arrived, and reads on
     uv_timer_start(&stream->timer, on_finish_late, FINISH_MS, 0);
     if (!stream->is_writing) finish_sending(stream);
 }
@@ -130,21 +136,58 @@ static void on_room_wanted(uv_handle_t *handle, size_t wanted, uv_buf_t *buf_out
     *buf_out = uv_buf_init((char *)room, (unsigned)room_bytes);
 }
 
-static void deliver_frames(struct cairn_stream *stream)
+// Frames of one turn. False: there are more, and the turn is over.
+static bool deliver_turn(struct cairn_stream *stream)
 {
+    const uint64_t end_ns = uv_hrtime() + TURN_NS;
     struct cairn_frame frame;
     struct cairn_sentence why;
     while (stream->state == CAIRN_STREAM_OPEN) {
         const enum cairn_frame_state found = cairn_frame_decoder_next(&stream->decoder, &frame,
                                                                       &why);
         if (found == CAIRN_FRAME_NONE) break;
+        stream->unfinished_ms = uv_now(stream->turn.loop);
         if (found == CAIRN_FRAME_READY)
             stream->events.on_frame(stream, &frame, stream->context);
         else
             cairn_stream_close(stream, CAIRN_ERR_PROTOCOL, "%s", why.text);
+        if (uv_hrtime() > end_ns) return false;
     }
+    return true;
+}
+
+// Counts what the decoder has of the common room.
+static void count_room(struct cairn_stream *stream)
+{
+    if (stream->room == NULL) return;
+    stream->room->used_bytes += stream->decoder.capacity - stream->room_bytes; // modulo 2^64
+    stream->room_bytes = stream->decoder.capacity;
+}
+
+static void on_turn(uv_idle_t *turn);
+
+static void deliver_frames(struct cairn_stream *stream)
+{
+    const bool is_done = deliver_turn(stream);
+    const bool waits = !is_done && stream->state == CAIRN_STREAM_OPEN;
     if (stream->state == CAIRN_STREAM_FINISHING) stream->decoder.start = stream->decoder.end;
     cairn_frame_decoder_trim(&stream->decoder);
+    count_room(stream);
+    if (waits) {
+        uv_read_stop(&stream->io.stream);
+        uv_idle_start(&stream->turn, on_turn);
+    }
+}
+
+static void begin_reading(struct cairn_stream *stream);
+
+static void on_turn(uv_idle_t *turn)
+{
+    struct cairn_stream *stream = turn->data;
+    uv_idle_stop(turn);
+    deliver_frames(stream);
+    if (stream->state != CAIRN_STREAM_CLOSING && !uv_is_active((uv_handle_t *)turn))
+        begin_reading(stream);
 }
 
 static void on_end_of_input(struct cairn_stream *stream, ssize_t error)
@@ -171,8 +214,20 @@ static void on_read(uv_stream_t *io, ssize_t read_bytes, const uv_buf_t *buf)
         on_end_of_input(stream, read_bytes);
         return;
     }
+    if (stream->decoder.start == stream->decoder.end)
+        stream->unfinished_ms = uv_now(stream->turn.loop);
     cairn_frame_decoder_added(&stream->decoder, (size_t)read_bytes);
     deliver_frames(stream);
+    if (stream->room != NULL && stream->room->used_bytes > stream->room->max_bytes)
+        stream->room->on_full(stream->room->context);
+}
+
+static void begin_reading(struct cairn_stream *stream)
+{
+    const int error = uv_read_start(&stream->io.stream, on_room_wanted, on_read);
+    if (error == 0) return;
+    cairn_stream_close(stream, CAIRN_ERR_CLOSED, "reading from %s failed: %s", stream->peer,
+                       uv_strerror(error));
 }
 
 static void write_pending(struct cairn_stream *stream);
@@ -210,6 +265,14 @@ static void write_pending(struct cairn_stream *stream)
     stream->is_writing = false;
     cairn_stream_close(stream, CAIRN_ERR_CLOSED, "writing to %s failed: %s", stream->peer,
                        uv_strerror(error));
+}
+
+size_t cairn_stream_unfinished_bytes(const struct cairn_stream *stream, uint64_t *since_ms_out)
+{
+    *since_ms_out = stream->unfinished_ms;
+    if (stream->state != CAIRN_STREAM_OPEN || uv_is_active((const uv_handle_t *)&stream->turn))
+        return 0; // nothing is awaited of the peer
+    return stream->decoder.end - stream->decoder.start;
 }
 
 size_t cairn_stream_queued_bytes(const struct cairn_stream *stream)
@@ -288,12 +351,8 @@ cairn_status cairn_stream_send_pages(struct cairn_stream *stream, uint32_t reque
 void cairn_stream_begin(struct cairn_stream *stream)
 {
     stream->state = CAIRN_STREAM_OPEN;
-    const int error = uv_read_start(&stream->io.stream, on_room_wanted, on_read);
-    if (error != 0)
-        cairn_stream_close(stream, CAIRN_ERR_CLOSED, "reading from %s failed: %s", stream->peer,
-                           uv_strerror(error));
-    else
-        write_pending(stream);
+    begin_reading(stream);
+    if (stream->state == CAIRN_STREAM_OPEN) write_pending(stream);
 }
 
 void cairn_stream_limit(struct cairn_stream *stream, struct cairn_frame_limits limits)

@@ -12,7 +12,10 @@
  * Memory is bounded: a receive buffer of at most one frame (4 KiB when idle), a send queue, one page of
  * what is sent in pages, and CAIRN_STREAM_PAGED_BYTES that are held to be sent so. A peer that does not read
  * is closed when its queue is full, with a reason; the sender gets CAIRN_ERR_BUSY. There are no
- * heartbeats here: leases are the members' own business. */
+ * heartbeats here: leases are the members' own business.
+ *
+ * Work is bounded, too: a connection gets CAIRN_STREAM_TURN_MS of each turn of the loop for its frames, and what
+ * arrived beyond that waits for the next turn, so that one peer's million questions delay no other peer. */
 #ifndef CAIRN_LOOP_STREAM_H
 #define CAIRN_LOOP_STREAM_H
 
@@ -25,12 +28,22 @@
 
 #define CAIRN_STREAM_SEND_QUEUE_BYTES (8u << 20) /* default bound of the send queue */
 #define CAIRN_STREAM_PAGED_BYTES      (4 * CAIRN_PAGED_BYTES_MAX)
+#define CAIRN_STREAM_TURN_MS          2
 
 struct cairn_stream;
+
+/* The receive buffers of several streams together. The owner of the streams has it, and counts nothing itself. */
+struct cairn_stream_room {
+    size_t used_bytes, max_bytes;
+    /* More is used than max_bytes, after a read: the owner closes whom it likes, the reader as well. */
+    void (*on_full)(void *context);
+    void *context;
+};
 
 struct cairn_stream_options {
     struct cairn_frame_limits limits; /* what it takes now; see cairn_stream_limit */
     size_t send_queue_bytes;          /* 0 = CAIRN_STREAM_SEND_QUEUE_BYTES */
+    struct cairn_stream_room *room;   /* borrowed, for as long as the stream is; NULL: not counted */
 };
 
 struct cairn_stream_events {
@@ -96,6 +109,9 @@ void cairn_stream_finish(struct cairn_stream *stream, cairn_status status, const
 const char *cairn_stream_peer(const struct cairn_stream *stream);
 /* Its socket, the stream's own; -1 when it is closed. */
 int cairn_stream_descriptor(const struct cairn_stream *stream);
+/* The bytes of a frame that has begun to arrive and is not whole, and in *since_ms_out when it began, of the
+ * loop's clock; 0: there is none. */
+size_t cairn_stream_unfinished_bytes(const struct cairn_stream *stream, uint64_t *since_ms_out);
 /* Bytes queued and not yet given to the kernel, without pages whose turn has not come. */
 size_t cairn_stream_queued_bytes(const struct cairn_stream *stream);
 

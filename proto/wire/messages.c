@@ -1,4 +1,5 @@
 #include "proto/base/text.h"
+#include "proto/wire/frame.h"
 #include "proto/wire/messages.h"
 
 #include <errno.h>
@@ -148,4 +149,20 @@ size_t cairn_page_cut(enum cairn_page_what what, const uint8_t *bytes, size_t by
     page.bytes.len = left < CAIRN_PAGE_BYTES ? left : CAIRN_PAGE_BYTES;
     *page_out = page;
     return page.bytes.len;
+}
+
+#define VARINT_BYTES 5 /* of a tag, or of a length, at most */
+
+size_t cairn_hello_fit(const Cairn__Hello *hello, Cairn__HeldJob *const *held, size_t count)
+{
+    Cairn__Hello bare = *hello;
+    bare.n_held = 0;
+    bare.held_after = UINT32_MAX;
+    size_t bytes = CAIRN_FRAME_HEADER_BYTES + protobuf_c_message_get_packed_size(&bare.base);
+    size_t fit = 0;
+    for (; fit < count; fit++) {
+        bytes += 2 * VARINT_BYTES + protobuf_c_message_get_packed_size(&held[fit]->base);
+        if (bytes > CAIRN_FRAME_HELLO_BYTES) break;
+    }
+    return fit;
 }

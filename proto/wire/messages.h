@@ -11,6 +11,7 @@
 #include "proto/spec/spec.h"
 
 #define CAIRN_CONTROL_PROTOCOL 2
+#define CAIRN_HELD_JOBS_MAX    1024 /* jobs of one shard: what Hello and HeldJobs list */
 
 /* X(number, CONSTANT, ProtobufMessage, proto_message) */
 #define CAIRN_MESSAGE_TABLE(X)                                      \
@@ -231,5 +232,9 @@ cairn_status cairn_group_of_message(const Cairn__GroupSpec *in,
 cairn_status cairn_spec_unpack(const uint8_t *bytes, size_t bytes_len,
                                const char *const *optimizers, struct cairn_job_spec_data *spec_out,
                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* How many of held[count], from the first, fit into one frame of CAIRN_FRAME_HELLO_BYTES with all else that `hello`
+ * says. The others go in Hellos that follow, of which each has room for some dozens (Hello.held_after). */
+size_t cairn_hello_fit(const Cairn__Hello *hello, Cairn__HeldJob *const *held, size_t count);
 
 #endif

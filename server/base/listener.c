@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GRACE_MS 100 // a half-open peer keeps its place at least so long
+#define GRACE_MS         100 // a half-open peer keeps its place at least so long
+#define UNFINISHED_BYTES (256u << 20)
 
 static uint64_t now_ms(const struct cairn_listener *listener)
 {
@@ -205,6 +206,11 @@ static cairn_status open_all(struct cairn_listener *listener,
     return status == CAIRN_OK ? open_doors(listener, place, options, why) : status;
 }
 
+static void on_room_full(void *context)
+{
+    cairn_peer_close_unfinished(context);
+}
+
 static void take_options(struct cairn_listener *listener,
                          const struct cairn_listener_options *options, uint16_t hello_type,
                          uint16_t type_max)
@@ -213,6 +219,9 @@ static void take_options(struct cairn_listener *listener,
     listener->half_open_max = (size_t)options->half_open_max;
     listener->hello_timeout_ms = (uint64_t)options->hello_timeout_ms;
     listener->send_queue_bytes = (size_t)options->send_queue_bytes;
+    listener->room = (struct cairn_stream_room) { .max_bytes = UNFINISHED_BYTES,
+                                                  .on_full = on_room_full,
+                                                  .context = listener };
     listener->before_hello = (struct cairn_frame_limits) { hello_type, hello_type,
                                                            CAIRN_FRAME_HELLO_BYTES };
     listener->after_hello = (struct cairn_frame_limits) { 1, type_max, CAIRN_FRAME_BYTES_MAX };

@@ -4,11 +4,12 @@
  * configuration names none, on the socket at which peers of this host look (cairn_address_default).
  *
  * A peer is half open until the daemon admits it (it said a valid Hello): it may send only frames
- * of type hello_type of at most 32 KiB, and has hello_timeout_ms for it. At most half_open_max such
+ * of type hello_type of at most 16 KiB, and has hello_timeout_ms for it. At most half_open_max such
  * peers exist; when all places are taken, the oldest gives way once it has had 100 ms, and newer
  * connections wait in the kernel until then, so that a flood of silent connections delays a good
  * peer but never shuts it out. The first bad byte closes a connection. Above connections_max new
- * ones are closed at once. Refusals are logged, at most one line per kind per second.
+ * ones are closed at once. Frames that have begun and are not whole have 256 MiB together: beyond that the
+ * connection is closed whose frame began first. Refusals are logged, at most one line per kind per second.
  *
  * Peers over TCP are not authenticated in this version, so the listener refuses any address but
  * loopback unless insecure_network is set, and then warns at each start. Loop thread only. */

@@ -56,6 +56,7 @@ struct cairn_listener {
     size_t half_open_max;
     uint64_t hello_timeout_ms;
     size_t send_queue_bytes;
+    struct cairn_stream_room room; /* receive buffers of all peers */
     struct cairn_frame_limits before_hello;
     struct cairn_frame_limits after_hello;
 
@@ -64,6 +65,7 @@ struct cairn_listener {
     struct cairn_log_limit flood_limit;
     struct cairn_log_limit full_limit;
     struct cairn_log_limit accept_limit;
+    struct cairn_log_limit room_limit;
 
     /* borrowed */
     struct cairn_listener_events events;
@@ -86,6 +88,8 @@ void cairn_listener_on_connection(uv_stream_t *server, int error);
 CAIRN_MUST_CHECK cairn_status cairn_peer_accept(struct cairn_door *door,
                                                 struct cairn_sentence *why);
 void cairn_peer_close_all(struct cairn_listener *listener);
+/* Closes the one whose frame has been unfinished for the longest time. */
+void cairn_peer_close_unfinished(struct cairn_listener *listener);
 /* A peer left the half-open list: one that waits may come in. */
 void cairn_listener_place_freed(struct cairn_listener *listener);
 /* A peer was freed (it is not counted any more). */

@@ -82,7 +82,7 @@ cairn_status cairn_peer_accept(struct cairn_door *door, struct cairn_sentence *w
 {
     struct cairn_listener *listener = door->listener;
     const struct cairn_stream_options options = { listener->before_hello,
-                                                  listener->send_queue_bytes };
+                                                  listener->send_queue_bytes, &listener->room };
     const struct cairn_stream_events events = { .on_frame = on_stream_frame,
                                                 .on_close = on_stream_close };
     struct cairn_peer *peer = calloc(1, sizeof *peer);
@@ -114,6 +114,35 @@ void cairn_peer_close_all(struct cairn_listener *listener)
         cairn_peer_close(listener->half_open_first, CAIRN_ERR_CLOSED, "the daemon stops");
     for (struct cairn_peer *peer = listener->admitted_first; peer != NULL; peer = peer->after)
         cairn_peer_close(peer, CAIRN_ERR_CLOSED, "the daemon stops");
+}
+
+static struct cairn_peer *older_frame(struct cairn_peer *oldest, struct cairn_peer *first)
+{
+    uint64_t oldest_ms = UINT64_MAX, since_ms;
+    if (oldest != NULL) (void)cairn_stream_unfinished_bytes(oldest->stream, &oldest_ms);
+    for (struct cairn_peer *peer = first; peer != NULL; peer = peer->after) {
+        if (cairn_stream_unfinished_bytes(peer->stream, &since_ms) == 0 || since_ms >= oldest_ms)
+            continue;
+        oldest = peer;
+        oldest_ms = since_ms;
+    }
+    return oldest;
+}
+
+void cairn_peer_close_unfinished(struct cairn_listener *listener)
+{
+    uint64_t since_ms;
+    struct cairn_peer *oldest = older_frame(NULL, listener->half_open_first);
+    oldest = older_frame(oldest, listener->admitted_first);
+    if (oldest == NULL) return; // all are whole, and being worked on
+    const size_t bytes = cairn_stream_unfinished_bytes(oldest->stream, &since_ms);
+    cairn_log_limited(&listener->room_limit, CAIRN_LOG_WARN,
+                      "messages that are not whole take more than %zu MiB: closing %s, which sent %zu "
+                      "bytes of one %llu ms ago and not the rest",
+                      listener->room.max_bytes >> 20, cairn_peer_name(oldest), bytes,
+                      (unsigned long long)(uv_now(listener->timer.loop) - since_ms));
+    cairn_peer_close(oldest, CAIRN_ERR_BUSY,
+                     "too many unfinished messages of all peers together, and its own is the oldest");
 }
 
 void cairn_peer_admit(struct cairn_peer *peer)

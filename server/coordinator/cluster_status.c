@@ -57,23 +57,37 @@ static void fill_session(Cairn__MemberStatus *out, const struct cairn_cluster_se
     out->since_ms = now_ms - session->since_ms;
 }
 
-/* Shards first, then workers and readers; at most MEMBERS_MAX, so that a frame holds them. */
-#define MEMBERS_MAX 4096
+#define MEMBERS_MAX 4096 /* so that a frame holds them */
+
+static bool is_shown(const struct cairn_cluster_session *session)
+{
+    return session->role == CAIRN_ROLE_WIRE_WORKER || session->role == CAIRN_ROLE_WIRE_READER;
+}
+
+static size_t count_members(const struct cairn_cluster *cluster)
+{
+    size_t n = 0;
+    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next) n++;
+    for (const struct cairn_cluster_session *s = cluster->sessions; s != NULL; s = s->next)
+        n += is_shown(s);
+    return n < MEMBERS_MAX ? n : MEMBERS_MAX;
+}
+
+/* Shards first, then workers and readers; at most `max`. */
 static size_t fill_members(const struct cairn_cluster *cluster, Cairn__MemberStatus *out,
-                           char (*places)[CAIRN_PLACE_BYTES])
+                           char (*places)[CAIRN_PLACE_BYTES], size_t max)
 {
     const uint64_t now_ms = uv_now(cluster->loop);
     size_t n = 0;
-    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL && n < MEMBERS_MAX; s = s->next) {
+    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL && n < max; s = s->next) {
         fill_shard(&out[n], s, places[n], now_ms);
         n++;
     }
-    for (const struct cairn_cluster_session *s = cluster->sessions; s != NULL && n < MEMBERS_MAX;
+    for (const struct cairn_cluster_session *s = cluster->sessions; s != NULL && n < max;
          s = s->next) {
-        if (s->role == CAIRN_ROLE_WIRE_WORKER || s->role == CAIRN_ROLE_WIRE_READER) {
-            fill_session(&out[n], s, places[n], now_ms);
-            n++;
-        }
+        if (!is_shown(s)) continue;
+        fill_session(&out[n], s, places[n], now_ms);
+        n++;
     }
     return n;
 }
@@ -82,9 +96,10 @@ void cairn_cluster_status_answer(struct cairn_cluster_session *session, uint32_t
 {
     const struct cairn_cluster *cluster = session->cluster;
     struct cairn_cluster_strangers strangers;
-    Cairn__MemberStatus *members = calloc(MEMBERS_MAX, sizeof *members);
-    Cairn__MemberStatus **list = calloc(MEMBERS_MAX, sizeof *list);
-    char(*places)[CAIRN_PLACE_BYTES] = calloc(MEMBERS_MAX, sizeof *places);
+    const size_t max = count_members(cluster);
+    Cairn__MemberStatus *members = calloc(max + 1, sizeof *members);
+    Cairn__MemberStatus **list = calloc(max + 1, sizeof *list);
+    char(*places)[CAIRN_PLACE_BYTES] = calloc(max + 1, sizeof *places);
     if (members == NULL || list == NULL || places == NULL ||
         !cairn_cluster_strangers_init(&strangers, cluster)) {
         free(members);
@@ -100,7 +115,7 @@ void cairn_cluster_status_answer(struct cairn_cluster_session *session, uint32_t
     status.uptime_ms = uv_now(cluster->loop) - cluster->clock.started_ms;
     status.shards_expected = (uint32_t)cluster->options->shards;
     status.members = list;
-    status.n_members = fill_members(cluster, members, places);
+    status.n_members = fill_members(cluster, members, places, max);
     for (size_t i = 0; i < status.n_members; i++) list[i] = &members[i];
     for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next)
         status.job_count++;

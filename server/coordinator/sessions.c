@@ -22,6 +22,8 @@
 #include "server/coordinator/store/backup.h"
 #include "server/coordinator/trust/keys.h"
 
+#define ADMIN_IDLE_MS (10 * 60 * 1000)
+
 /* ---- Hello ---- */
 
 static cairn_status judge_hello(const struct cairn_cluster *cluster, const Cairn__Hello *hello,
@@ -45,12 +47,17 @@ static cairn_status judge_hello(const struct cairn_cluster *cluster, const Cairn
         return cairn_fail(why, CAIRN_ERR_INVALID,
                           "a shard's name may have letters, digits, '.', '_' and '-' only");
     }
+    if (hello->n_held + (uint64_t)hello->held_after > CAIRN_HELD_JOBS_MAX ||
+        (hello->held_after > 0 && hello->role != CAIRN_ROLE_WIRE_SHARD)) {
+        return cairn_fail(why, CAIRN_ERR_PROTOCOL, "a Hello of more than %d jobs", CAIRN_HELD_JOBS_MAX);
+    }
     (void)cluster;
     return CAIRN_OK;
 }
 
 static void free_session(struct cairn_cluster_session *session)
 {
+    if (session->hello != NULL) cairn_message_free(&session->hello->base);
     free(session->fabric_address);
     if (session->home != NULL) cairn_message_free(&session->home->base);
     free(session->name);
@@ -105,44 +112,113 @@ static void welcome(struct cairn_cluster_session *session, uint32_t request)
     cairn_cluster_session_send(session, CAIRN_MSG_WELCOME, request, &message.base);
 }
 
-static void on_hello(struct cairn_cluster *cluster, struct cairn_peer *peer,
-                     const struct cairn_frame *frame)
+static void refuse_hello(struct cairn_peer *peer, uint32_t request, cairn_status status,
+                         const char *why)
 {
+    Cairn__Error error = CAIRN__ERROR__INIT;
+    error.status = (int32_t)status;
+    error.text = (char *)(uintptr_t)why;
+    if (cairn_peer_send(peer, CAIRN_MSG_ERROR, request, &error.base) == CAIRN_OK)
+        cairn_peer_finish(peer, status, "%s", why);
+}
+
+/* The Hello is whole: the session is one of the cluster's, or refused. */
+static void admit(struct cairn_cluster_session *session, Cairn__Hello *hello, uint32_t request)
+{
+    struct cairn_cluster *cluster = session->cluster;
+    struct cairn_peer *peer = session->peer;
     struct cairn_sentence why;
-    Cairn__Hello *hello = (Cairn__Hello *)cairn_message_unpack(
-        &cairn__hello__descriptor, frame->payload, frame->payload_bytes);
-    if (hello == NULL) {
-        cairn_peer_close(peer, CAIRN_ERR_PROTOCOL, "malformed Hello");
-        return;
-    }
-    cairn_status status = judge_hello(cluster, hello, &why);
-    if (status == CAIRN_OK && hello->role == CAIRN_ROLE_WIRE_SHARD)
+    cairn_status status = CAIRN_OK;
+    if (hello->role == CAIRN_ROLE_WIRE_SHARD)
         status = cairn_cluster_seat_claim(cluster, peer, hello, &why);
-    struct cairn_cluster_session *session = NULL;
-    if (status == CAIRN_OK) session = make_session(cluster, peer, hello);
-    if (session == NULL) {
-        Cairn__Error error = CAIRN__ERROR__INIT;
-        error.status = (int32_t)(status == CAIRN_OK ? CAIRN_ERR_NO_MEMORY : status);
-        error.text = status == CAIRN_OK ? (char *)(uintptr_t) "no memory" : why.text;
-        if (cairn_peer_send(peer, CAIRN_MSG_ERROR, frame->request, &error.base) == CAIRN_OK) {
-            cairn_peer_finish(peer, (cairn_status)error.status, "%s", error.text);
-        }
-        cairn_message_free(&hello->base);
+    if (status != CAIRN_OK) {
+        cairn_peer_set_context(peer, NULL);
+        free_session(session);
+        refuse_hello(peer, request, status, why.text);
         return;
     }
     cairn_peer_admit(peer);
-    cairn_peer_set_context(peer, session);
     session->next = cluster->sessions;
     cluster->sessions = session;
-    welcome(session, frame->request);
+    welcome(session, request);
     cairn_log_debug("%s %s connected from %s", cairn_role_name(session->role), session->name,
                     cairn_peer_name(peer));
     if (session->role == CAIRN_ROLE_WIRE_SHARD && !cairn_cluster_seat_take(session, hello)) {
         session->closing = true;
         cairn_peer_finish(peer, CAIRN_ERR_NO_MEMORY, "no place for another shard");
     }
-    cairn_message_free(&hello->base);
     cairn_cluster_openings_advance(cluster);
+}
+
+/* A shard's further Hello: its jobs go to the first one's. False: it does not belong to that, or no memory. */
+static bool join_hello(Cairn__Hello *hello, Cairn__Hello *more)
+{
+    const size_t count = hello->n_held + more->n_held;
+    if (more->n_held == 0 || strcmp(more->name, hello->name) != 0 ||
+        more->n_held + more->held_after != hello->held_after)
+        return false;
+    Cairn__HeldJob **held = realloc(hello->held, count * sizeof(Cairn__HeldJob *));
+    if (held == NULL) return false;
+    memcpy(held + hello->n_held, more->held, more->n_held * sizeof(Cairn__HeldJob *));
+    hello->held = held;
+    hello->n_held = count;
+    hello->held_after = more->held_after;
+    more->n_held = 0; // they are the first one's
+    return true;
+}
+
+static void on_more_hello(struct cairn_cluster_session *session, Cairn__Hello *more,
+                          uint32_t request)
+{
+    Cairn__Hello *hello = session->hello;
+    if (!join_hello(hello, more)) {
+        cairn_peer_close(session->peer, CAIRN_ERR_PROTOCOL, "a Hello that does not continue");
+        return;
+    }
+    if (hello->held_after > 0) return;
+    session->hello = NULL;
+    admit(session, hello, request);
+    cairn_message_free(&hello->base);
+}
+
+static void on_first_hello(struct cairn_cluster *cluster, struct cairn_peer *peer,
+                           Cairn__Hello *hello, uint32_t request)
+{
+    struct cairn_sentence why;
+    struct cairn_cluster_session *session = NULL;
+    cairn_status status = judge_hello(cluster, hello, &why);
+    if (status == CAIRN_OK) {
+        session = make_session(cluster, peer, hello);
+        if (session == NULL) status = cairn_fail(&why, CAIRN_ERR_NO_MEMORY, "no memory");
+    }
+    if (status != CAIRN_OK) {
+        refuse_hello(peer, request, status, why.text);
+        cairn_message_free(&hello->base);
+        return;
+    }
+    cairn_peer_set_context(peer, session);
+    if (hello->held_after > 0) {
+        session->hello = hello;
+        return;
+    }
+    admit(session, hello, request);
+    cairn_message_free(&hello->base);
+}
+
+static void on_hello(struct cairn_cluster *cluster, struct cairn_peer *peer,
+                     const struct cairn_frame *frame)
+{
+    struct cairn_cluster_session *session = cairn_peer_context(peer);
+    Cairn__Hello *hello = (Cairn__Hello *)cairn_message_unpack(
+        &cairn__hello__descriptor, frame->payload, frame->payload_bytes);
+    if (hello == NULL) {
+        cairn_peer_close(peer, CAIRN_ERR_PROTOCOL, "malformed Hello");
+    } else if (session == NULL) {
+        on_first_hello(cluster, peer, hello, frame->request);
+    } else {
+        on_more_hello(session, hello, frame->request);
+        cairn_message_free(&hello->base);
+    }
 }
 
 /* ---- frames ---- */
@@ -172,7 +248,7 @@ void cairn_cluster_session_on_frame(struct cairn_peer *peer, const struct cairn_
     struct cairn_cluster *cluster = context;
     struct cairn_cluster_session *session = cairn_peer_context(peer);
     if (cluster->closing) return;
-    if (session == NULL) {
+    if (session == NULL || session->hello != NULL) {
         on_hello(cluster, peer, frame);
         return;
     }
@@ -187,6 +263,7 @@ void cairn_cluster_session_on_frame(struct cairn_peer *peer, const struct cairn_
                          cairn_message_name(frame->type), session->name);
         return;
     }
+    if (session->role == CAIRN_ROLE_WIRE_ADMIN) session->unanswered += frame->request != 0;
     handle(session, frame, message);
     cairn_message_free(message);
 }
@@ -214,6 +291,10 @@ void cairn_cluster_session_on_gone(struct cairn_peer *peer, cairn_status status,
     struct cairn_cluster *cluster = context;
     struct cairn_cluster_session *session = cairn_peer_context(peer);
     if (session == NULL) return;
+    if (session->hello != NULL) { // it was not admitted
+        free_session(session);
+        return;
+    }
     struct cairn_cluster_session **at = &cluster->sessions;
     while (*at != session) at = &(*at)->next;
     *at = session->next;
@@ -225,6 +306,15 @@ void cairn_cluster_session_on_gone(struct cairn_peer *peer, cairn_status status,
     if (!cluster->closing) cairn_cluster_openings_advance(cluster);
 }
 
+/* An admin holds nothing, and its program waits for an answer without speaking; one that asks nothing either
+ * would have a connection for nothing, for ever. */
+static uint64_t silence_max_ms(const struct cairn_cluster_session *session)
+{
+    if (session->role != CAIRN_ROLE_WIRE_ADMIN)
+        return (uint64_t)session->cluster->options->lease_timeout_ms;
+    return session->unanswered > 0 ? UINT64_MAX : ADMIN_IDLE_MS;
+}
+
 void cairn_cluster_sessions_tick(struct cairn_cluster *cluster, uint64_t now_ms, uint64_t away_ms)
 {
     const Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
@@ -234,9 +324,7 @@ void cairn_cluster_sessions_tick(struct cairn_cluster *cluster, uint64_t now_ms,
         // We were stopped ourselves: what they sent meanwhile waits in the sockets.
         s->last_frame_ms += away_ms;
         if (s->last_frame_ms > now_ms) s->last_frame_ms = now_ms;
-        // An admin holds nothing; its program waits without speaking.
-        if (s->role == CAIRN_ROLE_WIRE_ADMIN) continue;
-        if (now_ms - s->last_frame_ms < (uint64_t)cluster->options->lease_timeout_ms) continue;
+        if (now_ms - s->last_frame_ms < silence_max_ms(s)) continue;
         s->closing = true;
         cairn_peer_close(s->peer, CAIRN_ERR_TIMEOUT, "nothing heard for %" PRIu64 " ms",
                          now_ms - s->last_frame_ms);

@@ -21,12 +21,24 @@
 
 static const struct cairn_frame_limits limits_before = { .type_min = CAIRN_MSG_WELCOME,
                                                          .type_max = CAIRN_MSG_ERROR,
-                                                         .frame_bytes = CAIRN_FRAME_HELLO_BYTES };
+                                                         .frame_bytes = CAIRN_FRAME_BYTES_MAX };
 static const struct cairn_frame_limits limits_after = { .type_min = CAIRN_MSG_WELCOME,
                                                         .type_max = CAIRN_MSG_MAX,
                                                         .frame_bytes = CAIRN_FRAME_BYTES_MAX };
 
 static void on_timer(uv_timer_t *timer);
+
+/* Says Hello with as many of the held jobs as fit behind what else it says; returns how many. */
+static size_t say_hello(struct cairn_shard *shard, Cairn__Hello *hello, Cairn__HeldJob **held,
+                        size_t count)
+{
+    const size_t fit = cairn_hello_fit(hello, held, count);
+    hello->held = held;
+    hello->n_held = fit;
+    hello->held_after = (uint32_t)(count - fit);
+    cairn_session_send(shard, CAIRN_MSG_HELLO, 0, &hello->base);
+    return fit;
+}
 
 static void send_hello(struct cairn_shard *shard)
 {
@@ -34,7 +46,7 @@ static void send_hello(struct cairn_shard *shard)
     Cairn__HeldJob *held_list[CAIRN_SHARD_JOBS_MAX];
     const size_t held_count = cairn_held_list(shard, held, false);
     for (size_t i = 0; i < held_count; i++) held_list[i] = &held[i];
-    Cairn__Hello hello = CAIRN__HELLO__INIT;
+    Cairn__Hello hello = CAIRN__HELLO__INIT, more = CAIRN__HELLO__INIT;
     hello.protocol = CAIRN_CONTROL_PROTOCOL;
     hello.role = CAIRN_ROLE_WIRE_SHARD;
     hello.name = shard->name;
@@ -47,14 +59,17 @@ static void send_hello(struct cairn_shard *shard)
     Cairn__Home home;
     cairn_device_tell(shard, &home);
     hello.home = &home;
-    hello.n_held = held_count;
-    hello.held = held_list;
     if (cairn_held_count(shard) > 0) {
         hello.store = shard->seen.store;
         hello.coordinator_incarnation = shard->seen.incarnation;
         hello.coordinator_process = shard->seen.process;
     }
-    cairn_session_send(shard, CAIRN_MSG_HELLO, 0, &hello.base);
+    size_t said = say_hello(shard, &hello, held_list, held_count);
+    more.protocol = hello.protocol;
+    more.role = hello.role;
+    more.name = hello.name;
+    while (said < held_count)
+        said += say_hello(shard, &more, held_list + said, held_count - said);
 }
 
 void cairn_connection_beat(struct cairn_shard *shard)

@@ -79,7 +79,7 @@
 #include "server/shard/storage.h"
 
 enum {
-    CAIRN_SHARD_JOBS_MAX = 1024,    /* idle ones, and two generations of one, too */
+    CAIRN_SHARD_JOBS_MAX = CAIRN_HELD_JOBS_MAX,   /* idle ones, and two generations of one, too */
     CAIRN_SHARD_MEMBERS_MAX = 6144, /* of a job: workers, readers, relays of two workers or more */
     CAIRN_SHARD_REPLIES_MAX = 16,   /* of a member: fetches that wait or are being sent */
     CAIRN_SHARD_NOTES_MAX = 4 /* of a member: micro-batch ends whose payload is being received */

@@ -5,6 +5,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "server/coordinator/base/seat.h"
+#include "server/coordinator/base/session.h"
+#include "server/coordinator/member/seats.h"
+#include "server/coordinator/sessions.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 
@@ -544,6 +548,88 @@ TEST(a_name_that_is_no_text_is_refused_and_says_which_byte)
         fake_expect_error(&fake, &peer, request, CAIRN_ERR_INVALID, bad[i].says);
         fake_peer_close(&peer);
     }
+}
+
+/* Says Hello as a shard with jobs [from, from + count), of which `after` follow. */
+static void say_part_of_hello(struct fake_peer *peer, const char *name, uint32_t from,
+                              uint32_t count, uint32_t after)
+{
+    static Cairn__HeldJob held[CAIRN_HELD_JOBS_MAX];
+    Cairn__HeldJob *list[CAIRN_HELD_JOBS_MAX];
+    Cairn__Hello hello = CAIRN__HELLO__INIT;
+    for (uint32_t i = 0; i < count; i++) {
+        list[i] = &held[i];
+        cairn__held_job__init(list[i]);
+        list[i]->job = from + i + 1;
+        list[i]->generation = 1;
+    }
+    hello.protocol = CAIRN_CONTROL_PROTOCOL;
+    hello.role = CAIRN_ROLE_WIRE_SHARD;
+    hello.name = (char *)(uintptr_t)name;
+    hello.incarnation = 77;
+    hello.held = list;
+    hello.n_held = count;
+    hello.held_after = after;
+    fake_request(peer, CAIRN_MSG_HELLO, &hello.base);
+}
+
+TEST(a_shard_says_what_it_holds_in_as_many_hellos_as_that_takes)
+{
+    struct fake_peer peer = fake_dial(&fake);
+    for (uint32_t said = 0; said < 1000; said += 100)
+        say_part_of_hello(&peer, "many", said, 100, 900 - said);
+    cairn_message_free(fake_expect(&fake, &peer, CAIRN_MSG_WELCOME, peer.last_request));
+    const struct cairn_cluster_seat *seat = cairn_cluster_seat_find(fake.cluster, "many");
+    ck_assert_ptr_nonnull(seat);
+    ck_assert_uint_eq(seat->held_count, 2 * 1000);
+    ck_assert_uint_eq(seat->held[2 * 999].job, 1000);
+    fake_peer_close(&peer);
+}
+
+TEST(a_hello_that_does_not_go_on_as_it_began_ends_the_connection)
+{
+    static const struct {
+        const char *name;
+        uint32_t count, after;
+    } bad[] = {
+        { "other", 10, 0 }, { "many", 0, 10 }, { "many", 10, 5 }, { "many", 20, 0 },
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct fake_peer peer = fake_dial(&fake);
+        struct cairn_frame frame;
+        say_part_of_hello(&peer, "many", 0, 10, 10);
+        say_part_of_hello(&peer, bad[i].name, 10, bad[i].count, bad[i].after);
+        while (!peer.ended) {
+            fake_pump(&fake);
+            fake_peer_read(&peer);
+            while (fake_peer_next(&peer, &frame)) ck_abort_msg("an answer");
+        }
+        ck_assert_ptr_null(cairn_cluster_seat_find(fake.cluster, "many"));
+        fake_peer_close(&peer);
+    }
+}
+
+static struct cairn_cluster_session *session_of(const char *name)
+{
+    struct cairn_cluster_session *session = fake.cluster->sessions;
+    while (session != NULL && strcmp(session->name, name) != 0) session = session->next;
+    return session;
+}
+
+TEST(an_admin_that_asks_nothing_for_ten_minutes_is_sent_away_and_one_that_waits_is_not)
+{
+    const uint64_t later_ms = uv_now(&fake.loop) + 11 * 60 * 1000;
+    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "idle");
+    struct fake_peer waiting = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "waiting");
+    Cairn__ClusterStatusGet get = CAIRN__CLUSTER_STATUS_GET__INIT;
+    const uint32_t request = fake_request(&waiting, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base);
+    cairn_message_free(fake_expect(&fake, &waiting, CAIRN_MSG_CLUSTER_STATUS, request));
+    ck_assert_uint_eq(session_of("waiting")->unanswered, 0);
+    session_of("waiting")->unanswered = 1;
+    cairn_cluster_sessions_tick(fake.cluster, later_ms, 0);
+    ck_assert(session_of("idle")->closing);
+    ck_assert(!session_of("waiting")->closing);
+    fake_peer_close(&waiting);
 }
 
 TEST(a_peer_of_another_protocol_is_told_so)

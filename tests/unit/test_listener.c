@@ -262,6 +262,36 @@ TEST(silent_connections_delay_a_good_peer_but_never_shut_it_out)
     settle();
 }
 
+static int greedy_fds[40];
+
+/* Each begins a message of 200,000 bytes and sends half of it. */
+static void greedy_clients_and_a_good_one(void)
+{
+    static const uint8_t half[100000];
+    for (int i = 0; i < 40; i++) {
+        uint8_t header[CAIRN_FRAME_HEADER_BYTES];
+        greedy_fds[i] = client_connect();
+        client_send(greedy_fds[i], 1, 0);
+        ck_assert_int_eq(client_receive(greedy_fds[i]), 2);
+        cairn_frame_header_write(header, 7, 5, 200000);
+        ck_assert_int_eq(write(greedy_fds[i], header, sizeof header), sizeof header);
+        ck_assert_int_eq(write(greedy_fds[i], half, sizeof half), sizeof half);
+    }
+    close(good_client()); // whose message is whole, and larger than what is left
+    ck_assert_int_eq(client_receive(greedy_fds[0]), 0);
+    for (int i = 0; i < 40; i++) close(greedy_fds[i]);
+}
+
+TEST(messages_that_never_end_have_little_memory_together)
+{
+    open_listener();
+    listener->room.max_bytes = 1 << 20;
+    run_with(greedy_clients_and_a_good_one);
+    settle();
+    ck_assert_int_eq(hello_count, 41);
+    ck_assert_uint_eq(listener->room.used_bytes, 0);
+}
+
 static void one_silent_client(void)
 {
     const int fd = client_connect();

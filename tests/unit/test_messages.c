@@ -165,12 +165,12 @@ static void fill_numbers(ProtobufCMessage *message)
     }
 }
 
-TEST(the_largest_hello_of_a_shard_is_taken)
+TEST(the_largest_hello_of_a_shard_is_said_in_frames_that_are_taken)
 {
     static Cairn__HeldJob held[CAIRN_SHARD_JOBS_MAX];
     static Cairn__HeldJob *list[CAIRN_SHARD_JOBS_MAX];
     static uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
-    static char name[CAIRN_NAME_MAX + 1], version[64 + 1];
+    static char name[CAIRN_NAME_MAX + 1], version[64 + 1], sentence[CAIRN_SENTENCE_BYTES];
     Cairn__Hello hello = CAIRN__HELLO__INIT;
     struct cairn_sentence why;
     uint8_t *bytes;
@@ -186,13 +186,26 @@ TEST(the_largest_hello_of_a_shard_is_taken)
     hello.name = name;
     hello.version = version;
     hello.fabric_address = (ProtobufCBinaryData) { sizeof address, address };
-    hello.held = list;
-    hello.n_held = CAIRN_SHARD_JOBS_MAX;
-    ck_assert_msg(cairn_frame_pack(CAIRN_MSG_HELLO, 1, &hello.base, CAIRN_FRAME_HELLO_BYTES, &bytes,
-                                   &byte_count, &why) == CAIRN_OK,
-                  "%s", why.text);
-    ck_assert_uint_gt(byte_count, CAIRN_FABRIC_ADDRESS_MAX);
-    free(bytes);
+    Cairn__Home home = CAIRN__HOME__INIT;
+    home.why = home.warning = memset(sentence, 's', sizeof sentence - 1);
+    hello.home = &home;
+    size_t hellos = 0;
+    for (size_t said = 0; said < CAIRN_SHARD_JOBS_MAX; hellos++) {
+        const size_t fit = cairn_hello_fit(&hello, list + said, CAIRN_SHARD_JOBS_MAX - said);
+        hello.held = list + said;
+        hello.n_held = fit;
+        said += fit;
+        hello.held_after = (uint32_t)(CAIRN_SHARD_JOBS_MAX - said);
+        ck_assert(said == CAIRN_SHARD_JOBS_MAX || hellos == 0 || fit >= 24);
+        ck_assert_msg(cairn_frame_pack(CAIRN_MSG_HELLO, 1, &hello.base, CAIRN_FRAME_HELLO_BYTES,
+                                       &bytes, &byte_count, &why) == CAIRN_OK,
+                      "%s", why.text);
+        ck_assert(hellos > 0 || byte_count > CAIRN_FABRIC_ADDRESS_MAX);
+        free(bytes);
+        hello.fabric_address.len = 0;
+        hello.home = NULL;
+    }
+    ck_assert_uint_gt(hellos, 1);
 }
 
 TEST(every_status_has_a_name_a_sentence_and_its_own_number)

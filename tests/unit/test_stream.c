@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const struct cairn_stream_options plain = { { 1, 90, CAIRN_FRAME_BYTES_MAX }, 0 };
+static const struct cairn_stream_options plain = { .limits = { 1, 90, CAIRN_FRAME_BYTES_MAX } };
 
 // What one end of a connection saw.
 struct end {
@@ -27,6 +27,7 @@ struct end {
     char last[64];
     int echo;                  // answers each frame with the same
     int close_on;              // closes at this frame
+    uint64_t work_ns;          // each frame costs so much
     struct cairn_paged *paged; // takes the pages
 };
 
@@ -71,6 +72,7 @@ static void on_frame(struct cairn_stream *stream, const struct cairn_frame *fram
         ck_assert_int_eq(cairn_stream_send_bytes(stream, frame->type, frame->request,
                                                  frame->payload, frame->payload_bytes, NULL),
                          CAIRN_OK);
+    for (const uint64_t begin = uv_hrtime(); uv_hrtime() - begin < end->work_ns;) {}
     if (end->close_on == end->frame_count) cairn_stream_close(stream, CAIRN_OK, "enough");
 }
 
@@ -178,6 +180,42 @@ TEST(frames_arrive_whole_and_in_order_both_ways)
     ck_assert_int_eq(strncmp(cairn_stream_peer(far.stream), "127.0.0.1:", 10), 0);
 }
 
+static void on_loop_turn(uv_prepare_t *prepare)
+{
+    ++*(int *)prepare->data;
+}
+
+/* All of them arrive in one read; the loop has other peers. */
+TEST(what_costs_more_than_a_turn_goes_on_in_the_next_one)
+{
+    int turns = 0;
+    static uv_prepare_t prepare;
+    uv_prepare_init(&loop, &prepare);
+    prepare.data = &turns;
+    far.work_ns = CAIRN_STREAM_TURN_MS * UINT64_C(500000);
+    connect_near(&plain);
+    for (uint32_t i = 1; i <= 60; i++) send_near(i, "x", 1);
+    run_until(far.frame_count > 0);
+    uv_prepare_start(&prepare, on_loop_turn);
+    run_until(far.frame_count == 60);
+    ck_assert_int_ge(turns, 15);
+    ck_assert_int_eq(far.out_of_order, 0);
+    cairn_stream_close(near.stream, CAIRN_OK, "while frames wait");
+    run_until(far.close_count == 1); // what comes behind them is read
+    uv_close((uv_handle_t *)&prepare, NULL);
+}
+
+TEST(a_stream_that_ends_between_two_turns_ends_well)
+{
+    far.work_ns = CAIRN_STREAM_TURN_MS * UINT64_C(2000000);
+    connect_near(&plain);
+    for (uint32_t i = 1; i <= 9; i++) send_near(i, "x", 1);
+    run_until(far.frame_count == 1);
+    cairn_stream_finish(far.stream, CAIRN_OK, "enough");
+    run_until(near.close_count == 1 && far.close_count == 1);
+    ck_assert_int_eq(far.frame_count, 1);
+}
+
 TEST(the_largest_frame_passes_and_a_larger_one_is_not_sent)
 {
     uint8_t *payload = calloc(1, CAIRN_FRAME_BYTES_MAX);
@@ -220,7 +258,8 @@ static void send_pages(struct cairn_packed *packed)
 /* Hundreds of times the queue's bound, twice, in order with what is sent before, between and behind. */
 TEST(pages_are_cut_when_their_turn_comes)
 {
-    const struct cairn_stream_options narrow = { plain.limits, 32 << 10 };
+    const struct cairn_stream_options narrow = { .limits = plain.limits,
+                                                 .send_queue_bytes = 32 << 10 };
     struct cairn_packed *packed = make_packed();
     struct cairn_paged paged;
     uint64_t total = 0;

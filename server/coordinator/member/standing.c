@@ -18,7 +18,6 @@
 #include "server/coordinator/store/store.h"
 
 #define PARTS_MAX 1024 /* in a status */
-#define HELD_MAX  256  /* parts of one shard */
 
 cairn_status cairn_cluster_standing_open(struct cairn_cluster *cluster, struct cairn_sentence *why)
 {
@@ -103,7 +102,7 @@ bool cairn_cluster_seat_held(struct cairn_cluster_session *session, const struct
         &cairn__held_jobs__descriptor, frame->payload, frame->payload_bytes);
     if (held == NULL) return false;
     for (size_t i = 0; i < held->n_held; i++) {
-        if (held->n_held <= HELD_MAX && cairn_job_name_ok(held->held[i]->name)) continue;
+        if (held->n_held <= CAIRN_HELD_JOBS_MAX && cairn_job_name_ok(held->held[i]->name)) continue;
         cairn_message_free(&held->base);
         return false;
     }
