@@ -162,11 +162,8 @@ static void on_signal(uv_signal_t *handle, int number)
 
 static void on_watchdog(uv_timer_t *timer)
 {
-    const struct cairn_daemon *daemon = timer->data;
-    if (daemon->spec.is_alive == NULL || daemon->spec.is_alive(daemon->spec.context))
-        cairn_notify_watchdog();
-    else
-        cairn_log_error("a thread makes no progress: the watchdog is not fed");
+    (void)timer;
+    cairn_notify_watchdog();
 }
 
 // Each connection is a descriptor: take as many as the system lets this process have.

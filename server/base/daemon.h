@@ -29,8 +29,6 @@ struct cairn_daemon_spec {
     /* Judges what single values cannot tell; CAIRN_ERR_CONFIG is a bad configuration. May be NULL. */
     cairn_status (*judge)(const void *values, struct cairn_sentence *why);
     void (*on_stop)(struct cairn_daemon *daemon, void *context);
-    /* Asked before each watchdog ping: false holds it back (a thread is stuck). May be NULL. */
-    bool (*is_alive)(void *context);
     void *context;
 };
 

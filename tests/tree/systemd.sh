@@ -27,6 +27,10 @@ for unit in cairn-coordinator.service cairn-shard@0.service cairn-shard@gpu.serv
     tail -n 1 "$tmp/security"
 done
 
+# Who holds the state of a run is not killed for being silent.
+grep -q '^WatchdogSec=' "$tmp/cairn-shard@.service" && fail "the shard's unit has a watchdog"
+grep -q '^WatchdogSec=' "$tmp/cairn-coordinator.service" || fail "the coordinator's unit has no watchdog"
+
 # The words of ExecStart, with the samples for configurations.
 for daemon in cairn-coordinator:coordinator cairn-shard:shard; do
     unit=$(echo "$tmp/${daemon%:*}"*.service | cut -d ' ' -f 1)
