@@ -13,7 +13,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-static const int signal_numbers[] = { SIGTERM, SIGINT, SIGHUP };
+static const int signal_numbers[] = { SIGTERM, SIGINT, SIGHUP, SIGUSR1 };
+_Static_assert(sizeof signal_numbers / sizeof *signal_numbers == CAIRN_DAEMON_SIGNALS, "daemon.h");
 
 static void print_help(const struct cairn_daemon_spec *spec)
 {
@@ -27,6 +28,7 @@ static void print_help(const struct cairn_daemon_spec *spec)
            "  --log-level LEVEL        error, warn, info (default) or debug\n"
            "  --log-name NAME          the name in each line of the log\n"
            "  --help, --version\n\n"
+           "SIGUSR1: the log says what debug says from now on, and at the next one as before\n\n"
            "exit status: 0 stopped cleanly, 2 bad usage or configuration, 10-13 as of the CLI,\n"
            "1 anything else\n",
            spec->name, spec->purpose, spec->name);
@@ -36,7 +38,6 @@ static void print_help(const struct cairn_daemon_spec *spec)
 struct command {
     bool check;
     bool print;
-    const char *log_name;
     enum cairn_log_level log_level;
 };
 
@@ -81,7 +82,7 @@ static int take_option(struct cairn_daemon *daemon, struct command *command, int
     case OPT_CHECK: command->check = true; return -1;
     case OPT_PRINT: command->print = true; return -1;
     case OPT_READY: daemon->ready_file = optarg; return -1;
-    case OPT_NAME: command->log_name = optarg; return -1;
+    case OPT_NAME: daemon->log_name = optarg; return -1;
     case OPT_LEVEL:
         if (cairn_log_level_parse(optarg, &command->log_level)) return -1;
         return complain(spec, "--log-level takes error, warn, info or debug");
@@ -150,6 +151,10 @@ static void on_signal(uv_signal_t *handle, int number)
         cairn_log_info("SIGHUP: nothing to read again, the log goes to stderr");
         return;
     }
+    if (number == SIGUSR1) {
+        cairn_log_warn("SIGUSR1: log.level is %s", cairn_log_toggle_debug() ? "debug" : "as before");
+        return;
+    }
     if (daemon->stopping) {
         cairn_log_warn("%s again: ending at once", strsignal(number));
         _exit(1);
@@ -187,7 +192,7 @@ static void hold_standard_descriptors(void)
 static void start_handles(struct cairn_daemon *daemon)
 {
     int error = uv_loop_init(&daemon->loop);
-    for (size_t i = 0; i < 3 && error == 0; i++) {
+    for (size_t i = 0; i < CAIRN_DAEMON_SIGNALS && error == 0; i++) {
         error = uv_signal_init(&daemon->loop, &daemon->signals[i]);
         if (error != 0) break;
         daemon->signals[i].data = daemon;
@@ -201,7 +206,7 @@ static void start_handles(struct cairn_daemon *daemon)
 bool cairn_daemon_begin(struct cairn_daemon *daemon, const struct cairn_daemon_spec *spec, int argc,
                         char **argv, int *exit_code_out)
 {
-    struct command command = { .log_name = spec->name, .log_level = CAIRN_LOG_INFO };
+    struct command command = { .log_level = CAIRN_LOG_INFO };
     hold_standard_descriptors();
     memset(daemon, 0, sizeof *daemon);
     daemon->spec = *spec;
@@ -213,12 +218,18 @@ bool cairn_daemon_begin(struct cairn_daemon *daemon, const struct cairn_daemon_s
         *exit_code_out = code;
         return false;
     }
-    cairn_log_init(command.log_name, command.log_level);
+    cairn_log_init(daemon->log_name != NULL ? daemon->log_name : spec->name, command.log_level);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); // a file over its limit fails a snapshot, not the daemon
     raise_descriptor_limit();
     start_handles(daemon);
     return true;
+}
+
+void cairn_daemon_log(const struct cairn_daemon *daemon, const char *name,
+                      const struct cairn_log_options *options)
+{
+    cairn_log_set(daemon->log_name != NULL ? daemon->log_name : name, options);
 }
 
 cairn_status cairn_daemon_ready(struct cairn_daemon *daemon, const char *address,
@@ -252,7 +263,8 @@ void cairn_daemon_stop(struct cairn_daemon *daemon, int exit_code)
     daemon->stopping = true;
     if (daemon->exit_code == 0) daemon->exit_code = exit_code;
     if (uv_is_closing((uv_handle_t *)&daemon->watchdog)) return;
-    for (size_t i = 0; i < 3; i++) uv_close((uv_handle_t *)&daemon->signals[i], NULL);
+    for (size_t i = 0; i < CAIRN_DAEMON_SIGNALS; i++)
+        uv_close((uv_handle_t *)&daemon->signals[i], NULL);
     uv_close((uv_handle_t *)&daemon->watchdog, NULL);
 }
 

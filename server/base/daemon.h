@@ -10,11 +10,13 @@
  *
  * SIGTERM and SIGINT call on_stop once, on the loop: close what you opened, then
  * cairn_daemon_stop. A second signal ends the process at once (crash-only: that is safe). SIGHUP is
- * noted in the log; SIGPIPE and SIGXFSZ are ignored. Loop thread only. */
+ * noted in the log; SIGUSR1 changes its level to debug, and back; SIGPIPE and SIGXFSZ are ignored. Loop
+ * thread only. */
 #ifndef CAIRN_BASE_DAEMON_H
 #define CAIRN_BASE_DAEMON_H
 
 #include "server/base/config.h"
+#include "server/base/log.h"
 
 #include <uv.h>
 
@@ -32,13 +34,16 @@ struct cairn_daemon_spec {
     void *context;
 };
 
+#define CAIRN_DAEMON_SIGNALS 4
+
 struct cairn_daemon {
     uv_loop_t loop;
     struct cairn_config config;
     /* private */
     struct cairn_daemon_spec spec;
     const char *ready_file; /* of argv, or NULL */
-    uv_signal_t signals[3];
+    const char *log_name;   /* the same */
+    uv_signal_t signals[CAIRN_DAEMON_SIGNALS];
     uv_timer_t watchdog;
     bool stopping;
     bool is_announced; /* the ready file is ours */
@@ -53,6 +58,10 @@ struct cairn_daemon {
  * on stderr). */
 bool cairn_daemon_begin(struct cairn_daemon *daemon, const struct cairn_daemon_spec *spec, int argc,
                         char **argv, int *exit_code_out);
+
+/* The log as the configuration says, in the name of `name` unless --log-name says another. Right after begin. */
+void cairn_daemon_log(const struct cairn_daemon *daemon, const char *name,
+                      const struct cairn_log_options *options);
 
 /* The daemon serves: logs `msg=ready address=... port=...`, writes the address and a newline to the
  * --ready-file (whole or not at all), tells the supervisor. */

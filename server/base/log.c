@@ -6,7 +6,9 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -14,13 +16,68 @@
 #define MESSAGE_BYTES 1024
 
 static const char *const level_names[] = { "error", "warn", "info", "debug" };
+static const char *const format_names[] = { "logfmt", "json" };
 static char log_name[64];
 static atomic_int log_level = CAIRN_LOG_INFO;
+static atomic_int level_before = CAIRN_LOG_INFO; // what a second toggle goes back to
+static enum cairn_log_format log_format = CAIRN_LOG_LOGFMT;
+static bool is_journal; // stderr is
+
+/* systemd.exec(5): JOURNAL_STREAM names the device and the inode of the stream that it gave us. */
+static bool find_journal(void)
+{
+    const char *text = getenv("JOURNAL_STREAM");
+    unsigned long long device, inode;
+    struct stat info;
+    return text != NULL && sscanf(text, "%llu:%llu", &device, &inode) == 2 &&
+           fstat(STDERR_FILENO, &info) == 0 && info.st_dev == device && info.st_ino == inode;
+}
 
 void cairn_log_init(const char *name, enum cairn_log_level level)
 {
     snprintf(log_name, sizeof log_name, "%s", name != NULL ? name : "");
     atomic_store(&log_level, (int)level);
+    atomic_store(&level_before, (int)level);
+    is_journal = find_journal();
+}
+
+static bool parse_format(const char *text, enum cairn_log_format *format_out)
+{
+    for (size_t i = 0; i < sizeof format_names / sizeof *format_names; i++) {
+        if (strcmp(text, format_names[i]) != 0) continue;
+        *format_out = (enum cairn_log_format)i;
+        return true;
+    }
+    return false;
+}
+
+cairn_status cairn_log_judge(const struct cairn_log_options *options, struct cairn_sentence *why)
+{
+    enum cairn_log_level level;
+    enum cairn_log_format format;
+    if (options->level[0] != '\0' && !cairn_log_level_parse(options->level, &level))
+        return cairn_fail(why, CAIRN_ERR_CONFIG,
+                          "[log] level = %s: error, warn, info or debug is needed", options->level);
+    if (!parse_format(options->format, &format))
+        return cairn_fail(why, CAIRN_ERR_CONFIG, "[log] format = %s: logfmt or json is needed",
+                          options->format);
+    return CAIRN_OK;
+}
+
+void cairn_log_set(const char *name, const struct cairn_log_options *options)
+{
+    enum cairn_log_level level = (enum cairn_log_level)atomic_load(&log_level);
+    (void)cairn_log_level_parse(options->level, &level);
+    (void)parse_format(options->format, &log_format);
+    cairn_log_init(name, level);
+}
+
+bool cairn_log_toggle_debug(void)
+{
+    const int before = atomic_load(&level_before);
+    const bool debug = atomic_load(&log_level) != CAIRN_LOG_DEBUG || before == CAIRN_LOG_DEBUG;
+    atomic_store(&log_level, debug ? CAIRN_LOG_DEBUG : before);
+    return debug;
 }
 
 bool cairn_log_level_parse(const char *text, enum cairn_log_level *level_out)
@@ -78,36 +135,80 @@ static void put_escaped(struct line *line, char c)
     if (length <= line->capacity - line->used) put(line, text, length); // no half escape
 }
 
+static void put_quoted(struct line *line, const char *value, void (*put_one)(struct line *, char))
+{
+    put(line, "\"", 1);
+    line->capacity -= line->capacity > 0; // the closing quote always fits
+    for (const char *p = value; *p != '\0'; p++) put_one(line, *p);
+    line->capacity++;
+    put(line, "\"", 1);
+}
+
 static void put_field(struct line *line, const char *key, const char *value)
 {
     if (line->used > 0) put(line, " ", 1);
     put(line, key, strlen(key));
     put(line, "=", 1);
-    if (is_plain(value)) {
+    if (is_plain(value))
         put(line, value, strlen(value));
-        return;
-    }
-    put(line, "\"", 1);
-    line->capacity -= line->capacity > 0; // the closing quote always fits
-    for (const char *p = value; *p != '\0'; p++) put_escaped(line, *p);
-    line->capacity++;
-    put(line, "\"", 1);
+    else
+        put_quoted(line, value, put_escaped);
 }
 
-size_t cairn_log_format(char *line_out, size_t line_bytes, const char *time_text, const char *level,
-                        const char *name, const char *message, const struct cairn_log_field *fields,
+/* RFC 8259, section 7. A byte that is not ASCII is escaped by itself: a line that is cut stays JSON. */
+static void put_json_escaped(struct line *line, char c)
+{
+    char text[8];
+    if (c == '"' || c == '\\')
+        snprintf(text, sizeof text, "\\%c", c);
+    else if (c < ' ' || c > '~')
+        snprintf(text, sizeof text, "\\u%04x", (unsigned char)c);
+    else
+        snprintf(text, sizeof text, "%c", c);
+    const size_t length = strlen(text);
+    if (length <= line->capacity - line->used) put(line, text, length); // no half escape
+}
+
+static void put_json_field(struct line *line, const char *key, const char *value, bool is_number)
+{
+    put(line, line->used == 0 ? "{" : ",", 1);
+    put_quoted(line, key, put_json_escaped);
+    put(line, ":", 1);
+    if (is_number)
+        put(line, value, strlen(value));
+    else
+        put_quoted(line, value, put_json_escaped);
+}
+
+size_t cairn_log_format(enum cairn_log_format format, char *line_out, size_t line_bytes,
+                        const char *time_text, const char *level, const char *name,
+                        const char *message, const struct cairn_log_field *fields,
                         size_t field_count)
 {
-    struct line line = { line_out, line_bytes - 1, 0 };
-    put_field(&line, "ts", time_text);
-    put_field(&line, "level", level);
-    if (name[0] != '\0') put_field(&line, "name", name);
-    put_field(&line, "msg", message);
+    const bool json = format == CAIRN_LOG_JSON;
+    const char *const heads[][2] = {
+        { "ts", time_text }, { "level", level }, { "name", name }, { "msg", message }
+    };
+    struct line line = { line_out, line_bytes - (json ? 2 : 1), 0 };
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
+        if (heads[i][1] == name && name[0] == '\0') continue;
+        if (json)
+            put_json_field(&line, heads[i][0], heads[i][1], false);
+        else
+            put_field(&line, heads[i][0], heads[i][1]);
+    }
     for (size_t i = 0; i < field_count; i++) {
         char number[24];
+        const bool is_number = fields[i].text == NULL;
         snprintf(number, sizeof number, "%llu", (unsigned long long)fields[i].number);
-        put_field(&line, fields[i].key, fields[i].text != NULL ? fields[i].text : number);
+        const char *value = is_number ? number : fields[i].text;
+        const size_t used = line.used;
+        if (!json)
+            put_field(&line, fields[i].key, value);
+        else if (strlen(fields[i].key) + 6 * strlen(value) + 8 < line.capacity - used)
+            put_json_field(&line, fields[i].key, value, is_number); // a half one is no JSON
     }
+    if (json) line_out[line.used++] = '}';
     line_out[line.used] = '\n';
     return line.used + 1;
 }
@@ -131,19 +232,32 @@ static bool has_room(void)
     return poll(&out, 1, 0) != 0;
 }
 
+// A whole line, with its priority where the journal reads it. Returns its length.
+static size_t make_line(char line[LINE_BYTES], enum cairn_log_level level, const char *message,
+                        const struct cairn_log_field *fields, size_t field_count)
+{
+    static const char priorities[] = { '3', '4', '6', '7' }; // of syslog(3), by level
+    const char head[] = { '<', priorities[level], '>' };
+    const size_t before = is_journal ? sizeof head : 0;
+    char now[32];
+    time_now(now);
+    memcpy(line, head, sizeof head);
+    return before + cairn_log_format(log_format, line + before, LINE_BYTES - before, now,
+                                     level_names[level], log_name, message, fields, field_count);
+}
+
 // One write a line, so that lines of threads do not mix. A log that cannot be written is nobody's
 // error: there is no place left to say so.
 static void put_out(const char *line, size_t line_bytes)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // the room is for one line
-    static unsigned long long dropped;
-    char text[128];
+    static uint64_t dropped;
+    char text[LINE_BYTES];
     pthread_mutex_lock(&lock);
     if (has_room() && dropped > 0) {
-        const int length = snprintf(
-            text, sizeof text, "level=warn msg=\"lines dropped: nobody read them\" lines=%llu\n",
-            dropped);
-        if (write(STDERR_FILENO, text, (size_t)length) == length) dropped = 0;
+        const size_t length = make_line(text, CAIRN_LOG_WARN, "lines dropped: nobody read them",
+                                        CAIRN_FIELDS({ "lines", NULL, dropped }));
+        if (write(STDERR_FILENO, text, length) == (ssize_t)length) dropped = 0;
     }
     if (!has_room() || write(STDERR_FILENO, line, line_bytes) < 0) dropped++;
     pthread_mutex_unlock(&lock);
@@ -152,14 +266,9 @@ static void put_out(const char *line, size_t line_bytes)
 static void emit(enum cairn_log_level level, const struct cairn_log_field *fields,
                  size_t field_count, const char *format, va_list args)
 {
-    char message[MESSAGE_BYTES];
-    char line[LINE_BYTES];
-    char now[32];
-    time_now(now);
+    char message[MESSAGE_BYTES], line[LINE_BYTES];
     vsnprintf(message, sizeof message, format, args);
-    const size_t length = cairn_log_format(line, sizeof line, now, level_names[level], log_name,
-                                           message, fields, field_count);
-    put_out(line, length);
+    put_out(line, make_line(line, level, message, fields, field_count));
 }
 
 void cairn_log(enum cairn_log_level level, const char *format, ...)

@@ -3,6 +3,9 @@
  *
  *   ts=2026-11-21T03:03:17.123Z level=warn name=shard-0 msg="refused chunk 17 ..." peer=w5
  *
+ * With log.format = json a line is one object with the same keys. Where stderr is systemd's journal, each line
+ * begins with its priority, as sd-daemon(3) has it ("<4>"), which the journal takes off.
+ *
  * Values with spaces, quotes, control or non-ASCII bytes are quoted and escaped, so a stranger's
  * text cannot forge a line. A line is at most 2,048 bytes; longer ones are cut. Volume: error and
  * warn ask for an operator, info is proportional to events of the cluster (members, epochs,
@@ -11,8 +14,10 @@
 #define CAIRN_BASE_LOG_H
 
 #include <stdbool.h>
-#include <stdint.h>
 #include <stddef.h>
+#include <stdint.h>
+
+#include "proto/base/sentence.h"
 
 enum cairn_log_level {
     CAIRN_LOG_ERROR,
@@ -21,8 +26,40 @@ enum cairn_log_level {
     CAIRN_LOG_DEBUG,
 };
 
+enum cairn_log_format { CAIRN_LOG_LOGFMT, CAIRN_LOG_JSON };
+
+/* From the configuration. The strings are the configuration's. */
+struct cairn_log_options {
+    char *level;  /* "": another one's word counts */
+    char *format; /* "logfmt", "json" */
+};
+
+/* The rows of a daemon's option table for the member `member` (a struct cairn_log_options) of its
+ * `struct_type`. */
+#define CAIRN_LOG_CONFIG(struct_type, member)                                                    \
+    { "log",                                                                                     \
+      "level",                                                                                   \
+      CAIRN_OPTION_STRING,                                                                       \
+      offsetof(struct_type, member.level),                                                       \
+      "",                                                                                        \
+      0,                                                                                         \
+      0,                                                                                         \
+      "error, warn, info or debug. Empty: as --log-level says. SIGUSR1 changes it to debug while " \
+      "the daemon runs, and back." },                                                            \
+    {                                                                                            \
+        "log", "format", CAIRN_OPTION_STRING, offsetof(struct_type, member.format), "logfmt", 0, 0, \
+            "logfmt (key=value) or json (an object a line)."                                     \
+    }
+
+/* Are these words of the table? CAIRN_ERR_CONFIG. */
+CAIRN_MUST_CHECK cairn_status cairn_log_judge(const struct cairn_log_options *options,
+                                              struct cairn_sentence *why);
 /* Who logs (copied, may be NULL) and down to which level. Before any other thread runs. */
 void cairn_log_init(const char *name, enum cairn_log_level level);
+/* Judged options, and who logs. As above. */
+void cairn_log_set(const char *name, const struct cairn_log_options *options);
+/* Debug from now on, or what it was before. Any thread. Returns whether it is debug now. */
+bool cairn_log_toggle_debug(void);
 /* "error", "warn", "info", "debug"; false for another word. */
 bool cairn_log_level_parse(const char *text, enum cairn_log_level *level_out);
 bool cairn_log_enabled(enum cairn_log_level level);
@@ -61,7 +98,7 @@ void cairn_log_limited(struct cairn_log_limit *limit, enum cairn_log_level level
 
 /* The formatting of a line, for tests: writes at most line_bytes with a newline, no NUL, and
  * returns its length. */
-size_t cairn_log_format(char *line_out, size_t line_bytes, const char *time, const char *level,
+size_t cairn_log_format(enum cairn_log_format format, char *line_out, size_t line_bytes, const char *time, const char *level,
                         const char *name, const char *message, const struct cairn_log_field *fields,
                         size_t field_count);
 

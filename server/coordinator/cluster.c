@@ -217,12 +217,6 @@ cairn_status cairn_cluster_options_judge(const struct cairn_cluster_options *opt
         strcmp(options->snapshots_trust, "any") != 0)
         return cairn_fail(why, CAIRN_ERR_CONFIG, "snapshots.trust is \"%s\": give signed or any",
                           options->snapshots_trust);
-    enum cairn_log_level level;
-    const char *text = options->log_level;
-    if (text != NULL && *text != '\0' && !cairn_log_level_parse(text, &level)) {
-        return cairn_fail(why, CAIRN_ERR_CONFIG,
-                          "log.level is \"%s\": give error, warn, info or debug", text);
-    }
     return cairn_listener_judge(&options->network, why);
 }
 

@@ -29,6 +29,7 @@
 #include <uv.h>
 
 #include "server/base/listener.h"
+#include "server/base/log.h"
 #include "server/base/wall.h"
 #include "server/coordinator/base/names.h"
 #include "server/coordinator/job/openings.h"
@@ -65,7 +66,7 @@ struct cairn_cluster_options {
     int64_t lease_ttl_max_ms, lease_versions_max;
     char *reshard;           /* "manual", "on_join" */
     int64_t rebalance_above; /* thousandths of a share */
-    char *log_level;
+    struct cairn_log_options log;
 };
 /* The table of it, for server/base/config.h. */
 const struct cairn_option *cairn_cluster_option_table(size_t *option_count_out);

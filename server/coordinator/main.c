@@ -23,7 +23,8 @@ static cairn_status start(struct cairn_daemon *daemon, struct cairn_sentence *wh
 
 static cairn_status judge(const void *values, struct cairn_sentence *why)
 {
-    return cairn_cluster_options_judge(values, why);
+    const cairn_status status = cairn_log_judge(&options.log, why);
+    return status == CAIRN_OK ? cairn_cluster_options_judge(values, why) : status;
 }
 
 int main(int argc, char **argv)
@@ -41,8 +42,7 @@ int main(int argc, char **argv)
     int exit_code;
     spec.options = cairn_cluster_option_table(&spec.option_count);
     if (!cairn_daemon_begin(&daemon, &spec, argc, argv, &exit_code)) return exit_code;
-    enum cairn_log_level level;
-    if (cairn_log_level_parse(options.log_level, &level)) cairn_log_init(spec.name, level);
+    cairn_daemon_log(&daemon, spec.name, &options.log);
     const cairn_status status = start(&daemon, &why);
     if (status != CAIRN_OK) {
         cairn_daemon_fail(&daemon, status, &why);

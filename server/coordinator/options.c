@@ -35,8 +35,7 @@ static const struct cairn_option table[] = {
       "jobs." },
     { "reshard", "rebalance_above", CAIRN_OPTION_FACTOR, AT(rebalance_above), "1.1", 1000, 100000,
       "on_join moves nothing while no shard has more than so many times its share." },
-    { "log", "level", CAIRN_OPTION_STRING, AT(log_level), "", 0, 0,
-      "error, warn, info or debug. Empty: as --log-level says." },
+    CAIRN_LOG_CONFIG(struct cairn_cluster_options, log),
 };
 
 const struct cairn_option *cairn_cluster_option_table(size_t *option_count_out)

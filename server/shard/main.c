@@ -22,7 +22,7 @@ struct values {
     char *fabric_kind, *fabric_device, *fabric_port_range, *fabric_host, *fabric_transports,
         *fabric_one_sided;
     bool insecure_network;
-    char *log_level;
+    struct cairn_log_options log;
 };
 
 static const struct cairn_option options[] = {
@@ -83,8 +83,7 @@ static const struct cairn_option options[] = {
       "no", 0, 0,
       "Allow a device other than lo. Peers are not authenticated yet: whoever reaches the port can "
       "write to this process." },
-    { "log", "level", CAIRN_OPTION_STRING, offsetof(struct values, log_level), "", 0, 0,
-      "error, warn, info or debug. Empty: as --log-level says." },
+    CAIRN_LOG_CONFIG(struct values, log),
 };
 
 struct program {
@@ -264,11 +263,6 @@ static cairn_status judge_name(const char *name, struct cairn_sentence *why)
 static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
 {
     const struct values *values = of_daemon;
-    enum cairn_log_level level;
-    if (values->log_level[0] != '\0' && !cairn_log_level_parse(values->log_level, &level)) {
-        return cairn_fail(why, CAIRN_ERR_CONFIG, "log.level = %s: error, warn, info or debug",
-                          values->log_level);
-    }
     if (strcmp(values->on_sigterm, "exit") != 0 && strcmp(values->on_sigterm, "drain") != 0) {
         return cairn_fail(why, CAIRN_ERR_CONFIG, "shard.on_sigterm = %s: exit or drain is allowed",
                           values->on_sigterm);
@@ -292,7 +286,8 @@ static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
                           "fabric.host = %s: at most %d visible characters are allowed",
                           values->fabric_host, CAIRN_FABRIC_HOST_BYTES - 1);
     }
-    cairn_status status = judge_name(values->name, why);
+    cairn_status status = cairn_log_judge(&values->log, why);
+    if (status == CAIRN_OK) status = judge_name(values->name, why);
     if (status == CAIRN_OK) status = judge_devices(values, why);
     if (status == CAIRN_OK) status = judge_ports(values->fabric_port_range, why);
     return status == CAIRN_OK ? judge_folders(values->import_folders, why) : status;
@@ -317,8 +312,6 @@ static const char *find_coordinator(struct program *program)
 static cairn_status open_shard(struct program *program, struct cairn_sentence *why)
 {
     const struct values *values = &program->values;
-    enum cairn_log_level level;
-    if (cairn_log_level_parse(values->log_level, &level)) cairn_log_init(values->name, level);
     enum cairn_one_sided one_sided = CAIRN_ONE_SIDED_AUTO;
     if (!is_local(values))
         cairn_log_warn("insecure network: whoever reaches device %s can write to this process",
@@ -367,6 +360,7 @@ int main(int argc, char **argv)
     int exit_code;
     if (!cairn_daemon_begin(&program.daemon, &spec, argc, argv, &exit_code)) return exit_code;
     struct cairn_sentence why;
+    cairn_daemon_log(&program.daemon, program.values.name, &program.values.log);
     cairn_status status = open_shard(&program, &why);
     if (status != CAIRN_OK) {
         program.shard = NULL;

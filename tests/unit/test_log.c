@@ -2,16 +2,18 @@
 #include "tests/support/suite.h"
 
 #include <check.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static char line[4096];
 
 static const char *format(const char *message, const struct cairn_log_field *fields, size_t count)
 {
-    const size_t length = cairn_log_format(line, sizeof line - 1, "T", "info", "s0", message,
+    const size_t length = cairn_log_format(CAIRN_LOG_LOGFMT, line, sizeof line - 1, "T", "info", "s0", message,
                                            fields, count);
     line[length] = '\0';
     return line;
@@ -42,12 +44,34 @@ TEST(a_long_line_is_cut_within_its_quotes)
     char cut[100];
     memset(message, '"', sizeof message - 1);
     message[sizeof message - 1] = '\0';
-    const size_t length = cairn_log_format(cut, sizeof cut, "T", "info", "", message, NULL, 0);
+    const size_t length = cairn_log_format(CAIRN_LOG_LOGFMT, cut, sizeof cut, "T", "info", "", message, NULL, 0);
     ck_assert_uint_le(length, sizeof cut);
     ck_assert_int_eq(cut[length - 1], '\n');
     ck_assert_int_eq(cut[length - 2], '"');
     ck_assert_int_eq(cut[length - 3], '"'); // of a whole escape
     ck_assert_int_eq(cut[length - 4], '\\');
+}
+
+TEST(a_line_is_an_object_of_json)
+{
+    const struct cairn_log_field fields[] = { { "peer", "a \"b\"\n", 0 }, { "step", NULL, 41 } };
+    size_t length = cairn_log_format(CAIRN_LOG_JSON, line, sizeof line - 1, "T", "info", "s0",
+                                     "it\xc3\xa9\x7f", fields, 2);
+    line[length] = '\0';
+    ck_assert_str_eq(line, "{\"ts\":\"T\",\"level\":\"info\",\"name\":\"s0\","
+                           "\"msg\":\"it\\u00c3\\u00a9\\u007f\","
+                           "\"peer\":\"a \\\"b\\\"\\u000a\",\"step\":41}\n");
+    char message[300]; // what is cut is an object all the same; a field that does not fit is left out
+    memset(message, '"', sizeof message - 1);
+    message[sizeof message - 1] = '\0';
+    for (size_t bytes = 60; bytes < 120; bytes++) {
+        length = cairn_log_format(CAIRN_LOG_JSON, line, bytes, "T", "info", "", message, fields, 2);
+        ck_assert_uint_le(length, bytes);
+        line[length] = '\0';
+        json_t *object = json_loads(line, 0, NULL);
+        ck_assert_msg(object != NULL, "%s", line);
+        json_decref(object);
+    }
 }
 
 // Runs `work` with stderr in a file, and gives what it wrote.
@@ -83,6 +107,44 @@ TEST(levels_below_the_wanted_one_are_silent)
     ck_assert_ptr_null(strstr(text, "four"));
     ck_assert_int_eq(strncmp(text, "ts=20", 5), 0);
     ck_assert_int_eq(text[strcspn(text, " ") - 1], 'Z');
+}
+
+static void log_to_the_journal(void)
+{
+    struct stat info;
+    char stream[64];
+    struct cairn_log_options options = { .level = "", .format = "json" };
+    ck_assert_int_eq(fstat(STDERR_FILENO, &info), 0);
+    snprintf(stream, sizeof stream, "%llu:%llu", (unsigned long long)info.st_dev,
+             (unsigned long long)info.st_ino);
+    setenv("JOURNAL_STREAM", stream, 1);
+    cairn_log_init("other", CAIRN_LOG_INFO);
+    cairn_log_set("s1", &options);
+    cairn_log_error("one");
+    cairn_log_debug("unheard");
+    ck_assert(cairn_log_toggle_debug());
+    cairn_log_debug("two");
+    ck_assert(!cairn_log_toggle_debug());
+    cairn_log_debug("unheard");
+    options.format = "logfmt";
+    cairn_log_set("s1", &options);
+    cairn_log_info("three");
+    setenv("JOURNAL_STREAM", "1:2", 1); // another one's stderr
+    cairn_log_init("s1", CAIRN_LOG_INFO);
+    cairn_log_warn("four");
+    unsetenv("JOURNAL_STREAM");
+    cairn_log_init("s1", CAIRN_LOG_INFO);
+}
+
+TEST(the_journal_gets_priorities)
+{
+    const char *text = capture(log_to_the_journal);
+    ck_assert_int_eq(strncmp(text, "<3>{\"ts\":", 9), 0);
+    ck_assert_ptr_nonnull(strstr(text, "\n<7>{\"ts\":"));
+    ck_assert_ptr_nonnull(strstr(text, "\n<6>ts="));
+    ck_assert_ptr_nonnull(strstr(text, "\nts="));
+    ck_assert_ptr_nonnull(strstr(text, "name=s1 msg=four\n"));
+    ck_assert_ptr_null(strstr(text, "unheard"));
 }
 
 static void log_a_flood(void)
