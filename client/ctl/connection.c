@@ -242,13 +242,13 @@ static cairn_status converse(struct ctl *ctl, struct cairn_frame_decoder *decode
                              ProtobufCMessage **reply_out, struct cairn_paged *pages,
                              struct cairn_sentence *why)
 {
-    char name[64];
-    snprintf(name, sizeof name, "cairn, pid %ld", (long)getpid());
+    char name[CAIRN_NAME_MAX];
+    snprintf(name, sizeof name, "cairn %s, pid %ld", ctl->words, (long)getpid());
     Cairn__Hello hello = CAIRN__HELLO__INIT;
     hello.protocol = CAIRN_CONTROL_PROTOCOL;
     hello.role = CAIRN_ROLE_WIRE_ADMIN;
     hello.name = name;
-    hello.version = (char *)(uintptr_t)CAIRN_VERSION;
+    hello.version = (char *)(uintptr_t)ctl->build;
     ProtobufCMessage *welcome = NULL;
     cairn_status status = connect_to(ctl, why);
     if (status != CAIRN_OK) return status;

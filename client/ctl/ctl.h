@@ -63,6 +63,9 @@
 #define CTL_TAKES_VERIFY (UINT64_C(1) << 51) /* --quick, --read-data-subset, --key */
 #define CTL_TAKES_KEEPING \
     (UINT64_C(1) << 58) /* --keep-last, --keep-every, --keep-within, --max-bytes, --dry-run */
+#define CTL_TAKES_CHECK    (UINT64_C(1) << 53) /* --check */
+#define CTL_TAKES_AGE      (UINT64_C(1) << 54) /* --snapshot-age */
+#define CTL_TAKES_FOLLOW   (UINT64_C(1) << 55) /* --watch, of what goes on as it prints */
 #define CTL_TAKES_DELETE   (UINT64_C(1) << 59) /* --delete */
 #define CTL_TAKES_FORCE_RM (UINT64_C(1) << 60) /* --force, of a snapshot */
 #define CTL_TAKES_MTBF     (UINT64_C(1) << 61) /* --mtbf */
@@ -174,6 +177,9 @@ struct ctl {
     struct ctl_settings set;
     int argc; /* what follows the verb */
     char **argv;
+    const char *build;       /* what this program calls itself: "0.1.0+g1a2b3c4d5e6f" */
+    bool check;              /* --check */
+    uint32_t snapshot_age_s; /* --snapshot-age; 0: not given */
     /* the line as far as it is read */
     bool help;
     bool given[CTL_OPTIONS_MAX]; /* by the table of options */
@@ -303,6 +309,11 @@ int cairn_ctl_watch(struct ctl *ctl, int (*run)(struct ctl *ctl));
 /* ---- subcommands; each returns the exit status ---- */
 int cairn_ctl_cluster_events(struct ctl *ctl);
 int cairn_ctl_cluster_status(struct ctl *ctl);
+int cairn_ctl_job_check(struct ctl *ctl);
+/* ---- cluster/check.c ---- */
+/* What is not well of the cluster and all its jobs, a line each. The exit status says which kind is the
+ * worst. */
+int cairn_ctl_cluster_check(struct ctl *ctl, const Cairn__ClusterStatus *status);
 /* On stderr, if there are any: parts that shards hold and that are not acted on. */
 void cairn_ctl_say_strangers(struct ctl *ctl);
 int cairn_ctl_cluster_adopt(struct ctl *ctl);

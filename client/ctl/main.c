@@ -27,11 +27,15 @@ static const struct subcommand subcommands[] = {
     { "capabilities", "", "",
       "what a job may ask for: every choice of its spec, and whether this version supports it", 0,
       0, CTL_TAKES_OUTPUT | CTL_TAKES_NO_HEADERS, cairn_ctl_capabilities },
-    { "cluster", "status", "", "the coordinator, its shards and workers", 0, 0, CTL_LISTS,
-      cairn_ctl_cluster_status },
-    { "cluster", "events", "[--since TIME]",
-      "who came, went, was lost or put out, and what befell the jobs: when, and why", 0, 0,
-      CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_SINCE, cairn_ctl_cluster_events },
+    { "cluster", "status", "[--check [--snapshot-age TIME]]",
+      "the coordinator, its shards and workers; with --check, what is not well of them and of all "
+      "jobs",
+      0, 0, CTL_LISTS | CTL_TAKES_CHECK | CTL_TAKES_AGE, cairn_ctl_cluster_status },
+    { "cluster", "events", "[--since TIME] [--watch]",
+      "who came, went, was lost or put out, what befell the jobs, and what operators asked for: "
+      "when, and why",
+      0, 0, CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_SINCE | CTL_TAKES_FOLLOW,
+      cairn_ctl_cluster_events },
     { "cluster", "adopt", "[--yes]",
       "take what the shards hold into the coordinator's store: after the store was lost, or an "
       "older copy was put back",
@@ -75,6 +79,9 @@ static const struct subcommand subcommands[] = {
     { "job", "list", "", "jobs, their versions and for whom they wait", 0, 0, CTL_LISTS,
       cairn_ctl_job_list },
     { "job", "show", "JOB", "one job in full", 1, 1, CTL_ASKS, cairn_ctl_job_show },
+    { "job", "check", "JOB [--snapshot-age TIME]",
+      "what is not well of a job, a line each; the exit status says which kind is the worst", 1, 1,
+      CTL_ASKS | CTL_TAKES_QUIET | CTL_TAKES_AGE, cairn_ctl_job_check },
     { "job", "top", "JOB [--every SECONDS] [--once]",
       "where the last steps went: each worker's and shard's time by phase, and who is slow", 1, 1,
       CTL_ASKS | CTL_TAKES_NO_HEADERS | CTL_TAKES_EVERY, cairn_ctl_job_top },
@@ -239,9 +246,11 @@ static void usage(FILE *out, const char *noun, const char *verb)
         takes |= s->takes;
     }
     cairn_ctl_options_print(out, takes);
-    fprintf(out, "\nexit status: 0 done, 1 failed, 2 usage, 4 not found, 5 damaged data, 10 "
-                 "unreachable,\n  11 busy, 12 not allowed, 13 another protocol, 124 timeout, 130 "
-                 "interrupted; local: the command's\n");
+    fprintf(out,
+            "\nexit status: 0 done, 1 failed, 2 usage, 4 not found, 5 damaged data, 10 "
+            "unreachable,\n  11 busy, 12 not allowed, 13 another protocol, 124 timeout, 130 "
+            "interrupted; local: the command's;\n  of a check: 20 a shard is missing, 21 a job "
+            "waits, 22 snapshots, 23 degraded\n");
 }
 
 static const struct subcommand *find(const char *noun, const char *verb)
@@ -313,7 +322,7 @@ static int parse(struct ctl *ctl, const struct subcommand **subcommand_out)
 
 int main(int argc, char **argv)
 {
-    struct ctl ctl = { .fd = -1, .argc = argc, .argv = argv };
+    struct ctl ctl = { .fd = -1, .argc = argc, .argv = argv, .build = CAIRN_BUILD };
     const struct subcommand *subcommand = NULL;
     const int done = parse(&ctl, &subcommand);
     if (done >= 0) return done;
@@ -327,5 +336,6 @@ int main(int argc, char **argv)
         if (status != CAIRN_OK) return cairn_ctl_fail(status, "%s", why.text);
         ctl.endpoint = env.values[CAIRN_ENV_ENDPOINT].text;
     }
-    return ctl.watch ? cairn_ctl_watch(&ctl, subcommand->run) : subcommand->run(&ctl);
+    const bool repeats = ctl.watch && (subcommand->takes & CTL_TAKES_WATCH) != 0;
+    return repeats ? cairn_ctl_watch(&ctl, subcommand->run) : subcommand->run(&ctl);
 }

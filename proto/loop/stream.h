@@ -14,8 +14,9 @@
  * is closed when its queue is full, with a reason; the sender gets CAIRN_ERR_BUSY. There are no
  * heartbeats here: leases are the members' own business.
  *
- * Work is bounded, too: a connection gets CAIRN_STREAM_TURN_MS of each turn of the loop for its frames, and what
- * arrived beyond that waits for the next turn, so that one peer's million questions delay no other peer. */
+ * Work is bounded, too: a connection gets CAIRN_STREAM_TURN_MS of each turn of the loop for its frames, and
+ * what arrived beyond that waits for the next turn, so that one peer's million questions delay no other
+ * peer. */
 #ifndef CAIRN_LOOP_STREAM_H
 #define CAIRN_LOOP_STREAM_H
 
@@ -32,7 +33,8 @@
 
 struct cairn_stream;
 
-/* The receive buffers of several streams together. The owner of the streams has it, and counts nothing itself. */
+/* The receive buffers of several streams together. The owner of the streams has it, and counts nothing
+ * itself. */
 struct cairn_stream_room {
     size_t used_bytes, max_bytes;
     /* More is used than max_bytes, after a read: the owner closes whom it likes, the reader as well. */
@@ -43,7 +45,7 @@ struct cairn_stream_room {
 struct cairn_stream_options {
     struct cairn_frame_limits limits; /* what it takes now; see cairn_stream_limit */
     size_t send_queue_bytes;          /* 0 = CAIRN_STREAM_SEND_QUEUE_BYTES */
-    struct cairn_stream_room *room;   /* borrowed, for as long as the stream is; NULL: not counted */
+    struct cairn_stream_room *room; /* borrowed, for as long as the stream is; NULL: not counted */
 };
 
 struct cairn_stream_events {

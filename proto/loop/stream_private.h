@@ -21,7 +21,7 @@ struct cairn_stream {
         uv_pipe_t pipe;
     } io;
     uv_timer_t timer; /* of the connection's beginning, then of its end */
-    uv_idle_t turn;   /* runs while frames that arrived wait for the next turn, and nothing is read */
+    uv_idle_t turn; /* runs while frames that arrived wait for the next turn, and nothing is read */
     struct cairn_frame_decoder decoder;
     struct cairn_outbox pending; /* grows while `writing` is with the kernel */
     struct cairn_outbox_frames writing;
@@ -39,8 +39,8 @@ struct cairn_stream {
     cairn_status status; /* the reason of the end, once there is one */
     struct cairn_sentence why;
     size_t send_queue_bytes;
-    size_t room_bytes;       /* of `room` that the decoder has */
-    uint64_t unfinished_ms;  /* when the frame began that is not whole, of the loop's clock */
+    size_t room_bytes;      /* of `room` that the decoder has */
+    uint64_t unfinished_ms; /* when the frame began that is not whole, of the loop's clock */
     uint64_t timeout_ms;
     char peer[CAIRN_ADDRESS_TEXT_BYTES];
 

@@ -10,8 +10,8 @@
  * The header is judged before a byte is allocated for its payload, and as soon as its bytes are
  * there: a stream that begins with anything but "C" is refused at its first byte. The decoder's
  * buffer grows only when bytes have really arrived, by doubling, and never above the limit that the
- * caller set, which counts the whole frame: 16 KiB before a peer said Hello (a fabric address of 4 KiB, and what
- * a name, a version and a device have to say; a shard with many jobs says more than one), 1 MiB after.
+ * caller set, which counts the whole frame: 16 KiB before a peer said Hello (a fabric address of 4 KiB, and
+ * what a name, a version and a device have to say; a shard with many jobs says more than one), 1 MiB after.
  *
  * Calling sequence, for libuv and for blocking sockets alike:
  *   cairn_frame_decoder_init(&d, limits);
@@ -29,8 +29,9 @@
 #include <stdint.h>
 
 #define CAIRN_FRAME_HEADER_BYTES 16u
-#define CAIRN_FRAME_HELLO_BYTES  (16u << 10) /* largest whole frame before Hello, and largest Hello */
-#define CAIRN_FRAME_BYTES_MAX    (1u << 20) /* largest whole frame after Hello */
+#define CAIRN_FRAME_HELLO_BYTES \
+    (16u << 10)                          /* largest whole frame before Hello, and largest Hello */
+#define CAIRN_FRAME_BYTES_MAX (1u << 20) /* largest whole frame after Hello */
 
 /* What a connection takes in its present state. */
 struct cairn_frame_limits {

@@ -233,8 +233,9 @@ cairn_status cairn_spec_unpack(const uint8_t *bytes, size_t bytes_len,
                                const char *const *optimizers, struct cairn_job_spec_data *spec_out,
                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
-/* How many of held[count], from the first, fit into one frame of CAIRN_FRAME_HELLO_BYTES with all else that `hello`
- * says. The others go in Hellos that follow, of which each has room for some dozens (Hello.held_after). */
+/* How many of held[count], from the first, fit into one frame of CAIRN_FRAME_HELLO_BYTES with all else that
+ * `hello` says. The others go in Hellos that follow, of which each has room for some dozens
+ * (Hello.held_after). */
 size_t cairn_hello_fit(const Cairn__Hello *hello, Cairn__HeldJob *const *held, size_t count);
 
 #endif

@@ -66,6 +66,11 @@ static const struct option long_options[] = {
     { NULL, 0, NULL, 0 },
 };
 
+static const char *build_of(const struct cairn_daemon_spec *spec)
+{
+    return spec->build != NULL ? spec->build : CAIRN_VERSION;
+}
+
 static int complain(const struct cairn_daemon_spec *spec, const char *sentence)
 {
     fprintf(stderr, "%s: %s\n", spec->name, sentence);
@@ -87,7 +92,7 @@ static int take_option(struct cairn_daemon *daemon, struct command *command, int
         if (cairn_log_level_parse(optarg, &command->log_level)) return -1;
         return complain(spec, "--log-level takes error, warn, info or debug");
     case OPT_HELP: print_help(spec); return 0;
-    case OPT_VERSION: printf("%s %s\n", spec->name, CAIRN_VERSION); return 0;
+    case OPT_VERSION: printf("%s %s\n", spec->name, build_of(spec)); return 0;
     default: return complain(spec, "unknown option; see --help");
     }
 }
@@ -152,7 +157,8 @@ static void on_signal(uv_signal_t *handle, int number)
         return;
     }
     if (number == SIGUSR1) {
-        cairn_log_warn("SIGUSR1: log.level is %s", cairn_log_toggle_debug() ? "debug" : "as before");
+        cairn_log_warn("SIGUSR1: log.level is %s",
+                       cairn_log_toggle_debug() ? "debug" : "as before");
         return;
     }
     if (daemon->stopping) {
@@ -246,11 +252,12 @@ cairn_status cairn_daemon_ready(struct cairn_daemon *daemon, const char *address
         if (status != CAIRN_OK) return status;
         daemon->is_announced = true;
     }
-    cairn_log_fields(
-        CAIRN_LOG_INFO,
-        CAIRN_FIELDS({ "address", address, 0 }, { "port", colon != NULL ? colon + 1 : "", 0 },
-                     { "pid", NULL, (uint64_t)getpid() }, { "version", CAIRN_VERSION, 0 }),
-        "ready");
+    cairn_log_fields(CAIRN_LOG_INFO,
+                     CAIRN_FIELDS({ "address", address, 0 },
+                                  { "port", colon != NULL ? colon + 1 : "", 0 },
+                                  { "pid", NULL, (uint64_t)getpid() },
+                                  { "version", build_of(&daemon->spec), 0 }),
+                     "ready");
     snprintf(text, sizeof text, "ready on %s", address);
     cairn_notify_ready(text);
     if (watchdog_ms > 0 && !daemon->stopping)

@@ -25,6 +25,7 @@ struct cairn_daemon;
 struct cairn_daemon_spec {
     const char *name;                   /* "cairn-shard" */
     const char *purpose;                /* one sentence for --help */
+    const char *build;                  /* "0.1.0+g1a2b3c4d5e6f"; NULL: the version alone */
     const struct cairn_option *options; /* [option_count] */
     size_t option_count;
     void *values; /* filled in; zeroed by the caller */
@@ -59,7 +60,8 @@ struct cairn_daemon {
 bool cairn_daemon_begin(struct cairn_daemon *daemon, const struct cairn_daemon_spec *spec, int argc,
                         char **argv, int *exit_code_out);
 
-/* The log as the configuration says, in the name of `name` unless --log-name says another. Right after begin. */
+/* The log as the configuration says, in the name of `name` unless --log-name says another. Right after
+ * begin. */
 void cairn_daemon_log(const struct cairn_daemon *daemon, const char *name,
                       const struct cairn_log_options *options);
 

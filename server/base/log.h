@@ -3,8 +3,8 @@
  *
  *   ts=2026-11-21T03:03:17.123Z level=warn name=shard-0 msg="refused chunk 17 ..." peer=w5
  *
- * With log.format = json a line is one object with the same keys. Where stderr is systemd's journal, each line
- * begins with its priority, as sd-daemon(3) has it ("<4>"), which the journal takes off.
+ * With log.format = json a line is one object with the same keys. Where stderr is systemd's journal, each
+ * line begins with its priority, as sd-daemon(3) has it ("<4>"), which the journal takes off.
  *
  * Values with spaces, quotes, control or non-ASCII bytes are quoted and escaped, so a stranger's
  * text cannot forge a line. A line is at most 2,048 bytes; longer ones are cut. Volume: error and
@@ -36,19 +36,19 @@ struct cairn_log_options {
 
 /* The rows of a daemon's option table for the member `member` (a struct cairn_log_options) of its
  * `struct_type`. */
-#define CAIRN_LOG_CONFIG(struct_type, member)                                                    \
-    { "log",                                                                                     \
-      "level",                                                                                   \
-      CAIRN_OPTION_STRING,                                                                       \
-      offsetof(struct_type, member.level),                                                       \
-      "",                                                                                        \
-      0,                                                                                         \
-      0,                                                                                         \
+#define CAIRN_LOG_CONFIG(struct_type, member)                                                      \
+    { "log",                                                                                       \
+      "level",                                                                                     \
+      CAIRN_OPTION_STRING,                                                                         \
+      offsetof(struct_type, member.level),                                                         \
+      "",                                                                                          \
+      0,                                                                                           \
+      0,                                                                                           \
       "error, warn, info or debug. Empty: as --log-level says. SIGUSR1 changes it to debug while " \
-      "the daemon runs, and back." },                                                            \
-    {                                                                                            \
-        "log", "format", CAIRN_OPTION_STRING, offsetof(struct_type, member.format), "logfmt", 0, 0, \
-            "logfmt (key=value) or json (an object a line)."                                     \
+      "the daemon runs, and back." },                                                              \
+    {                                                                                              \
+        "log", "format", CAIRN_OPTION_STRING, offsetof(struct_type, member.format), "logfmt", 0,   \
+            0, "logfmt (key=value) or json (an object a line)."                                    \
     }
 
 /* Are these words of the table? CAIRN_ERR_CONFIG. */
@@ -98,8 +98,8 @@ void cairn_log_limited(struct cairn_log_limit *limit, enum cairn_log_level level
 
 /* The formatting of a line, for tests: writes at most line_bytes with a newline, no NUL, and
  * returns its length. */
-size_t cairn_log_format(enum cairn_log_format format, char *line_out, size_t line_bytes, const char *time, const char *level,
-                        const char *name, const char *message, const struct cairn_log_field *fields,
-                        size_t field_count);
+size_t cairn_log_format(enum cairn_log_format format, char *line_out, size_t line_bytes,
+                        const char *time, const char *level, const char *name, const char *message,
+                        const struct cairn_log_field *fields, size_t field_count);
 
 #endif

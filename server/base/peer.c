@@ -136,13 +136,15 @@ void cairn_peer_close_unfinished(struct cairn_listener *listener)
     oldest = older_frame(oldest, listener->admitted_first);
     if (oldest == NULL) return; // all are whole, and being worked on
     const size_t bytes = cairn_stream_unfinished_bytes(oldest->stream, &since_ms);
-    cairn_log_limited(&listener->room_limit, CAIRN_LOG_WARN,
-                      "messages that are not whole take more than %zu MiB: closing %s, which sent %zu "
-                      "bytes of one %llu ms ago and not the rest",
-                      listener->room.max_bytes >> 20, cairn_peer_name(oldest), bytes,
-                      (unsigned long long)(uv_now(listener->timer.loop) - since_ms));
-    cairn_peer_close(oldest, CAIRN_ERR_BUSY,
-                     "too many unfinished messages of all peers together, and its own is the oldest");
+    cairn_log_limited(
+        &listener->room_limit, CAIRN_LOG_WARN,
+        "messages that are not whole take more than %zu MiB: closing %s, which sent %zu "
+        "bytes of one %llu ms ago and not the rest",
+        listener->room.max_bytes >> 20, cairn_peer_name(oldest), bytes,
+        (unsigned long long)(uv_now(listener->timer.loop) - since_ms));
+    cairn_peer_close(
+        oldest, CAIRN_ERR_BUSY,
+        "too many unfinished messages of all peers together, and its own is the oldest");
 }
 
 void cairn_peer_admit(struct cairn_peer *peer)

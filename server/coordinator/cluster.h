@@ -67,6 +67,7 @@ struct cairn_cluster_options {
     char *reshard;           /* "manual", "on_join" */
     int64_t rebalance_above; /* thousandths of a share */
     struct cairn_log_options log;
+    const char *build; /* what this program calls its build; NULL: the version alone */
 };
 /* The table of it, for server/base/config.h. */
 const struct cairn_option *cairn_cluster_option_table(size_t *option_count_out);

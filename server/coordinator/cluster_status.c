@@ -36,12 +36,14 @@ static void fill_shard(Cairn__MemberStatus *out, struct cairn_cluster_seat *seat
         out->path = path_of(seat->fabric_address, seat->fabric_address_bytes);
         out->place = place_of(seat->fabric_address, seat->fabric_address_bytes, place);
         out->without = seat->session->without;
+        out->version = seat->session->version;
         out->home = seat->session->home;
         out->stats = seat->has_stats ? &seat->stats : NULL;
         out->storage = (char *)(uintptr_t)seat->storage.text;
     }
     out->since_ms = now_ms - seat->since_ms;
     out->state_bytes = seat->stats.state_bytes;
+    out->memory_bytes = seat->memory_bytes;
 }
 
 static void fill_session(Cairn__MemberStatus *out, const struct cairn_cluster_session *session,
@@ -51,6 +53,7 @@ static void fill_session(Cairn__MemberStatus *out, const struct cairn_cluster_se
     out->name = session->name;
     out->role = session->role;
     out->state = (char *)(uintptr_t) "up";
+    out->version = session->version;
     out->address = (char *)(uintptr_t)cairn_peer_name(session->peer);
     out->path = path_of(session->fabric_address, session->fabric_address_bytes);
     out->place = place_of(session->fabric_address, session->fabric_address_bytes, place);
@@ -111,7 +114,8 @@ void cairn_cluster_status_answer(struct cairn_cluster_session *session, uint32_t
     Cairn__ClusterStatus status = CAIRN__CLUSTER_STATUS__INIT;
     status.cluster = cluster->options->name;
     status.coordinator_incarnation = cluster->identity.id.incarnation;
-    status.version = (char *)(uintptr_t)CAIRN_VERSION;
+    const char *build = cluster->options->build;
+    status.version = (char *)(uintptr_t)(build != NULL ? build : CAIRN_VERSION);
     status.uptime_ms = uv_now(cluster->loop) - cluster->clock.started_ms;
     status.shards_expected = (uint32_t)cluster->options->shards;
     status.members = list;

@@ -33,6 +33,7 @@ int main(int argc, char **argv)
         .name = "cairn-coordinator",
         .purpose =
             "Keeps the members, epochs, rounds, layouts and snapshots of a cluster of cairn-shard.",
+        .build = CAIRN_BUILD,
         .values = &options,
         .judge = judge,
         .on_stop = on_stop
@@ -42,6 +43,7 @@ int main(int argc, char **argv)
     int exit_code;
     spec.options = cairn_cluster_option_table(&spec.option_count);
     if (!cairn_daemon_begin(&daemon, &spec, argc, argv, &exit_code)) return exit_code;
+    options.build = CAIRN_BUILD;
     cairn_daemon_log(&daemon, spec.name, &options.log);
     const cairn_status status = start(&daemon, &why);
     if (status != CAIRN_OK) {

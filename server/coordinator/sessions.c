@@ -38,7 +38,9 @@ static cairn_status judge_hello(const struct cairn_cluster *cluster, const Cairn
     if (hello->role < CAIRN_ROLE_WIRE_WORKER || hello->role > CAIRN_ROLE_WIRE_ADMIN) {
         return cairn_fail(why, CAIRN_ERR_PROTOCOL, "there is no role %" PRIu32, hello->role);
     }
-    const cairn_status status = cairn_text_check("a name", hello->name, CAIRN_NAME_MAX, why);
+    cairn_status status = cairn_text_check("a name", hello->name, CAIRN_NAME_MAX, why);
+    if (status == CAIRN_OK && hello->version[0] != '\0')
+        status = cairn_text_check("a version", hello->version, CAIRN_NAME_MAX, why);
     if (status != CAIRN_OK) return status;
     if (hello->fabric_address.len > CAIRN_FABRIC_ADDRESS_MAX) {
         return cairn_fail(why, CAIRN_ERR_PROTOCOL, "the fabric address is too long");
@@ -49,7 +51,8 @@ static cairn_status judge_hello(const struct cairn_cluster *cluster, const Cairn
     }
     if (hello->n_held + (uint64_t)hello->held_after > CAIRN_HELD_JOBS_MAX ||
         (hello->held_after > 0 && hello->role != CAIRN_ROLE_WIRE_SHARD)) {
-        return cairn_fail(why, CAIRN_ERR_PROTOCOL, "a Hello of more than %d jobs", CAIRN_HELD_JOBS_MAX);
+        return cairn_fail(why, CAIRN_ERR_PROTOCOL, "a Hello of more than %d jobs",
+                          CAIRN_HELD_JOBS_MAX);
     }
     (void)cluster;
     return CAIRN_OK;
@@ -61,6 +64,7 @@ static void free_session(struct cairn_cluster_session *session)
     free(session->fabric_address);
     if (session->home != NULL) cairn_message_free(&session->home->base);
     free(session->name);
+    free(session->version);
     free(session);
 }
 
@@ -75,10 +79,11 @@ static struct cairn_cluster_session *make_session(struct cairn_cluster *cluster,
     session->incarnation = hello->incarnation;
     session->without = hello->without;
     session->name = strdup(hello->name);
+    session->version = strdup(hello->version);
     session->fabric_address_bytes = hello->fabric_address.len;
     session->fabric_address = malloc(hello->fabric_address.len + 1);
     session->since_ms = session->last_frame_ms = uv_now(cluster->loop);
-    if (session->name == NULL || session->fabric_address == NULL) {
+    if (session->name == NULL || session->version == NULL || session->fabric_address == NULL) {
         free_session(session);
         return NULL;
     }
@@ -150,7 +155,7 @@ static void admit(struct cairn_cluster_session *session, Cairn__Hello *hello, ui
     cairn_cluster_openings_advance(cluster);
 }
 
-/* A shard's further Hello: its jobs go to the first one's. False: it does not belong to that, or no memory. */
+/* A shard's further Hello: its jobs go to the first one's. False: it does not belong there, or no memory. */
 static bool join_hello(Cairn__Hello *hello, Cairn__Hello *more)
 {
     const size_t count = hello->n_held + more->n_held;

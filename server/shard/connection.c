@@ -53,7 +53,7 @@ static void send_hello(struct cairn_shard *shard)
     hello.incarnation = shard->incarnation;
     hello.fabric_address.data = (uint8_t *)cairn_fabric_address(shard->fabric,
                                                                 &hello.fabric_address.len);
-    hello.version = (char *)CAIRN_VERSION;
+    hello.version = (char *)(uintptr_t)shard->build;
     hello.memory_bytes = shard->memory.budget.limit_bytes;
     hello.without = shard->without;
     Cairn__Home home;
@@ -68,8 +68,7 @@ static void send_hello(struct cairn_shard *shard)
     more.protocol = hello.protocol;
     more.role = hello.role;
     more.name = hello.name;
-    while (said < held_count)
-        said += say_hello(shard, &more, held_list + said, held_count - said);
+    while (said < held_count) said += say_hello(shard, &more, held_list + said, held_count - said);
 }
 
 void cairn_connection_beat(struct cairn_shard *shard)

@@ -340,6 +340,7 @@ static cairn_status open_shard(struct program *program, struct cairn_sentence *w
         .on_fenced = on_fenced,
         .on_drained = on_drained,
         .context = program,
+        .build = CAIRN_BUILD,
     };
     return cairn_shard_open(&program->daemon.loop, &shard_options, &program->shard, why);
 }
@@ -350,6 +351,7 @@ int main(int argc, char **argv)
     const struct cairn_daemon_spec spec = {
         .name = "cairn-shard",
         .purpose = "Holds a part of every job's state, and updates it.",
+        .build = CAIRN_BUILD,
         .options = options,
         .option_count = sizeof options / sizeof *options,
         .values = &program.values,

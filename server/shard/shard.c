@@ -239,6 +239,7 @@ cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options 
     shard->events.on_drained = options->on_drained;
     shard->events.context = options->context;
     cairn__shard_stats__init(&shard->stats);
+    shard->build = options->build != NULL ? options->build : CAIRN_VERSION;
     shard->name = strdup(options->name);
     shard->import_folders = strdup(options->import_folders != NULL ? options->import_folders : "");
     shard->memory.lock = strdup(options->memory_lock != NULL ? options->memory_lock

@@ -79,7 +79,7 @@
 #include "server/shard/storage.h"
 
 enum {
-    CAIRN_SHARD_JOBS_MAX = CAIRN_HELD_JOBS_MAX,   /* idle ones, and two generations of one, too */
+    CAIRN_SHARD_JOBS_MAX = CAIRN_HELD_JOBS_MAX, /* idle ones, and two generations of one, too */
     CAIRN_SHARD_MEMBERS_MAX = 6144, /* of a job: workers, readers, relays of two workers or more */
     CAIRN_SHARD_REPLIES_MAX = 16,   /* of a member: fetches that wait or are being sent */
     CAIRN_SHARD_NOTES_MAX = 4 /* of a member: micro-batch ends whose payload is being received */
@@ -105,7 +105,8 @@ struct cairn_shard_options {
     const char *fabric_kind; /* as of cairn_fabric_open */
     const char *fabric_device, *fabric_port_range; /* NULL: the fabric's defaults; ucx only */
     const char *fabric_host;                       /* NULL: the fabric's default */
-    const char *fabric_transports;                 /* NULL: the fabric's default; ucx only */
+    const char *build;             /* what this program calls its build; NULL: the version alone */
+    const char *fabric_transports; /* NULL: the fabric's default; ucx only */
     enum cairn_one_sided fabric_one_sided;
     struct cairn_fabric_hub *hub; /* mem only */
     /* The first Welcome came: the shard serves. May be NULL. */
@@ -205,6 +206,7 @@ struct cairn_shard_up {
 
 struct cairn_shard {
     /* owned */
+    const char *build; /* borrowed */
     char *name, *import_folders;
     uint64_t incarnation;
     uint32_t copies_made; /* published ones: each has a number */

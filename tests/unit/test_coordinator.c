@@ -592,7 +592,10 @@ TEST(a_hello_that_does_not_go_on_as_it_began_ends_the_connection)
         const char *name;
         uint32_t count, after;
     } bad[] = {
-        { "other", 10, 0 }, { "many", 0, 10 }, { "many", 10, 5 }, { "many", 20, 0 },
+        { "other", 10, 0 },
+        { "many", 0, 10 },
+        { "many", 10, 5 },
+        { "many", 20, 0 },
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct fake_peer peer = fake_dial(&fake);

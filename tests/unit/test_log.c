@@ -13,8 +13,8 @@ static char line[4096];
 
 static const char *format(const char *message, const struct cairn_log_field *fields, size_t count)
 {
-    const size_t length = cairn_log_format(CAIRN_LOG_LOGFMT, line, sizeof line - 1, "T", "info", "s0", message,
-                                           fields, count);
+    const size_t length = cairn_log_format(CAIRN_LOG_LOGFMT, line, sizeof line - 1, "T", "info",
+                                           "s0", message, fields, count);
     line[length] = '\0';
     return line;
 }
@@ -44,7 +44,8 @@ TEST(a_long_line_is_cut_within_its_quotes)
     char cut[100];
     memset(message, '"', sizeof message - 1);
     message[sizeof message - 1] = '\0';
-    const size_t length = cairn_log_format(CAIRN_LOG_LOGFMT, cut, sizeof cut, "T", "info", "", message, NULL, 0);
+    const size_t length = cairn_log_format(CAIRN_LOG_LOGFMT, cut, sizeof cut, "T", "info", "",
+                                           message, NULL, 0);
     ck_assert_uint_le(length, sizeof cut);
     ck_assert_int_eq(cut[length - 1], '\n');
     ck_assert_int_eq(cut[length - 2], '"');
@@ -61,7 +62,8 @@ TEST(a_line_is_an_object_of_json)
     ck_assert_str_eq(line, "{\"ts\":\"T\",\"level\":\"info\",\"name\":\"s0\","
                            "\"msg\":\"it\\u00c3\\u00a9\\u007f\","
                            "\"peer\":\"a \\\"b\\\"\\u000a\",\"step\":41}\n");
-    char message[300]; // what is cut is an object all the same; a field that does not fit is left out
+    char message
+        [300]; // what is cut is an object all the same; a field that does not fit is left out
     memset(message, '"', sizeof message - 1);
     message[sizeof message - 1] = '\0';
     for (size_t bytes = 60; bytes < 120; bytes++) {

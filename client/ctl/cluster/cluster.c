@@ -148,12 +148,13 @@ static int print_json(const Cairn__ClusterStatus *status)
     for (size_t i = 0; i < status->n_members; i++) {
         const Cairn__MemberStatus *m = status->members[i];
         json_array_append_new(
-            members,
-            json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:o, s:o}", "name", m->name,
-                      "role", cairn_role_name(m->role), "state", m->state, "address", m->address,
-                      "path", m->path, "place", m->place, "storage", m->storage, "since_ms",
-                      (json_int_t)m->since_ms, "state_bytes", (json_int_t)m->state_bytes, "without",
-                      without_json(m->without), "home", home_json(m)));
+            members, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:s, s:o, s:o}",
+                               "name", m->name, "role", cairn_role_name(m->role), "state", m->state,
+                               "address", m->address, "path", m->path, "place", m->place, "storage",
+                               m->storage, "since_ms", (json_int_t)m->since_ms, "state_bytes",
+                               (json_int_t)m->state_bytes, "memory_bytes",
+                               (json_int_t)m->memory_bytes, "version", m->version, "without",
+                               without_json(m->without), "home", home_json(m)));
     }
     return cairn_ctl_print_json(
         json_pack("{s:s, s:s, s:s, s:I, s:I, s:i, s:i, s:s, s:o, s:o}", "cluster", status->cluster,
@@ -187,12 +188,17 @@ void cairn_ctl_say_strangers(struct ctl *ctl)
 
 int cairn_ctl_cluster_status(struct ctl *ctl)
 {
-    static const char *const headers[] = { "NAME", "ROLE",  "STATE",  "FOR",
-                                           "PATH", "PLACE", "MEMORY", "ADDRESS" };
+    static const char *const headers[] = { "NAME",  "ROLE",   "STATE",   "FOR",    "PATH",
+                                           "PLACE", "MEMORY", "ADDRESS", "VERSION" };
     ProtobufCMessage *reply;
     const cairn_status called = ask_status(ctl, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__ClusterStatus *status = (const Cairn__ClusterStatus *)reply;
+    if (ctl->check) {
+        const int found = cairn_ctl_cluster_check(ctl, status);
+        cairn_message_free(reply);
+        return found;
+    }
     if (ctl->json) {
         print_json(status);
     } else {
@@ -204,7 +210,7 @@ int cairn_ctl_cluster_status(struct ctl *ctl)
                    (unsigned long long)status->uptime_ms / 1000, status->shards_expected,
                    status->shards_expected == 1 ? "" : "s", status->job_count,
                    status->job_count == 1 ? "" : "s");
-        struct ctl_table *table = cairn_ctl_table_open(headers, 8);
+        struct ctl_table *table = cairn_ctl_table_open(headers, 9);
         for (size_t i = 0; i < status->n_members; i++) {
             const Cairn__MemberStatus *m = status->members[i];
             cairn_ctl_table_cell(table, "%s", m->name);
@@ -213,8 +219,13 @@ int cairn_ctl_cluster_status(struct ctl *ctl)
             cairn_ctl_table_cell(table, "%llu s", (unsigned long long)m->since_ms / 1000);
             cairn_ctl_table_cell(table, "%s", m->path);
             cairn_ctl_table_cell(table, "%s", m->place);
-            cairn_ctl_table_cell(table, "%s", cairn_ctl_bytes(m->state_bytes));
+            if (m->memory_bytes > 0)
+                cairn_ctl_table_cell(table, "%s of %s", cairn_ctl_bytes(m->state_bytes),
+                                     cairn_ctl_bytes(m->memory_bytes));
+            else
+                cairn_ctl_table_cell(table, "%s", cairn_ctl_bytes(m->state_bytes));
             cairn_ctl_table_cell(table, "%s", m->address);
+            cairn_ctl_table_cell(table, "%s", m->version);
         }
         cairn_ctl_table_close(table, ctl);
         if (!ctl->quiet) print_homes(status);

@@ -1,4 +1,5 @@
 /* cairn cluster events */
+#include <poll.h>
 #include <time.h>
 
 #include "client/ctl/ctl.h"
@@ -31,19 +32,20 @@ static void add_row(struct ctl_table *table, const Cairn__Event *e)
     cairn_ctl_table_cell(table, "%s", e->text);
 }
 
-/* All pages, into one of both. */
-static cairn_status ask(struct ctl *ctl, struct ctl_table *table, json_t *list)
+/* All pages behind *after, which becomes the last one's number, into one of both. */
+static cairn_status ask(struct ctl *ctl, struct ctl_table *table, json_t *list, uint64_t *after)
 {
     Cairn__EventsGet get = CAIRN__EVENTS_GET__INIT;
     get.since_unix_ms = ctl->since_unix_ms;
     for (bool more = true; more;) {
         ProtobufCMessage *reply;
+        get.after = *after;
         const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_EVENTS_GET, &get.base,
                                                    CAIRN_MSG_EVENTS, &reply);
         if (called != CAIRN_OK) return called;
         const Cairn__Events *page = (const Cairn__Events *)reply;
         for (size_t i = 0; i < page->n_events; i++) {
-            get.after = page->events[i]->number;
+            *after = page->events[i]->number;
             if (table != NULL)
                 add_row(table, page->events[i]);
             else
@@ -55,17 +57,44 @@ static cairn_status ask(struct ctl *ctl, struct ctl_table *table, json_t *list)
     return CAIRN_OK;
 }
 
-int cairn_ctl_cluster_events(struct ctl *ctl)
+/* Lines of what has happened behind *after: a row, or an object, each. */
+static cairn_status print_new(struct ctl *ctl, uint64_t *after)
 {
     static const char *const headers[] = { "TIME", "EVENT", "JOB", "WHO", "WHAT" };
     json_t *list = ctl->json ? json_array() : NULL;
     struct ctl_table *table = ctl->json ? NULL : cairn_ctl_table_open(headers, 5);
-    const cairn_status status = ask(ctl, table, list);
+    const cairn_status status = ask(ctl, table, list, after);
     if (table != NULL)
         cairn_ctl_table_close(table, ctl);
-    else if (status == CAIRN_OK)
-        cairn_ctl_print_json(json_pack("{s:o}", "events", list));
-    else
-        json_decref(list);
-    return status == CAIRN_OK ? 0 : cairn_status_exit((int)status);
+    else if (status == CAIRN_OK && !ctl->watch)
+        cairn_ctl_print_json(json_pack("{s:O}", "events", list));
+    for (size_t i = 0; ctl->json && ctl->watch && i < json_array_size(list); i++) {
+        json_dumpf(json_array_get(list, i), stdout, JSON_COMPACT);
+        printf("\n");
+    }
+    json_decref(list);
+    return status;
+}
+
+/* A coordinator that starts again has the former one's events, and goes on with their numbers. */
+static int follow(struct ctl *ctl, uint64_t after)
+{
+    ctl->no_headers = true;
+    ctl->tries_again = true;
+    cairn_ctl_on_interrupt("%s", ""); // ends without a word
+    for (;;) {
+        if (fflush(stdout) != 0) return 1; // nobody reads it
+        poll(NULL, 0, (int)(ctl->every_s * 1000));
+        const cairn_status status = print_new(ctl, &after);
+        if (status != CAIRN_OK && status != CAIRN_ERR_UNREACHABLE && status != CAIRN_ERR_TIMEOUT)
+            return cairn_status_exit((int)status);
+    }
+}
+
+int cairn_ctl_cluster_events(struct ctl *ctl)
+{
+    uint64_t after = 0;
+    const cairn_status status = print_new(ctl, &after);
+    if (status != CAIRN_OK) return cairn_status_exit((int)status);
+    return ctl->watch ? follow(ctl, after) : 0;
 }

@@ -111,6 +111,8 @@ static json_t *job_json(const Cairn__JobStatus *j)
     json_object_set_new(more, "snapshot_failed", json_string(j->snapshot_failed));
     json_object_set_new(more, "passed_over", json_string(j->passed_over));
     json_object_set_new(more, "saving", json_string(j->saving));
+    json_object_set_new(more, "seconds_since_step",
+                        j->stepped ? json_real((double)j->stepped_ms_ago / 1000) : json_null());
     json_object_set_new(more, "restores", json_integer((json_int_t)j->restores));
     json_object_set_new(more, "blobs", json_integer((json_int_t)j->blobs));
     json_object_set_new(more, "blob_bytes", json_integer((json_int_t)j->blob_bytes));
@@ -154,8 +156,9 @@ static void print_workers_cell(struct ctl_table *table, const Cairn__JobStatus *
 
 int cairn_ctl_job_list(struct ctl *ctl)
 {
-    static const char *const headers[] = { "JOB",     "STATE",  "GENERATION", "STEP",
-                                           "WORKERS", "SHARDS", "MEMORY",     "WAITS FOR" };
+    static const char *const headers[] = { "JOB",       "STATE",    "GENERATION", "STEP",
+                                           "LAST STEP", "WORKERS",  "SHARDS",     "MEMORY",
+                                           "SNAPSHOTS", "WAITS FOR" };
     const Cairn__JobListGet get = CAIRN__JOB_LIST_GET__INIT;
     ProtobufCMessage *reply;
     cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_JOB_LIST_GET, &get.base, CAIRN_MSG_JOB_LIST,
@@ -170,16 +173,22 @@ int cairn_ctl_job_list(struct ctl *ctl)
     } else if (ctl->quiet) {
         for (size_t i = 0; i < list->n_jobs; i++) printf("%s\n", list->jobs[i]->name);
     } else {
-        struct ctl_table *table = cairn_ctl_table_open(headers, 8);
+        struct ctl_table *table = cairn_ctl_table_open(headers, 10);
         for (size_t i = 0; i < list->n_jobs; i++) {
             const Cairn__JobStatus *j = list->jobs[i];
             cairn_ctl_table_cell(table, "%s", j->name);
             cairn_ctl_table_cell(table, "%s", j->state);
             print_version_cells(table, j);
+            if (j->stepped)
+                cairn_ctl_table_cell(table, "%llu s ago",
+                                     (unsigned long long)j->stepped_ms_ago / 1000);
+            else
+                cairn_ctl_table_cell(table, "-");
             print_workers_cell(table, j);
             cairn_ctl_table_cell(table, "%u", j->shards);
             char state[64];
             cairn_ctl_table_cell(table, "%s", told_bytes(j, j->state_bytes, state));
+            cairn_ctl_table_cell(table, "%s", j->snapshot_failed[0] != 0 ? "failed" : "-");
             cairn_ctl_table_cell(table, "%s", j->awaited);
         }
         cairn_ctl_table_close(table, ctl);
@@ -296,6 +305,7 @@ static void print_job(const struct ctl *ctl, const Cairn__JobStatus *j)
     if (j->nonfinite > 0) cairn_ctl_damaged_line(j->nonfinite, j->nonfinite_tensors);
     if (j->gradient[0] != 0) cairn_ctl_line("last round", "skipped: %s", j->gradient);
     if (j->put_out[0] != 0) cairn_ctl_line("put out", "%s", j->put_out);
+    if (j->stepped) cairn_ctl_line("last step", "%.1f s ago", (double)j->stepped_ms_ago / 1000);
     if (j->snapshot_failed[0] != 0) cairn_ctl_line("no snapshot", "%s", j->snapshot_failed);
     if (j->saving[0] != 0) cairn_ctl_line("saving", "%s", j->saving);
     if (j->passed_over[0] != 0) cairn_ctl_line("passed over", "%s", j->passed_over);

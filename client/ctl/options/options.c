@@ -104,6 +104,10 @@ static int take(struct ctl *ctl, int option)
     case OPT_YES: ctl->yes = true; return -1;
     case OPT_FORCE: ctl->force = true; return -1;
     case OPT_WATCH: return parse_watch(ctl);
+    case OPT_CHECK: ctl->check = true; return -1;
+    case OPT_SNAPSHOT_AGE:
+        return cairn_ctl_parse_duration("snapshot-age", optarg, CAIRN_SPEC_WITHIN_S_MAX,
+                                        &ctl->snapshot_age_s);
     case OPT_EVERY: return cairn_ctl_parse_seconds("every", optarg, &ctl->every_s);
     case OPT_ONCE: ctl->once = true; return -1;
     case OPT_JOB: ctl->job = optarg; return -1;
@@ -141,7 +145,7 @@ static int take(struct ctl *ctl, int option)
     case OPT_KEEP: ctl->keep = optarg; return -1;
     case OPT_IMPORT: ctl->import = optarg; return -1;
     case OPT_HELP: ctl->help = true; return -1;
-    case OPT_VERSION: printf("cairn %s\n", CAIRN_VERSION); return 0;
+    case OPT_VERSION: printf("cairn %s\n", ctl->build); return 0;
     default: return cairn_ctl_take_rule(ctl, option);
     }
 }

@@ -37,6 +37,8 @@ enum {
     OPT_READ,
     OPT_CHUNK,
     OPT_WATCH,
+    OPT_CHECK,
+    OPT_SNAPSHOT_AGE,
     OPT_EVERY,
     OPT_ONCE,
     OPT_LR,

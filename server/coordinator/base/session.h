@@ -13,6 +13,7 @@ struct cairn_cluster_session {
     struct cairn_peer *peer; /* borrowed from the listener */
     uint32_t role;           /* enum cairn_role_wire */
     char *name;              /* owned */
+    char *version;           /* owned: of its build, as it said it */
     uint64_t incarnation;
     uint32_t without;        /* of a shard: bits of enum cairn_without */
     Cairn__Home *home;       /* owned: of a shard that tells; or NULL */
@@ -20,12 +21,12 @@ struct cairn_cluster_session {
     size_t fabric_address_bytes;
     uint64_t last_frame_ms, since_ms;     /* of the loop's clock */
     struct cairn_cluster_member *members; /* by next_of_session */
-    Cairn__Hello *hello;                  /* owned: of a shard that has not said all of it; or NULL */
-    struct cairn_cluster_seat *seat;      /* of a shard, while it holds it */
-    uint32_t member_count;                /* jobs that it has open */
-    uint32_t wait_count;                  /* answers that it waits for (works.h) */
-    uint32_t unanswered;                  /* of an admin: requests without an answer so far */
-    bool closing;                         /* was asked to go: its frames are dropped */
+    Cairn__Hello *hello;             /* owned: of a shard that has not said all of it; or NULL */
+    struct cairn_cluster_seat *seat; /* of a shard, while it holds it */
+    uint32_t member_count;           /* jobs that it has open */
+    uint32_t wait_count;             /* answers that it waits for (works.h) */
+    uint32_t unanswered;             /* of an admin: requests without an answer so far */
+    bool closing;                    /* was asked to go: its frames are dropped */
 };
 
 /* Each does nothing without a session. One that cannot be sent to is being closed, and goes by itself. */

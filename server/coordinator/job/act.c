@@ -88,7 +88,11 @@ static void send_decide(struct cairn_cluster_job *job, const struct cairn_round_
     Cairn__Decision decision;
     Cairn__Decide decide = CAIRN__DECIDE__INIT;
     cairn_cluster_decision_to_message(action->decision, &decision);
-    if (decision.kind == CAIRN_DECISION_APPLY) cairn_cluster_groups_stepped(job);
+    if (decision.kind == CAIRN_DECISION_APPLY) {
+        cairn_cluster_groups_stepped(job);
+        job->rounds.has_stepped = true;
+        job->rounds.stepped_ms = cairn_cluster_now_ms(job->cluster);
+    }
     decide.job = job->id;
     decide.epoch = action->epoch;
     decide.decision = &decision;

@@ -37,6 +37,8 @@ struct cairn_cluster_rounds {
     struct cairn_sentence epoch_reason;
     struct cairn_sentence epoch_why; /* why the present one began, for logs and workers */
     struct cairn_sentence put_out;   /* who was, last, at the step's deadline; for status */
+    bool has_stepped;                /* a round was applied, */
+    uint64_t stepped_ms;             /* cairn_cluster_now_ms: then; for status */
 };
 
 /* Makes the job's core, and tells it which of its shards are up. */

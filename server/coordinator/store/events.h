@@ -38,6 +38,7 @@
     X(DRAINED, "drain-ended")                                                    \
     X(KEY, "key") /* trusted, not any more, or made anew */                      \
     X(DAMAGED, "snapshot-damaged")                                               \
+    X(ASKED, "asked")        /* by an operator: whatever changes something */    \
     X(CLOCK, "clock-jumped") /* of the coordinator's host */
 
 enum cairn_event_kind {

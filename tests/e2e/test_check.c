@@ -1,0 +1,85 @@
+/* What is not well is said a line each, and the exit status is that of the worst kind; and who asked for what
+ * stands in the events. */
+#include <cairn.h>
+#include <check.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/support/suite.h"
+#include "tests/support/trainer.h"
+
+enum { ELEMS = 100 };
+
+static const struct cairn_tensor tensors[] = {
+    { .struct_size = sizeof *tensors, .name = "w", .rank = 1, .shape = { ELEMS } },
+};
+static struct cluster cluster;
+static struct cluster_said said;
+static cairn *session;
+static cairn_job *job;
+
+static void setup(void)
+{
+    float values[ELEMS] = { 0 };
+    cluster_start(&cluster, 2, NULL);
+    session = trainer_session(cluster.address, NULL);
+    const struct cairn_job_spec spec = trainer_spec(tensors, 1);
+    job = trainer_open(session, "run", &spec);
+    trainer_put(job, "w", values);
+    good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
+    struct cairn_result result = { .struct_size = sizeof result };
+    const struct cairn_round round = trainer_begin(job);
+    trainer_push(job, &round, "w", values);
+    good(cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result));
+}
+
+static void teardown(void)
+{
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+
+static void expect(int status, const char *word)
+{
+    ck_assert_msg(said.status == status && strstr(said.out, word) != NULL,
+                  "status %d, no \"%s\" in: %s%s", said.status, word, said.out, said.err);
+}
+
+TEST(each_kind_of_what_is_not_well_has_its_status)
+{
+    cluster_cli(&cluster, &said, "cluster", "status", "--check", NULL);
+    expect(0, "all is well");
+    cluster_cli(&cluster, &said, "job", "check", "run", "--snapshot-age", "1h", NULL);
+    expect(22, "snapshot: run: has no snapshot");
+    cluster_cli(&cluster, &said, "job", "list", NULL);
+    expect(0, "LAST STEP");
+    expect(0, " s ago");
+    cluster_kill_shard(&cluster, 1);
+    do // until its connection is known to be closed
+        cluster_cli(&cluster, &said, "cluster", "status", "--check", "--snapshot-age", "1h", NULL);
+    while (said.status == 22);
+    expect(20, "away for");
+    expect(20, "1 of 2 shards are up");
+    expect(20, "has no snapshot");
+    cluster_cli(&cluster, &said, "-o", "json", "cluster", "status", "--check", NULL);
+    expect(20, "\"well\": false");
+    cluster_cli(&cluster, &said, "-q", "cluster", "status", "--check", NULL);
+    ck_assert_int_eq(said.status, 20);
+    ck_assert_str_eq(said.out, "");
+}
+
+TEST(an_operators_action_has_its_who_and_from_where)
+{
+    cluster_cli(&cluster, &said, "job", "amend", "run", "--lr", "0.5", NULL);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    cluster_cli(&cluster, &said, "job", "drop", "other", "--yes", NULL);
+    cluster_cli(&cluster, &said, "cluster", "events", "-o", "json", NULL);
+    expect(0, "\"asked\"");
+    expect(0, "admin cairn job amend, pid ");
+    expect(0, " at ");
+    expect(0, "\"job amend name=run");
+    expect(0, "\"job drop name=other");
+    ck_assert_ptr_null(strstr(said.out, "\"cluster events")); // who only asks changes nothing
+}
+
+SUITE(60, setup, teardown);
