@@ -291,10 +291,13 @@ void cairn_datapath_heard(struct shard_link *link)
     link->unheard_since_ms = 0;
 }
 
-/* A shard is silent only where it would speak: it answers the HELLO by which a silence is broken. */
-static bool would_speak(const struct shard_link *link)
+/* A shard is silent only where it would speak: it answers the HELLO by which a silence is broken. A shard
+ * of this host need not be judged, since its end is noticed; unless it has left the job, of which its
+ * process may know nothing any more. */
+static bool would_speak(const struct shard_link *link, bool has_left)
 {
-    if (link->address_bytes == 0 || cairn_chunk_link_shares(&link->conn)) return false;
+    if (link->address_bytes == 0) return false;
+    if (cairn_chunk_link_shares(&link->conn) && !has_left) return false;
     return !link->reached ||
            (link->job->attachment.state == JOB_ATTACHED && link->conn.hands->waits(&link->conn));
 }
@@ -302,13 +305,14 @@ static bool would_speak(const struct shard_link *link)
 void cairn_datapath_judge(struct shard_link *link, uint64_t now_ms)
 {
     struct cairn_place there;
-    const bool speaks = would_speak(link), is_heard = link->unheard_since_ms == 0;
+    const bool has_left = cairn_bodies_left_by(link->job, link->index);
+    const bool speaks = would_speak(link, has_left), is_heard = link->unheard_since_ms == 0;
     const bool is_late = now_ms - link->judged_ms > LATE_MS;
     link->judged_ms = now_ms;
-    if (!speaks || is_heard) end_silence(link, is_heard);
+    if (!speaks || is_heard || has_left) end_silence(link, is_heard);
     if (!speaks || is_late || is_heard) link->unheard_since_ms = now_ms;
     if (link->silent || now_ms - link->unheard_since_ms < SILENCE_MS) return;
-    if (cairn_bodies_left_by(link->job, link->index)) {
+    if (has_left) {
         cairn_recut_gone(link);
         return;
     }

@@ -9,6 +9,7 @@
 #include "client/loop/link.h"
 #include "client/push/fail.h"
 #include "client/push/recut.h"
+#include "proto/geometry/since.h"
 #include "proto/plan/plan_job.h"
 
 static cairn_status decode(struct job *job, const struct cairn_paged *pages,
@@ -159,6 +160,9 @@ static cairn_status take_attached(struct job *job, struct cairn_layout *layout,
     struct body *known = find_layout(job, layout);
     if (known != NULL) {
         cairn_layout_close(layout);
+        const struct cairn_version since = cairn_since_attached(known->since, now);
+        if (cairn_version_compare(since, known->since) != 0)
+            cairn_bodies_serve_since(job, known, since);
         *body_out = known;
         return CAIRN_OK;
     }

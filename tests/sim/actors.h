@@ -184,6 +184,11 @@ struct sim_relay {
 
 /* ---- a worker ---- */
 enum sent { NOT_SENT = 0, SENT, SENT_BEFORE /* on a connection that is lost */ };
+#define LAYOUTS_KEPT 4
+struct kept_layout {
+    const struct sim_layout *layout;
+    struct cairn_version since;
+};
 enum trainer { T_IDLE, T_COMPUTING, T_PUSHING, T_WAITING, T_GIVING_UP };
 
 struct process {
@@ -209,9 +214,11 @@ struct process {
     bool writes;              /* the round is a write */
     bool computed;
     const struct sim_layout *layout, *round_layout,
-        *push_layout;                  /* that it knows; of the round; of what it
+        *push_layout; /* that it knows; of the round; of what it
                                                                    * pushes */
-    struct cairn_version layout_after; /* what is newer than this, the layout serves */
+    /* As client/body.h: the newest first, each with the version from which on it serves. */
+    struct kept_layout kept[LAYOUTS_KEPT];
+    uint32_t kept_count;
     struct cairn_push *push;
     bool pushing; /* the machine was made and is not known to be idle */
     uint64_t push_epoch, push_round;

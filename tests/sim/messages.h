@@ -76,7 +76,7 @@ enum message_kind {
     M_ALIVE,
     M_COME_AGAIN,
     M_END,
-    /* of a change of layout; M_LAYOUT to workers */
+    /* of a change of layout; the last two to workers */
     M_JOIN,
     M_PREPARE,
     M_PREPARED,
@@ -86,7 +86,8 @@ enum message_kind {
     M_PUBLISH,
     M_PUBLISHED_ANEW,
     M_LEAVE,
-    M_LAYOUT,
+    M_ATTACHED, /* the layout in which the newest version is published, and that version */
+    M_LAYOUT,   /* the one in force, and from which version on it serves */
 };
 
 struct message {

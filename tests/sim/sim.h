@@ -172,6 +172,7 @@ void reshard_shard_down(struct sim *sim, uint32_t shard);
 void reshard_in_force(struct sim *sim, uint64_t number);
 void reshard_persisted(struct sim *sim, struct sim_layout *layout, struct cairn_version at);
 void reshard_tell_worker(struct sim *sim, uint32_t proc);
+void reshard_attached(struct sim *sim, uint32_t proc); /* what Attached tells, and what follows */
 bool reshard_under_way(const struct sim *sim);
 struct sim_layout *reshard_layout(struct sim *sim, uint64_t number); /* in force, or of the slice */
 bool reshard_leaves(struct sim *sim,

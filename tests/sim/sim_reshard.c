@@ -25,15 +25,33 @@ static void to_all(struct sim *sim, enum message_kind kind, const struct sim_lay
         if (layout_has(layout, s)) to_shard(sim, s, kind, layout);
 }
 
-void reshard_tell_worker(struct sim *sim, uint32_t index)
+static void to_worker(struct sim *sim, uint32_t index, enum message_kind kind,
+                      const struct sim_layout *layout, struct cairn_version version)
 {
     struct process *proc = &sim->procs[index];
-    const struct sim_layout *layout = sim->coordinator.layout;
-    const struct message message = {
-        .kind = M_LAYOUT, .member = proc->life, .layout = layout->id, .version = layout->after
-    };
+    const struct message message = { .kind = kind,
+                                     .member = proc->life,
+                                     .layout = layout->id,
+                                     .version = version,
+                                     .sent = sim->coordinator.layout->id };
     if (!sim->scenario.reshards || !proc->alive) return;
     sim_send_control(sim, &proc->control, 1, E_WORKER_FROM_COORDINATOR, index, 0, &message);
+}
+
+void reshard_tell_worker(struct sim *sim, uint32_t index)
+{
+    const struct sim_layout *layout = sim->coordinator.layout;
+    const struct cairn_version since = { layout->after.generation, layout->after.step + 1 };
+    to_worker(sim, index, M_LAYOUT, layout, since);
+}
+
+void reshard_attached(struct sim *sim, uint32_t index)
+{
+    const struct sim_layout *layout = sim->coordinator.layout;
+    const struct cairn_version newest = { sim->oracle.generation, sim->oracle.step };
+    const struct sim_layout *serves = layout_serves(layout, layout->after, newest);
+    to_worker(sim, index, M_ATTACHED, serves, newest);
+    if (serves != layout) reshard_tell_worker(sim, index);
 }
 
 /* ---- what the machine says ---- */

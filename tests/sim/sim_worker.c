@@ -2,6 +2,7 @@
  * state that matters: a new one may take its rank at any time. */
 #include <string.h>
 
+#include "proto/geometry/since.h"
 #include "tests/sim/sim.h"
 
 static void proceed(struct sim *sim, uint32_t index);
@@ -104,7 +105,7 @@ void process_connect(struct sim *sim, uint32_t index)
     proc->control.up = true;
     proc->control.arrives[0] = proc->control.arrives[1] = sim->now;
     to_coordinator(sim, index, M_ATTACH, 0);
-    reshard_tell_worker(sim, index); // nothing comes before what the answer says
+    reshard_attached(sim, index); // nothing comes before what the answer says
     if (proc->pause_ends > sim->now) to_coordinator(sim, index, M_PAUSE, 0);
     // Whatever was asked may have been lost. Of a round that is open here: how does it end? (A round that
     // a coordinator told us of, and died before it told the shards, gets no GRANT, ever.)
@@ -342,12 +343,53 @@ static void proceed(struct sim *sim, uint32_t index)
 
 /* ---- what comes in ---- */
 
-/* The shards that it has not met it meets. */
+/* NULL: the process does not know it. */
+static struct kept_layout *find_kept(struct process *proc, const struct sim_layout *layout)
+{
+    for (uint32_t i = 0; i < proc->kept_count; i++)
+        if (proc->kept[i].layout == layout) return &proc->kept[i];
+    return NULL;
+}
+
+/* Those go that serve no version, since a newer one serves from the same one on. */
+static void trim(struct process *proc)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < proc->kept_count; i++) {
+        const struct kept_layout *newer = count > 0 ? &proc->kept[count - 1] : NULL;
+        if (newer == NULL || cairn_version_compare(newer->since, proc->kept[i].since) > 0)
+            proc->kept[count++] = proc->kept[i];
+    }
+    proc->kept_count = count;
+}
+
+static void keep(struct process *proc, const struct sim_layout *layout, struct cairn_version since)
+{
+    if (proc->kept_count == LAYOUTS_KEPT) proc->kept_count--;
+    memmove(proc->kept + 1, proc->kept, proc->kept_count * sizeof *proc->kept);
+    proc->kept[0] = (struct kept_layout) { layout, since };
+    proc->kept_count++;
+}
+
+/* As client/loop/layouts.c. The shards that it has not met it meets. */
 static void on_layout(struct sim *sim, uint32_t index, const struct message *message)
 {
     struct process *proc = &sim->procs[index];
-    proc->layout = &sim->layouts[message->layout];
-    proc->layout_after = message->version;
+    const struct sim_layout *layout = &sim->layouts[message->layout];
+    const struct sim_layout *in_force = &sim->layouts[message->sent];
+    // A store that is an older copy goes on from an older layout: then a trainer opens the job anew.
+    if (proc->kept_count > 0 && proc->kept[0].layout != in_force &&
+        proc->kept[0].layout->number >= in_force->number)
+        proc->kept_count = 0;
+    struct kept_layout *known = find_kept(proc, layout);
+    if (known == NULL)
+        keep(proc, layout, message->version);
+    else if (message->kind == M_LAYOUT)
+        known->since = message->version;
+    else
+        known->since = cairn_since_attached(known->since, message->version);
+    trim(proc);
+    proc->layout = proc->kept[0].layout;
     for (uint32_t s = 0; s < sim->scenario.room; s++)
         if (layout_has(proc->layout, s) && !proc->fabric[s].up)
             sim_at(sim, rng_exponential(&sim->schedule, 500), E_FABRIC_RECONNECT, s, index,
@@ -357,7 +399,10 @@ static void on_layout(struct sim *sim, uint32_t index, const struct message *mes
 /* The parameters that it is to compute with, each from the side that has it. */
 static void fetch(struct sim *sim, const struct process *proc, struct cairn_version version)
 {
-    const struct sim_layout *layout = layout_serves(proc->layout, proc->layout_after, version);
+    uint32_t at = 0;
+    while (at + 1 < proc->kept_count && cairn_version_compare(proc->kept[at].since, version) > 0)
+        at++;
+    const struct sim_layout *layout = proc->kept[at].layout;
     for (uint32_t c = 0; c < sim->scenario.chunks; c++) take_fetch(sim, layout, c, version);
 }
 
@@ -407,8 +452,9 @@ static void on_result(struct sim *sim, uint32_t index, const struct message *mes
 static void from_coordinator(struct sim *sim, uint32_t index, const struct message *message)
 {
     struct process *proc = &sim->procs[index];
-    if (proc->stalled && message->kind != M_FENCED && message->kind != M_LAYOUT) return;
-    if (message->kind == M_LAYOUT) on_layout(sim, index, message);
+    const bool is_layout = message->kind == M_ATTACHED || message->kind == M_LAYOUT;
+    if (proc->stalled && message->kind != M_FENCED && !is_layout) return;
+    if (is_layout) on_layout(sim, index, message);
     if (message->kind == M_OPENED) on_opened(sim, index, message);
     if (message->kind == M_RESULT) on_result(sim, index, message);
     if (message->kind == M_REFUSED)

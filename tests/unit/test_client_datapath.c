@@ -2,9 +2,11 @@
 #include <check.h>
 #include <poll.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "client/job.h"
+#include "client/op.h"
 #include "tests/support/suite.h"
 
 enum { STEP_MS = 50, BEGIN_MS = 1000 };
@@ -129,6 +131,71 @@ TEST(a_shard_that_need_not_speak_is_not_silent)
     job.attachment.state = JOB_ATTACHING;
     at_ms = judge_until(at_ms, at_ms + 20000);
     ck_assert(!is_said("s0"));
+}
+
+/* ---- a shard that has left the job ---- */
+
+static struct op op;
+static struct parcel fetch, *parcels[] = { &fetch };
+
+/* What it published is asked of it. On loan: this parcel is not given back. */
+static void ask_it(void)
+{
+    fetch = (struct parcel) { .job = &job, .op = &op, .kind = CAIRN_CHUNK_FETCH, .on_loan = 1 };
+    fetch.request.state = CAIRN_REQUEST_SENT;
+    cairn_asker_open(&shard.asker, NULL);
+    shard.asker.sent = shard.asked = 1;
+    job.parcels.all = parcels;
+    job.parcels.count = 1;
+}
+
+/* In the newest layout it is a hole. */
+static struct body *leave(void)
+{
+    static struct cairn_layout layout = { .shard_count = 1 };
+    struct body *body = calloc(1, sizeof *body + sizeof body->parts[0]);
+    ck_assert_ptr_nonnull(body);
+    body->layout = &layout;
+    body->parts[0].absent = true;
+    return job.bodies = body;
+}
+
+TEST(what_a_silent_shard_is_asked_for_is_gone_as_soon_as_it_is_known_to_have_left)
+{
+    be_attached();
+    ask_it();
+    const uint64_t at_ms = judge_until(BEGIN_MS, BEGIN_MS + 60000);
+    ck_assert(is_said("s0") && !fetch.answered);
+    struct body *body = leave();
+    judge_until(at_ms, at_ms);
+    ck_assert(!is_said("s0"));
+    ck_assert(fetch.answered);
+    ck_assert_int_eq(fetch.status, CAIRN_ERR_VERSION_GONE);
+    free(body);
+}
+
+/* Its process may live, and know nothing of the job any more. */
+TEST(who_left_and_says_nothing_has_nothing_although_this_host_has_its_memory)
+{
+    struct cairn_sentence why = { "" };
+    const struct cairn_fabric_options options = { .on_message = on_nothing };
+    cairn_fabric_close(session.path.fabric);
+    ck_assert_msg(cairn_fabric_open("mapped", &options, &session.path.fabric, &why) == CAIRN_OK,
+                  "%s", why.text);
+    shard.address = (uint8_t *)(uintptr_t)cairn_fabric_address(session.path.fabric,
+                                                               &shard.address_bytes);
+    ck_assert_int_eq(cairn_fabric_connect(session.path.fabric, shard.address, shard.address_bytes,
+                                          NULL, NULL, &shard.conn.peer),
+                     CAIRN_OK);
+    ck_assert(cairn_chunk_link_shares(&shard.conn));
+    be_attached();
+    ask_it();
+    struct body *body = leave();
+    judge_until(BEGIN_MS, BEGIN_MS + 5100);
+    ck_assert(fetch.answered);
+    ck_assert_int_eq(fetch.status, CAIRN_ERR_VERSION_GONE);
+    cairn_fabric_peer_close(shard.conn.peer);
+    free(body);
 }
 
 /* A cluster whose shards have not joined is there all the same. */

@@ -662,6 +662,18 @@ TEST(a_worker_that_missed_changes_takes_the_layout_that_it_finds)
     expect_all(CAIRN_CHUNK_PUSH, 3);
 }
 
+/* The word was lost with the coordinator that gave it; who had the version before may have ended since. */
+TEST(a_worker_that_missed_that_a_version_was_published_anew_takes_it_from_the_new_owners)
+{
+    move_to(1);
+    change(2, 2);
+    call(fetch);
+    change_while_away(2, 1);
+    forget_counts();
+    call(fetch);
+    expect_all(CAIRN_CHUNK_FETCH, 2);
+}
+
 /* No word will come of what was published meanwhile. */
 TEST(what_was_published_while_it_was_away_is_gone)
 {

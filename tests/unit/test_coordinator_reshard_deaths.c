@@ -188,6 +188,22 @@ TEST(a_coordinator_that_starts_again_goes_on_with_a_drain)
     ck_assert_ptr_null(cairn_cluster_seat_find(fake.cluster, s0));
 }
 
+/* A member that came meanwhile knows no older layout, and who had the version by that may have ended. */
+TEST(what_was_published_anew_is_so_for_the_next_coordinator)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
+    char *const drained[] = { s1 };
+    fake_peer_close(&w); // nobody trains
+    message.drain = (char **)(uintptr_t)drained;
+    message.n_drain = 1;
+    cairn_message_free(&expect_told(ask_reshard(&message))->base);
+    fake_until(&fake, toy()->layout->version == 2 && fake.shards[0].move.published != 0 &&
+                          !cairn_cluster_layouts_behind(toy()));
+    fake_until(&fake, fake.cluster->saves.list == NULL);
+    restart_coordinator();
+    ck_assert(toy()->layout->version > 2 || toy()->layouts.before == NULL);
+}
+
 /* The layout is in the store, and nobody was fenced with it: all have it prepared only. */
 TEST(a_coordinator_that_ends_before_its_fences_are_heard_loses_nothing)
 {

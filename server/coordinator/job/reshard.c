@@ -22,19 +22,24 @@
 static void on_saved(const struct cairn_cluster_saved *saved)
 {
     if (saved->status != CAIRN_OK)
-        cairn_log_error("job %016" PRIx64 ": the end of its re-sharding is not in the store: %s",
+        cairn_log_error("job %016" PRIx64 ": where its re-sharding stands is not in the store: %s",
                         saved->job, saved->why);
+}
+
+static void save(struct cairn_cluster_job *job)
+{
+    struct cairn_sentence why;
+    if (cairn_cluster_save_layout(job, 0, on_saved, &why) != CAIRN_OK)
+        cairn_log_error("job %s: where its re-sharding stands is not in the store: %s",
+                        job->spec.name, why.text);
 }
 
 /* The weights are forgotten in the store, too. A job that is not in it any more has none there. */
 static void forget_weights(struct cairn_cluster_job *job)
 {
-    struct cairn_sentence why;
     CAIRN_EACH_SHARD (job, i) job->shards[i].weight = 0;
     if (job->state == CAIRN_CLUSTER_JOB_CREATING || !job->stored) return;
-    if (cairn_cluster_save_layout(job, 0, on_saved, &why) != CAIRN_OK)
-        cairn_log_error("job %s: the end of its re-sharding is not in the store: %s",
-                        job->spec.name, why.text);
+    save(job);
 }
 
 void cairn_cluster_reshard_end(struct cairn_cluster_job *job,
@@ -120,6 +125,7 @@ static void on_republished(struct cairn_cluster_job *job, const void *about, cai
     r->publishing = false;
     if (status == CAIRN_OK) {
         cairn_cluster_layouts_published(job);
+        save(job); // else a new coordinator names the layout before, which later members never had
         cairn_cluster_leases_republished(job);
         cairn_cluster_members_layout_changed(job);
     } else {
@@ -393,10 +399,7 @@ cairn_status cairn_cluster_reshard_begin(struct cairn_cluster_job *job,
 
 void cairn_cluster_reshard_go_on(struct cairn_cluster_job *job)
 {
-    struct cairn_sentence why;
-    if (job->reshard.running && cairn_cluster_save_layout(job, 0, on_saved, &why) != CAIRN_OK)
-        cairn_log_error("job %s: its re-sharding is not in the store: %s", job->spec.name,
-                        why.text);
+    if (job->reshard.running) save(job);
 }
 
 cairn_status cairn_cluster_reshard_cancel(struct cairn_cluster_job *job, struct cairn_sentence *why)

@@ -1,0 +1,11 @@
+#include "proto/geometry/since.h"
+
+#ifndef CAIRN_MUTANT /* bugs seeded for the simulator: server/core/mutant.h */
+#define CAIRN_MUTANT 0
+#endif
+#define MUTANT(n) (CAIRN_MUTANT == (n))
+
+struct cairn_version cairn_since_attached(struct cairn_version since, struct cairn_version newest)
+{
+    return !MUTANT(81) && cairn_version_compare(since, newest) > 0 ? newest : since;
+}
