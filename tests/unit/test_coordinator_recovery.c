@@ -245,6 +245,43 @@ TEST(one_that_is_removed_meanwhile_is_not_counted_twice)
     expect_attached(ask_open(), 2, 2);
 }
 
+/* With another learning rate, which stays. */
+static uint32_t ask_restore_with_lr(const char *folder)
+{
+    Cairn__SnapshotRestore message = CAIRN__SNAPSHOT_RESTORE__INIT;
+    Cairn__Setting lr = CAIRN__SETTING__INIT, *settings[] = { &lr };
+    lr.key = (char *)(uintptr_t) "all.lr";
+    lr.value = (char *)(uintptr_t) "0.25";
+    message.path = (char *)(uintptr_t)folder;
+    message.settings = settings;
+    message.n_settings = 1;
+    return fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &message.base);
+}
+
+/* The shard comes back empty, or another one is there in its place. */
+TEST_EACH(a_restore_that_an_operator_began_and_a_shard_ended_is_tried_again, 0, 2)
+{
+    char folder[300];
+    amend(0);
+    save(folder);
+    train();
+    fake.shards[1].holds_create = true;
+    const uint32_t asked = ask_restore_with_lr(folder);
+    fake_until(&fake, fake.shards[1].has_job && toy()->restoring);
+    if (_i == 1) fake_shard_up(&fake, 2);
+    fake_shard_away(&fake, 1);
+    fake_shard_forget(&fake, 1);
+    fake.shards[1].holds_create = false;
+    fake_expect_error(&fake, &admin, asked, CAIRN_ERR_CLOSED, "");
+    ck_assert_msg(cairn_cluster_recovery_pending(toy()), "%s", toy()->loss.why.text);
+    ck_assert_ptr_nonnull(strstr(toy()->loss.why.text, "is restored by itself"));
+    if (_i == 0) fake_shard_up(&fake, 1);
+    toy()->loss.recovery.retry_ms = 0;
+    expect_attached(ask_open(), 3, 1);
+    ck_assert(fake.shards[0].has_job && fake.shards[1 + _i].has_job);
+    ck_assert_double_eq(toy()->spec.groups[0].lr, 0.25);
+}
+
 TEST(without_a_snapshot_the_job_is_lost_and_says_so)
 {
     amend(0);

@@ -15,7 +15,7 @@ const char *cairn_cluster_restore_job_name(const struct cairn_cluster_restore *r
 const struct cairn_job_spec_data *
 cairn_cluster_restore_spec(const struct cairn_cluster_restore *restore)
 {
-    return restore->settings != NULL ? &restore->spec : &restore->manifest.spec;
+    return restore->spec.name != NULL ? &restore->spec : &restore->manifest.spec;
 }
 
 void cairn_cluster_restore_replaces(struct cairn_cluster_restore *restore,

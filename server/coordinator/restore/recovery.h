@@ -8,6 +8,9 @@
  *     → running        in a new generation, at the snapshot's step, with the policy and the bounds of workers
  *                      that the job had
  *
+ * A restore that an operator or a worker asked for, and that ended for another cause than its snapshot (a
+ * shard died), is tried again in the same way, with the settings that were asked for.
+ *
  * A snapshot that a shard does not see is not damaged: that shard's storage is waited for, however long.
  *
  * A snapshot ahead of where the job was is not its own, but of one that had the name before it.

@@ -90,11 +90,23 @@ static void end_restore(struct cairn_cluster_restore *restore, cairn_status stat
 
 /* ---- loaded and stored, on the loop ---- */
 
+/* The job has no part any more that could come back. With on_shard_loss its restore is tried again, also
+ * where an operator or a worker asked for it: unless the snapshot is to blame, of which they are told. */
+static void note_begun(const struct cairn_cluster_restore *restore, struct cairn_cluster_job *job,
+                       cairn_status status)
+{
+    struct cairn_cluster_recovery *r = &job->loss.recovery;
+    if (restore->latest.of_job != 0) return; // its recovery judges by itself
+    r->begun = restore->is_its_own && !cairn_cluster_restore_is_damage(status);
+    r->unseen = restore->unseen;
+}
+
 static void end_load(struct cairn_cluster_restore *restore, struct cairn_cluster_job *job,
                      cairn_status status, const char *text)
 {
     job->restoring = false;
     if (status != CAIRN_OK && job->reserved.generation != 0) {
+        note_begun(restore, job, status);
         cairn_cluster_job_lose(job, false, "restoring %s failed (%s)", restore->folder, text);
     } else if (status != CAIRN_OK) { // there was none before
         cairn_cluster_job_drop(job);
@@ -188,6 +200,19 @@ static void on_made(void *context, cairn_status status, const char *text)
 
 static void on_reserved(const struct cairn_cluster_saved *saved);
 
+/* What the job that is lost has otherwise than its snapshot. One whose restore did not end has all that was
+ * asked of that restore. */
+static cairn_status take_over(struct cairn_cluster_restore *restore,
+                              const struct cairn_cluster_job *old)
+{
+    const struct cairn_manifest *m = &restore->manifest;
+    const struct cairn_version from = { m->generation, m->step };
+    const bool is_same = cairn_version_compare(old->origin.from, from) == 0 && !old->initialized;
+    if (!is_same) return cairn_cluster_recovery_keep(&restore->manifest.spec, &old->spec);
+    cairn_spec_release(&restore->spec);
+    return cairn_spec_copy(&old->spec, &restore->spec);
+}
+
 /* Reserves a generation of the job that is there, and replaces it when that is durable. The job goes on
  * meanwhile: if it has come to that generation by itself, a newer one is reserved. */
 static void advance(struct cairn_cluster_restore *restore)
@@ -197,7 +222,7 @@ static void advance(struct cairn_cluster_restore *restore)
     struct cairn_sentence why;
     cairn_status status = cairn_cluster_restore_judge_replace(restore, old, &why);
     if (status == CAIRN_OK && restore->latest.ended != NULL && old != NULL)
-        status = cairn_cluster_recovery_keep(&m->spec, &old->spec);
+        status = take_over(restore, old);
     if (status == CAIRN_OK && restore->latest.ended != NULL && restore->latest.of_job == 0)
         status = cairn_cluster_openers_judge(restore->cluster, &m->spec, &why);
     const uint64_t next = cairn_cluster_restore_next_generation(restore, old),

@@ -63,8 +63,8 @@ struct cairn_cluster_restore {
     char *job_name; /* under which name; NULL: the snapshot's */
     /* what the job is to have otherwise than the snapshot says; NULL: nothing */
     Cairn__SnapshotRestore *settings;
-    struct cairn_job_spec_data
-        spec; /* of the job, with settings; else empty, and the manifest's is */
+    /* of the job, where it is another one than the manifest's; else empty */
+    struct cairn_job_spec_data spec;
     struct cairn_manifest manifest;
     /* [shard_count of the job], enum cairn_part_state; NULL: it is not being loaded */
     uint8_t *parts;
