@@ -110,6 +110,7 @@ static void on_tick(uv_timer_t *timer)
         cairn_cluster_recovery_tick(job);
         cairn_cluster_straggler_tick(job);
     }
+    cairn_cluster_sessions_take_early(cluster);
     cairn_cluster_drains_tick(cluster);
     cairn_cluster_reshard_spread(cluster);
 }

@@ -14,7 +14,8 @@
  *   snapshot/  cuts, periodic snapshots, the folder of those that are committed
  *   job/       jobs are opened, made, amended, lost, dropped; what a core says is done (act.c)
  *   restore/   jobs come back from snapshots, and the store from shards
- *   .          who speaks (sessions.c), who sits where (seating.c), what each role may say (handlers_*.c)
+ *   .          who speaks (sessions.c), who is answered later (early.c), who sits where (seating.c), what each
+ *              role may say (handlers_*.c)
  *
  * Who decides what: the core alone decides a job's rounds and epochs (server/core/round.h). job/jobs.c and
  * restore/restore.c decide jobs, layouts and generations, which are durable before anyone hears of them.
@@ -32,6 +33,7 @@
 #include "server/base/log.h"
 #include "server/base/wall.h"
 #include "server/coordinator/base/names.h"
+#include "server/coordinator/early.h"
 #include "server/coordinator/job/openings.h"
 #include "server/coordinator/member/standing.h"
 #include "server/coordinator/store/events.h"
@@ -114,6 +116,7 @@ struct cairn_cluster {
     struct cairn_cluster_storage storage;
     struct cairn_cluster_identity identity;
     struct cairn_cluster_openings openings;
+    struct cairn_cluster_earlies earlies;
     uint32_t next_request; /* base/calls.c */
     uint64_t seats_taken;  /* how often a shard sat down */
     struct {               /* processes that were told to end (job/drain.c): the newest ones */

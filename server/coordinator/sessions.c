@@ -247,6 +247,31 @@ static void handle(struct cairn_cluster_session *session, const struct cairn_fra
                      cairn_role_name(session->role), cairn_message_name(frame->type));
 }
 
+/* A whole frame of a session that goes on. */
+static void take_frame(struct cairn_cluster_session *session, const struct cairn_frame *frame)
+{
+    const ProtobufCMessageDescriptor *type = cairn_message_type(frame->type);
+    ProtobufCMessage *message =
+        type == NULL ? NULL : cairn_message_unpack(type, frame->payload, frame->payload_bytes);
+    if (message == NULL) {
+        session->closing = true;
+        cairn_peer_close(session->peer, CAIRN_ERR_MALFORMED, "malformed %s from %s",
+                         cairn_message_name(frame->type), session->name);
+        return;
+    }
+    handle(session, frame, message);
+    cairn_message_free(message);
+}
+
+void cairn_cluster_sessions_take_early(struct cairn_cluster *cluster)
+{
+    struct cairn_cluster_early *early;
+    while (!cluster->closing && (early = cairn_cluster_early_take(cluster)) != NULL) {
+        if (!early->session->closing) take_frame(early->session, &early->frame);
+        free(early);
+    }
+}
+
 void cairn_cluster_session_on_frame(struct cairn_peer *peer, const struct cairn_frame *frame,
                                     void *context)
 {
@@ -259,18 +284,9 @@ void cairn_cluster_session_on_frame(struct cairn_peer *peer, const struct cairn_
     }
     if (session->closing) return;
     session->last_frame_ms = uv_now(cluster->loop);
-    const ProtobufCMessageDescriptor *type = cairn_message_type(frame->type);
-    ProtobufCMessage *message =
-        type == NULL ? NULL : cairn_message_unpack(type, frame->payload, frame->payload_bytes);
-    if (message == NULL) {
-        session->closing = true;
-        cairn_peer_close(peer, CAIRN_ERR_MALFORMED, "malformed %s from %s",
-                         cairn_message_name(frame->type), session->name);
-        return;
-    }
     if (session->role == CAIRN_ROLE_WIRE_ADMIN) session->unanswered += frame->request != 0;
-    handle(session, frame, message);
-    cairn_message_free(message);
+    if (!cairn_cluster_early_hold(session, frame)) take_frame(session, frame);
+    cairn_cluster_sessions_take_early(cluster);
 }
 
 static void forget_waits(struct cairn_cluster_session *session)
@@ -288,6 +304,7 @@ static void forget_waits(struct cairn_cluster_session *session)
     cairn_cluster_park_forget(session->cluster, session);
     cairn_cluster_amenders_forget(session->cluster, session);
     cairn_cluster_works_forget(session->cluster, session);
+    cairn_cluster_early_forget(session->cluster, session);
 }
 
 void cairn_cluster_session_on_gone(struct cairn_peer *peer, cairn_status status, const char *why,

@@ -37,9 +37,25 @@ TEST(what_is_dropped_or_replaced_unheard_has_no_step)
     restart_coordinator();
     fake_shard_up(&fake, 0);
     const uint32_t request = ask_drop("toy", false);
+    fake_expect_silence(&fake, &admin, 0); // a shard that lives is back within a lease
+    fake.cluster->clock.started_ms -= (uint64_t)fake.cluster->options->lease_timeout_ms;
     Cairn__JobRemoved *removed = fake_expect(&fake, &admin, CAIRN_MSG_JOB_REMOVED, request);
     ck_assert(removed->version_unknown);
     cairn_message_free(&removed->base);
+}
+
+/* Before it was: "shard s1 is not here", and a plan without it. */
+TEST(a_drain_that_is_asked_of_a_coordinator_that_has_just_started_waits_for_the_shards)
+{
+    Cairn__MemberDrain drain = CAIRN__MEMBER_DRAIN__INIT;
+    restart_coordinator();
+    drain.name = fake.shards[1].name;
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_MEMBER_DRAIN, &drain.base);
+    fake_shard_up(&fake, 0);
+    fake_expect_silence(&fake, &admin, 0);
+    fake_shard_up(&fake, 1);
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, request));
+    ck_assert(cairn_cluster_seat_find(fake.cluster, "s1")->leaving);
 }
 
 /* ---- forgotten ---- */

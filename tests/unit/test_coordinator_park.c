@@ -139,4 +139,34 @@ TEST(a_coordinator_that_starts_in_mid_park_takes_it_over)
     expect_parked(ask_park(false), false);
 }
 
+/* What is asked before its shards have told is answered when they have. */
+TEST(a_job_that_is_parked_is_taken_back_by_a_coordinator_that_has_just_started)
+{
+    expect_parked(ask_park(true), true);
+    restart_coordinator();
+    tick_fast();
+    const uint32_t request = ask_park(false);
+    fake_shard_up(&fake, 0);
+    for (int i = 0; i < 20; i++) fake_pump(&fake);
+    fake_shard_up(&fake, 1);
+    expect_parked(request, false);
+    come_again("w0");
+    ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
+    train();
+}
+
+/* One of them does not come: it waits on, and says nothing that is not known. */
+TEST(a_part_that_is_away_for_a_lease_is_waited_for_before_a_job_is_called_unparked)
+{
+    expect_parked(ask_park(true), true);
+    restart_coordinator();
+    tick_fast();
+    fake_shard_up(&fake, 0);
+    fake.cluster->earlies.over = true; // a lease has passed
+    const uint32_t request = ask_park(false);
+    fake_expect_silence(&fake, &admin, 0);
+    fake_shard_up(&fake, 1);
+    expect_parked(request, false);
+}
+
 SUITE(30, open_ticking, close_fake);

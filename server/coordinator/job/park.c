@@ -150,8 +150,9 @@ static cairn_status judge(const struct cairn_cluster_job *job, bool parked,
     if (job->extension.body != NULL)
         return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being amended; ask again",
                           job->spec.name);
-    // Who asks for what is on its way already waits for it.
-    if (job->park.shut && !job->park.settled && parked != job->park.wanted)
+    // Who asks for what is on its way already waits for it. What another coordinator wanted nobody waits for.
+    const bool is_moving = job->park.asking || job->park.undoes || job->park.waiters != NULL;
+    if (job->park.shut && !job->park.settled && is_moving && parked != job->park.wanted)
         return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being %s; ask again", job->spec.name,
                           job->park.wanted ? "parked" : "taken back from where it was parked");
     return CAIRN_OK;
@@ -172,7 +173,8 @@ void cairn_cluster_job_park(struct cairn_cluster_session *session, uint32_t requ
         cairn_cluster_session_error(session, request, status, why.text);
         return;
     }
-    const bool is_so = !job->park.shut && !message->parked;
+    // Before all parts have told, another coordinator's word may stand: it is taken back where it does.
+    const bool is_so = !job->park.shut && !message->parked && job->rounds.heard;
     if (is_so) {
         answer(job);
         return;

@@ -1,0 +1,95 @@
+#include "server/coordinator/early.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/wire/messages.h"
+#include "server/coordinator/base/job.h"
+#include "server/coordinator/base/seat.h"
+#include "server/coordinator/base/session.h"
+#include "server/coordinator/cluster.h"
+
+#define HELD_MAX 64 /* in the cluster */
+
+/* What is answered by what shards hold, or by which of them are there. */
+static const uint16_t depends[] = {
+    CAIRN_MSG_DRAIN_ME,        CAIRN_MSG_JOB_AMEND,        CAIRN_MSG_JOB_DIGEST_GET,
+    CAIRN_MSG_JOB_PARK,        CAIRN_MSG_JOB_REMOVE,       CAIRN_MSG_MEMBER_DRAIN,
+    CAIRN_MSG_RESHARD_ASK,     CAIRN_MSG_SHARD_FORGET,     CAIRN_MSG_SNAPSHOT_CANCEL,
+    CAIRN_MSG_SNAPSHOT_CREATE, CAIRN_MSG_SNAPSHOT_RESTORE,
+};
+
+static bool is_told(const struct cairn_cluster *cluster)
+{
+    for (const struct cairn_cluster_job *job = cluster->jobs; job != NULL; job = job->next) {
+        if (job->version_unknown && job->state == CAIRN_CLUSTER_JOB_RUNNING) return false;
+        if (job->park.shut && !job->park.settled) return false; // taken over, and asked once more
+        CAIRN_EACH_SHARD (job, i)
+            if (job->stored && job->shards[i].seat->incarnation == 0) return false;
+    }
+    return true;
+}
+
+/* Once it is over it stays so: who goes away later is missed, and the answers say that. */
+static bool is_early(struct cairn_cluster *cluster)
+{
+    struct cairn_cluster_earlies *e = &cluster->earlies;
+    const uint64_t passed_ms = uv_now(cluster->loop) - cluster->clock.started_ms;
+    if (!e->over)
+        e->over = passed_ms >= (uint64_t)cluster->options->lease_timeout_ms || is_told(cluster);
+    return !e->over;
+}
+
+bool cairn_cluster_early_hold(struct cairn_cluster_session *session,
+                              const struct cairn_frame *frame)
+{
+    struct cairn_cluster *cluster = session->cluster;
+    struct cairn_cluster_earlies *e = &cluster->earlies;
+    size_t i = 0;
+    while (i < sizeof depends / sizeof *depends && depends[i] != frame->type) i++;
+    if (i == sizeof depends / sizeof *depends || frame->request == 0 || !is_early(cluster))
+        return false;
+    struct cairn_cluster_early *early = e->count < HELD_MAX
+                                            ? malloc(sizeof *early + frame->payload_bytes)
+                                            : NULL;
+    if (early == NULL) {
+        cairn_cluster_session_error(session, frame->request, CAIRN_ERR_BUSY,
+                                    "the coordinator has just started and waits for its shards; "
+                                    "ask again");
+        return true;
+    }
+    *early = (struct cairn_cluster_early) { .session = session, .frame = *frame };
+    if (frame->payload_bytes > 0) memcpy(early->bytes, frame->payload, frame->payload_bytes);
+    early->frame.payload = early->bytes;
+    struct cairn_cluster_early **at = &e->list;
+    while (*at != NULL) at = &(*at)->next;
+    *at = early;
+    e->count++;
+    return true;
+}
+
+struct cairn_cluster_early *cairn_cluster_early_take(struct cairn_cluster *cluster)
+{
+    struct cairn_cluster_earlies *e = &cluster->earlies;
+    if (e->list == NULL || is_early(cluster)) return NULL;
+    struct cairn_cluster_early *early = e->list;
+    e->list = early->next;
+    e->count--;
+    return early;
+}
+
+void cairn_cluster_early_forget(struct cairn_cluster *cluster,
+                                const struct cairn_cluster_session *session)
+{
+    struct cairn_cluster_early **at = &cluster->earlies.list;
+    while (*at != NULL) {
+        struct cairn_cluster_early *early = *at;
+        if (early->session != session) {
+            at = &early->next;
+            continue;
+        }
+        *at = early->next;
+        cluster->earlies.count--;
+        free(early);
+    }
+}
