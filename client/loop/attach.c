@@ -176,8 +176,7 @@ static cairn_status take_spec(struct job *job, struct cairn_sentence *why)
 }
 
 /* A coordinator that lives on took the member for lost and had the shards cut their endpoints to it; both
- * ends begin anew. A new coordinator did not: endpoints stay, because UCX takes a keepalive round (over
- * 15 s measured) to notice that one end alone was made anew. */
+ * ends begin anew. A new coordinator did not: connections stay, and what is under way on them goes on. */
 static void restart_links(struct job *job)
 {
     for (uint32_t i = 0; i < job->shards.count; i++)

@@ -264,6 +264,7 @@ static void add_stats(struct cairn_fabric_stats *all, const struct cairn_fabric_
     all->messages_refused += one->messages_refused;
     all->peers_down += one->peers_down;
     all->connections_refused += one->connections_refused;
+    all->endpoints_made += one->endpoints_made;
     all->references_sent += one->references_sent;
     all->references_declined += one->references_declined;
     all->bytes_read += one->bytes_read;
@@ -271,6 +272,7 @@ static void add_stats(struct cairn_fabric_stats *all, const struct cairn_fabric_
     all->receives_now += one->receives_now;
     all->held_now += one->held_now;
     all->peers_now += one->peers_now;
+    all->endpoints_now += one->endpoints_now;
 }
 
 static void auto_stats(const struct cairn_fabric *common, struct cairn_fabric_stats *stats_out)

@@ -27,7 +27,10 @@ struct fabric_op {
     bool is_summed;         /* the backend set *checksum_out */
     uint64_t *checksum_out; /* receives: whoever waits for it wants it; NULL: nobody does */
     const void *buffer;     /* with it */
-    void *by;               /* the backend's: the connection that a receive needs; else NULL */
+    /* the backend's */
+    void *by; /* the connection that it needs; NULL: none, or it is closed */
+    const struct cairn_fabric_peer *to; /* of a send; NULL: closed since */
+    uint64_t due_ms;                    /* who waits for it has gone: then it is ended; 0: never */
     size_t header_bytes;
     uint8_t header[CAIRN_FABRIC_HEADER_MAX]; /* sends: UCX reads it until the send is over */
 };

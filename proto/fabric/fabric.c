@@ -192,6 +192,8 @@ static struct fabric_op *op_new(struct cairn_fabric *fabric, bool is_send, size_
     op->is_summed = false;
     op->checksum_out = NULL;
     op->by = NULL;
+    op->to = NULL;
+    op->due_ms = 0;
     TAILQ_INSERT_TAIL(&fabric->flying, op, link);
     *(is_send ? &fabric->stats.sends_now : &fabric->stats.receives_now) += 1;
     return op;

@@ -58,11 +58,11 @@ struct cairn_fabric_hub;     /* backend.h */
  * Errors: CAIRN_ERR_CLOSED (the peer or the fabric is gone), CAIRN_ERR_NO_MEMORY. */
 typedef void cairn_fabric_done_fn(void *arg, cairn_status status);
 
-/* The peer is gone, or could not be reached: CAIRN_ERR_CLOSED or CAIRN_ERR_UNREACHABLE. Called once
- * per peer, and not after cairn_fabric_peer_close. Its sends complete with an error, before or after
- * this. The peer stays valid (every send answers CAIRN_ERR_CLOSED) until it is closed, which may be
- * done right here. A peer that is stopped or cut off by a silent network is NOT noticed: leases and
- * deadlines are the application's (measured: no error from TCP within 45 s). */
+/* The peer is gone, or could not be reached: CAIRN_ERR_CLOSED or CAIRN_ERR_UNREACHABLE. Called once per
+ * peer, and not after cairn_fabric_peer_close. Its sends complete with an error, before or after this. The
+ * peer stays valid (every send answers CAIRN_ERR_CLOSED) until it is closed, which may be done right here. A
+ * peer that is stopped is NOT noticed: leases and deadlines are the application's. One that a silent network
+ * cuts off is noticed 5 s after what it does not acknowledge was sent (UCX over TCP). */
 typedef void cairn_fabric_down_fn(void *arg, struct cairn_fabric_peer *peer, cairn_status why);
 
 /* A message arrived. `header` is valid inside this call only: copy what is needed.
@@ -181,21 +181,22 @@ bool cairn_fabric_address_host(const void *address, size_t bytes, char *out, siz
 /* May be the name of a host: 1 to 63 visible characters of ASCII. */
 bool cairn_fabric_host_is_name(const char *host);
 
-/* Somebody's address becomes a peer. Does not wait for an answer: the first sends are queued. Nobody
- * there: CAIRN_ERR_UNREACHABLE now or on_down later, both happen. The bytes are copied.
- * CAIRN_ERR_MALFORMED: not an address (wrong magic, length or checksum) or of another kind of fabric.
- * The checksum keeps accidents from UCX, which aborts on them. It does not stop a liar: connect only
- * to addresses that came from an authenticated member.
- * Packets that are dropped on the way: CAIRN_ERR_UNREACHABLE after 100 ms, and at once when it is tried
- * again; a late answer counts then. */
+/* Somebody's address becomes a peer; several of one address share a connection (UCX). Does not wait for an
+ * answer: the first sends are queued. Nobody there: CAIRN_ERR_UNREACHABLE now or on_down later, both happen.
+ * The bytes are copied. CAIRN_ERR_MALFORMED: not an address (wrong magic, length or checksum) or of another
+ * kind of fabric. The checksum keeps accidents from UCX, which aborts on them. It does not stop a liar:
+ * connect only to addresses that came from an authenticated member. Packets that are dropped on the way:
+ * CAIRN_ERR_UNREACHABLE after 100 ms, and at once when it is tried again; a late answer counts then. */
 CAIRN_MUST_CHECK cairn_status cairn_fabric_connect(struct cairn_fabric *fabric, const void *address,
                                                    size_t bytes, cairn_fabric_down_fn *on_down,
                                                    void *arg, struct cairn_fabric_peer **peer_out);
 
-/* Gives the peer up, at once: sends in flight complete with CAIRN_ERR_CLOSED in a later progress and
- * may or may not arrive. The other side's peer for us may go down by it (mem) or stay up until we are
- * gone (UCX, where each direction can be a connection of its own): say goodbye in a message, if it
- * matters. NULL is allowed. */
+/* Gives the peer up. Sends in flight complete in a later progress, with CAIRN_OK or CAIRN_ERR_CLOSED, and
+ * may or may not arrive; what the other side neither takes nor drops ends with CAIRN_ERR_CLOSED after half a
+ * second. The other side's peer for us may go down by it (mem) or stay up (UCX, where all peers of one
+ * address share a connection, which lives as long as both nodes do): say goodbye in a message, if it
+ * matters. Where something has to be ended for it, that connection ends, and all who share it hear of that.
+ * NULL is allowed. */
 void cairn_fabric_peer_close(struct cairn_fabric_peer *peer);
 
 /* Sends header and payload. The header is copied; the payload is on loan until on_sent, which for a
@@ -331,11 +332,13 @@ struct cairn_fabric_stats {
     uint64_t messages_refused;                  /* too large, or over held_max, or no header */
     uint64_t peers_down;                        /* on_down called */
     uint64_t connections_refused;               /* mapped: closed for what came, or silence */
+    uint64_t endpoints_made;                    /* ucx: connections, which peers share */
     uint64_t references_sent,
         references_declined;          /* one-sided: messages by reference; sent whole then */
     uint64_t bytes_read;              /* of bytes_received: one-sidedly */
     uint32_t sends_now, receives_now; /* in flight at this moment */
     uint32_t held_now, peers_now;     /* messages not yet taken; peers not yet closed */
+    uint32_t endpoints_now;           /* ucx */
 };
 void cairn_fabric_stats(const struct cairn_fabric *fabric, struct cairn_fabric_stats *stats_out);
 

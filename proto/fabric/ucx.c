@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { STOP_MS = 500 };
 
@@ -97,68 +98,22 @@ static cairn_status ucx_start(struct cairn_fabric *fabric,
                            cairn_status_text((int)status));
         goto err_destroy_worker;
     }
+    if (!ucx_links_open(ucx)) {
+        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "fabric ucx: no timer: %m");
+        goto err_destroy_worker;
+    }
     (void)ucx_far_open(ucx, options);
     ucx_describe(fabric, options);
     return CAIRN_OK;
 err_destroy_worker:
+    if (ucx->timer_fd > 0) close(ucx->timer_fd);
     ucp_worker_destroy(ucx->worker);
 err_cleanup_context:
     ucp_cleanup(ucx->context);
     return status;
 }
 
-/* -- peers -------------------------------------------------------------------------------------- */
-
-static void on_ucx_down(void *arg, ucp_ep_h ep, ucs_status_t status)
-{
-    (void)ep;
-    cairn_status why = ucx_status(status);
-    fabric_peer_lost(arg, why == CAIRN_ERR_UNREACHABLE ? why : CAIRN_ERR_CLOSED);
-}
-
-static cairn_status ucx_connect(struct cairn_fabric_peer *peer, const void *address, size_t bytes)
-{
-    struct ucx_peer *ucx = ucx_peer_of(peer);
-    const ucp_ep_params_t params = {
-        .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                      UCP_EP_PARAM_FIELD_ERR_HANDLER,
-        .address =
-            address, // UCX believes the lengths inside; the envelope's checksum stands for them
-        .err_mode = UCP_ERR_HANDLING_MODE_PEER,
-        .err_handler = { .cb = on_ucx_down, .arg = peer },
-    };
-    struct ucx_fabric *fabric = ucx_of(peer->fabric);
-    const cairn_status reached = ucx_reach(fabric, address, bytes);
-    if (reached != CAIRN_OK) return reached;
-    const uint64_t begin_ms = ucx_now_ms();
-    const ucs_status_t status = ucp_ep_create(fabric->worker, &params, &ucx->ep);
-    if (status == UCS_OK)
-        ucx_meet(ucx, address, bytes);
-    else
-        ucx_blocked(fabric, address, bytes, ucx_now_ms() - begin_ms);
-    return ucx_status(status);
-}
-
-/* Forced: waits for nobody. Flying sends, and receives that came by it, are canceled by the next
- * progresses. */
-static void close_endpoint(struct ucx_fabric *ucx, ucp_ep_h ep)
-{
-    const ucp_request_param_t param = {
-        .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
-        .flags = UCP_EP_CLOSE_FLAG_FORCE,
-    };
-    struct fabric_op *op;
-    TAILQ_FOREACH (op, &ucx->common.flying, link)
-        if (op->by == ep) op->by = NULL;
-    ucs_status_ptr_t request = ucp_ep_close_nbx(ep, &param);
-    if (UCS_PTR_IS_PTR(request)) ucp_request_free(request); // freed by UCX when it is over
-}
-
-static void ucx_disconnect(struct cairn_fabric_peer *peer)
-{
-    ucx_part(ucx_peer_of(peer));
-    close_endpoint(ucx_of(peer->fabric), ((struct ucx_peer *)peer)->ep);
-}
+/* -- the end ------------------------------------------------------------------------------------ */
 
 /* A worker that is destroyed while a receive waits for its sender aborts the process (UCX 1.12 to 1.18:
  * proto_reqs is not empty), unless the receive came by an endpoint of ours, which is closed before. The
@@ -166,17 +121,16 @@ static void ucx_disconnect(struct cairn_fabric_peer *peer)
  * is under way by it: so it is there to be closed.
  *
  * Every receive of a rendezvous has its endpoint in `by` (ucx_receive: also one into a far buffer), while it
- * flies; nothing else reads it. Sends and one-sided reads have none: they go by endpoints of ours. */
+ * flies. Endpoints of ours are closed already: what flew by them has none any more. */
 static void close_receives(struct ucx_fabric *ucx)
 {
     struct fabric_op *op = TAILQ_FIRST(&ucx->common.flying);
     while (op != NULL) {
-        assert(op->by == NULL || !op->is_send);
-        if (op->by == NULL) {
+        if (op->by == NULL || op->is_send) {
             op = TAILQ_NEXT(op, link);
             continue;
         }
-        close_endpoint(ucx, op->by); // receives may end here and now
+        ucx_endpoint_close(ucx, op->by); // receives may end here and now
         op = TAILQ_FIRST(&ucx->common.flying);
     }
 }
@@ -185,12 +139,15 @@ static void close_receives(struct ucx_fabric *ucx)
 
 static unsigned ucx_progress(struct cairn_fabric *fabric)
 {
-    return ucp_worker_progress(ucx_of(fabric)->worker);
+    const unsigned count = ucp_worker_progress(ucx_of(fabric)->worker);
+    return count + ucx_links_tend(ucx_of(fabric));
 }
 
 static cairn_status ucx_arm(struct cairn_fabric *fabric)
 {
-    ucs_status_t status = ucp_worker_arm(ucx_of(fabric)->worker);
+    const struct ucx_fabric *ucx = ucx_of(fabric);
+    if (ucx->has_lost) return CAIRN_ERR_BUSY;
+    ucs_status_t status = ucp_worker_arm(ucx->worker);
     return status == UCS_OK ? CAIRN_OK : CAIRN_ERR_BUSY;
 }
 
@@ -201,6 +158,7 @@ static void ucx_stop(struct cairn_fabric *fabric)
     struct ucx_fabric *ucx = ucx_of(fabric);
     const uint64_t deadline = ucx_now_ms() + STOP_MS;
     struct pollfd wait = { .fd = fabric->event_fd, .events = POLLIN };
+    ucx_links_stop(ucx);
     close_receives(ucx);
     while (!TAILQ_EMPTY(&fabric->flying) && ucx_now_ms() < deadline)
         if (ucp_worker_progress(ucx->worker) == 0 && ucp_worker_arm(ucx->worker) == UCS_OK)
@@ -212,6 +170,7 @@ static void ucx_stop(struct cairn_fabric *fabric)
     ucp_cleanup(ucx->context);
     ucx_far_close(ucx);
     ucx_one_sided_end_stop(ucx);
+    ucx_links_close(ucx);
     ucx_reach_close(ucx);
 }
 

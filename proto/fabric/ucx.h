@@ -1,6 +1,8 @@
 /* The inside of the ucx fabric, shared by ucx*.c. No other file may include a header of UCX.
  *
- *   ucx.c           a node: its context and worker, its peers
+ *   ucx.c           a node: its context and worker
+ *   ucx_link.c      the one connection to each other node, and the owner's handles on it
+ *   ucx_socket.c    its socket
  *   ucx_settings.c  how UCX is set up
  *   ucx_reach.c     whether a peer answers, before UCX waits for it
  *   ucx_message.c   messages as active messages
@@ -14,6 +16,7 @@
 #ifndef CAIRN_FABRIC_UCX_H
 #define CAIRN_FABRIC_UCX_H
 
+#include <netinet/in.h>
 #include <time.h>
 #include <ucp/api/ucp.h>
 
@@ -23,7 +26,8 @@
 #include "proto/fabric/where.h"
 
 enum {
-    UCX_NODES = 256,          /* lists of peers by the hash of their node */
+    UCX_NODES = 256,          /* lists of links by the hash of their node */
+    UCX_UNACKED_MS = 5000,    /* after which a node that acknowledges nothing is gone: a lease */
     UCX_READS_MAX = 64,       /* in flight at a time; others wait for their turn */
     UCX_CONTROLS_MAX = 16384, /* frames that a peer does not take, before it is given up */
     UCX_FAR_MIN =
@@ -71,7 +75,7 @@ struct ucx_grave {
 /* A frame under way; UCX reads it until it is sent. */
 struct ucx_control {
     LIST_ENTRY(ucx_control) link; /* fabric->controls */
-    struct ucx_peer *peer;        /* NULL: closed since */
+    struct ucx_link *by;          /* NULL: closed since */
     uint8_t bytes[];
 };
 
@@ -90,6 +94,13 @@ struct ucx_fabric {
     struct ucx_message *shown; /* inside on_message; else NULL */
     enum ucx_fate fate;
     struct ucx_asked asked[UCX_ASKED_MAX];
+    uint64_t node; /* our name in frames */
+
+    /* links */
+    LIST_HEAD(, ucx_link) links[UCX_NODES]; /* by node */
+    bool has_lost;                          /* one that has to be seen to */
+    uint64_t due_ms;                        /* when there is something to do; 0: there is not */
+    int timer_fd;                           /* owned: wakes us then */
 
     /* receives around the caches */
     ucp_datatype_t far_type;
@@ -99,13 +110,11 @@ struct ucx_fabric {
 
     /* one-sided reads */
     /* common.is_one_sided: else nothing below is used */
-    uint64_t node; /* our name in frames */
     uint32_t endpoints, generations, reads_now;
     size_t refer_min; /* bytes */
     uint64_t grave_bytes;
     uint32_t grave_count;
     struct ucx_share *slots[UCX_FRAME_SLOTS];
-    LIST_HEAD(, ucx_peer) nodes[UCX_NODES]; /* by node */
     LIST_HEAD(, ucx_share) shares;
     LIST_HEAD(, ucx_control) controls;
     LIST_HEAD(, ucx_read) reads;         /* in flight */
@@ -122,17 +131,27 @@ struct ucx_told {
     uint32_t generation;
 };
 
-struct ucx_peer {
-    struct cairn_fabric_peer common;
+/* The one connection to a node, and what both have said of themselves on it (ucx_link.c). */
+struct ucx_link {
+    LIST_ENTRY(ucx_link) entry; /* fabric->links, by node */
+    struct ucx_fabric *ucx;
+    LIST_HEAD(, ucx_peer) handles; /* may be none */
     ucp_ep_h ep;
+    uint64_t node;
+    struct sockaddr_storage listener; /* of the node, if has_listener: where UCX connects to */
+    uint64_t end_by_ms;               /* we end it: it is lost by then; 0: we do not */
+    in_port_t made;                   /* our port, if we made the connection, else 0 */
+    in_port_t accepted;               /* the node's, if it made it, and has said so; else 0 */
+    bool has_listener;
+    bool has_said_port;
+    bool is_lost;   /* no handle is made on it any more, and those that it has are told */
+    bool is_down;   /* UCX said so */
+    bool is_closed; /* its endpoint is not there */
 
     /* one-sided reads */
-    LIST_ENTRY(ucx_peer) by_node; /* fabric->nodes, while is_known */
-    uint64_t node;
-    uint32_t endpoint; /* number of this one */
+    uint32_t endpoint; /* number of this one; 0: no reads */
     uint32_t controls; /* under way */
-    bool is_known;
-    bool may_read; /* we may read its memory: our lanes, or the owner's word */
+    bool may_read;     /* we may read its memory: our lanes, or the owner's word */
     /* what it said of itself, and what we told it */
     bool reads;
     uint32_t paired;               /* number of its endpoint; 0: it said nothing yet */
@@ -145,6 +164,13 @@ struct ucx_peer {
     LIST_HEAD(, ucx_message) referred; /* held */
 };
 
+/* A handle of the owner on a link. */
+struct ucx_peer {
+    struct cairn_fabric_peer common;
+    struct ucx_link *link; /* NULL: it is cut */
+    LIST_ENTRY(ucx_peer) of_link;
+};
+
 struct ucx_message {
     struct cairn_fabric_message common;
     void *data; /* UCX's: the payload (eager) or a descriptor (rendezvous) */
@@ -152,8 +178,8 @@ struct ucx_message {
     ucp_ep_h ep; /* UCX's end of the connection that a rendezvous came by; may be gone */
     /* by reference */
     struct ucx_told *region;       /* with a reference; else NULL */
-    struct ucx_peer *peer;         /* NULL: it is closed */
-    LIST_ENTRY(ucx_message) entry; /* peer->referred, while that is set */
+    struct ucx_link *by;           /* NULL: it is closed */
+    LIST_ENTRY(ucx_message) entry; /* by->referred, while that is set */
     uint64_t serial, offset;
 };
 
@@ -161,7 +187,7 @@ struct ucx_read {
     LIST_ENTRY(ucx_read) link;    /* fabric->reads */
     STAILQ_ENTRY(ucx_read) later; /* fabric->reads_later */
     struct fabric_op *op;
-    struct ucx_peer *peer; /* NULL: closed since */
+    struct ucx_link *by; /* NULL: closed since */
     struct ucx_told *region;
     void *buffer;
     uint64_t serial, offset;
@@ -209,10 +235,41 @@ CAIRN_MUST_CHECK cairn_status ucx_reach(struct ucx_fabric *ucx, const void *raw,
 void ucx_blocked(struct ucx_fabric *ucx, const void *raw, size_t bytes, uint64_t ms);
 void ucx_reach_close(struct ucx_fabric *ucx);
 
+/* Where the owner of an address listens. False: its address does not say it. */
+bool ucx_find_listener(const void *raw, size_t bytes, struct sockaddr_storage *out);
+
+/* ucx_link.c */
+CAIRN_MUST_CHECK bool ucx_links_open(struct ucx_fabric *ucx);
+void ucx_links_stop(struct ucx_fabric *ucx);  /* while the worker is there */
+void ucx_links_close(struct ucx_fabric *ucx); /* when it is not */
+/* What is due; returns how much was done. Outside of UCX's callbacks. */
+unsigned ucx_links_tend(struct ucx_fabric *ucx);
+/* The link to a node that lives on; NULL: there is none. */
+struct ucx_link *ucx_link_find(struct ucx_fabric *ucx, uint64_t node);
+/* Both ends are to begin anew: its handles are told soon. is_told: the node wants it so, or takes no word. */
+void ucx_link_end(struct ucx_link *link, bool is_told);
+/* Forced: waits for nobody. Flying sends, and receives that came by it, are canceled by the next
+ * progresses. */
+void ucx_endpoint_close(struct ucx_fabric *ucx, ucp_ep_h ep);
+cairn_status ucx_connect(struct cairn_fabric_peer *peer, const void *address, size_t bytes);
+void ucx_disconnect(struct cairn_fabric_peer *peer);
+
+/* ucx_socket.c */
+/* A node that acknowledges nothing on it for UCX_UNACKED_MS ends it. What a listening socket accepts has it
+ * from there. */
+void ucx_socket_bound(int fd);
+/* The descriptor that the next socket of this process gets, unless another thread is faster. Then bounds the
+ * one that leads to the listener and was made since, and returns its port on this side; 0: there is none. */
+int ucx_socket_next(void);
+in_port_t ucx_socket_made(int next, const struct sockaddr_storage *listener);
+/* Shuts down what this process has connected to the listener, and what the node of the listener has connected
+ * to this process from that port (0: nothing). False: there was neither. */
+bool ucx_socket_shut(const struct sockaddr_storage *listener, in_port_t accepted);
+
 /* ucx_message.c */
 ucs_status_t ucx_listen(struct ucx_fabric *ucx);
 /* The payload goes along, or waits at its sender for UCX's rendezvous. */
-cairn_status ucx_send_whole(struct ucx_peer *peer, struct fabric_op *op, const void *payload);
+cairn_status ucx_send_whole(struct ucx_link *link, struct fabric_op *op, const void *payload);
 cairn_status ucx_send(struct cairn_fabric_peer *peer, struct fabric_op *op, const void *payload);
 void ucx_receive(struct cairn_fabric_message *message, struct fabric_op *op, void *buffer);
 void ucx_drop(struct cairn_fabric_message *message);
@@ -228,10 +285,14 @@ bool ucx_far_receive(struct ucx_fabric *ucx, void *descriptor, struct fabric_op 
 /* May this fabric ever read, or be read? Before its context is made. */
 bool ucx_one_sided_is_possible(const struct cairn_fabric_options *options);
 ucs_status_t ucx_one_sided_listen(struct ucx_fabric *ucx);
-void ucx_meet(struct ucx_peer *peer, const void *address, size_t bytes);
-void ucx_part(struct ucx_peer *peer);
+void ucx_meet(struct ucx_link *link);
+void ucx_part(struct ucx_link *link);
+/* Asks the node to end the link: its own end of it is of no use any more. */
+void ucx_say_bye(struct ucx_link *link);
+/* Says which connection the node has from us, before the first message. */
+void ucx_say_port(struct ucx_link *link);
 /* Sends a frame; `rest` follows it. CAIRN_ERR_BUSY: the peer takes none. */
-cairn_status ucx_control_send(struct ucx_peer *peer, const void *frame, size_t frame_bytes,
+cairn_status ucx_control_send(struct ucx_link *link, const void *frame, size_t frame_bytes,
                               const void *rest, size_t rest_bytes);
 /* Says that a frame of a peer was refused. */
 void ucx_refuse(struct ucx_fabric *ucx, uint64_t node, const char *format, ...)
@@ -252,23 +313,25 @@ void ucx_shares_close(struct ucx_fabric *ucx);
 void ucx_graves_close(struct ucx_fabric *ucx);
 
 /* ucx_refer.c */
-bool ucx_may_refer(const struct ucx_peer *peer, size_t bytes);
+bool ucx_may_refer(const struct ucx_link *link, size_t bytes);
 /* CAIRN_ERR_UNSUPPORTED: the payload lies in no memory that can be read. */
-cairn_status ucx_refer(struct ucx_peer *peer, struct fabric_op *op, const void *payload);
-void ucx_on_release(struct ucx_peer *peer, const struct ucx_frame_release *frame);
-void ucx_on_decline(struct ucx_peer *peer, const struct ucx_frame_release *frame);
-/* The peer is being closed: what was referred to is over. */
-void ucx_forget_reader(struct ucx_peer *peer);
+cairn_status ucx_refer(struct ucx_link *link, struct fabric_op *op, const void *payload);
+void ucx_on_release(struct ucx_link *link, const struct ucx_frame_release *frame);
+void ucx_on_decline(struct ucx_link *link, const struct ucx_frame_release *frame);
+/* What was sent by a handle that is being closed is over. */
+void ucx_forget_references(struct ucx_link *link, const struct cairn_fabric_peer *handle);
+/* The link is being closed: what was referred to is over. */
+void ucx_forget_reader(struct ucx_link *link);
 
 /* ucx_read.c */
-void ucx_on_region(struct ucx_peer *peer, const struct ucx_frame_region *frame, const void *key);
-void ucx_on_region_gone(struct ucx_peer *peer, const struct ucx_frame_gone *frame);
-void ucx_on_reference(struct ucx_peer *peer, const struct ucx_frame_reference *frame,
+void ucx_on_region(struct ucx_link *link, const struct ucx_frame_region *frame, const void *key);
+void ucx_on_region_gone(struct ucx_link *link, const struct ucx_frame_gone *frame);
+void ucx_on_reference(struct ucx_link *link, const struct ucx_frame_reference *frame,
                       const void *header);
 void ucx_read_receive(struct ucx_message *message, struct fabric_op *op, void *buffer);
 void ucx_read_drop(struct ucx_message *message);
-/* The peer is being closed: what it told is forgotten, reads in flight end by themselves. */
-void ucx_forget_told(struct ucx_peer *peer);
+/* The link is being closed: what it told is forgotten, reads in flight end by themselves. */
+void ucx_forget_told(struct ucx_link *link);
 void ucx_reads_begin_stop(struct ucx_fabric *ucx);
 void ucx_reads_end_stop(struct ucx_fabric *ucx);
 

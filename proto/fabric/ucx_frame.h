@@ -11,11 +11,12 @@
  *   REGION_GONE { slot, generation }            ->
  *
  * Each node says HELLO over each endpoint that it makes, and answers the other's if it asks: so both
- * know, in whatever order they were connected. Two nodes may have several (a session with two jobs). Each
- * is to UCX one of a pair, by the order in which either node made them: a read over the one is answered
- * over the other, and never ends if that is gone (UCX 1.13). So every frame is of the endpoint that it
- * came by, which UCX tells, and the end of an endpoint ends the other one of its pair: who closes one
- * says BYE { its number }, over another one if need be, and HELLO says which is the oldest that is left.
+ * know, in whatever order they were connected. Two nodes have one each (ucx_link.c). These are to UCX a pair,
+ * by the order in which either node made them: a read over the one is answered over the other, and never ends
+ * if that is gone (UCX 1.13). So every frame about reads is of the endpoint that it came by, which UCX tells.
+ * The end of an endpoint ends the other one of its pair: who closes one without an end of the connection says
+ * BYE { its number }, and HELLO says which is the oldest that is left. BYE and PORT { of its socket } are
+ * said without reads, too: a node that ends a link looks for the socket, which either of the two has made.
  *
  * `from` names the sender: the hash of its worker's address, which only members have. Frames MAY OVERTAKE
  * EACH OTHER: slots carry generations, serials too, and a REFERENCE of a region that is not known (yet)
@@ -44,6 +45,7 @@ enum ucx_frame_kind {
     UCX_FRAME_RELEASE = 5,
     UCX_FRAME_DECLINE = 6,
     UCX_FRAME_BYE = 7,
+    UCX_FRAME_PORT = 8,
 };
 
 enum ucx_decline {                          /* DECLINE: why */
@@ -96,6 +98,14 @@ struct ucx_frame_release { /* and DECLINE */
     uint32_t zero;
 };
 
+struct ucx_frame_port {
+    struct ucx_frame_head head;
+    uint16_t
+        port; /* of the TCP connection that the sender has made to you; 0: you have made it, say yours */
+    uint16_t zero[3];
+};
+
+static_assert(sizeof(struct ucx_frame_port) == 24, "wire format");
 static_assert(sizeof(struct ucx_frame_head) == 16, "wire format");
 static_assert(sizeof(struct ucx_frame_hello) == 32, "wire format");
 static_assert(sizeof(struct ucx_frame_region) == 48, "wire format");
@@ -115,6 +125,7 @@ union ucx_frame {
     struct ucx_frame_gone gone;
     struct ucx_frame_reference reference;
     struct ucx_frame_release release; /* and DECLINE */
+    struct ucx_frame_port port;
 };
 
 static inline struct ucx_frame_head ucx_frame_head(enum ucx_frame_kind kind, uint64_t from)

@@ -135,17 +135,17 @@ void ucx_share_release(struct ucx_fabric *ucx, struct ucx_share *share)
     if (--share->references == 0) close_share(ucx, share);
 }
 
-static void take_back(struct ucx_peer *peer, const struct ucx_share *share)
+static void take_back(struct ucx_link *link, const struct ucx_share *share)
 {
     const uint16_t slot = share->slot;
-    if (slot >= peer->told_count || peer->told[slot] != share->generation) return;
+    if (slot >= link->told_count || link->told[slot] != share->generation) return;
     const struct ucx_frame_gone frame = {
-        .head = ucx_frame_head(UCX_FRAME_REGION_GONE, ucx_of(peer->common.fabric)->node),
+        .head = ucx_frame_head(UCX_FRAME_REGION_GONE, link->ucx->node),
         .generation = share->generation,
         .slot = slot,
     };
-    peer->told[slot] = 0;
-    const cairn_status status = ucx_control_send(peer, &frame, sizeof frame, NULL, 0);
+    link->told[slot] = 0;
+    const cairn_status status = ucx_control_send(link, &frame, sizeof frame, NULL, 0);
     (void)status; // the next REGION of this slot says it, too
 }
 
@@ -155,9 +155,10 @@ void ucx_region_drop(struct cairn_fabric_region *common)
     struct ucx_fabric *ucx = ucx_of(common->fabric);
     struct ucx_share *share = region->share;
     if (share == NULL) return;
-    struct cairn_fabric_peer *peer;
-    LIST_FOREACH (peer, &common->fabric->peers, link)
-        if (!peer->is_down && !peer->is_closed) take_back(ucx_peer_of(peer), share);
+    struct ucx_link *link;
+    for (size_t i = 0; i < UCX_NODES; i++)
+        LIST_FOREACH (link, &ucx->links[i], entry)
+            if (!link->is_lost) take_back(link, share);
     ucx->slots[share->slot] = NULL;
     region->share = NULL;
     ucx_share_release(ucx, share);

@@ -18,7 +18,7 @@ static void on_ucx_sent(void *request, ucs_status_t status, void *arg)
     ucp_request_free(request);
 }
 
-cairn_status ucx_send_whole(struct ucx_peer *peer, struct fabric_op *op, const void *payload)
+cairn_status ucx_send_whole(struct ucx_link *link, struct fabric_op *op, const void *payload)
 {
     const ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
@@ -29,19 +29,22 @@ cairn_status ucx_send_whole(struct ucx_peer *peer, struct fabric_op *op, const v
         .cb.send = on_ucx_sent,
         .user_data = op,
     };
-    ucs_status_ptr_t request = ucp_am_send_nbx(peer->ep, MESSAGE_ID, op->header, op->header_bytes,
+    if (link->has_listener && !link->has_said_port) ucx_say_port(link);
+    ucs_status_ptr_t request = ucp_am_send_nbx(link->ep, MESSAGE_ID, op->header, op->header_bytes,
                                                payload, op->payload_bytes, &param);
     if (UCS_PTR_IS_ERR(request)) return ucx_status(UCS_PTR_STATUS(request));
+    op->by = link->ep;
     if (request == NULL) fabric_op_done(op, CAIRN_OK); // sent at once: UCX calls nothing
     return CAIRN_OK;
 }
 
 cairn_status ucx_send(struct cairn_fabric_peer *common, struct fabric_op *op, const void *payload)
 {
-    struct ucx_peer *peer = ucx_peer_of(common);
+    struct ucx_link *link = ucx_peer_of(common)->link;
     cairn_status status = CAIRN_ERR_UNSUPPORTED;
-    if (ucx_may_refer(peer, op->payload_bytes)) status = ucx_refer(peer, op, payload);
-    return status == CAIRN_ERR_UNSUPPORTED ? ucx_send_whole(peer, op, payload) : status;
+    op->to = common;
+    if (ucx_may_refer(link, op->payload_bytes)) status = ucx_refer(link, op, payload);
+    return status == CAIRN_ERR_UNSUPPORTED ? ucx_send_whole(link, op, payload) : status;
 }
 
 /* -- receiving ---------------------------------------------------------------------------------- */

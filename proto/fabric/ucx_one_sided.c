@@ -80,7 +80,7 @@ static bool has_native_lanes(ucp_ep_h ep)
 
 static void control_free(struct ucx_control *control)
 {
-    if (control->peer != NULL) control->peer->controls--;
+    if (control->by != NULL) control->by->controls--;
     LIST_REMOVE(control, link);
     free(control);
 }
@@ -92,135 +92,125 @@ static void on_control_sent(void *request, ucs_status_t status, void *arg)
     ucp_request_free(request);
 }
 
-cairn_status ucx_control_send(struct ucx_peer *peer, const void *frame, size_t frame_bytes,
+static bool is_of_reads(const void *frame)
+{
+    const uint32_t kind = ((const struct ucx_frame_head *)frame)->kind;
+    return kind != UCX_FRAME_BYE && kind != UCX_FRAME_PORT;
+}
+
+/* UCX tells the receiver by which of its endpoints a frame comes (REPLY), and drops the frame where that
+ * endpoint is closed. BYE and PORT are to come in any case. */
+cairn_status ucx_control_send(struct ucx_link *link, const void *frame, size_t frame_bytes,
                               const void *rest, size_t rest_bytes)
 {
     const ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
                         UCP_OP_ATTR_FIELD_FLAGS,
-        .flags = UCP_AM_SEND_FLAG_EAGER | UCP_AM_SEND_FLAG_REPLY, // it tells the pair's other end
+        .flags = UCP_AM_SEND_FLAG_EAGER,
         .cb.send = on_control_sent,
     };
-    struct cairn_fabric *fabric = peer->common.fabric;
-    if (peer->controls >= UCX_CONTROLS_MAX) { // it takes nothing, and makes us keep more and more
-        fabric_peer_lost(&peer->common, CAIRN_ERR_CLOSED);
+    struct ucx_fabric *ucx = link->ucx;
+    if (link->controls >= UCX_CONTROLS_MAX) { // it takes nothing, and makes us keep more and more
+        ucx_link_end(link, true);
         return CAIRN_ERR_BUSY;
     }
     struct ucx_control *control = malloc(sizeof *control + frame_bytes + rest_bytes);
     if (control == NULL) return CAIRN_ERR_NO_MEMORY;
     memcpy(control->bytes, frame, frame_bytes);
     if (rest_bytes > 0) memcpy(control->bytes + frame_bytes, rest, rest_bytes);
-    control->peer = peer;
-    peer->controls++;
-    LIST_INSERT_HEAD(&ucx_of(fabric)->controls, control, link);
+    control->by = link;
+    link->controls++;
+    LIST_INSERT_HEAD(&ucx->controls, control, link);
     ucp_request_param_t own = param;
     own.user_data = control;
-    ucs_status_ptr_t request = ucp_am_send_nbx(peer->ep, CONTROL_ID, control->bytes,
+    if (is_of_reads(frame)) own.flags |= UCP_AM_SEND_FLAG_REPLY;
+    ucs_status_ptr_t request = ucp_am_send_nbx(link->ep, CONTROL_ID, control->bytes,
                                                frame_bytes + rest_bytes, NULL, 0, &own);
     if (UCS_PTR_IS_PTR(request)) return CAIRN_OK;
     control_free(control);
     return ucx_status(UCS_PTR_STATUS(request));
 }
 
-static bool is_live(const struct ucx_peer *peer)
-{
-    return !peer->common.is_down && !peer->common.is_closed;
-}
-
-/* The number of the oldest endpoint to the peer's node that is left. */
-static uint32_t oldest_of(const struct ucx_peer *peer)
-{
-    const struct ucx_fabric *ucx = ucx_of(peer->common.fabric);
-    const struct ucx_peer *one;
-    uint32_t oldest = peer->endpoint;
-    LIST_FOREACH (one, &ucx->nodes[peer->node % UCX_NODES], by_node)
-        if (one->node == peer->node && is_live(one) && one->endpoint < oldest)
-            oldest = one->endpoint;
-    return oldest;
-}
-
-static void say_hello(struct ucx_peer *peer, bool asks)
+static void say_hello(struct ucx_link *link, bool asks)
 {
     const struct ucx_frame_hello hello = {
-        .head = ucx_frame_head(UCX_FRAME_HELLO, ucx_of(peer->common.fabric)->node),
-        .endpoint = peer->endpoint,
-        .oldest = oldest_of(peer),
-        .reads = peer->may_read,
+        .head = ucx_frame_head(UCX_FRAME_HELLO, link->ucx->node),
+        .endpoint = link->endpoint,
+        .oldest = link->endpoint, // the others are closed
+        .reads = link->may_read,
         .asks = asks,
     };
-    const cairn_status status = ucx_control_send(peer, &hello, sizeof hello, NULL, 0);
+    const cairn_status status = ucx_control_send(link, &hello, sizeof hello, NULL, 0);
     (void)status; // without it messages come whole
 }
 
-/* Over itself, if the owner gives it up; what is lost is not there any more: over another one. Where there is
- * none, the next HELLO tells. */
-static void say_bye(struct ucx_peer *peer)
+void ucx_say_bye(struct ucx_link *link)
 {
-    struct ucx_fabric *ucx = ucx_of(peer->common.fabric);
     const struct ucx_frame_hello bye = {
-        .head = ucx_frame_head(UCX_FRAME_BYE, ucx->node),
-        .endpoint = peer->endpoint,
+        .head = ucx_frame_head(UCX_FRAME_BYE, link->ucx->node),
+        .endpoint = link->endpoint,
     };
-    struct ucx_peer *by = peer;
-    if (peer->common.why != CAIRN_OK)
-        LIST_FOREACH (by, &ucx->nodes[peer->node % UCX_NODES], by_node)
-            if (by->node == peer->node && is_live(by)) break;
-    if (by == NULL) return;
-    const cairn_status status = ucx_control_send(by, &bye, sizeof bye, NULL, 0);
-    (void)status;
+    const cairn_status status = ucx_control_send(link, &bye, sizeof bye, NULL, 0);
+    (void)status; // without it the next HELLO tells, or UCX's keepalive
+}
+
+void ucx_say_port(struct ucx_link *link)
+{
+    const struct ucx_frame_port frame = {
+        .head = ucx_frame_head(UCX_FRAME_PORT, link->ucx->node),
+        .port = ntohs(link->made),
+    };
+    link->has_said_port = true;
+    const cairn_status status = ucx_control_send(link, &frame, sizeof frame, NULL, 0);
+    (void)status; // without it the node asks us to end a link
 }
 
 /* -- frames in ---------------------------------------------------------------------------------- */
 
-/* Ours that a frame came by. */
-static struct ucx_peer *find_peer(struct ucx_fabric *ucx, uint64_t node, ucp_ep_h ep)
-{
-    struct ucx_peer *peer;
-    LIST_FOREACH (peer, &ucx->nodes[node % UCX_NODES], by_node)
-        if (peer->node == node && peer->ep == ep && is_live(peer)) return peer;
-    return NULL;
-}
-
-/* The endpoints of `node` with numbers from `first` to before `end` are gone: ours that are pairs with them
- * are of no use any more. */
-static void lose_pairs(struct ucx_fabric *ucx, uint64_t node, uint32_t first, uint32_t end)
-{
-    struct ucx_peer *peer;
-    LIST_FOREACH (peer, &ucx->nodes[node % UCX_NODES], by_node)
-        if (peer->node == node && peer->paired >= first && peer->paired < end)
-            fabric_peer_lost(&peer->common, CAIRN_ERR_CLOSED);
-}
-
-static void on_hello(struct ucx_fabric *ucx, struct ucx_peer *peer,
+/* A HELLO of a newer endpoint: the one that ours was a pair with is gone. `link`: NULL, if the frame came by
+ * no endpoint of ours. */
+static void on_hello(struct ucx_fabric *ucx, struct ucx_link *link,
                      const struct ucx_frame_hello *hello)
 {
-    lose_pairs(ucx, hello->head.from, 1, hello->oldest);
-    if (peer == NULL || hello->endpoint < peer->paired) return; // not ours yet; was overtaken
-    peer->paired = hello->endpoint;
-    peer->reads = hello->reads != 0;
-    if (hello->asks != 0) say_hello(peer, false);
+    struct ucx_link *living = ucx_link_find(ucx, hello->head.from);
+    if (living != NULL && living->paired != 0 && living->paired < hello->oldest)
+        ucx_link_end(living, true);
+    if (link == NULL || hello->endpoint < link->paired) return; // not ours yet; was overtaken
+    link->paired = hello->endpoint;
+    link->reads = hello->reads != 0;
+    if (hello->asks != 0) say_hello(link, false);
 }
 
-static void on_bye(struct ucx_fabric *ucx, struct ucx_peer *peer, const struct ucx_frame_hello *bye)
+static void on_bye(struct ucx_fabric *ucx, const struct ucx_frame_hello *bye)
 {
-    lose_pairs(ucx, bye->head.from, bye->endpoint, bye->endpoint + 1);
-    if (peer != NULL && peer->paired == 0) fabric_peer_lost(&peer->common, CAIRN_ERR_CLOSED);
+    struct ucx_link *living = ucx_link_find(ucx, bye->head.from);
+    if (living != NULL && (living->paired == 0 || living->paired == bye->endpoint))
+        ucx_link_end(living, true);
 }
 
-/* peer: NULL, if it came by no endpoint of ours (any more). That is nothing to us but for what it says of
- * others: it heard, or hears, that its pair is gone. */
-static void take(struct ucx_fabric *ucx, struct ucx_peer *peer, enum ucx_frame_kind kind,
+static void on_port(struct ucx_fabric *ucx, const struct ucx_frame_port *port)
+{
+    struct ucx_link *living = ucx_link_find(ucx, port->head.from);
+    if (living == NULL) return;
+    living->accepted = htons(port->port);
+    if (port->port == 0 && living->made != 0) ucx_say_port(living);
+}
+
+/* What concerns reads is of the link whose endpoint it came by. */
+static void take(struct ucx_fabric *ucx, struct ucx_link *link, enum ucx_frame_kind kind,
                  const union ucx_frame *frame, const void *rest)
 {
-    if (peer == NULL && kind != UCX_FRAME_HELLO && kind != UCX_FRAME_BYE) return;
+    if (is_of_reads(frame) && !ucx->common.is_one_sided) return;
+    if (is_of_reads(frame) && kind != UCX_FRAME_HELLO && link == NULL) return;
     switch (kind) {
-    case UCX_FRAME_HELLO: on_hello(ucx, peer, &frame->hello); break;
-    case UCX_FRAME_BYE: on_bye(ucx, peer, &frame->hello); break;
-    case UCX_FRAME_REGION: ucx_on_region(peer, &frame->region, rest); break;
-    case UCX_FRAME_REGION_GONE: ucx_on_region_gone(peer, &frame->gone); break;
-    case UCX_FRAME_REFERENCE: ucx_on_reference(peer, &frame->reference, rest); break;
-    case UCX_FRAME_RELEASE: ucx_on_release(peer, &frame->release); break;
-    case UCX_FRAME_DECLINE: ucx_on_decline(peer, &frame->release); break;
+    case UCX_FRAME_HELLO: on_hello(ucx, link, &frame->hello); break;
+    case UCX_FRAME_BYE: on_bye(ucx, &frame->hello); break;
+    case UCX_FRAME_PORT: on_port(ucx, &frame->port); break;
+    case UCX_FRAME_REGION: ucx_on_region(link, &frame->region, rest); break;
+    case UCX_FRAME_REGION_GONE: ucx_on_region_gone(link, &frame->gone); break;
+    case UCX_FRAME_REFERENCE: ucx_on_reference(link, &frame->reference, rest); break;
+    case UCX_FRAME_RELEASE: ucx_on_release(link, &frame->release); break;
+    case UCX_FRAME_DECLINE: ucx_on_decline(link, &frame->release); break;
     case UCX_FRAME_MALFORMED: break;
     }
 }
@@ -232,7 +222,7 @@ static ucs_status_t on_control(void *arg, const void *header, size_t header_byte
     union ucx_frame frame;
     size_t size;
     (void)data;
-    if (!ucx->common.is_one_sided || ucx->common.is_closing) return UCS_OK;
+    if (ucx->common.is_closing) return UCS_OK;
     const enum ucx_frame_kind kind = ucx_frame_judge(header, header_bytes, &frame, &size);
     if (kind == UCX_FRAME_MALFORMED || payload_bytes != 0) {
         ucx->common.stats.messages_refused++;
@@ -241,8 +231,9 @@ static ucs_status_t on_control(void *arg, const void *header, size_t header_byte
         return UCS_OK;
     }
     const bool has_ep = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0;
-    struct ucx_peer *peer = has_ep ? find_peer(ucx, frame.head.from, param->reply_ep) : NULL;
-    take(ucx, peer, kind, &frame, (const uint8_t *)header + size);
+    struct ucx_link *link = ucx_link_find(ucx, frame.head.from);
+    if (link != NULL && (!has_ep || link->ep != param->reply_ep)) link = NULL;
+    take(ucx, link, kind, &frame, (const uint8_t *)header + size);
     return UCS_OK;
 }
 
@@ -262,32 +253,26 @@ ucs_status_t ucx_one_sided_listen(struct ucx_fabric *ucx)
 
 /* -- peers come and go -------------------------------------------------------------------------- */
 
-void ucx_meet(struct ucx_peer *peer, const void *address, size_t bytes)
+void ucx_meet(struct ucx_link *link)
 {
-    struct ucx_fabric *ucx = ucx_of(peer->common.fabric);
+    struct ucx_fabric *ucx = link->ucx;
     const bool is_forced = ucx->common.options.one_sided == CAIRN_ONE_SIDED_ON;
-    LIST_INIT(&peer->referred);
+    LIST_INIT(&link->referred);
+    link->endpoint = ++ucx->endpoints;
     if (!ucx->common.is_one_sided) return;
-    peer->node = fabric_hash(address, bytes);
-    peer->endpoint = ++ucx->endpoints;
-    peer->may_read = is_forced || has_native_lanes(peer->ep);
-    peer->is_known = true;
-    LIST_INSERT_HEAD(&ucx->nodes[peer->node % UCX_NODES], peer, by_node);
-    say_hello(peer, true);
+    link->may_read = is_forced || has_native_lanes(link->ep);
+    say_hello(link, true);
 }
 
-void ucx_part(struct ucx_peer *peer)
+void ucx_part(struct ucx_link *link)
 {
-    struct ucx_fabric *ucx = ucx_of(peer->common.fabric);
-    if (!peer->is_known) return;
-    peer->is_known = false;
-    LIST_REMOVE(peer, by_node);
-    ucx_forget_told(peer);
-    say_bye(peer);
-    ucx_forget_reader(peer);
+    struct ucx_fabric *ucx = link->ucx;
+    ucx_forget_told(link);
+    if (ucx->common.is_one_sided && !link->is_down && link->end_by_ms == 0) ucx_say_bye(link);
+    ucx_forget_reader(link);
     struct ucx_control *control;
     LIST_FOREACH (control, &ucx->controls, link)
-        if (control->peer == peer) control->peer = NULL;
+        if (control->by == link) control->by = NULL;
 }
 
 void ucx_one_sided_begin_stop(struct ucx_fabric *ucx)
@@ -316,9 +301,9 @@ void ucx_one_sided_settle(struct ucx_fabric *ucx)
 
 void ucx_one_sided_end_stop(struct ucx_fabric *ucx)
 {
+    while (!LIST_EMPTY(&ucx->controls)) control_free(LIST_FIRST(&ucx->controls));
     if (!ucx->common.is_one_sided) return;
     ucx_reads_end_stop(ucx);
-    while (!LIST_EMPTY(&ucx->controls)) control_free(LIST_FIRST(&ucx->controls));
     ucx_graves_close(ucx);
 }
 
@@ -335,8 +320,8 @@ const char *ucx_message_path(const struct cairn_fabric_message *message)
 const char *ucx_payload_path(const struct cairn_fabric_peer *common, const void *payload,
                              size_t bytes)
 {
-    const struct ucx_peer *peer = (const struct ucx_peer *)common;
-    if (!ucx_may_refer(peer, bytes)) return common->fabric->backend->kind;
+    const struct ucx_link *link = ((const struct ucx_peer *)common)->link;
+    if (link == NULL || !ucx_may_refer(link, bytes)) return common->fabric->backend->kind;
     const struct ucx_region *region = (const struct ucx_region *)fabric_region_find(common->fabric,
                                                                                     payload, bytes);
     return region != NULL && !region->is_refused ? path : common->fabric->backend->kind;

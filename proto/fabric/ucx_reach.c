@@ -64,6 +64,7 @@ size_t ucx_add_port(const struct cairn_place *place, uint8_t *raw, size_t bytes,
     for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) {
         if (!find_listener(atoi(entry->d_name), &one, one_ip)) continue;
         if (memmem(raw, bytes, &one, sizeof one) == NULL) continue;
+        ucx_socket_bound(atoi(entry->d_name));
         port = one;
         memcpy(ip, one_ip, sizeof ip);
         found++;
@@ -89,6 +90,12 @@ static bool find_port(const uint8_t *raw, size_t bytes, struct sockaddr_storage 
         return false;
     memcpy(port_of(out), raw + end - tail_bytes, sizeof(in_port_t));
     return true;
+}
+
+bool ucx_find_listener(const void *raw, size_t bytes, struct sockaddr_storage *out)
+{
+    socklen_t out_bytes;
+    return find_port(raw, bytes, out, &out_bytes);
 }
 
 /* ---- asking ---- */

@@ -21,61 +21,61 @@ static void told_release(struct ucx_told *told)
     free(told);
 }
 
-static struct ucx_told *told_of(const struct ucx_peer *peer, uint16_t slot, uint32_t generation)
+static struct ucx_told *told_of(const struct ucx_link *link, uint16_t slot, uint32_t generation)
 {
-    struct ucx_told *told = slot < peer->region_count ? peer->regions[slot] : NULL;
+    struct ucx_told *told = slot < link->region_count ? link->regions[slot] : NULL;
     return told != NULL && told->generation == generation ? told : NULL;
 }
 
-static bool make_slot(struct ucx_peer *peer, uint16_t slot)
+static bool make_slot(struct ucx_link *link, uint16_t slot)
 {
-    if (slot < peer->region_count) return true;
+    if (slot < link->region_count) return true;
     const uint32_t count = 2u * slot + 16 < UCX_FRAME_SLOTS ? 2u * slot + 16
                                                             : (uint32_t)UCX_FRAME_SLOTS;
-    struct ucx_told **regions = realloc(peer->regions, count * sizeof(*regions));
+    struct ucx_told **regions = realloc(link->regions, count * sizeof(*regions));
     if (regions == NULL) return false;
-    memset(regions + peer->region_count, 0, (count - peer->region_count) * sizeof(*regions));
-    peer->regions = regions;
-    peer->region_count = count;
+    memset(regions + link->region_count, 0, (count - link->region_count) * sizeof(*regions));
+    link->regions = regions;
+    link->region_count = count;
     return true;
 }
 
 /* UCX reads lengths out of the key without knowing where it ends: behind it are zeros. */
-static ucs_status_t unpack(struct ucx_peer *peer, const void *key, size_t bytes, ucp_rkey_h *out)
+static ucs_status_t unpack(struct ucx_link *link, const void *key, size_t bytes, ucp_rkey_h *out)
 {
-    struct ucx_fabric *ucx = ucx_of(peer->common.fabric);
+    struct ucx_fabric *ucx = link->ucx;
     memset(ucx->key_room, 0, sizeof ucx->key_room);
     memcpy(ucx->key_room, key, bytes);
-    return ucp_ep_rkey_unpack(peer->ep, ucx->key_room, out);
+    return ucp_ep_rkey_unpack(link->ep, ucx->key_room, out);
 }
 
 /* What cannot be read is not kept: references to it are declined, and the payloads come whole. */
-void ucx_on_region(struct ucx_peer *peer, const struct ucx_frame_region *frame, const void *key)
+void ucx_on_region(struct ucx_link *link, const struct ucx_frame_region *frame, const void *key)
 {
-    struct ucx_fabric *ucx = ucx_of(peer->common.fabric);
-    if (!peer->may_read || told_of(peer, frame->slot, frame->generation) != NULL) return;
+    struct ucx_fabric *ucx = link->ucx;
+    if (!link->may_read || told_of(link, frame->slot, frame->generation) != NULL) return;
     if (frame->bytes > ucx->common.options.mapped_max ||
         fabric_hash(key, frame->key_bytes) != frame->key_checksum) {
-        ucx_refuse(ucx, peer->node,
+        ucx_refuse(ucx, link->node,
                    "region %u of %llu bytes: it is over %llu, or its key is damaged; what this "
                    "node has is sent whole from now on",
                    frame->slot, (unsigned long long)frame->bytes,
                    (unsigned long long)ucx->common.options.mapped_max);
-        peer->may_read = false;
+        link->may_read = false;
         return;
     }
     struct ucx_told *told = calloc(1, sizeof *told);
-    if (told == NULL || !make_slot(peer, frame->slot)) {
+    if (told == NULL || !make_slot(link, frame->slot)) {
         free(told);
         return;
     }
-    const ucs_status_t status = unpack(peer, key, frame->key_bytes, &told->key);
+    const ucs_status_t status = unpack(link, key, frame->key_bytes, &told->key);
     if (status != UCS_OK) {
-        ucx_refuse(ucx, peer->node,
+        ucx_refuse(ucx, link->node,
                    "region %u: its key of %u bytes does not unpack (%s); what this node has is "
                    "sent whole from now on; do both ends have the same UCX and transports?",
                    frame->slot, frame->key_bytes, ucs_status_string(status));
-        peer->may_read = false;
+        link->may_read = false;
         free(told);
         return;
     }
@@ -83,35 +83,35 @@ void ucx_on_region(struct ucx_peer *peer, const struct ucx_frame_region *frame, 
     told->address = frame->address;
     told->bytes = frame->bytes;
     told->generation = frame->generation;
-    if (peer->regions[frame->slot] != NULL) told_release(peer->regions[frame->slot]);
-    peer->regions[frame->slot] = told;
+    if (link->regions[frame->slot] != NULL) told_release(link->regions[frame->slot]);
+    link->regions[frame->slot] = told;
 }
 
-void ucx_on_region_gone(struct ucx_peer *peer, const struct ucx_frame_gone *frame)
+void ucx_on_region_gone(struct ucx_link *link, const struct ucx_frame_gone *frame)
 {
-    struct ucx_told *told = told_of(peer, frame->slot, frame->generation);
+    struct ucx_told *told = told_of(link, frame->slot, frame->generation);
     if (told == NULL) return;
-    peer->regions[frame->slot] = NULL;
+    link->regions[frame->slot] = NULL;
     told_release(told);
 }
 
 /* -- messages ----------------------------------------------------------------------------------- */
 
-static void answer(struct ucx_peer *peer, enum ucx_frame_kind kind, uint64_t serial,
+static void answer(struct ucx_link *link, enum ucx_frame_kind kind, uint64_t serial,
                    enum ucx_decline why)
 {
     const struct ucx_frame_release frame = {
-        .head = ucx_frame_head(kind, ucx_of(peer->common.fabric)->node),
+        .head = ucx_frame_head(kind, link->ucx->node),
         .serial = serial,
         .why = kind == UCX_FRAME_DECLINE ? why : 0,
     };
-    const cairn_status status = ucx_control_send(peer, &frame, sizeof frame, NULL, 0);
+    const cairn_status status = ucx_control_send(link, &frame, sizeof frame, NULL, 0);
     (void)status; // the endpoint is lost: our next one lets go of everything
 }
 
-static void release(struct ucx_peer *peer, uint64_t serial)
+static void release(struct ucx_link *link, uint64_t serial)
 {
-    if (peer != NULL) answer(peer, UCX_FRAME_RELEASE, serial, 0);
+    if (link != NULL) answer(link, UCX_FRAME_RELEASE, serial, 0);
 }
 
 /* Of what this region has: subtracting, so that no number of a stranger overflows. */
@@ -120,52 +120,52 @@ static bool is_inside(const struct ucx_told *told, const struct ucx_frame_refere
     return frame->offset < told->bytes && frame->payload_bytes <= told->bytes - frame->offset;
 }
 
-void ucx_on_reference(struct ucx_peer *peer, const struct ucx_frame_reference *frame,
+void ucx_on_reference(struct ucx_link *link, const struct ucx_frame_reference *frame,
                       const void *header)
 {
-    struct cairn_fabric *fabric = peer->common.fabric;
-    struct ucx_told *told = told_of(peer, frame->slot, frame->generation);
+    struct cairn_fabric *fabric = &link->ucx->common;
+    struct ucx_told *told = told_of(link, frame->slot, frame->generation);
     struct ucx_message *message = NULL;
-    if (told == NULL || !peer->may_read) {
-        answer(peer, UCX_FRAME_DECLINE, frame->serial,
-               peer->may_read ? UCX_DECLINE_UNKNOWN : UCX_DECLINE_CANNOT);
+    if (told == NULL || !link->may_read) {
+        answer(link, UCX_FRAME_DECLINE, frame->serial,
+               link->may_read ? UCX_DECLINE_UNKNOWN : UCX_DECLINE_CANNOT);
         return;
     }
     if (!is_inside(told, frame)) {
         fabric->stats.messages_refused++;
-        ucx_refuse(ucx_of(fabric), peer->node,
+        ucx_refuse(ucx_of(fabric), link->node,
                    "a message of %u bytes at %llu of region %u, which has %llu; what this node has "
                    "is sent whole from now on; is it of the same version?",
                    frame->payload_bytes, (unsigned long long)frame->offset, frame->slot,
                    (unsigned long long)told->bytes);
-        peer->may_read = false;
-        answer(peer, UCX_FRAME_DECLINE, frame->serial, UCX_DECLINE_CANNOT);
+        link->may_read = false;
+        answer(link, UCX_FRAME_DECLINE, frame->serial, UCX_DECLINE_CANNOT);
         return;
     }
     if (fabric_judge(fabric, frame->header_bytes, frame->payload_bytes))
         message = (struct ucx_message *)fabric_message_new(fabric, frame->payload_bytes);
     if (message == NULL) {
-        release(peer, frame->serial);
+        release(link, frame->serial);
         return;
     }
     message->region = told;
     told->references++;
-    message->peer = peer;
+    message->by = link;
     message->serial = frame->serial;
     message->offset = frame->offset;
-    LIST_INSERT_HEAD(&peer->referred, message, entry);
+    LIST_INSERT_HEAD(&link->referred, message, entry);
     fabric_offer(fabric, header, frame->header_bytes, frame->payload_bytes, &message->common);
 }
 
 static void let_go(struct ucx_message *message)
 {
-    if (message->peer != NULL) LIST_REMOVE(message, entry);
-    message->peer = NULL;
+    if (message->by != NULL) LIST_REMOVE(message, entry);
+    message->by = NULL;
 }
 
 void ucx_read_drop(struct ucx_message *message)
 {
-    release(message->peer, message->serial);
+    release(message->by, message->serial);
     let_go(message);
     told_release(message->region);
 }
@@ -177,7 +177,7 @@ static void end_read(struct ucx_read *read, cairn_status status)
 {
     if (status == CAIRN_OK) read->op->fabric->stats.bytes_read += read->op->payload_bytes;
     fabric_op_done(read->op, status);
-    release(read->peer, read->serial);
+    release(read->by, read->serial);
     told_release(read->region);
     free(read);
 }
@@ -202,7 +202,7 @@ static void start_read(struct ucx_fabric *ucx, struct ucx_read *read)
         .cb.send = on_ucx_read,
         .user_data = read,
     };
-    ucs_status_ptr_t request = ucp_get_nbx(read->peer->ep, read->buffer, read->op->payload_bytes,
+    ucs_status_ptr_t request = ucp_get_nbx(read->by->ep, read->buffer, read->op->payload_bytes,
                                            read->region->address + read->offset, read->region->key,
                                            &param);
     if (UCS_PTR_IS_PTR(request)) {
@@ -226,22 +226,23 @@ static void pump(struct ucx_fabric *ucx)
 void ucx_read_receive(struct ucx_message *message, struct fabric_op *op, void *buffer)
 {
     struct ucx_fabric *ucx = ucx_of(op->fabric);
-    struct ucx_peer *peer = message->peer;
+    struct ucx_link *link = message->by;
     struct ucx_read *read = malloc(sizeof *read);
     let_go(message);
+    op->by = link != NULL ? link->ep : NULL;
     if (read == NULL) {
-        release(peer, message->serial);
+        release(link, message->serial);
         told_release(message->region);
         fabric_op_done(op, CAIRN_ERR_NO_MEMORY);
         return;
     }
     *read = (struct ucx_read) { .op = op,
-                                .peer = peer,
+                                .by = link,
                                 .region = message->region,
                                 .buffer = buffer,
                                 .serial = message->serial,
                                 .offset = message->offset };
-    if (peer == NULL) {
+    if (link == NULL) {
         end_read(read, CAIRN_ERR_CLOSED);
         return;
     }
@@ -252,31 +253,31 @@ void ucx_read_receive(struct ucx_message *message, struct fabric_op *op, void *b
 /* -- the end ------------------------------------------------------------------------------------ */
 
 /* Nothing is told to the peer. */
-static void give_up_waiting(struct ucx_fabric *ucx, const struct ucx_peer *peer)
+static void give_up_waiting(struct ucx_fabric *ucx, const struct ucx_link *link)
 {
     struct ucx_read *read = STAILQ_FIRST(&ucx->reads_later), *next;
     for (; read != NULL; read = next) {
         next = STAILQ_NEXT(read, later);
-        if (read->peer != peer) continue;
+        if (read->by != link) continue;
         STAILQ_REMOVE(&ucx->reads_later, read, ucx_read, later);
-        read->peer = NULL;
+        read->by = NULL;
         end_read(read, CAIRN_ERR_CLOSED);
     }
 }
 
-void ucx_forget_told(struct ucx_peer *peer)
+void ucx_forget_told(struct ucx_link *link)
 {
-    struct ucx_fabric *ucx = ucx_of(peer->common.fabric);
+    struct ucx_fabric *ucx = link->ucx;
     struct ucx_read *read;
-    give_up_waiting(ucx, peer);
+    give_up_waiting(ucx, link);
     LIST_FOREACH (read, &ucx->reads, link)
-        if (read->peer == peer) read->peer = NULL;
-    while (!LIST_EMPTY(&peer->referred)) let_go(LIST_FIRST(&peer->referred));
-    for (uint32_t slot = 0; slot < peer->region_count; slot++)
-        if (peer->regions[slot] != NULL) told_release(peer->regions[slot]);
-    free(peer->regions);
-    peer->regions = NULL;
-    peer->region_count = 0;
+        if (read->by == link) read->by = NULL;
+    while (!LIST_EMPTY(&link->referred)) let_go(LIST_FIRST(&link->referred));
+    for (uint32_t slot = 0; slot < link->region_count; slot++)
+        if (link->regions[slot] != NULL) told_release(link->regions[slot]);
+    free(link->regions);
+    link->regions = NULL;
+    link->region_count = 0;
 }
 
 /* Those that have not ended by themselves: their keys go while the worker is there. */

@@ -12,17 +12,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "proto/fabric/ucx_frame.h"
+#include "proto/fabric/ucx.h"
 #include "tests/support/fabric_node.h"
 #include "tests/support/suite.h"
 
 enum { BYTES = 1 << 20, BIG = 100000 };
-
-/* The inside of the fabric, to say what a liar would. */
-struct ucx_peer;
-cairn_status ucx_control_send(struct ucx_peer *peer, const void *frame, size_t frame_bytes,
-                              const void *rest, size_t rest_bytes);
-uint64_t fabric_hash(const void *address, size_t bytes);
 
 /* Two nodes; a sends to b. */
 static struct node a, b;
@@ -216,10 +210,10 @@ TEST(a_region_that_is_dropped_stays_readable_for_what_is_held)
     close_nodes();
 }
 
-/* The sender closes its endpoint, gets its memory back, and unmaps it, while it is being read: over TCP
- * by its own progress, which must survive. The reader hears of the end, and both go on with new
- * endpoints. */
-TEST_EACH(a_late_read_of_memory_that_is_gone_ends_with_an_error_and_harms_nobody, 0, 3)
+/* The sender closes its handle, gets its memory back, and unmaps it, while it is being read: over TCP by its
+ * own progress, which must survive. The reader gets other bytes than were meant, which the checksum in the
+ * header says, and both go on over the connection that they have. */
+TEST_EACH(a_late_read_of_memory_that_is_gone_harms_nobody, 0, 3)
 {
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
     struct node_memory memory = node_memory_make(&a, BYTES), other = node_memory_make(&a, BYTES);
@@ -233,48 +227,36 @@ TEST_EACH(a_late_read_of_memory_that_is_gone_ends_with_an_error_and_harms_nobody
     ck_assert_uint_eq(a.sent, 100);
     node_memory_end(&memory);
     pump(&a, &b, &b.received, 90);
-    pump(&a, &b, &b.downs, 1);
-    ck_assert_uint_gt(b.receive_errors, 0);
-    node_receive(&b, 95); // held still, but there is nobody to read
+    node_receive(&b, 95); // held still
     pump(&a, &b, &b.received, 91);
-    ck_assert_int_eq(b.arrivals[95].status, CAIRN_ERR_CLOSED);
 
-    cairn_fabric_peer_close(to_a);
     to_b = node_connect_to(&a, &b);
-    to_a = node_connect_to(&b, &a);
     node_agree(&a, &b, to_b, other.at, BIG);
     fill(other.at, BIG, 11);
     b.manner = NODE_RECEIVES;
     node_send(&a, to_b, 11, other.at, BIG);
     pump(&a, &b, &a.sent, 101);
     ck_assert(is_filled(b.arrivals[100].buffer, BIG, 11));
+    ck_assert_uint_eq(a.downs + b.downs, 0);
     node_memory_end(&other);
     close_nodes();
 }
 
-TEST(a_reader_that_gives_its_endpoint_up_ends_the_other_and_what_it_was_referred_to)
+TEST(a_reader_that_closes_its_handle_reads_what_it_was_referred_to_all_the_same)
 {
     open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
     struct node_memory memory = node_memory_make(&a, BYTES);
     node_agree(&a, &b, to_b, memory.at, BIG);
+    fill(memory.at, BIG, 6);
     for (unsigned i = 0; i < 5; i++) node_send(&a, to_b, i, memory.at, BIG);
     pump(&a, &b, &b.arrived, 5);
     cairn_fabric_peer_close(to_a);
+    for (unsigned i = 0; i < 4; i++) node_receive(&b, i);
+    cairn_fabric_drop(b.arrivals[4].message);
+    pump(&a, &b, &b.received, 4);
     pump(&a, &b, &a.sent, 5);
-    ck_assert_uint_eq(a.send_errors, 5);
-    pump(&a, &b, &a.downs, 1);
-    node_receive(&b, 0);
-    pump(&a, &b, &b.receive_errors, 1);
-    cairn_fabric_peer_close(to_b);
-    to_a = node_connect_to(&b, &a);
-    to_b = node_connect_to(&a, &b);
-    node_agree(&a, &b, to_b, memory.at, BIG);
-    fill(memory.at, BIG, 6);
-    b.manner = NODE_RECEIVES;
-    node_send(&a, to_b, 6, memory.at, BIG);
-    pump(&a, &b, &a.sent, 6);
-    ck_assert(is_filled(b.arrivals[5].buffer, BIG, 6));
-    ck_assert_uint_eq(a.downs + b.downs, 1);
+    for (unsigned i = 0; i < 4; i++) ck_assert(is_filled(b.arrivals[i].buffer, BIG, 6));
+    ck_assert_uint_eq(a.send_errors + b.receive_errors + a.downs + b.downs, 0);
     node_memory_end(&memory);
     close_nodes();
 }
@@ -369,10 +351,12 @@ static uint64_t node_of(const struct node *node)
     return fabric_hash(address + ENVELOPE, count - ENVELOPE);
 }
 
+/* As a liar would. */
 static void say(const void *frame, size_t bytes, const void *rest, size_t rest_bytes)
 {
-    ck_assert_int_eq(ucx_control_send((struct ucx_peer *)to_b, frame, bytes, rest, rest_bytes),
-                     CAIRN_OK);
+    ck_assert_int_eq(
+        ucx_control_send(((struct ucx_peer *)to_b)->link, frame, bytes, rest, rest_bytes),
+        CAIRN_OK);
 }
 
 /* The first region of `a` has slot 0 and generation 1. */

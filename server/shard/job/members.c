@@ -167,9 +167,8 @@ static cairn_status judge_join(const struct cairn_shard_job *job, const Cairn__M
     return CAIRN_OK;
 }
 
-/* A new coordinator tells again of members that never left. They keep their endpoints: closing one and
- * making another to the same living worker takes UCX a keepalive round (measured: 16 s without a
- * message between 1.13.1 and itself over tcp). */
+/* A new coordinator tells again of members that never left. They keep their connections, and what is under
+ * way on these goes on. */
 static bool is_here(struct cairn_shard_job *job, const Cairn__MemberJoin *message)
 {
     struct cairn_member *member = cairn_member_find(job, message->member);

@@ -1,0 +1,289 @@
+/* Links: one connection of UCX for each node that we speak to, whatever jobs and purposes share it.
+ *
+ * A cairn_fabric_peer is a handle on a link. The first handle to an address makes the link, and every later
+ * one shares it, also when the former ones are closed: a link lives as long as its node. Closing an endpoint
+ * of UCX to a node that lives on does harm: the node's own endpoint to us, which UCX pairs with it, sends
+ * into nothing from then on, and nobody tells the node before UCX's next keepalive round (20 s). That
+ * stopped training whenever a re-sharding closed connections of its own.
+ *
+ * A link ends with its node, which UCX tells us, or because we end it: somebody who has closed a handle
+ * waits for memory that the node does not give back. Then we shut the TCP connection down. UCX on both ends
+ * takes that for the death of the other one, which it is good at, and new links are made. Closing the
+ * endpoint instead, with data that waits to be sent, is what UCX 1.13 does not survive: it says goodbye on
+ * the connection, waits for that in a busy loop, and frees the connection under its own feet when the other
+ * end says goodbye as well (SIGSEGV in uct_tcp_iface_progress).
+ *
+ * The two endpoints of a pair share the TCP connection that either of them has made. Who made it knows the
+ * socket, and says its port to the other one (PORT). Where we know none, we ask the node to shut it (BYE). */
+#include <assert.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "proto/fabric/ucx.h"
+
+enum {
+    SEND_GRACE_MS = 500,     /* after its handle was closed a send may wait for its receiver */
+    RECEIVE_GRACE_MS = 2000, /* and a receive for a sender of which a handle was closed */
+    SHUT_MS = 200,           /* in which UCX notices that a socket was shut down here */
+    BYE_MS =
+        6000 /* or by the peer; more than UCX_UNACKED_MS: what is closed then has nothing to send */
+};
+
+/* ---- time ---- */
+
+/* Wakes the loop at that time, by a descriptor among those of UCX. */
+static void plan(struct ucx_fabric *ucx, uint64_t at_ms)
+{
+    if (ucx->due_ms != 0 && ucx->due_ms <= at_ms) return;
+    ucx->due_ms = at_ms;
+    const struct itimerspec when = { .it_value = { .tv_sec = (time_t)(at_ms / 1000),
+                                                   .tv_nsec = (long)(at_ms % 1000) * 1000000 } };
+    if (ucx->timer_fd >= 0) timerfd_settime(ucx->timer_fd, TFD_TIMER_ABSTIME, &when, NULL);
+}
+
+bool ucx_links_open(struct ucx_fabric *ucx)
+{
+    struct epoll_event event = { .events = EPOLLIN };
+    ucx->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    return ucx->timer_fd >= 0 &&
+           epoll_ctl(ucx->common.event_fd, EPOLL_CTL_ADD, ucx->timer_fd, &event) == 0;
+}
+
+/* ---- making one ---- */
+
+static struct ucx_link *find_living(struct ucx_fabric *ucx, uint64_t node)
+{
+    struct ucx_link *link;
+    LIST_FOREACH (link, &ucx->links[node % UCX_NODES], entry)
+        if (link->node == node && !link->is_lost) return link;
+    return NULL;
+}
+
+struct ucx_link *ucx_link_find(struct ucx_fabric *ucx, uint64_t node)
+{
+    struct ucx_link *link = find_living(ucx, node);
+    return link != NULL && link->end_by_ms == 0 ? link : NULL;
+}
+
+static void lose(struct ucx_link *link, cairn_status why)
+{
+    struct ucx_peer *handle;
+    if (link->is_lost) return;
+    link->is_lost = true;
+    link->ucx->has_lost = true;
+    LIST_FOREACH (handle, &link->handles, of_link) fabric_peer_lost(&handle->common, why);
+}
+
+static void on_ucx_down(void *arg, ucp_ep_h ep, ucs_status_t status)
+{
+    struct ucx_link *link = arg;
+    (void)ep;
+    const cairn_status why = ucx_status(status);
+    link->is_down = true;
+    lose(link, why == CAIRN_ERR_UNREACHABLE ? why : CAIRN_ERR_CLOSED);
+}
+
+static cairn_status connect_link(struct ucx_link *link, const void *address, size_t bytes)
+{
+    const ucp_ep_params_t params = {
+        .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER,
+        .address =
+            address, // UCX believes the lengths inside; the envelope's checksum stands for them
+        .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+        .err_handler = { .cb = on_ucx_down, .arg = link },
+    };
+    struct ucx_fabric *ucx = link->ucx;
+    const cairn_status reached = ucx_reach(ucx, address, bytes);
+    if (reached != CAIRN_OK) return reached;
+    const uint64_t begin_ms = ucx_now_ms();
+    const int socket = ucx_socket_next();
+    const ucs_status_t status = ucp_ep_create(ucx->worker, &params, &link->ep);
+    if (status != UCS_OK) {
+        ucx_blocked(ucx, address, bytes, ucx_now_ms() - begin_ms);
+        return ucx_status(status);
+    }
+    link->has_listener = ucx_find_listener(address, bytes, &link->listener);
+    if (link->has_listener) link->made = ucx_socket_made(socket, &link->listener);
+    return CAIRN_OK;
+}
+
+/* A link that is ending makes room: what UCX will say of it is known. */
+static cairn_status open_link(struct ucx_fabric *ucx, const void *address, size_t bytes,
+                              struct ucx_link **out)
+{
+    const uint64_t node = fabric_hash(address, bytes);
+    struct ucx_link *ending = find_living(ucx, node);
+    if (ending != NULL) lose(ending, CAIRN_ERR_CLOSED);
+    struct ucx_link *link = calloc(1, sizeof *link);
+    if (link == NULL) return CAIRN_ERR_NO_MEMORY;
+    link->ucx = ucx;
+    link->node = node;
+    LIST_INIT(&link->handles);
+    const cairn_status status = connect_link(link, address, bytes);
+    if (status != CAIRN_OK) {
+        free(link);
+        return status;
+    }
+    LIST_INSERT_HEAD(&ucx->links[node % UCX_NODES], link, entry);
+    ucx->common.stats.endpoints_made++;
+    ucx->common.stats.endpoints_now++;
+    ucx_meet(link);
+    *out = link;
+    return CAIRN_OK;
+}
+
+cairn_status ucx_connect(struct cairn_fabric_peer *peer, const void *address, size_t bytes)
+{
+    struct ucx_fabric *ucx = ucx_of(peer->fabric);
+    struct ucx_link *link = ucx_link_find(ucx, fabric_hash(address, bytes));
+    const cairn_status status = link != NULL ? CAIRN_OK : open_link(ucx, address, bytes, &link);
+    if (status != CAIRN_OK) return status;
+    ucx_peer_of(peer)->link = link;
+    LIST_INSERT_HEAD(&link->handles, ucx_peer_of(peer), of_link);
+    return CAIRN_OK;
+}
+
+/* ---- ending one ---- */
+
+void ucx_link_end(struct ucx_link *link, bool is_told)
+{
+    if (link->is_lost || link->end_by_ms != 0) return;
+    const bool is_shut = link->has_listener && ucx_socket_shut(&link->listener, link->accepted);
+    const bool is_awaited = !is_shut && !is_told && link->has_listener;
+    link->end_by_ms = ucx_now_ms() + (is_awaited ? BYE_MS : SHUT_MS);
+    if (!is_shut && !is_told) ucx_say_bye(link);
+    plan(link->ucx, link->end_by_ms);
+}
+
+void ucx_endpoint_close(struct ucx_fabric *ucx, ucp_ep_h ep)
+{
+    const ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+        .flags = UCP_EP_CLOSE_FLAG_FORCE,
+    };
+    struct fabric_op *op;
+    TAILQ_FOREACH (op, &ucx->common.flying, link)
+        if (op->by == ep) op->by = NULL;
+    ucs_status_ptr_t request = ucp_ep_close_nbx(ep, &param);
+    if (UCS_PTR_IS_PTR(request)) ucp_request_free(request); // freed by UCX when it is over
+}
+
+static void close_link(struct ucx_link *link)
+{
+    if (link->is_closed) return;
+    link->is_closed = true;
+    ucx_part(link);
+    ucx_endpoint_close(link->ucx, link->ep);
+    link->ucx->common.stats.endpoints_now--;
+}
+
+static void free_link(struct ucx_link *link)
+{
+    close_link(link);
+    LIST_REMOVE(link, entry);
+    free(link);
+}
+
+/* What flies by a handle that is closed ends in a bounded time. */
+static void bound_flying(struct ucx_link *link, const struct cairn_fabric_peer *handle)
+{
+    const uint64_t now_ms = ucx_now_ms();
+    struct fabric_op *op;
+    TAILQ_FOREACH (op, &link->ucx->common.flying, link) {
+        const bool is_sent = op->is_send && op->to == handle;
+        if (is_sent) op->to = NULL;
+        if (!is_sent && (op->is_send || op->by != link->ep)) continue;
+        if (op->due_ms == 0) op->due_ms = now_ms + (is_sent ? SEND_GRACE_MS : RECEIVE_GRACE_MS);
+        plan(link->ucx, op->due_ms);
+    }
+}
+
+void ucx_disconnect(struct cairn_fabric_peer *peer)
+{
+    struct ucx_peer *handle = ucx_peer_of(peer);
+    struct ucx_link *link = handle->link;
+    LIST_REMOVE(handle, of_link);
+    handle->link = NULL;
+    if (link->is_lost || peer->fabric->is_closing)
+        close_link(link);
+    else
+        ucx_forget_references(link, peer);
+    bound_flying(link, peer);
+    if (link->is_closed && LIST_EMPTY(&link->handles)) free_link(link);
+}
+
+/* ---- what time brings ---- */
+
+static struct ucx_link *link_of(struct ucx_fabric *ucx, const void *ep)
+{
+    struct ucx_link *link;
+    for (size_t i = 0; i < UCX_NODES; i++)
+        LIST_FOREACH (link, &ucx->links[i], entry)
+            if (link->ep == ep && !link->is_closed) return link;
+    return NULL;
+}
+
+static void judge_flying(struct ucx_fabric *ucx, uint64_t now_ms)
+{
+    struct fabric_op *op;
+    TAILQ_FOREACH (op, &ucx->common.flying, link) {
+        if (op->due_ms == 0) continue;
+        if (op->due_ms > now_ms) {
+            plan(ucx, op->due_ms);
+            continue;
+        }
+        op->due_ms = 0;
+        struct ucx_link *link = op->by != NULL ? link_of(ucx, op->by) : NULL;
+        if (link != NULL) ucx_link_end(link, false);
+    }
+}
+
+/* Handles of a link that was lost are told by fabric.c, and the last one frees it. */
+static void judge_links(struct ucx_fabric *ucx, uint64_t now_ms)
+{
+    struct ucx_link *link, *next;
+    for (size_t i = 0; i < UCX_NODES; i++) {
+        for (link = LIST_FIRST(&ucx->links[i]); link != NULL; link = next) {
+            next = LIST_NEXT(link, entry);
+            if (!link->is_lost && link->end_by_ms > now_ms)
+                plan(ucx, link->end_by_ms);
+            else if (link->end_by_ms != 0)
+                lose(link, CAIRN_ERR_CLOSED);
+            if (link->is_lost && LIST_EMPTY(&link->handles)) free_link(link);
+        }
+    }
+}
+
+unsigned ucx_links_tend(struct ucx_fabric *ucx)
+{
+    uint64_t ticks;
+    if (!ucx->has_lost && ucx->due_ms == 0) return 0;
+    const uint64_t now_ms = ucx_now_ms();
+    const bool is_due = ucx->due_ms != 0 && now_ms >= ucx->due_ms;
+    if (!ucx->has_lost && !is_due) return 0;
+    if (is_due) {
+        ucx->due_ms = 0;
+        if (ucx->timer_fd >= 0 && read(ucx->timer_fd, &ticks, sizeof ticks) < 0) ticks = 0;
+        judge_flying(ucx, now_ms);
+    }
+    judge_links(ucx, now_ms);
+    ucx->has_lost = false; // `lose` in judge_links tells handles, which are seen to next
+    return 1;
+}
+
+void ucx_links_stop(struct ucx_fabric *ucx)
+{
+    struct ucx_link *link;
+    for (size_t i = 0; i < UCX_NODES; i++)
+        LIST_FOREACH (link, &ucx->links[i], entry) close_link(link);
+}
+
+void ucx_links_close(struct ucx_fabric *ucx)
+{
+    for (size_t i = 0; i < UCX_NODES; i++)
+        while (!LIST_EMPTY(&ucx->links[i])) free_link(LIST_FIRST(&ucx->links[i]));
+    if (ucx->timer_fd >= 0) close(ucx->timer_fd);
+}

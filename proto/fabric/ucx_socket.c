@@ -1,0 +1,94 @@
+/* The TCP sockets of UCX, which UCX shows to nobody: found among our descriptors, by whom they are connected
+ * to.
+ *
+ * Two things are done to them. What was sent on one and nobody acknowledged for UCX_UNACKED_MS ends it: a
+ * node that vanished without a word (power, cable) says so to nobody, and the kernel would try for a quarter
+ * of an hour. And a connection that we end is shut down: its endpoint must not be closed (ucx_link.c). */
+#include <dirent.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "proto/fabric/ucx.h"
+
+enum { NEW_MAX = 16 }; /* descriptors that other threads may open in the meantime */
+
+static bool is_same(const struct sockaddr_storage *a, const struct sockaddr_storage *b)
+{
+    if (a->ss_family != b->ss_family) return false;
+    if (a->ss_family == AF_INET) {
+        const struct sockaddr_in *one = (const struct sockaddr_in *)a;
+        const struct sockaddr_in *other = (const struct sockaddr_in *)b;
+        return one->sin_port == other->sin_port && one->sin_addr.s_addr == other->sin_addr.s_addr;
+    }
+    const struct sockaddr_in6 *one = (const struct sockaddr_in6 *)a;
+    const struct sockaddr_in6 *other = (const struct sockaddr_in6 *)b;
+    return one->sin6_port == other->sin6_port &&
+           memcmp(&one->sin6_addr, &other->sin6_addr, sizeof one->sin6_addr) == 0;
+}
+
+static bool leads_to(int fd, const struct sockaddr_storage *listener)
+{
+    struct sockaddr_storage there;
+    socklen_t bytes = sizeof there;
+    return getpeername(fd, (struct sockaddr *)&there, &bytes) == 0 && is_same(&there, listener);
+}
+
+void ucx_socket_bound(int fd)
+{
+    const unsigned unacked_ms = UCX_UNACKED_MS;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacked_ms, sizeof unacked_ms);
+}
+
+int ucx_socket_next(void)
+{
+    const int fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
+    if (fd >= 0) close(fd);
+    return fd;
+}
+
+static in_port_t *port_of(struct sockaddr_storage *address)
+{
+    return address->ss_family == AF_INET ? &((struct sockaddr_in *)address)->sin_port
+                                         : &((struct sockaddr_in6 *)address)->sin6_port;
+}
+
+in_port_t ucx_socket_made(int next, const struct sockaddr_storage *listener)
+{
+    struct sockaddr_storage here;
+    socklen_t bytes = sizeof here;
+    for (int fd = next; next >= 0 && fd < next + NEW_MAX; fd++) {
+        if (!leads_to(fd, listener)) continue;
+        ucx_socket_bound(fd);
+        if (getsockname(fd, (struct sockaddr *)&here, &bytes) == 0) return *port_of(&here);
+    }
+    return 0;
+}
+
+/* What is unsent is of no use; the peer is to hear of the end at once (RST), not behind it. */
+static void shut(int fd)
+{
+    const struct linger none = { .l_onoff = 1, .l_linger = 0 };
+    (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
+    (void)shutdown(fd, SHUT_RDWR);
+}
+
+bool ucx_socket_shut(const struct sockaddr_storage *listener, in_port_t accepted)
+{
+    struct sockaddr_storage maker = *listener;
+    bool found = false;
+    DIR *folder = opendir("/proc/self/fd");
+    if (folder == NULL) return false;
+    *port_of(&maker) = accepted;
+    for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+        const int fd = atoi(entry->d_name);
+        if (!leads_to(fd, listener) && (accepted == 0 || !leads_to(fd, &maker))) continue;
+        shut(fd);
+        found = true;
+    }
+    closedir(folder);
+    return found;
+}

@@ -1,0 +1,159 @@
+/* Daemons and trainers over UCX: two processes have one connection, whatever jobs and purposes share it. So a
+ * re-sharding, which is a purpose of its own for a while, stops no job. */
+#include <check.h>
+#include <dirent.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests/e2e/elastic_worker.h"
+#include "tests/support/cluster.h"
+#include "tests/support/suite.h"
+
+enum { SHARDS = 3, JOBS = 2, ROUNDS = 2, STEP_MAX_MS = 1000, PAUSE_MS = 2 };
+
+static struct cluster cluster;
+static struct elastic_shared *shared[JOBS];
+static pid_t workers[JOBS]; /* the first one trains */
+
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static void pause_ms(int ms)
+{
+    nanosleep(&(struct timespec) { .tv_nsec = ms * 1000000L }, NULL);
+}
+
+/* ---- how long nothing is trained ---- */
+
+static struct {
+    uint64_t step;
+    int64_t since_ms, longest_ms;
+} watch;
+
+static void look(void)
+{
+    const uint64_t step = atomic_load(&shared[0]->step);
+    const int64_t now = now_ms();
+    if (now - watch.since_ms > watch.longest_ms) watch.longest_ms = now - watch.since_ms;
+    if (step != watch.step) watch.since_ms = now;
+    watch.step = step;
+    ck_assert_int_eq(cluster_wait(workers[0], 0), -1);
+    pause_ms(PAUSE_MS);
+}
+
+static void await_steps(uint64_t more)
+{
+    const uint64_t goal = atomic_load(&shared[0]->step) + more;
+    for (const int64_t end_ms = now_ms() + CLUSTER_WAIT_MS; atomic_load(&shared[0]->step) < goal;) {
+        ck_assert_int_lt(now_ms(), end_ms);
+        look();
+    }
+}
+
+/* `cairn WORDS...`, which succeeds; one looks on meanwhile. */
+static void ask(const char *first, const char *second, const char *third)
+{
+    static struct cluster_said said;
+    struct cluster_command command;
+    int status = -1;
+    cluster_cli_begin(&cluster, &command, first, second, third, NULL);
+    for (const int64_t end_ms = now_ms() + CLUSTER_WAIT_MS; status == -1; look()) {
+        ck_assert_int_lt(now_ms(), end_ms);
+        status = cluster_wait(command.pid, 0);
+    }
+    cluster_cli_end(&command, status, &said);
+    ck_assert_msg(status == 0, "%s %s %s: %d: %s", first, second, third, status, said.err);
+}
+
+/* ---- connections ---- */
+
+/* Those of TCP that a process has with others of this host, but for what it listens on. */
+static int count_connections(pid_t pid)
+{
+    char path[64], line[256];
+    int count = 0;
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+    DIR *folder = opendir(path);
+    ck_assert_ptr_nonnull(folder);
+    for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+        char link[128] = "", name[PATH_MAX];
+        unsigned long inode, of;
+        unsigned state;
+        snprintf(name, sizeof name, "%s/%s", path, entry->d_name);
+        if (readlink(name, link, sizeof link - 1) <= 0 || sscanf(link, "socket:[%lu]", &inode) != 1)
+            continue;
+        FILE *tcp = fopen("/proc/net/tcp", "re");
+        ck_assert_ptr_nonnull(tcp);
+        while (fgets(line, sizeof line, tcp) != NULL)
+            if (sscanf(line, "%*d: %*s %*s %x %*s %*s %*s %*s %*s %lu", &state, &of) == 2 &&
+                of == inode && state == 1 /* ESTABLISHED */)
+                count++;
+        fclose(tcp);
+    }
+    closedir(folder);
+    return count;
+}
+
+/* With the worker and the other shards. */
+static void check_connections(void)
+{
+    for (int i = 0; i < SHARDS; i++)
+        ck_assert_int_le(count_connections(cluster.shards[i]), 1 + (SHARDS - 1));
+}
+
+/* ---- the scene ---- */
+
+static void start(void)
+{
+    static const char *const set[] = { "fabric.kind=ucx", "compute.threads=1",
+                                       "memory.limit=256MiB", NULL };
+    cluster_start(&cluster, SHARDS, &(struct cluster_options) { .shard_set = set });
+    for (int j = 0; j < JOBS; j++) shared[j] = elastic_share();
+    atomic_store(&shared[0]->until, UINT64_MAX);
+    atomic_store(&shared[1]->until, 3); // then it leaves, and its job is idle
+    for (int j = 0; j < JOBS; j++)
+        workers[j] = elastic_start(cluster.address, &elastic_models[j], 0, shared[j]);
+    watch.since_ms = now_ms();
+    await_steps(2);
+    ck_assert_int_eq(cluster_wait(workers[1], CLUSTER_WAIT_MS), 0);
+    watch.longest_ms = 0;
+    watch.since_ms = now_ms();
+}
+
+static void stop(void)
+{
+    cluster_kill(workers[0]);
+    for (int j = 0; j < JOBS; j++)
+        cluster_says(&cluster, 0, "", "job", "drop", "--force", "--yes", elastic_models[j].name,
+                     NULL);
+    cluster_stop(&cluster);
+    for (int j = 0; j < JOBS; j++) munmap(shared[j], sizeof *shared[j]);
+}
+
+TEST(a_re_sharding_of_two_jobs_stops_neither_and_connects_nobody_twice)
+{
+    start();
+    for (int round = 0; round < ROUNDS; round++) {
+        ask("member", "drain", "shard-1");
+        cluster_await_end_of_shard(&cluster, 1);
+        cluster_add_shard(&cluster, 1);
+        ask("reshard", "apply", "--all");
+        await_steps(5);
+        check_connections();
+    }
+    printf("note: the longest step took %" PRId64 " ms\n", watch.longest_ms);
+    ck_assert_int_lt(watch.longest_ms, STEP_MAX_MS);
+    stop();
+}
+
+SUITE(100);

@@ -1,0 +1,160 @@
+/* The ucx fabric has one connection to each other node, which all its peers of that node share and which
+ * outlives them; what a closed peer has left behind ends in a bounded time, and both nodes meet again at
+ * once. */
+#include <check.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "tests/support/fabric_node.h"
+#include "tests/support/suite.h"
+
+enum { BIG = 200000, MEET_MS = 1000, END_MS = 4000 };
+
+/* Two nodes; a sends to b. */
+static struct node a, b;
+static uint8_t bytes[BIG];
+
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static void open_nodes(void)
+{
+    node_open(&a, "ucx", NULL);
+    node_open(&b, "ucx", NULL);
+}
+
+static void close_nodes(void)
+{
+    node_close(&a);
+    node_close(&b);
+}
+
+/* Each node sends something that takes its peer's endpoint as well (a rendezvous). */
+static void meet(struct cairn_fabric_peer *to_b, struct cairn_fabric_peer *to_a)
+{
+    const unsigned got_a = a.received, got_b = b.received;
+    const int64_t begin_ms = now_ms();
+    a.manner = b.manner = NODE_RECEIVES;
+    node_send(&a, to_b, 1, bytes, BIG);
+    node_send(&b, to_a, 1, bytes, BIG);
+    pump(&a, &b, &a.received, got_a + 1);
+    pump(&a, &b, &b.received, got_b + 1);
+    ck_assert_int_lt(now_ms() - begin_ms, MEET_MS);
+    ck_assert_uint_eq(a.receive_errors + b.receive_errors, 0);
+}
+
+TEST(peers_of_one_node_share_a_connection_that_outlives_them)
+{
+    open_nodes();
+    struct cairn_fabric_peer *first = node_connect_to(&a, &b), *second = node_connect_to(&a, &b);
+    struct cairn_fabric_peer *back = node_connect_to(&b, &a);
+    meet(first, back);
+    meet(second, back);
+    cairn_fabric_peer_close(first);
+    meet(second, back);
+    cairn_fabric_peer_close(second);
+    cairn_fabric_peer_close(back);
+    pump_for_ms(&a, &b, 20);
+    ck_assert_uint_eq(node_stats(&a).peers_now + node_stats(&b).peers_now, 0);
+    meet(node_connect_to(&a, &b), node_connect_to(&b, &a));
+    ck_assert_uint_eq(node_stats(&a).endpoints_made, 1);
+    ck_assert_uint_eq(node_stats(&b).endpoints_made, 1);
+    ck_assert_uint_eq(a.downs + b.downs, 0);
+    close_nodes();
+}
+
+TEST(a_node_that_ends_takes_all_its_peers_down_and_the_connection_with_them)
+{
+    open_nodes();
+    struct cairn_fabric_peer *peers[3];
+    for (int i = 0; i < 3; i++) peers[i] = node_connect_to(&a, &b);
+    cairn_fabric_peer_close(peers[2]);
+    node_send(&a, peers[0], 1, NULL, 0);
+    pump(&a, &b, &b.arrived, 1);
+    node_close(&b);
+    pump(&a, NULL, &a.downs, 2);
+    ck_assert_uint_eq(node_stats(&a).endpoints_now, 0);
+    node_open(&b, "ucx", NULL);
+    meet(node_connect_to(&a, &b), node_connect_to(&b, &a));
+    ck_assert_uint_eq(a.downs, 2);
+    close_nodes();
+}
+
+/* Without a peer nobody is told, and the connection goes all the same. */
+TEST(a_node_that_ends_unwatched_leaves_no_connection)
+{
+    open_nodes();
+    struct cairn_fabric_peer *peer = node_connect_to(&a, &b);
+    node_send(&a, peer, 1, NULL, 0);
+    pump(&a, &b, &b.arrived, 1);
+    cairn_fabric_peer_close(peer);
+    pump_for_ms(&a, &b, 5);
+    ck_assert_uint_eq(node_stats(&a).endpoints_now, 1);
+    node_close(&b);
+    for (int i = 0; i < 1000 && node_stats(&a).endpoints_now != 0; i++) pump_for_ms(&a, NULL, 2);
+    ck_assert_uint_eq(node_stats(&a).endpoints_now, 0);
+    node_close(&a);
+}
+
+enum { MADE_BY_US = 1, HANGS = 2, RECEIVES = 4, CASES = 8 };
+
+/* b holds what a sent, or a receives what b sent; then a closes its peer. b does nothing about it, and may
+ * be hung. */
+static void leave_something(struct cairn_fabric_peer *to_b, struct cairn_fabric_peer *to_a, int how)
+{
+    a.manner = b.manner = NODE_HOLDS;
+    if ((how & RECEIVES) == 0) {
+        const unsigned arrived = b.arrived;
+        node_send(&a, to_b, 2, bytes, BIG);
+        pump(&a, &b, &b.arrived, arrived + 1);
+    } else {
+        const unsigned arrived = a.arrived;
+        node_send(&b, to_a, 2, bytes, BIG);
+        pump(&a, &b, &a.arrived, arrived + 1);
+        node_receive(&a, arrived); // only b can end it
+    }
+    cairn_fabric_peer_close(to_b);
+}
+
+TEST_EACH(what_a_closed_peer_left_behind_ends_and_both_nodes_meet_again_at_once, 0, CASES)
+{
+    struct cairn_fabric_peer *to_b, *to_a, *other;
+    if ((_i & RECEIVES) != 0 && (_i & HANGS) == 0) return;      // b would end it
+    if ((_i & RECEIVES) != 0 && (_i & MADE_BY_US) == 0) return; // as the sends
+    open_nodes();
+    if ((_i & MADE_BY_US) != 0) {
+        to_b = node_connect_to(&a, &b);
+        node_send(&a, to_b, 1, NULL, 0);
+        pump(&a, &b, &b.arrived, 1);
+        to_a = node_connect_to(&b, &a);
+    } else {
+        to_a = node_connect_to(&b, &a);
+        node_send(&b, to_a, 1, NULL, 0);
+        pump(&a, &b, &a.arrived, 1);
+        to_b = node_connect_to(&a, &b);
+    }
+    other = node_connect_to(&a, &b);
+    meet(other, to_a);
+    const unsigned over = a.sent + a.received;
+    leave_something(to_b, to_a, _i);
+    const int64_t begin_ms = now_ms();
+    while (a.sent + a.received == over) {
+        pump_for_ms(&a, (_i & HANGS) != 0 ? NULL : &b, 5);
+        ck_assert_int_lt(now_ms() - begin_ms, END_MS);
+    }
+    ck_assert_uint_eq((_i & RECEIVES) != 0 ? a.receive_errors : a.send_errors, 1);
+    pump(&a, NULL, &a.downs, 1); // of the other one
+    pump(&a, &b, &b.downs, 1);
+    a.receive_errors = 0;
+    cairn_fabric_peer_close(other);
+    cairn_fabric_peer_close(to_a);
+    meet(node_connect_to(&a, &b), node_connect_to(&b, &a));
+    ck_assert_uint_eq(a.downs + b.downs, 2);
+    close_nodes();
+}
+
+SUITE(30);
