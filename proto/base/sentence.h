@@ -8,12 +8,15 @@
 #ifndef CAIRN_BASE_SENTENCE_H
 #define CAIRN_BASE_SENTENCE_H
 
+#include <stddef.h>
+
 #include "proto/base/status.h"
 
 #define CAIRN_SENTENCE_BYTES 2048 /* holds a list of twenty tensors */
 
 struct cairn_sentence {
-    char text[CAIRN_SENTENCE_BYTES]; /* always ends in NUL; a longer one ends in "..." */
+    char text
+        [CAIRN_SENTENCE_BYTES]; /* always ends in NUL; a longer one ends behind a word, in "…" */
 };
 
 /* Writes the sentence, cut to fit. `s` may be NULL: then nothing happens. An argument may be the
@@ -24,6 +27,10 @@ void cairn_sentence_set(struct cairn_sentence *s, const char *format, ...)
 /* Adds to the end, cut to fit: for lists of differences. */
 void cairn_sentence_add(struct cairn_sentence *s, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+
+/* `text` for within another sentence: of at most `bytes_max` bytes, a longer one cut behind a word, with "…".
+ * Its .text lives as long as the expression that it stands in. Never cut a sentence with "%.300s". */
+struct cairn_sentence cairn_sentence_brief(const char *text, size_t bytes_max);
 
 /* Writes the sentence and returns `status`: `return cairn_fail(why, CAIRN_ERR_CONFIG, "...");` */
 cairn_status cairn_fail(struct cairn_sentence *s, cairn_status status, const char *format, ...)

@@ -285,8 +285,8 @@ static cairn_status judge_send(struct cairn_stream *stream, uint64_t queued, uin
                                uint64_t limit, struct cairn_sentence *why)
 {
     if (stream->state >= CAIRN_STREAM_FINISHING)
-        return cairn_fail(why, CAIRN_ERR_CLOSED, "the connection to %s is closed: %.300s",
-                          stream->peer, stream->why.text);
+        return cairn_fail(why, CAIRN_ERR_CLOSED, "the connection to %s is closed: %s", stream->peer,
+                          cairn_sentence_brief(stream->why.text, 600).text);
     if (more <= limit && queued <= limit - more) return CAIRN_OK;
     cairn_stream_close(stream, CAIRN_ERR_BUSY,
                        "%s does not read: %" PRIu64 " bytes wait for it, the limit is %" PRIu64,

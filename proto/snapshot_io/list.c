@@ -13,7 +13,7 @@ static cairn_status scan(const char *root, const char *path, struct cairn_names 
     struct cairn_sentence said = { "" };
     const cairn_status status = cairn_names_list(root, path, names, &said);
     if (status == CAIRN_OK || status == CAIRN_ERR_NOT_FOUND) return CAIRN_OK;
-    return cairn_fail(why, status, "listing the snapshots in %s: %.400s", root, said.text);
+    return cairn_fail(why, status, "listing the snapshots in %s: %s", root, said.text);
 }
 
 static bool has_manifest(const char *folder)

@@ -16,7 +16,7 @@ static cairn_status read_fully(struct cairn_storage_file *file, void *out, size_
     struct cairn_sentence said = { "" };
     size_t got = 0;
     const cairn_status status = file->storage->read(file, offset, out, count, &got, &said);
-    if (status != CAIRN_OK) return cairn_fail(why, status, "%s: %.400s", path, said.text);
+    if (status != CAIRN_OK) return cairn_fail(why, status, "%s: %s", path, said.text);
     if (got == count) return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_CORRUPT,
                       "%s ends at byte %" PRIu64 ", cut off; use another snapshot", path,

@@ -165,7 +165,7 @@ static cairn_status read_room(struct hand *hand, const struct spot *spot, const 
     if (status != CAIRN_OK) return status;
     status = hand->open->storage->read(hand->open, spot->first - skip, hand->room, wanted, &got,
                                        &said);
-    if (status != CAIRN_OK) return cairn_fail(why, status, "%s: %.400s", path, said.text);
+    if (status != CAIRN_OK) return cairn_fail(why, status, "%s: %s", path, said.text);
     if (got < wanted)
         return cairn_fail(why, CAIRN_ERR_CORRUPT,
                           "%s ends at byte %" PRIu64 ", cut off; use another snapshot", path,

@@ -211,7 +211,7 @@ static cairn_status load_kind(const char *root, const char *job, const struct ki
                                               read);
         *count_out += taken == CAIRN_OK;
         if (taken != CAIRN_OK && taken != CAIRN_ERR_NOT_FOUND)
-            status = cairn_fail(why, taken, "%s cannot be read: %.300s", path, said.text);
+            status = cairn_fail(why, taken, "%s cannot be read: %s", path, said.text);
     }
     cairn_names_release(&names);
     return status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status;

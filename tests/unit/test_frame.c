@@ -242,7 +242,7 @@ TEST(a_sentence_is_cut_and_says_so)
     longer[sizeof longer - 1] = '\0';
     cairn_sentence_set(&s, "%s", longer);
     ck_assert_uint_eq(strlen(s.text), CAIRN_SENTENCE_BYTES - 1);
-    ck_assert_str_eq(s.text + strlen(s.text) - 4, "a...");
+    ck_assert_str_eq(s.text + strlen(s.text) - 4, "a…");
     cairn_sentence_set(&s, "inner");
     cairn_sentence_set(&s, "chunk 3: %s", s.text); // an argument may be the text itself
     ck_assert_str_eq(s.text, "chunk 3: inner");
@@ -250,6 +250,22 @@ TEST(a_sentence_is_cut_and_says_so)
     ck_assert_str_eq(s.text, "chunk 3: inner, and 4");
     cairn_sentence_set(NULL, "nobody asks");
     ck_assert_int_eq(cairn_fail(NULL, CAIRN_ERR_IO, "nobody asks"), CAIRN_ERR_IO);
+}
+
+TEST(a_sentence_is_cut_behind_a_word)
+{
+    struct cairn_sentence s;
+    char longer[CAIRN_SENTENCE_BYTES + 200];
+    for (size_t i = 0; i < sizeof longer - 1; i++) longer[i] = "words, "[i % 7];
+    longer[sizeof longer - 1] = '\0';
+    cairn_sentence_set(&s, "%s", longer);
+    ck_assert_uint_lt(strlen(s.text), CAIRN_SENTENCE_BYTES);
+    ck_assert_str_eq(s.text + strlen(s.text) - 8, "words…");
+    ck_assert_str_eq(cairn_sentence_brief("as it is", 8).text, "as it is");
+    ck_assert_str_eq(cairn_sentence_brief("cut behind a word", 16).text, "cut behind a…");
+    ck_assert_str_eq(cairn_sentence_brief("cut behind; a word", 14).text, "cut behind…");
+    ck_assert_str_eq(cairn_sentence_brief("äääääääää", 12).text, "ääää…"); // no half character
+    ck_assert_str_eq(cairn_sentence_brief("", 5).text, "");
 }
 
 SUITE(60);

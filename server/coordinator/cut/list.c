@@ -104,7 +104,8 @@ static void read_store(struct cairn_cluster_work *work)
         struct cairn_found_snapshot *f = &listing->found.list[i];
         struct cairn_sentence what;
         cairn_manifest_trust(&f->manifest, &listing->ring, &what);
-        snprintf(f->signature, sizeof f->signature, "%.120s", what.text);
+        snprintf(f->signature, sizeof f->signature, "%.*s", (int)sizeof f->signature - 1,
+                 cairn_sentence_brief(what.text, sizeof f->signature - 1).text);
     }
     if (listing->status == CAIRN_OK) read_words(listing);
 }

@@ -12,7 +12,8 @@
 static void say_failed(struct cairn_cluster_job *job, uint64_t step, const char *why)
 {
     const uint64_t every = job->spec.policy.snapshot_every;
-    cairn_sentence_set(&job->snapshots.failed, "of step %" PRIu64 ": %.600s", step, why);
+    cairn_sentence_set(&job->snapshots.failed, "of step %" PRIu64 ": %s", step,
+                       cairn_sentence_brief(why, 600).text);
     if (job->spec.policy.snapshot_every_s > 0)
         cairn_sentence_add(&job->snapshots.failed, "; the next one is due in %" PRIu32 " s",
                            job->spec.policy.snapshot_every_s);

@@ -119,7 +119,7 @@ static bool advance_saving(struct cairn_cluster *cluster, struct cairn_cluster_s
     for (struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) {
         if (!cairn_cluster_job_has_seat(j, seat)) continue;
         ended &= cairn_cluster_parting_advance(j);
-        cairn_sentence_add(out, "; %.300s", j->parting.outcome.text);
+        cairn_sentence_add(out, "; %s", cairn_sentence_brief(j->parting.outcome.text, 300).text);
     }
     return ended;
 }

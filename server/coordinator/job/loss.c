@@ -38,7 +38,8 @@ static void note_loss(struct cairn_cluster_job *job, const char *why)
         job->loss.recovery =
             (struct cairn_cluster_recovery) { .running = job->loss.recovery.running };
     snprintf(job->loss.recovery.why, sizeof job->loss.recovery.why, "%.*s",
-             (int)sizeof job->loss.recovery.why - 1, why);
+             (int)sizeof job->loss.recovery.why - 1,
+             cairn_sentence_brief(why, sizeof job->loss.recovery.why - 1).text);
 }
 
 uint32_t cairn_cluster_recovery_shards(const struct cairn_cluster_job *job)

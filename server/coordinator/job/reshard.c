@@ -129,7 +129,8 @@ static void on_republished(struct cairn_cluster_job *job, const void *about, cai
         cairn_cluster_leases_republished(job);
         cairn_cluster_members_layout_changed(job);
     } else {
-        cairn_sentence_set(&r->told.text, "publishing it in the new layout: %.300s", text);
+        cairn_sentence_set(&r->told.text, "publishing it in the new layout: %s",
+                           cairn_sentence_brief(text, 600).text);
         r->is_refused = true;
     }
     cairn_cluster_tiles_advance(job); // opens the gate

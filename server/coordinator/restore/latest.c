@@ -105,7 +105,8 @@ bool cairn_cluster_restore_fall_back(struct cairn_cluster_restore *restore)
         return false;
     const struct cairn_snapshot_place place = place_of(folder);
     if (passed.text[0] == '\0')
-        cairn_sentence_set(&passed, "%s, is damaged: %.600s", place.id, text.text);
+        cairn_sentence_set(&passed, "%s, is damaged: %s", place.id,
+                           cairn_sentence_brief(text.text, 600).text);
     restore->latest.behind = place;
     restore->latest.newest = place.version;
     restore->folder = NULL;
@@ -118,7 +119,7 @@ bool cairn_cluster_restore_fall_back(struct cairn_cluster_restore *restore)
         return true;
     }
     restore->status = cairn_fail(
-        &restore->why, status, "%.1000s; %s%s%s", text.text,
+        &restore->why, status, "%s; %s%s%s", cairn_sentence_brief(text.text, 1000).text,
         found ? "--fallback takes " : "there is no older one of the job to fall back on",
         found ? restore->latest.behind.id : "", found ? ", the newest that is older" : "");
     restore->latest.none_found = false;
@@ -130,7 +131,8 @@ bool cairn_cluster_restore_fall_back(struct cairn_cluster_restore *restore)
 void cairn_cluster_restore_say_damaged(const struct cairn_cluster_restore *restore,
                                        const char *text, struct cairn_sentence *out)
 {
-    cairn_sentence_set(out, "%s, is damaged: %.600s", restore->latest.behind.id, text);
+    cairn_sentence_set(out, "%s, is damaged: %s", restore->latest.behind.id,
+                       cairn_sentence_brief(text, 600).text);
 }
 
 void cairn_cluster_restore_passed_over(const struct cairn_cluster_restore *restore,

@@ -82,7 +82,8 @@ static void on_restored(const struct cairn_cluster_restore *restore, cairn_statu
     cairn_cluster_recovery_advise(job, &advice);
     cairn_sentence_set(&job->loss.why, "lost: %s; ", r->why);
     if (!restore->latest.none_found || restore->latest.passed.text[0] != '\0')
-        cairn_sentence_add(&job->loss.why, "restoring failed: %.300s; ", text);
+        cairn_sentence_add(&job->loss.why, "restoring failed: %s; ",
+                           cairn_sentence_brief(text, 1000).text);
     cairn_sentence_add(&job->loss.why, "%s", advice.text);
     cairn_log_warn("job %s is %s", job->spec.name, job->loss.why.text);
 }

@@ -96,11 +96,12 @@ static void log_change(struct cairn_cluster_job *job, uint64_t round, bool same)
     describe(groups, &now);
     if (strcmp(now.text, groups->told.text) == 0) return;
     if (groups->told.text[0] == '\0')
-        cairn_log_info("job %s: reduce groups of round %" PRIu64 ": %.900s", job->spec.name, round,
+        cairn_log_info("job %s: reduce groups of round %" PRIu64 ": %s", job->spec.name, round,
                        now.text);
     else
-        cairn_log_info("job %s: reduce groups from round %" PRIu64 " on: %.900s; before: %.900s%s",
-                       job->spec.name, round, now.text, groups->told.text,
+        cairn_log_info("job %s: reduce groups from round %" PRIu64 " on: %s; before: %s%s",
+                       job->spec.name, round, cairn_sentence_brief(now.text, 900).text,
+                       cairn_sentence_brief(groups->told.text, 900).text,
                        same ? "; the sums are the same"
                             : "; gradients are added up in another order");
     groups->told = now;
@@ -457,7 +458,8 @@ static void abandon_round(struct cairn_cluster_job *job, const char *text)
     if (job->core == NULL || job->rounds.in_event ||
         cairn_round_stage_of(job->core) != CAIRN_ROUND_OPEN)
         return;
-    cairn_sentence_set(&job->rounds.epoch_reason, "the reduce groups were given up: %.900s", text);
+    cairn_sentence_set(&job->rounds.epoch_reason, "the reduce groups were given up: %s",
+                       cairn_sentence_brief(text, 900).text);
     const struct cairn_round_event event = { .kind = CAIRN_ROUND_WORKER_ABANDON,
                                              .member = job->groups->members[0],
                                              .round = cairn_round_open_round(job->core) };

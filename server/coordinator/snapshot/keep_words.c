@@ -178,7 +178,7 @@ static cairn_status judge_left(const char *root, const char *job, const char *id
     const cairn_status status = cairn_snapshot_committed(root, job, id, &said);
     if (status == CAIRN_ERR_NOT_FOUND) return CAIRN_OK;
     if (status == CAIRN_OK) return cairn_fail(why, CAIRN_ERR_REFUSED, "it was committed");
-    return cairn_fail(why, status, "%.400s", said.text);
+    return cairn_fail(why, status, "%s", said.text);
 }
 
 cairn_status cairn_cluster_snapshot_release(const struct cairn_cluster *cluster, const char *job,

@@ -186,7 +186,8 @@ static void on_run(struct cairn_task *task)
         cairn_log_error("snapshot %s of job %s is damaged: %s", scrub->at.id, scrub->at.job,
                         scrub->why.text);
         cairn_cluster_event_note(cluster, CAIRN_EVENT_DAMAGED, scrub->at.job, NULL,
-                                 "%s is damaged: %.900s", scrub->at.id, scrub->why.text);
+                                 "%s is damaged: %s", scrub->at.id,
+                                 cairn_sentence_brief(scrub->why.text, 900).text);
     } else if (scrub->status == CAIRN_OK) {
         scrub->looked_ms = 0; // there may be more of them
         cairn_cluster_snapshot_keep(cluster, scrub->at.job);

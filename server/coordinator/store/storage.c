@@ -39,7 +39,7 @@ cairn_status cairn_cluster_storage_seen(const struct cairn_cluster *cluster,
                                              : status;
     }
     if (cairn_storage_of(path)->stat(path, "", &bytes, &said) == CAIRN_OK) return CAIRN_OK;
-    return cairn_fail(why, CAIRN_ERR_IO, "snapshots.path %s: %.600s", path, said.text);
+    return cairn_fail(why, CAIRN_ERR_IO, "snapshots.path %s: %s", path, said.text);
 }
 
 /* ---- on the loop ---- */
