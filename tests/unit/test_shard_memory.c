@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "proto/plan/plan_job.h"
 #include "server/shard/job/admit.h"
 #include "server/shard/job/members.h"
 #include "tests/support/apart.h"
@@ -403,6 +404,56 @@ TEST(a_job_that_is_dropped_before_it_is_made_is_not_made)
     scene_settle(&scene);
     ck_assert_ptr_null(scene.shard->jobs);
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, 0);
+}
+
+/* So many tensors that a thread reads them, and makes the job's tables; then so many turns of the loop go by. */
+static void create_on_threads(int turns)
+{
+    struct cairn_layout *layout;
+    struct cairn_plan_report report;
+    char name[120];
+    while (scene.spec.tensor_count < 400) {
+        snprintf(name, sizeof name, "one.of.very.many.%0100zu", scene.spec.tensor_count);
+        const struct cairn_tensor_spec tensor = { .name = name,
+                                                  .unit = name,
+                                                  .group = (char *)"",
+                                                  .kind = CAIRN_FROZEN,
+                                                  .wire = CAIRN_F32,
+                                                  .reduce = CAIRN_F32,
+                                                  .master = CAIRN_F32,
+                                                  .shape = { .rank = 1, .dim = { 3 } } };
+        ck_assert_int_eq(cairn_spec_add_tensor(&scene.spec, &tensor), CAIRN_OK);
+    }
+    struct cairn_sentence why;
+    cairn_spec_canonicalize(&scene.spec);
+    ck_assert_msg(cairn_spec_check(&scene.spec, cairn_optimizer_names(), &why) == CAIRN_OK, "%s",
+                  why.text);
+    ck_assert_int_eq(cairn_plan_job(&scene.spec, SCENE_SHARDS, &layout, &report), CAIRN_OK);
+    scene_relayout(&scene, layout);
+    scene_create(&scene, 3, 1, 0, "");
+    for (int i = 0; i < turns; i++) uv_run(&scene.loop, UV_RUN_ONCE);
+}
+
+#define TURNS 12 /* the job is held before */
+
+TEST_EACH(a_job_that_is_dropped_while_threads_make_it_leaves_nothing, 0, TURNS)
+{
+    Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
+    drop.job = SCENE_JOB;
+    create_on_threads(_i);
+    scene_say(&scene, CAIRN_MSG_JOB_DROP, 8, &drop.base);
+    while (scene_hear(&scene, CAIRN_MSG_DONE).request != 8) {} // or the create was quicker
+    create();                                                  // waits for what is given back
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes,
+                      cairn_memory_sum(&scene.shard->jobs->memory));
+    ck_assert_ptr_null(scene.shard->arriving_dropped);
+}
+
+TEST_EACH(a_shard_that_is_closed_while_threads_make_a_job_frees_all, 0, TURNS)
+{
+    create_on_threads(_i);
+    scene_close(&scene);
+    scene_open_on(&scene, root, root); // for tear_down
 }
 
 TEST(a_shard_that_is_closed_meanwhile_does_not_wait)

@@ -44,6 +44,13 @@ static bool free_dropped(struct cairn_shard *shard, const struct cairn_arriving 
     return any;
 }
 
+bool cairn_arriving_lingers(const struct cairn_shard *shard, const struct cairn_arriving_kind *kind)
+{
+    const struct cairn_arriving *arriving = shard->arriving_dropped;
+    while (arriving != NULL && arriving->kind != kind) arriving = arriving->next;
+    return arriving != NULL;
+}
+
 void cairn_arriving_release(struct cairn_shard *shard)
 {
     (void)free_dropped(shard, NULL);
@@ -81,6 +88,11 @@ bool cairn_arriving_whole(const struct cairn_arriving *arriving)
     return arriving->phase == CAIRN_ARRIVING_PREPARED;
 }
 
+void *cairn_arriving_made(const struct cairn_arriving *arriving)
+{
+    return arriving->made;
+}
+
 void *cairn_arriving_take(struct cairn_arriving *arriving)
 {
     void *made = arriving->made;
@@ -88,9 +100,9 @@ void *cairn_arriving_take(struct cairn_arriving *arriving)
     return made;
 }
 
-/* ---- preparing ---- */
+/* ---- on a thread ---- */
 
-static void on_run(struct cairn_task *task, uint32_t item, uint32_t thread)
+static void run_prepare(struct cairn_task *task, uint32_t item, uint32_t thread)
 {
     (void)item;
     (void)thread;
@@ -98,16 +110,40 @@ static void on_run(struct cairn_task *task, uint32_t item, uint32_t thread)
     arriving->status = arriving->kind->prepare(arriving, &arriving->made, &arriving->why);
 }
 
-static void on_prepared(struct cairn_task *task)
+static void run_make(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)item;
+    (void)thread;
+    struct cairn_arriving *arriving = (struct cairn_arriving *)task;
+    arriving->status = arriving->kind->make(arriving, arriving->made, &arriving->why);
+}
+
+static void on_through(struct cairn_task *task)
 {
     struct cairn_arriving *arriving = (struct cairn_arriving *)task;
     struct cairn_shard *shard = arriving->shard;
     arriving->phase = CAIRN_ARRIVING_PREPARED;
-    if (free_dropped(shard, arriving)) return;
-    if (arriving->status != CAIRN_OK)
+    if (free_dropped(shard, arriving))
+        shard->up->memory_back(shard); // others may have waited for what it had
+    else if (arriving->status != CAIRN_OK)
         cairn_arriving_end(shard, arriving, arriving->status, &arriving->why);
     else
         arriving->kind->whole(shard, arriving);
+}
+
+static void begin(struct cairn_arriving *arriving,
+                  void (*run)(struct cairn_task *task, uint32_t item, uint32_t thread))
+{
+    arriving->phase = CAIRN_ARRIVING_PREPARING;
+    arriving->task = (struct cairn_task) {
+        .run = run, .done = on_through, .item_count = 1, .is_small = arriving->is_small
+    };
+    cairn_pool_submit(arriving->shard->memory.pool, &arriving->task);
+}
+
+void cairn_arriving_make(struct cairn_arriving *arriving)
+{
+    begin(arriving, run_make);
 }
 
 /* All pages are here. */
@@ -115,16 +151,13 @@ static void go_on(struct cairn_shard *shard, struct cairn_arriving *arriving)
 {
     uint64_t bytes = 0;
     for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++) bytes += arriving->paged[i].have_bytes;
+    arriving->is_small = bytes <= SMALL_BYTES;
     if (arriving->kind->prepare == NULL || bytes == 0) {
         arriving->phase = CAIRN_ARRIVING_PREPARED;
         arriving->kind->whole(shard, arriving);
         return;
     }
-    arriving->phase = CAIRN_ARRIVING_PREPARING;
-    arriving->task = (struct cairn_task) {
-        .run = on_run, .done = on_prepared, .item_count = 1, .is_small = bytes <= SMALL_BYTES
-    };
-    cairn_pool_submit(shard->memory.pool, &arriving->task);
+    begin(arriving, run_prepare);
 }
 
 static cairn_status judge(const struct cairn_shard *shard, const struct cairn_arriving_kind *kind,
@@ -184,7 +217,8 @@ void cairn_arriving_on_page(struct cairn_shard *shard, uint32_t request, const C
     if (arriving == NULL) return; // of one that was refused
     cairn_status status = CAIRN_ERR_PROTOCOL;
     for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++)
-        if (page->what != 0 && page->what == arriving->kind->what[i])
+        if (arriving->phase == CAIRN_ARRIVING_PAGES && page->what != 0 &&
+            page->what == arriving->kind->what[i])
             status = cairn_paged_add(&arriving->paged[i], page);
     if (status != CAIRN_OK) {
         struct cairn_sentence why;

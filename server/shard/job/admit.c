@@ -115,6 +115,7 @@ cairn_status cairn_admit_job(struct cairn_shard_job *job, const Cairn__JobCreate
     const struct cairn_reserve_request request = { .job = job,
                                                    .what = "the state",
                                                    .prepare = add_state,
+                                                   .prepares_on_thread = true,
                                                    .judged = on_state_judged,
                                                    .took = on_took,
                                                    .done = on_state_taken };

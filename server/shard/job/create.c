@@ -8,6 +8,8 @@
 #include "server/shard/job/open.h"
 #include "server/shard/shard.h"
 
+static const struct cairn_arriving_kind create_kind;
+
 static const Cairn__JobCreate *create_message(const struct cairn_arriving *create)
 {
     return (const Cairn__JobCreate *)create->message;
@@ -33,15 +35,6 @@ static uint64_t newest_held(const struct cairn_shard *shard, uint64_t number)
     return newest;
 }
 
-/* The encoded layout ends in its hash. */
-static bool same_layout(const struct cairn_shard_job *job, const struct cairn_paged *layout)
-{
-    if (layout->have_bytes < CAIRN_LAYOUT_HASH_BYTES) return false;
-    return memcmp(job->view->layout->hash,
-                  layout->bytes + layout->have_bytes - CAIRN_LAYOUT_HASH_BYTES,
-                  CAIRN_LAYOUT_HASH_BYTES) == 0;
-}
-
 /* Those of that number up to a generation: when one is freed, a create that waited may make a newer one. */
 static bool leave_all(struct cairn_shard *shard, uint64_t number, uint64_t generation_max,
                       const struct cairn_shard_job *but)
@@ -58,9 +51,23 @@ static bool leave_all(struct cairn_shard *shard, uint64_t number, uint64_t gener
     return left;
 }
 
+/* A create that was dropped has what was admitted of it until its thread is through. */
 static bool memory_comes_back(const struct cairn_shard *shard)
 {
-    return shard->memory.releases != NULL || shard->memory.given_bytes > 0;
+    return shard->memory.releases != NULL || shard->memory.given_bytes > 0 ||
+           cairn_arriving_lingers(shard, &create_kind);
+}
+
+/* There is room for the job: a thread makes its tables, and the create is whole once more. */
+static void create_admit(struct cairn_shard *shard, struct cairn_arriving *create)
+{
+    struct cairn_sentence why;
+    const cairn_status status = cairn_shard_draft_admit(cairn_arriving_made(create),
+                                                        create_message(create), &why);
+    if (status == CAIRN_OK)
+        cairn_arriving_make(create);
+    else
+        cairn_arriving_end(shard, create, status, &why);
 }
 
 /* Nothing of the job's number is held, or what is held stays beside it: makes it, or says why not; when what
@@ -68,10 +75,13 @@ static bool memory_comes_back(const struct cairn_shard *shard)
 static void create_open(struct cairn_shard *shard, struct cairn_arriving *create)
 {
     if (memory_comes_back(shard)) return;
+    if (!cairn_shard_draft_is_made(cairn_arriving_made(create))) {
+        create_admit(shard, create);
+        return;
+    }
     struct cairn_shard_job *job;
     struct cairn_sentence why;
-    cairn_status status = cairn_shard_job_open(shard, create_message(create),
-                                               cairn_arriving_take(create), &job, &why);
+    cairn_status status = cairn_shard_job_open(shard, cairn_arriving_take(create), &job, &why);
     if (status != CAIRN_OK) {
         cairn_arriving_end(shard, create, status, &why);
         return;
@@ -130,7 +140,7 @@ static void create_advance(struct cairn_shard *shard, struct cairn_arriving *cre
         return;
     }
     if (message->generation == held->generation && held->state != CAIRN_JOB_FAULTED &&
-        same_layout(held, &create->paged[CAIRN_CREATE_LAYOUT])) {
+        cairn_shard_draft_has_layout(cairn_arriving_made(create), held->view->layout)) {
         // Asked again after a lost connection.
         if (held->state == CAIRN_JOB_LOADING || held->state == CAIRN_JOB_SEALING) {
             held->load.asked = cairn_session_request(shard, create->request);
@@ -150,6 +160,7 @@ static void create_advance(struct cairn_shard *shard, struct cairn_arriving *cre
     cairn_arriving_end(shard, create, CAIRN_ERR_EXISTS, &why);
 }
 
+/* The pages go here, too: tens of MiB take the loop milliseconds. */
 static cairn_status create_prepare(struct cairn_arriving *create, void **made_out,
                                    struct cairn_sentence *why)
 {
@@ -158,7 +169,14 @@ static cairn_status create_prepare(struct cairn_arriving *create, void **made_ou
         create->shard, create_message(create), &create->paged[CAIRN_CREATE_SPEC],
         &create->paged[CAIRN_CREATE_LAYOUT], &draft, why);
     if (status == CAIRN_OK) *made_out = draft;
+    for (int i = 0; i < CAIRN_ARRIVING_PAGED; i++) cairn_paged_release(&create->paged[i]);
     return status;
+}
+
+static cairn_status create_make(const struct cairn_arriving *create, void *made,
+                                struct cairn_sentence *why)
+{
+    return cairn_shard_draft_make(made, create_message(create), why);
 }
 
 static void create_unmake(void *made)
@@ -169,6 +187,7 @@ static void create_unmake(void *made)
 static const struct cairn_arriving_kind create_kind = {
     .name = "a job",
     .prepare = create_prepare,
+    .make = create_make,
     .unmake = create_unmake,
     .what = { [CAIRN_CREATE_SPEC] = CAIRN_PAGE_SPEC, [CAIRN_CREATE_LAYOUT] = CAIRN_PAGE_LAYOUT },
     .whole = create_advance,

@@ -206,22 +206,27 @@ static cairn_status take_budget(struct cairn_shard_job *job, const struct cairn_
 static cairn_status open_arenas(struct cairn_shard_job *job, const struct cairn_need *need,
                                 struct cairn_sentence *why)
 {
-    cairn_status status = CAIRN_OK;
-    if (need->host_from > 0) status = cairn_compute_begin(&job->shard->device, why);
-    if (status == CAIRN_OK)
-        status = cairn_planes_open(&job->planes, &job->view->table.map, job->view->forms,
-                                   need->host_from, need->room_elems, why);
-    if (status == CAIRN_OK && need->host_from > 0)
-        status = cairn_shard_view_place(job, job->view, NULL, why);
-    job->planes.places = job->view->places;
+    cairn_status status = cairn_planes_open(&job->planes, &job->view->table.map, job->view->forms,
+                                            need->host_from, need->room_elems, why);
     job->versions.room_bytes = need->room_wire_bytes;
-    if (status == CAIRN_OK) status = cairn_published_open(job, why);
     if (status != CAIRN_OK) return status;
     status = cairn_arena_open_scratch("puts", (uint64_t)job->puts.max * job->puts.bytes,
                                       &job->puts.arena, why);
     if (status != CAIRN_OK) return status;
     return cairn_arena_open_scratch("landing", cairn_landing_at(&job->landing, need->slot_count),
                                     &job->landing.arena, why);
+}
+
+/* What the loop alone does: memory of the device, and memory that the fabric shows. */
+static cairn_status open_shown(struct cairn_shard_job *job, const struct cairn_need *need,
+                               struct cairn_sentence *why)
+{
+    cairn_status status = CAIRN_OK;
+    if (need->host_from > 0) status = cairn_compute_begin(&job->shard->device, why);
+    if (status == CAIRN_OK && need->host_from > 0)
+        status = cairn_shard_view_place(job, job->view, NULL, why);
+    job->planes.places = job->view->places;
+    return status == CAIRN_OK ? cairn_published_open(job, why) : status;
 }
 
 uint64_t cairn_shard_job_device_bytes(const struct cairn_shard_job *job, bool all)
@@ -247,47 +252,46 @@ static cairn_status make_round(struct cairn_shard_job *job, struct cairn_sentenc
     return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the rounds of a job");
 }
 
-static cairn_status reserve(struct cairn_shard_job *job, const struct cairn_need *need,
-                            const Cairn__JobCreate *message, struct cairn_sentence *why)
+/* ---- freed ---- */
+
+/* What no loop, fabric or budget has to do with: to free a million tensors takes a quarter of a second. */
+static void free_tables(void *arg)
 {
-    if (message->last != NULL && message->last->payload.len > need->step.payload_bytes_max) {
-        return cairn_fail(why, CAIRN_ERR_INVALID, "a last decision of %zu bytes, at most %zu",
-                          message->last->payload.len, need->step.payload_bytes_max);
-    }
-    if (message->joins && job->view->table.map.elem_count > 0)
-        return cairn_fail(
-            why, CAIRN_ERR_INVALID,
-            "a part that joins owns nothing yet, and has %llu elements in layout %llu",
-            (unsigned long long)job->view->table.map.elem_count,
-            (unsigned long long)job->view->layout->version);
-    cairn_status status = cairn_shard_job_judge_device(job, need->memory.device,
-                                                       least_bytes(job, need), why);
-    if (status == CAIRN_OK) status = take_budget(job, need, why);
-    if (status == CAIRN_OK) status = make_tables(job, why); // as large as a worker's shapes say
-    if (status == CAIRN_OK) status = open_arenas(job, need, why);
-    if (status == CAIRN_OK) pin_arenas(job);
-    struct cairn_step_config step = need->step;
-    step.joins = message->joins;
-    if (status == CAIRN_OK) status = cairn_own_open(job, &step, message, why);
-    if (status == CAIRN_OK) status = make_round(job, why);
-    return status;
+    struct cairn_shard_job *job = arg;
+    cairn_collector_close(&job->collector);
+    free(job->pass.actions.list);
+    cairn_pass_close(job);
+    free(job->puts.have);
+    cairn_frozen_release(&job->frozen);
+    cairn_shard_view_unref(job->view);
+    cairn_paged_release(&job->terms.amended);
+    cairn_spec_release(&job->spec);
+    free(job);
 }
 
-/* The job is in no list, and holds its spec and its view alone. */
+/* The job is in no list. Its memory is there until it is unmapped; then `request`, if it is one, is answered. */
+static void free_body(struct cairn_shard_job *job, const struct cairn_request *request)
+{
+    struct cairn_shard *shard = job->shard;
+    cairn_tiles_close(job);
+    cairn_collector_leave(&job->collector);
+    cairn_planes_release(&job->planes, shard);
+    cairn_release(shard, &job->landing.arena);
+    cairn_release(shard, &job->puts.arena);
+    cairn_published_close(job);
+    const uint64_t bytes = cairn_memory_sum(&job->memory);
+    cairn_release_by(shard, free_tables, job);
+    cairn_release_bytes(shard, bytes, request);
+}
+
+/* ---- the draft ---- */
+
+/* The job is in no list. */
 struct cairn_shard_draft {
     struct cairn_shard_job *job; /* owned */
     struct cairn_need need;
+    bool is_made;
 };
-
-void cairn_shard_draft_close(struct cairn_shard_draft *draft)
-{
-    if (draft->job != NULL) {
-        cairn_shard_view_unref(draft->job->view);
-        cairn_spec_release(&draft->job->spec);
-        free(draft->job);
-    }
-    free(draft);
-}
 
 static struct cairn_shard_job *new_job(struct cairn_shard *shard, const Cairn__JobCreate *message)
 {
@@ -314,51 +318,112 @@ cairn_status cairn_shard_draft_open(struct cairn_shard *shard, const Cairn__JobC
                                     struct cairn_sentence *why)
 {
     struct cairn_shard_draft *draft = calloc(1, sizeof *draft);
-    if (draft == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
-    draft->job = new_job(shard, message);
-    if (draft->job == NULL) {
-        cairn_shard_draft_close(draft);
+    struct cairn_shard_job *job = draft != NULL ? new_job(shard, message) : NULL;
+    if (job == NULL) {
+        free(draft);
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job");
     }
-    cairn_leaf_hash(spec->bytes, spec->have_bytes, &draft->job->terms.digest);
-    const cairn_status status = decode(draft->job, message, spec, layout, &draft->need, why);
-    if (status == CAIRN_OK)
-        *draft_out = draft;
-    else
-        cairn_shard_draft_close(draft);
+    cairn_leaf_hash(spec->bytes, spec->have_bytes, &job->terms.digest);
+    const cairn_status status = decode(job, message, spec, layout, &draft->need, why);
+    if (status != CAIRN_OK) {
+        free_tables(job);
+        free(draft);
+        return status;
+    }
+    draft->job = job;
+    *draft_out = draft;
+    return CAIRN_OK;
+}
+
+void cairn_shard_draft_close(struct cairn_shard_draft *draft)
+{
+    free_body(draft->job, NULL);
+    free(draft);
+}
+
+bool cairn_shard_draft_has_layout(const struct cairn_shard_draft *draft,
+                                  const struct cairn_layout *layout)
+{
+    return memcmp(draft->job->view->layout->hash, layout->hash, CAIRN_LAYOUT_HASH_BYTES) == 0;
+}
+
+bool cairn_shard_draft_is_made(const struct cairn_shard_draft *draft)
+{
+    return draft->is_made;
+}
+
+static cairn_status judge_create(const struct cairn_shard_draft *draft,
+                                 const Cairn__JobCreate *message, struct cairn_sentence *why)
+{
+    const struct cairn_shard_job *job = draft->job;
+    if (message->last != NULL && message->last->payload.len > draft->need.step.payload_bytes_max)
+        return cairn_fail(why, CAIRN_ERR_INVALID, "a last decision of %zu bytes, at most %zu",
+                          message->last->payload.len, draft->need.step.payload_bytes_max);
+    if (message->joins && job->view->table.map.elem_count > 0)
+        return cairn_fail(
+            why, CAIRN_ERR_INVALID,
+            "a part that joins owns nothing yet, and has %llu elements in layout %llu",
+            (unsigned long long)job->view->table.map.elem_count,
+            (unsigned long long)job->view->layout->version);
+    return CAIRN_OK;
+}
+
+static cairn_status judge_count(const struct cairn_shard *shard, struct cairn_sentence *why)
+{
+    size_t count = 0;
+    for (const struct cairn_shard_job *job = shard->jobs; job != NULL; job = job->next) count++;
+    if (count < CAIRN_SHARD_JOBS_MAX) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "shard %s holds %zu jobs, the most it can",
+                      shard->name, count);
+}
+
+cairn_status cairn_shard_draft_admit(struct cairn_shard_draft *draft,
+                                     const Cairn__JobCreate *message, struct cairn_sentence *why)
+{
+    struct cairn_shard_job *job = draft->job;
+    cairn_status status = judge_count(job->shard, why);
+    if (status == CAIRN_OK) status = judge_create(draft, message, why);
+    if (status != CAIRN_OK) return status;
+    set_sizes(job, &draft->need);
+    status = cairn_shard_job_judge_device(job, draft->need.memory.device,
+                                          least_bytes(job, &draft->need), why);
+    return status == CAIRN_OK ? take_budget(job, &draft->need, why) : status;
+}
+
+cairn_status cairn_shard_draft_make(struct cairn_shard_draft *draft,
+                                    const Cairn__JobCreate *message, struct cairn_sentence *why)
+{
+    struct cairn_shard_job *job = draft->job;
+    struct cairn_step_config step = draft->need.step;
+    step.joins = message->joins;
+    cairn_status status = make_tables(job, why); // as large as a worker's shapes say
+    if (status == CAIRN_OK) status = open_arenas(job, &draft->need, why);
+    if (status == CAIRN_OK) status = cairn_own_open(job, &step, message, why);
+    if (status == CAIRN_OK) status = make_round(job, why);
+    draft->is_made = status == CAIRN_OK;
     return status;
 }
 
-cairn_status cairn_shard_job_open(struct cairn_shard *shard, const Cairn__JobCreate *message,
-                                  struct cairn_shard_draft *draft, struct cairn_shard_job **job_out,
-                                  struct cairn_sentence *why)
+cairn_status cairn_shard_job_open(struct cairn_shard *shard, struct cairn_shard_draft *draft,
+                                  struct cairn_shard_job **job_out, struct cairn_sentence *why)
 {
-    size_t count = 0;
-    for (struct cairn_shard_job *other = shard->jobs; other != NULL; other = other->next) count++;
-    if (count >= CAIRN_SHARD_JOBS_MAX) {
-        cairn_shard_draft_close(draft);
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "shard %s holds %zu jobs, the most it can",
-                          shard->name, count);
-    }
     struct cairn_shard_job *job = draft->job;
-    struct cairn_need need = draft->need;
-    draft->job = NULL;
-    cairn_shard_draft_close(draft);
-    job->next = shard->jobs;
-    shard->jobs = job;
-    set_sizes(job, &need);
-    const cairn_status status = reserve(job, &need, message, why);
+    cairn_status status = judge_count(shard, why);
+    if (status == CAIRN_OK) status = open_shown(job, &draft->need, why);
     if (status != CAIRN_OK) {
-        cairn_shard_job_free(job);
+        cairn_shard_draft_close(draft);
         return status;
     }
+    free(draft);
+    job->next = shard->jobs;
+    shard->jobs = job;
+    pin_arenas(job);
     *job_out = job;
     return CAIRN_OK;
 }
 
 /* ---- the end ---- */
 
-/* The memory is there until it is unmapped; then `request`, if it is one, is answered. */
 static void free_job(struct cairn_shard_job *job, const struct cairn_request *request)
 {
     struct cairn_shard_job **link = &job->shard->jobs;
@@ -373,21 +438,7 @@ static void free_job(struct cairn_shard_job *job, const struct cairn_request *re
     cairn_write_close(job);
     cairn_replies_release(job);
     cairn_members_release(job);
-    cairn_tiles_close(job);
-    cairn_collector_close(&job->collector);
-    cairn_planes_release(&job->planes, job->shard);
-    cairn_release(job->shard, &job->landing.arena);
-    cairn_release(job->shard, &job->puts.arena);
-    cairn_published_close(job);
-    free(job->pass.actions.list);
-    cairn_pass_close(job);
-    free(job->puts.have);
-    cairn_frozen_release(&job->frozen);
-    cairn_shard_view_unref(job->view);
-    cairn_paged_release(&job->terms.amended);
-    cairn_spec_release(&job->spec);
-    cairn_release_bytes(job->shard, cairn_memory_sum(&job->memory), request);
-    free(job);
+    free_body(job, request);
 }
 
 void cairn_shard_job_free(struct cairn_shard_job *job)

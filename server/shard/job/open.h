@@ -19,11 +19,23 @@ CAIRN_MUST_CHECK cairn_status cairn_shard_draft_open(struct cairn_shard *shard,
                                                      const struct cairn_paged *layout,
                                                      struct cairn_shard_draft **draft_out,
                                                      struct cairn_sentence *why);
+/* Gives back what was admitted. */
 void cairn_shard_draft_close(struct cairn_shard_draft *draft);
-/* Takes the draft, judges the create, and reserves everything. CAIRN_ERR_NO_MEMORY: it does not fit, with the
- * numbers; CAIRN_ERR_INVALID. Not OK: nothing is held. */
+bool cairn_shard_draft_has_layout(const struct cairn_shard_draft *draft,
+                                  const struct cairn_layout *layout);
+/* Judges the create, and counts the job's memory, which is the draft's until it is opened or closed.
+ * CAIRN_ERR_NO_MEMORY: it does not fit, with the numbers; CAIRN_ERR_INVALID. */
+CAIRN_MUST_CHECK cairn_status cairn_shard_draft_admit(struct cairn_shard_draft *draft,
+                                                      const Cairn__JobCreate *message,
+                                                      struct cairn_sentence *why);
+/* The tables of a draft that was admitted; any thread. CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status cairn_shard_draft_make(struct cairn_shard_draft *draft,
+                                                     const Cairn__JobCreate *message,
+                                                     struct cairn_sentence *why);
+bool cairn_shard_draft_is_made(const struct cairn_shard_draft *draft);
+/* Takes the draft, which is made: the job is one of the shard's. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: nothing is
+ * held. */
 CAIRN_MUST_CHECK cairn_status cairn_shard_job_open(struct cairn_shard *shard,
-                                                   const Cairn__JobCreate *message,
                                                    struct cairn_shard_draft *draft,
                                                    struct cairn_shard_job **job_out,
                                                    struct cairn_sentence *why);

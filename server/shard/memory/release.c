@@ -1,5 +1,6 @@
-/* Memory that is given back: to unmap a GiB takes 0.2 s, so a thread of its own does it, one arena after the
- * other, and the budget has the bytes again when that is done. Until then a JobCreate waits for them. */
+/* Memory that is given back: to unmap a GiB takes 0.2 s, and to free what a job of a million tensors is made of
+ * as long, so a thread of its own does it, one after the other, and the budget has the bytes again when that is
+ * done. Until then a JobCreate waits for them. */
 #include <stdlib.h>
 
 #include "server/shard/shard.h"
@@ -9,15 +10,24 @@ struct cairn_release {
     struct cairn_shard *shard; /* borrowed */
     struct cairn_release *next;
     struct cairn_arena arena; /* owned */
+    void (*free_it)(void *what);
+    void *what; /* owned; NULL: none */
     uint64_t budget_bytes;
     struct cairn_request request; /* answered when it is done */
 };
+
+static void release_it(struct cairn_release *release)
+{
+    cairn_arena_close(&release->arena);
+    if (release->what != NULL) release->free_it(release->what);
+    release->what = NULL;
+}
 
 static void run_release(struct cairn_task *task, uint32_t item, uint32_t thread)
 {
     (void)item;
     (void)thread;
-    cairn_arena_close(&((struct cairn_release *)task)->arena);
+    release_it((struct cairn_release *)task);
 }
 
 static void account(struct cairn_shard *shard, uint64_t budget_bytes, struct cairn_request *request)
@@ -62,6 +72,14 @@ void cairn_release(struct cairn_shard *shard, struct cairn_arena *arena)
     cairn_arena_close(arena);
 }
 
+void cairn_release_by(struct cairn_shard *shard, void (*free_it)(void *what), void *what)
+{
+    const struct cairn_release release = { .arena = CAIRN_ARENA_NONE,
+                                           .free_it = free_it,
+                                           .what = what };
+    if (!begin(shard, &release)) free_it(what);
+}
+
 void cairn_release_bytes(struct cairn_shard *shard, uint64_t budget_bytes,
                          const struct cairn_request *request)
 {
@@ -87,7 +105,7 @@ void cairn_release_close(struct cairn_shard *shard)
     while (shard->memory.releases != NULL) {
         struct cairn_release *release = shard->memory.releases;
         shard->memory.releases = release->next;
-        cairn_arena_close(&release->arena);
+        release_it(release);
         free(release);
     }
 }

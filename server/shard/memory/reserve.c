@@ -120,11 +120,21 @@ static void take_lock(struct cairn_reserve *reserve, const struct cairn_shard *s
     reserve->status = CAIRN_OK;
 }
 
+static void list_pieces(struct cairn_reserve *reserve)
+{
+    if (atomic_load(&reserve->canceled)) return;
+    reserve->status = reserve->request.prepare(reserve, reserve->request.job);
+    if (reserve->status != CAIRN_OK)
+        cairn_sentence_set(&reserve->why, "no memory for a list of memory");
+}
+
 static void run_judge(struct cairn_task *task, uint32_t item, uint32_t thread)
 {
     (void)item;
     (void)thread;
     struct cairn_reserve *reserve = (struct cairn_reserve *)task;
+    if (reserve->request.prepares_on_thread) list_pieces(reserve);
+    if (reserve->status != CAIRN_OK || reserve->piece_count == 0) return;
     const struct cairn_shard_job *job = reserve->request.job;
     struct cairn_headroom headroom;
     char what[CAIRN_NAME_MAX + 64];
@@ -214,11 +224,9 @@ static void begin_first(struct cairn_shard *shard)
         cairn_pool_submit(shard->memory.pool, &reserve->task);
         return;
     }
-    if (!atomic_load(&reserve->canceled))
-        reserve->status = reserve->request.prepare(reserve, reserve->request.job);
-    if (reserve->status != CAIRN_OK)
-        cairn_sentence_set(&reserve->why, "no memory for a list of memory");
-    const bool wants = reserve->status == CAIRN_OK && reserve->piece_count > 0;
+    if (!reserve->request.prepares_on_thread) list_pieces(reserve);
+    const bool wants = reserve->request.prepares_on_thread ||
+                       (reserve->status == CAIRN_OK && reserve->piece_count > 0);
     reserve->task =
         (struct cairn_task) { .run = run_judge, .done = judge_done, .item_count = wants ? 1 : 0 };
     cairn_pool_submit(shard->memory.pool, &reserve->task);
