@@ -71,6 +71,7 @@ struct cairn_cluster_reserved {
 struct cairn_cluster_planned {
     struct cairn_packed *spec, *layout; /* held */
     double heaviest_over_mean;          /* of the bytes of the shards */
+    uint64_t *shard_bytes; /* owned: [layout->shard_count] of state; NULL: not counted yet */
 };
 
 struct cairn_cluster_job {

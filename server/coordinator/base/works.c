@@ -53,6 +53,40 @@ bool cairn_cluster_work_do(struct cairn_cluster_work *work, struct cairn_cluster
     return true;
 }
 
+/* ---- freed ---- */
+
+struct freeing {
+    struct cairn_cluster_work work;
+    void (*free_it)(void *what);
+    void *what; /* owned */
+};
+
+static void run_freeing(struct cairn_cluster_work *work)
+{
+    const struct freeing *freeing = (struct freeing *)work;
+    freeing->free_it(freeing->what);
+}
+
+static void done_freeing(struct cairn_cluster_work *work)
+{
+    free(work);
+}
+
+void cairn_cluster_free_by(struct cairn_cluster *cluster, void (*free_it)(void *what), void *what,
+                           size_t bytes)
+{
+    struct freeing *freeing = cluster->closing ? NULL : calloc(1, sizeof *freeing);
+    if (freeing != NULL) {
+        freeing->work.run = run_freeing;
+        freeing->work.done = done_freeing;
+        freeing->free_it = free_it;
+        freeing->what = what;
+        if (cairn_cluster_work_do(&freeing->work, cluster, NULL, 0, bytes)) return;
+    }
+    free(freeing);
+    free_it(what);
+}
+
 void cairn_cluster_works_forget(struct cairn_cluster *cluster,
                                 const struct cairn_cluster_session *session)
 {

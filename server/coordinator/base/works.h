@@ -34,6 +34,9 @@ bool cairn_cluster_work_start(struct cairn_cluster_work *work, struct cairn_clus
  * has run then. */
 bool cairn_cluster_work_do(struct cairn_cluster_work *work, struct cairn_cluster *cluster,
                            struct cairn_cluster_session *session, uint32_t request, size_t bytes);
+/* `free_it` frees `what`, of which nobody else knows, and which was made of so many bytes: likewise. */
+void cairn_cluster_free_by(struct cairn_cluster *cluster, void (*free_it)(void *what), void *what,
+                           size_t bytes);
 void cairn_cluster_works_forget(struct cairn_cluster *cluster,
                                 const struct cairn_cluster_session *session);
 /* False: the session waits for too much. */

@@ -117,10 +117,8 @@ static void become(struct cairn_cluster_job *job, struct cairn_cluster_job *body
 {
     const struct cairn_cluster_job was = *job;
     job->spec = body->spec;
-    job->planned.spec = body->planned.spec;
+    job->planned = body->planned;
     job->layout = body->layout;
-    job->planned.layout = body->planned.layout;
-    job->planned.heaviest_over_mean = body->planned.heaviest_over_mean;
     job->shards = body->shards;
     job->shard_count = body->shard_count;
     job->generation = body->generation;
@@ -128,9 +126,8 @@ static void become(struct cairn_cluster_job *job, struct cairn_cluster_job *body
     job->base_step = body->base_step;
     job->members.read_bytes = 0;
     body->spec = was.spec;
-    body->planned.spec = was.planned.spec;
+    body->planned = was.planned;
     body->layout = was.layout;
-    body->planned.layout = was.planned.layout;
     body->shards = was.shards;
 }
 

@@ -18,8 +18,22 @@
 #include "server/coordinator/job/missed.h"
 #include "server/coordinator/member/seats.h"
 #include "server/coordinator/round/groups.h"
+#include "server/coordinator/round/terms.h"
 #include "server/coordinator/store/events.h"
 #include "server/coordinator/store/store.h"
+
+static void free_body(void *arg)
+{
+    struct cairn_cluster_job *job = arg;
+    cairn_spec_release(&job->spec);
+    cairn_layout_close(job->layout);
+    cairn_packed_release(job->planned.spec);
+    cairn_packed_release(job->planned.layout);
+    free(job->planned.shard_bytes);
+    free(job->shards);
+    free(job->init.payload);
+    free(job);
+}
 
 void cairn_cluster_job_free(struct cairn_cluster_job *job)
 {
@@ -33,13 +47,8 @@ void cairn_cluster_job_free(struct cairn_cluster_job *job)
     cairn_cluster_amending_free(job->amends.amending);
     cairn_cluster_waiters_fail(&job->amends.waiters, CAIRN_ERR_CLOSED,
                                "the job is another one now");
-    cairn_spec_release(&job->spec);
-    cairn_layout_close(job->layout);
-    cairn_packed_release(job->planned.spec);
-    cairn_packed_release(job->planned.layout);
-    free(job->shards);
-    free(job->init.payload);
-    free(job);
+    cairn_cluster_free_by(job->cluster, free_body, job,
+                          job->planned.spec != NULL ? job->planned.spec->size : 0);
 }
 
 static void forget(struct cairn_cluster_job *job)
@@ -73,19 +82,34 @@ void cairn_cluster_job_drop(struct cairn_cluster_job *job)
 
 /* ---- the shards of a new one ---- */
 
+/* Once for each layout: of a million tensors it takes 0.1 s. NULL: no memory. */
+static const uint64_t *count_shard_bytes(struct cairn_cluster_job *job)
+{
+    uint64_t *bytes = job->planned.shard_bytes;
+    if (bytes != NULL) return bytes;
+    bytes = calloc((size_t)job->layout->shard_count + 1, sizeof *bytes);
+    if (bytes == NULL) return NULL;
+    for (size_t e = 0; e < job->layout->extent_count; e++) {
+        const struct cairn_extent *extent = &job->layout->extents[e];
+        bytes[extent->shard] += cairn_plan_extent_bytes(&job->spec, job->layout, extent);
+    }
+    job->planned.shard_bytes = bytes;
+    return bytes;
+}
+
 /* Bytes of state that other jobs have planned onto each seat, whether they are there yet or not. */
-static void weigh_seats(const struct cairn_cluster_job *body)
+static bool weigh_seats(const struct cairn_cluster_job *body)
 {
     for (struct cairn_cluster_seat *s = body->cluster->seats; s != NULL; s = s->next)
         s->planned_bytes = 0;
-    for (const struct cairn_cluster_job *j = body->cluster->jobs; j != NULL; j = j->next) {
+    for (struct cairn_cluster_job *j = body->cluster->jobs; j != NULL; j = j->next) {
         if (strcmp(j->spec.name, body->spec.name) == 0) continue; // it is replaced by a restore
-        for (size_t e = 0; e < j->layout->extent_count; e++) {
-            const struct cairn_extent *extent = &j->layout->extents[e];
-            j->shards[extent->shard].seat->planned_bytes += cairn_plan_extent_bytes(
-                &j->spec, j->layout, extent);
-        }
+        const uint64_t *bytes = count_shard_bytes(j);
+        if (bytes == NULL) return false;
+        for (uint32_t i = 0; i < j->layout->shard_count; i++)
+            if (bytes[i] > 0) j->shards[i].seat->planned_bytes += bytes[i];
     }
+    return true;
 }
 
 /* The one that can save and load snapshots, then the less loaded one. */
@@ -102,9 +126,8 @@ static cairn_status choose_shards(struct cairn_cluster_job *job, uint32_t shard_
 {
     struct cairn_cluster_seat *seats[CAIRN_SEATS_MAX];
     uint32_t count = 0;
-    if (!cairn_cluster_job_shards_init(job, shard_count + CAIRN_JOB_JOINS_MAX))
+    if (!cairn_cluster_job_shards_init(job, shard_count + CAIRN_JOB_JOINS_MAX) || !weigh_seats(job))
         return CAIRN_ERR_NO_MEMORY;
-    weigh_seats(job);
     for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next) {
         if (!cairn_cluster_seat_stays(s) || count == CAIRN_SEATS_MAX) continue;
         uint32_t place = count++;
@@ -126,7 +149,8 @@ static cairn_status plan_layout(struct cairn_cluster_job *job, uint32_t shard_co
     if (status != CAIRN_OK) return status;
     job->planned.heaviest_over_mean = report.heaviest_over_mean;
     job->planned.layout = cairn_packed_layout(job->layout);
-    return job->planned.layout != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+    return job->planned.layout != NULL && count_shard_bytes(job) != NULL ? CAIRN_OK
+                                                                         : CAIRN_ERR_NO_MEMORY;
 }
 
 cairn_status cairn_cluster_judge_packed(const char *job, const struct cairn_packed *packed,
@@ -190,6 +214,10 @@ static cairn_status plan_body(struct cairn_cluster_job *job, uint32_t shard_coun
         if (job->planned.spec == NULL) status = CAIRN_ERR_NO_MEMORY;
     }
     if (status == CAIRN_OK) status = plan_layout(job, shard_count);
+    if (status == CAIRN_OK) {
+        status = cairn_cluster_terms_make(&job->spec, &job->rounds.terms, why);
+        if (status != CAIRN_OK) return status;
+    }
     if (status != CAIRN_OK)
         return cairn_fail(why, status, "planning job %s: %s", job->spec.name,
                           cairn_status_text((int)status));

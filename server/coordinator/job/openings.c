@@ -378,8 +378,9 @@ struct judging {
     bool joins;
 };
 
-static void judging_free(struct judging *judging)
+static void judging_free(void *arg)
 {
+    struct judging *judging = arg;
     cairn_spec_release(&judging->spec);
     cairn_packed_release(judging->packed);
     cairn_packed_release(judging->job);
@@ -447,7 +448,7 @@ static void done_judging(struct cairn_cluster_work *work)
     struct cairn_sentence why = judging->why;
     cairn_status status = judging->status;
     if (member == NULL) {
-        judging_free(judging);
+        cairn_cluster_free_by(cluster, judging_free, judging, judging->packed->size);
         return;
     }
     member->phase = CAIRN_MEMBER_WAITING;

@@ -98,6 +98,8 @@ struct cairn_layout *cairn_cluster_layouts_take_next(struct cairn_cluster_job *j
     job->layout = l->next;
     job->planned.layout = l->next_packed;
     job->planned.heaviest_over_mean = 0;
+    free(job->planned.shard_bytes);
+    job->planned.shard_bytes = NULL;
     job->tiles.changed = true; // all shards are to know of them, no more and no fewer
     l->next = NULL;
     l->next_packed = NULL;

@@ -8,6 +8,7 @@
 #include "server/coordinator/base/member.h"
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/base/session.h"
+#include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/round/groups.h"
 #include "server/coordinator/store/events.h"
@@ -55,17 +56,30 @@ static void leave_job_list(struct cairn_cluster_member *member)
     member->job = NULL;
 }
 
+static void free_spec(void *arg)
+{
+    cairn_spec_release(arg);
+    free(arg);
+}
+
 void cairn_cluster_member_forget_spec(struct cairn_cluster_member *member)
 {
     struct cairn_cluster_opening *opening = &member->opening;
+    const size_t bytes = opening->packed != NULL ? opening->packed->size : 0;
+    struct cairn_job_spec_data *spec = malloc(sizeof *spec);
+    if (spec != NULL) {
+        *spec = opening->spec;
+        cairn_cluster_free_by(member->session->cluster, free_spec, spec, bytes);
+    } else {
+        cairn_spec_release(&opening->spec);
+    }
+    cairn_spec_init(&opening->spec);
     cairn_paged_release(&opening->pages);
     cairn_packed_release(opening->packed);
     cairn_packed_release(opening->compared);
     opening->packed = opening->compared = NULL;
     cairn__error__free_unpacked(opening->rows, NULL); // NULL is fine
     opening->rows = NULL;
-    cairn_spec_release(&opening->spec);
-    cairn_spec_init(&opening->spec);
 }
 
 void cairn_cluster_member_free(struct cairn_cluster_member *member)

@@ -117,7 +117,9 @@ cairn_status cairn_cluster_core_open(struct cairn_cluster_job *job,
                                      const struct cairn_cluster_hands *hands,
                                      struct cairn_sentence *why)
 {
-    cairn_status status = cairn_cluster_terms_make(&job->spec, &job->rounds.terms, why);
+    cairn_status status = CAIRN_OK;
+    if (job->rounds.terms == NULL)
+        status = cairn_cluster_terms_make(&job->spec, &job->rounds.terms, why);
     if (status != CAIRN_OK) return status;
     uint8_t *gone = cairn_cluster_holes(job, job->layout->shard_count);
     if (gone == NULL)

@@ -24,7 +24,8 @@ struct cairn_cluster_rounds {
     /* owned */
     void *core_memory;
     struct cairn_round_actions actions;
-    struct cairn_cluster_terms *terms; /* of the spec, the newest first; NULL: no core */
+    /* of the spec, the newest first; made with the plan, or with the core. NULL: neither is there */
+    struct cairn_cluster_terms *terms;
     /* borrowed */
     const struct cairn_cluster_hands *hands;
 
