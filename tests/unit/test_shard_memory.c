@@ -406,7 +406,8 @@ TEST(a_job_that_is_dropped_before_it_is_made_is_not_made)
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, 0);
 }
 
-/* So many tensors that a thread reads them, and makes the job's tables; then so many turns of the loop go by. */
+/* So many tensors that a thread reads them, and makes the job's tables; then so many turns of the loop go
+ * by. */
 static void create_on_threads(int turns)
 {
     struct cairn_layout *layout;

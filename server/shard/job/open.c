@@ -269,7 +269,8 @@ static void free_tables(void *arg)
     free(job);
 }
 
-/* The job is in no list. Its memory is there until it is unmapped; then `request`, if it is one, is answered. */
+/* The job is in no list. Its memory is there until it is unmapped; then `request`, if it is one, is
+ * answered. */
 static void free_body(struct cairn_shard_job *job, const struct cairn_request *request)
 {
     struct cairn_shard *shard = job->shard;

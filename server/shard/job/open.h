@@ -33,8 +33,8 @@ CAIRN_MUST_CHECK cairn_status cairn_shard_draft_make(struct cairn_shard_draft *d
                                                      const Cairn__JobCreate *message,
                                                      struct cairn_sentence *why);
 bool cairn_shard_draft_is_made(const struct cairn_shard_draft *draft);
-/* Takes the draft, which is made: the job is one of the shard's. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: nothing is
- * held. */
+/* Takes the draft, which is made: the job is one of the shard's. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: nothing
+ * is held. */
 CAIRN_MUST_CHECK cairn_status cairn_shard_job_open(struct cairn_shard *shard,
                                                    struct cairn_shard_draft *draft,
                                                    struct cairn_shard_job **job_out,

@@ -1,6 +1,6 @@
-/* Memory that is given back: to unmap a GiB takes 0.2 s, and to free what a job of a million tensors is made of
- * as long, so a thread of its own does it, one after the other, and the budget has the bytes again when that is
- * done. Until then a JobCreate waits for them. */
+/* Memory that is given back: to unmap a GiB takes 0.2 s, and to free what a job of a million tensors is made
+ * of as long, so a thread of its own does it, one after the other, and the budget has the bytes again when
+ * that is done. Until then a JobCreate waits for them. */
 #include <stdlib.h>
 
 #include "server/shard/shard.h"
