@@ -119,12 +119,21 @@ static void judge_late(struct op *op)
     op->why = strdup(why.text);
 }
 
+static void give_memory_back(struct op *op)
+{
+    cairn_memory_return(op->session, op->lent);
+    for (size_t i = 0; i < op->lent_count; i++) cairn_memory_return(op->session, op->lents[i]);
+    free(op->lents);
+    op->lents = NULL;
+}
+
 static void complete(struct op *op)
 {
     struct session *s = op->session;
-    cairn_memory_return(s, op->lent);
+    give_memory_back(op);
     free(op->owned);
     op->owned = NULL;
+    if (op->list != NULL) cairn_handle_put(op->list);
     // Before who waits for the op may go on: what it holds is given back, and not counted, by then.
     if (op->on_done != NULL) op->on_done(op->context, op->status, cairn_op_why(op));
     pthread_mutex_lock(&s->lock);
@@ -136,7 +145,7 @@ static void complete(struct op *op)
     if (op->kind == CAIRN_CHUNK_PUSH && op->job->filling.pushes_open == 0)
         cairn_step_times_pushed(&op->job->times);
     if (op->kind == CAIRN_CHUNK_PUT && op->status != CAIRN_OK)
-        cairn_puts_failed(op->job, op->tensor, op->plane);
+        cairn_puts_failed(op->job, op->target.tensor, op->plane);
     if (op->kind == CAIRN_CHUNK_PUT && op->status != CAIRN_OK && op->job->puts.status == CAIRN_OK) {
         op->job->puts.status = op->status;
         cairn_sentence_set(&op->job->puts.why, "%s", cairn_op_why(op));
@@ -203,20 +212,55 @@ cairn_status cairn_op_finished(struct job *job, uint8_t kind, cairn_op **op_out)
     return cairn_op_settle(op, status, op_out);
 }
 
-static void describe_op(struct op *op, const struct command *pattern, const void *lent)
+void cairn_op_describe_target(const struct command *pattern, struct target *out)
 {
-    if (pattern->piece.tile == CAIRN_TILE_BOX)
-        op->box_bytes = cairn_box_encode(&pattern->piece.box, op->box);
-    op->tensor = pattern->tensor;
+    out->tensor = pattern->tensor;
+    out->dtype = pattern->dtype;
+    out->ptr = pattern->ptr;
+    out->piece = pattern->piece;
+    out->card = pattern->card;
+    out->box_bytes = 0;
+    if (out->piece.tile == CAIRN_TILE_BOX)
+        out->box_bytes = cairn_box_encode(&out->piece.box, out->box);
+}
+
+static cairn_status lend(struct job *job, const struct target *target, const void **lent_out)
+{
+    const size_t bytes = cairn_strides_span(&target->piece.strides,
+                                            cairn_box_elems(&target->piece.box),
+                                            cairn_dtype_bytes(target->dtype));
+    return cairn_memory_lend(job->session, target->ptr, bytes, target->card, lent_out);
+}
+
+static void describe_op(struct op *op, const struct command *pattern)
+{
     op->plane = pattern->plane;
-    op->lent = lent;
-    op->ptr = pattern->ptr;
-    op->card = pattern->card;
     op->owned = pattern->owned;
-    op->piece = pattern->piece;
     op->on_done = pattern->on_done;
     op->context = pattern->context;
     op->may_be_canceled = op->kind == CAIRN_CHUNK_FETCH;
+}
+
+/* A command with its op, of which the target is missing. */
+static cairn_status open_command(struct job *job, uint8_t kind, bool (*run)(struct command *),
+                                 const struct command *pattern, bool with_handle,
+                                 struct command **out)
+{
+    struct command *command = cairn_op_command(job, run);
+    struct op *op = command != NULL ? cairn_op_new(job, kind, with_handle) : NULL;
+    if (op == NULL) {
+        if (command != NULL) cairn_job_unref(job);
+        free(command);
+        return cairn_client_fail(CAIRN_ERR_NO_MEMORY,
+                                 "out of memory, or too many operations are open");
+    }
+    describe_op(op, pattern);
+    *command = *pattern;
+    command->run = run;
+    command->job = job;
+    command->op = op;
+    *out = command;
+    return CAIRN_OK;
 }
 
 /* The command, with its op, ready to be handed over. */
@@ -224,27 +268,19 @@ static cairn_status make(struct job *job, uint8_t kind, bool (*run)(struct comma
                          const struct command *pattern, bool with_handle, struct command **out)
 {
     const void *lent;
-    const size_t bytes = cairn_strides_span(&pattern->piece.strides,
-                                            cairn_box_elems(&pattern->piece.box),
-                                            cairn_dtype_bytes(pattern->dtype));
-    cairn_status status = cairn_memory_lend(job->session, pattern->ptr, bytes, pattern->card,
-                                            &lent);
+    struct target target;
+    cairn_op_describe_target(pattern, &target);
+    cairn_status status = lend(job, &target, &lent);
     if (status != CAIRN_OK) return status;
-    struct command *command = cairn_op_command(job, run);
-    struct op *op = command != NULL ? cairn_op_new(job, kind, with_handle) : NULL;
-    if (op == NULL) {
+    status = open_command(job, kind, run, pattern, with_handle, out);
+    if (status != CAIRN_OK) {
         cairn_memory_return(job->session, lent);
-        if (command != NULL) cairn_job_unref(job);
-        free(command);
-        return cairn_client_fail(CAIRN_ERR_NO_MEMORY,
-                                 "out of memory, or too many operations are open");
+        return status;
     }
-    describe_op(op, pattern, lent);
-    *command = *pattern;
-    command->run = run;
-    command->job = job;
-    command->op = op;
-    *out = command;
+    struct op *op = (*out)->op;
+    op->lent = lent;
+    op->target = target;
+    (*out)->target = &op->target;
     return CAIRN_OK;
 }
 
@@ -255,6 +291,53 @@ cairn_status cairn_op_begin(struct job *job, uint8_t kind, bool (*run)(struct co
     const cairn_status status = make(job, kind, run, pattern, op_out != NULL, &command);
     if (status != CAIRN_OK) return status;
     void *handle = command->op->handle;
+    cairn_session_command(job->session, command);
+    if (op_out != NULL) *op_out = handle;
+    return CAIRN_OK;
+}
+
+/* ---- lists ---- */
+
+/* All of the list's memory, or none of it. */
+static cairn_status lend_all(struct job *job, const struct op_list *list, const void **lents,
+                             size_t *wrong_out)
+{
+    cairn_status status = CAIRN_OK;
+    size_t count = 0;
+    for (; count < list->count && status == CAIRN_OK; count++)
+        status = lend(job, &list->targets[count], &lents[count]);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    *wrong_out = --count; // of which nothing is lent
+    while (count > 0) cairn_memory_return(job->session, lents[--count]);
+    return status;
+}
+
+cairn_status cairn_op_begin_list(struct job *job, uint8_t kind, bool (*run)(struct command *),
+                                 const struct command *pattern, const struct op_list *list,
+                                 cairn_op **op_out, size_t *wrong_out)
+{
+    struct command *command;
+    *wrong_out = list->count;
+    const void **lents = calloc(list->count, sizeof *lents);
+    if (lents == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no memory for a list");
+    cairn_status status = lend_all(job, list, lents, wrong_out);
+    if (status == CAIRN_OK) {
+        status = open_command(job, kind, run, pattern, op_out != NULL, &command);
+        for (size_t i = 0; status != CAIRN_OK && i < list->count; i++)
+            cairn_memory_return(job->session, lents[i]);
+    }
+    if (status != CAIRN_OK) {
+        free(lents);
+        return status;
+    }
+    struct op *op = command->op;
+    op->lents = lents;
+    op->lent_count = list->count;
+    op->list = list->handle;
+    cairn_handle_hold(list->handle);
+    command->target = list->targets;
+    command->targets_left = list->count - 1;
+    void *handle = op->handle;
     cairn_session_command(job->session, command);
     if (op_out != NULL) *op_out = handle;
     return CAIRN_OK;

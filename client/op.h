@@ -20,6 +20,17 @@ struct session;
 /* Hears of the end of an operation of the library's own. Not under the lock. */
 typedef void (*cairn_op_done_fn)(void *context, cairn_status status, const char *why);
 
+/* A piece of a tensor, and memory of the caller's for it: what a put, push or fetch is about. */
+struct target {
+    uint32_t tensor;
+    uint8_t dtype;
+    uint8_t *ptr; /* on loan while the operation is open */
+    struct piece piece;
+    struct card *card; /* whose memory ptr is; NULL: the host's */
+    size_t box_bytes;  /* of a fetch or a put of a box: what goes with each of its chunks */
+    uint8_t box[CAIRN_BOX_BYTES_MAX];
+};
+
 /* Freed with its last reference: one of the handle (if the caller wanted one), one of the loop thread while
  * `holds` is not 0. */
 struct op {
@@ -27,12 +38,12 @@ struct op {
     struct job *job;         /* borrowed, likewise */
     void *handle;            /* NULL: nobody waits for this one */
     uint8_t kind;            /* CAIRN_CHUNK_PUSH, _PUT, _FETCH */
-    uint32_t tensor;
     uint8_t plane;
-    const void *lent;         /* memory of cairn_alloc; NULL: another's */
-    uint8_t *ptr;             /* on loan */
-    struct piece piece;       /* of the tensor */
-    struct card *card;        /* whose memory ptr is; NULL: the host's */
+    struct target target; /* of one that is about one tensor */
+    const void *lent;     /* memory of cairn_alloc that it is in; NULL: another's */
+    const void **lents;   /* owned: [lent_count] of several targets, likewise; or NULL */
+    size_t lent_count;
+    const void *list;         /* a handle that is held: it keeps the targets; NULL: there is none */
     void *owned;              /* freed with the loan: what was brought to the host; or NULL */
     cairn_op_done_fn on_done; /* NULL: the caller's, who hears by the event descriptor */
     void *context;
@@ -41,9 +52,7 @@ struct op {
     atomic_bool is_canceled;
     struct op *next_spare;    /* lock: of the session, when it is over */
     struct op *next_awaiting; /* lock: the next that awaits the same block (read/cache.h) */
-    uint32_t holds;   /* loop thread: parcels that are not done, and one more while it is cut */
-    size_t box_bytes; /* of a fetch or a put of a box: what goes with each of its chunks */
-    uint8_t box[CAIRN_BOX_BYTES_MAX];
+    uint32_t holds; /* loop thread: parcels that are not done, and one more while it is cut */
     /* lock */
     bool done;
     cairn_status status;
@@ -75,10 +84,18 @@ struct command {
     cairn_op_done_fn on_done; /* of its op */
     void *context;
     /* loop thread: where it stands */
-    struct body *body; /* held: that it is cut by; NULL: it has not begun */
+    const struct target *target; /* the op's, or one of its list's, .. */
+    size_t targets_left;         /* behind which there are so many more */
+    struct body *body;           /* held: that it is cut by; NULL: it has not begun */
     size_t next_extent;
     uint64_t next_chunk;
     uint64_t starved_ms; /* since when there is no memory for it; 0: there was, so far */
+};
+
+struct op_list {
+    const void *handle; /* of the list */
+    const struct target *targets;
+    size_t count; /* at least one */
 };
 
 /* With the session. */
@@ -108,6 +125,15 @@ cairn_status cairn_op_finished(struct job *job, uint8_t kind, cairn_op **op_out)
  * owned stay the caller's. */
 cairn_status cairn_op_begin(struct job *job, uint8_t kind, bool (*run)(struct command *),
                             const struct command *pattern, cairn_op **op_out) CAIRN_MUST_CHECK;
+
+/* What an operation of this pattern is about. */
+void cairn_op_describe_target(const struct command *pattern, struct target *out);
+/* The same of a list, as one operation: `targets` are the list's, which is held until it is over. Memory of
+ * cards has operations of its own (below): each waits for its stream. *wrong_out: which of the targets is
+ * refused; `count`: none of them. */
+cairn_status cairn_op_begin_list(struct job *job, uint8_t kind, bool (*run)(struct command *),
+                                 const struct command *pattern, const struct op_list *list,
+                                 cairn_op **op_out, size_t *wrong_out) CAIRN_MUST_CHECK;
 
 /* Several that are handed over at once. */
 struct command_chain {

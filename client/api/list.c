@@ -1,7 +1,6 @@
 /* Lists: tensors that go together. A list is described once, and judged then as far as that is possible;
- * what depends on the round is judged for all of its entries before anything of one is sent. Inside, each
- * entry has an operation of its own, which nobody waits for; that of the caller's ends with the last of
- * them. */
+ * what depends on the round is judged for all of its entries before anything of one is sent. A list
+ * is one operation; of one with memory of cards each entry has its own. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,25 +12,31 @@
 #include "client/op.h"
 #include "client/push/transfer.h"
 
-struct list_entry {
-    size_t tensor;
-    struct piece piece;
-    struct cairn_mem mem;
-    struct card *card; /* NULL: the host */
-};
-
 struct list {
     struct job *job; /* with a reference */
     int plane;       /* of fetches; 0: these are pushes */
+    bool has_card;   /* some of the memory is a card's */
     size_t count;
-    struct list_entry entries[]; /* [count] */
+    struct target *targets;  /* owned: [count] */
+    struct cairn_mem mems[]; /* [count] of them, as judged */
 };
+
+static void free_list(struct list *list)
+{
+    free(list->targets);
+    free(list);
+}
 
 static void on_handle_free(void *object)
 {
     struct list *list = object;
     cairn_job_unref(list->job);
-    free(list);
+    free_list(list);
+}
+
+static const char *name_of(const struct list *list, size_t index)
+{
+    return list->job->spec.tensors[list->targets[index].tensor].name;
 }
 
 /* ---- describing ---- */
@@ -45,24 +50,36 @@ static cairn_status refuse_entry(cairn_status status, size_t index, const char *
                              tensor != NULL ? tensor : "without a name", why.text);
 }
 
-static cairn_status judge_entry(struct list *list, const struct cairn_part *part,
-                                struct list_entry *entry)
+static cairn_status judge_entry(struct list *list, const struct cairn_part *part, size_t index)
 {
     struct cairn_part given;
+    struct command pattern = { .plane = 0 };
+    struct cairn_mem *mem = &list->mems[index];
+    size_t tensor;
+    cairn_status status;
     if (!cairn_struct_take(&given, sizeof given, sizeof given, part))
         return cairn_client_fail(CAIRN_ERR_INVALID, "struct_size is %zu, this library's is %zu",
                                  part->struct_size, sizeof given);
     if (list->plane == 0)
-        return cairn_api_judge_push(list->job, given.tensor, given.box, &given.mem, &entry->tensor,
-                                    &entry->piece, &entry->mem);
-    return cairn_api_judge_fetch(list->job, given.tensor, list->plane, given.box, &given.mem,
-                                 &entry->tensor, &entry->piece, &entry->mem);
+        status = cairn_api_judge_push(list->job, given.tensor, given.box, &given.mem, &tensor,
+                                      &pattern.piece, mem);
+    else
+        status = cairn_api_judge_fetch(list->job, given.tensor, list->plane, given.box, &given.mem,
+                                       &tensor, &pattern.piece, mem);
+    if (status == CAIRN_OK) status = cairn_api_card(mem, &pattern.card);
+    if (status != CAIRN_OK) return status;
+    pattern.tensor = (uint32_t)tensor;
+    pattern.dtype = (uint8_t)mem->dtype;
+    pattern.ptr = mem->ptr;
+    cairn_op_describe_target(&pattern, &list->targets[index]);
+    list->has_card = list->has_card || pattern.card != NULL;
+    return CAIRN_OK;
 }
 
 /* Of a push each tensor is there once. */
 static cairn_status note_twice(const struct list *list, uint8_t *seen, size_t index)
 {
-    const size_t tensor = list->entries[index].tensor;
+    const size_t tensor = list->targets[index].tensor;
     if (list->plane != 0) return CAIRN_OK;
     if (seen[tensor])
         return cairn_client_fail(CAIRN_ERR_EXISTS,
@@ -78,9 +95,7 @@ static cairn_status judge_entries(struct list *list, const struct cairn_part *pa
     uint8_t *seen = calloc(list->job->spec.tensor_count + 1, 1);
     if (seen == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no memory for a list");
     for (size_t i = 0; i < list->count && status == CAIRN_OK; i++) {
-        struct list_entry *entry = &list->entries[i];
-        status = judge_entry(list, &parts[i], entry);
-        if (status == CAIRN_OK) status = cairn_api_card(&entry->mem, &entry->card);
+        status = judge_entry(list, &parts[i], i);
         if (status == CAIRN_OK) status = note_twice(list, seen, i);
         if (status != CAIRN_OK) status = refuse_entry(status, i, parts[i].tensor);
     }
@@ -96,14 +111,17 @@ static cairn_status open_list(struct job *job, int plane, const struct cairn_par
     if (count > job->spec.tensor_count * 64)
         return cairn_client_fail(CAIRN_ERR_INVALID, "%zu parts, and job %s has %zu tensors", count,
                                  job->name, job->spec.tensor_count);
-    struct list *list = calloc(1, sizeof *list + count * sizeof *list->entries);
+    struct list *list = calloc(1, sizeof *list + count * sizeof *list->mems);
     if (list == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no memory for a list");
     *list = (struct list) { .job = job, .plane = plane, .count = count };
-    const cairn_status status = judge_entries(list, parts);
+    list->targets = calloc(count, sizeof *list->targets);
+    const cairn_status status = list->targets != NULL ? judge_entries(list, parts)
+                                                      : cairn_client_fail(CAIRN_ERR_NO_MEMORY,
+                                                                          "no memory for a list");
     void *handle = NULL;
     if (status == CAIRN_OK) handle = cairn_handle_open(CAIRN_HANDLE_LIST, list, on_handle_free);
     if (handle == NULL) {
-        free(list);
+        free_list(list);
         return status != CAIRN_OK
                    ? status
                    : cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory, or too much is open");
@@ -167,21 +185,22 @@ static void on_entry_done(void *context, cairn_status status, const char *why)
 
 /* What of an entry is posted: on a card what is queued on its stream comes before it, and what has strides
  * comes to the host. */
-static cairn_status describe(const struct list_entry *entry, struct command *pattern)
+static cairn_status describe(const struct list *list, size_t index, struct command *pattern)
 {
-    struct cairn_mem mem = entry->mem;
+    const struct target *target = &list->targets[index];
+    struct cairn_mem mem = list->mems[index];
     cairn_status status = CAIRN_OK;
-    pattern->tensor = (uint32_t)entry->tensor;
-    pattern->dtype = (uint8_t)entry->mem.dtype;
-    pattern->piece = entry->piece;
-    pattern->card = entry->card;
+    pattern->tensor = target->tensor;
+    pattern->dtype = target->dtype;
+    pattern->piece = target->piece;
+    pattern->card = target->card;
     pattern->event = NULL;
     pattern->owned = NULL;
-    if (entry->card != NULL && entry->piece.strides.given) {
-        status = cairn_api_bring(&mem, &entry->piece, &pattern->owned);
+    if (target->card != NULL && target->piece.strides.given) {
+        status = cairn_api_bring(&mem, &target->piece, &pattern->owned);
         pattern->card = NULL;
-    } else if (entry->card != NULL) {
-        status = cairn_card_mark(entry->card, mem.stream, &pattern->event);
+    } else if (target->card != NULL) {
+        status = cairn_card_mark(target->card, mem.stream, &pattern->event);
     }
     pattern->ptr = mem.ptr;
     return status;
@@ -194,19 +213,20 @@ static cairn_status begin_entries(const struct list *list, uint8_t kind,
 {
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < list->count && status == CAIRN_OK; i++) {
-        status = describe(&list->entries[i], pattern);
+        status = describe(list, i, pattern);
         if (status == CAIRN_OK) status = cairn_op_chain(list->job, kind, run, pattern, chain);
         if (status == CAIRN_OK) continue;
         cairn_card_event_free(pattern->event);
         free(pattern->owned);
-        status = refuse_entry(status, i, list->job->spec.tensors[list->entries[i].tensor].name);
+        status = refuse_entry(status, i, name_of(list, i));
     }
     return status;
 }
 
-/* Hands the entries over at once, with one operation for all, if it is wanted. */
-static cairn_status post(const struct list *list, uint8_t kind, bool (*run)(struct command *),
-                         struct command *pattern, cairn_op **op_out)
+/* Each entry has an operation of its own, which waits for its stream, and which nobody waits for; that of the
+ * caller's, if it is wanted, ends with the last of them. */
+static cairn_status post_each(const struct list *list, uint8_t kind, bool (*run)(struct command *),
+                              struct command *pattern, cairn_op **op_out)
 {
     struct command_chain chain = { .of = NULL };
     if (op_out != NULL) {
@@ -229,6 +249,20 @@ static cairn_status post(const struct list *list, uint8_t kind, bool (*run)(stru
     return status;
 }
 
+/* Hands all of the list over, as one operation if nothing of it waits for a stream. */
+static cairn_status post(const struct list *list, const cairn_list *handle, uint8_t kind,
+                         bool (*run)(struct command *), struct command *pattern, cairn_op **op_out)
+{
+    size_t wrong;
+    if (list->has_card) return post_each(list, kind, run, pattern, op_out);
+    const struct op_list of = { .handle = handle, .targets = list->targets, .count = list->count };
+    const cairn_status status = cairn_op_begin_list(list->job, kind, run, pattern, &of, op_out,
+                                                    &wrong);
+    return status != CAIRN_OK && wrong < list->count
+               ? refuse_entry(status, wrong, name_of(list, wrong))
+               : status;
+}
+
 /* ---- pushes ---- */
 
 static cairn_status fill(const struct list *list, const struct cairn_round *round, uint32_t micro)
@@ -237,7 +271,7 @@ static cairn_status fill(const struct list *list, const struct cairn_round *roun
     const size_t count = list->count;
     size_t *tensors = malloc(count * sizeof *tensors);
     if (tensors == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "no memory for a push");
-    for (size_t i = 0; i < count; i++) tensors[i] = list->entries[i].tensor;
+    for (size_t i = 0; i < count; i++) tensors[i] = list->targets[i].tensor;
     cairn_status status = cairn_api_fill_many(list->job, round, micro, tensors, count, &wrong);
     if (status != CAIRN_OK && wrong < count)
         status = refuse_entry(status, wrong, list->job->spec.tensors[tensors[wrong]].name);
@@ -249,7 +283,7 @@ static void unfill(const struct list *list)
 {
     pthread_mutex_lock(&list->job->session->lock);
     for (size_t i = 0; i < list->count; i++)
-        list->job->filling.tensors[list->entries[i].tensor] = NOT_PUSHED;
+        list->job->filling.tensors[list->targets[i].tensor] = NOT_PUSHED;
     pthread_mutex_unlock(&list->job->session->lock);
 }
 
@@ -258,24 +292,24 @@ static cairn_status add_up(const struct list *list, const struct cairn_round *ro
 {
     cairn_status first = CAIRN_OK;
     for (size_t i = 0; i < list->count; i++) {
-        const struct list_entry *entry = &list->entries[i];
-        struct cairn_mem mem = entry->mem;
+        const struct target *target = &list->targets[i];
+        struct cairn_mem mem = list->mems[i];
         void *copy = NULL;
-        cairn_status status = cairn_api_bring(&mem, &entry->piece, &copy);
+        cairn_status status = cairn_api_bring(&mem, &target->piece, &copy);
         if (status == CAIRN_OK)
-            status = cairn_accumulate_add(list->job, round, micro, entry->tensor, &entry->piece,
+            status = cairn_accumulate_add(list->job, round, micro, target->tensor, &target->piece,
                                           &mem);
         else
-            cairn_accumulate_skip(list->job, entry->tensor);
+            cairn_accumulate_skip(list->job, target->tensor);
         free(copy);
         if (status != CAIRN_OK && first == CAIRN_OK)
-            first = refuse_entry(status, i, list->job->spec.tensors[entry->tensor].name);
+            first = refuse_entry(status, i, name_of(list, i));
     }
     return first;
 }
 
-static cairn_status push_many(const struct list *list, const struct cairn_round *round,
-                              uint32_t micro, cairn_op **op_out)
+static cairn_status push_many(const struct list *list, const cairn_list *handle,
+                              const struct cairn_round *round, uint32_t micro, cairn_op **op_out)
 {
     struct job *job = list->job;
     cairn_status status = cairn_api_batch_place(job, round, &micro);
@@ -286,7 +320,7 @@ static cairn_status push_many(const struct list *list, const struct cairn_round 
         return status == CAIRN_OK ? cairn_op_finished(job, CAIRN_CHUNK_PUSH, op_out) : status;
     }
     struct command pattern = { .micro = micro, .round = round->round };
-    status = post(list, CAIRN_CHUNK_PUSH, cairn_pushes_run, &pattern, op_out);
+    status = post(list, handle, CAIRN_CHUNK_PUSH, cairn_pushes_run, &pattern, op_out);
     if (status != CAIRN_OK) unfill(list); // it may be tried again
     return status;
 }
@@ -297,7 +331,7 @@ cairn_status cairn_push_many(cairn_list *handle, const struct cairn_round *round
     const struct list *list = list_of(handle, false);
     if (list == NULL) return CAIRN_ERR_HANDLE;
     cairn_status status = cairn_api_check(list->job);
-    if (status == CAIRN_OK) status = push_many(list, round, micro, op_out);
+    if (status == CAIRN_OK) status = push_many(list, handle, round, micro, op_out);
     cairn_handle_put(handle);
     return status;
 }
@@ -314,7 +348,7 @@ cairn_status cairn_fetch_many(cairn_list *handle, struct cairn_version version, 
     cairn_status status = cairn_api_check(list->job);
     struct command pattern = { .plane = (uint8_t)list->plane, .version = version };
     if (status == CAIRN_OK)
-        status = post(list, CAIRN_CHUNK_FETCH, cairn_transfer_run, &pattern, op_out);
+        status = post(list, handle, CAIRN_CHUNK_FETCH, cairn_transfer_run, &pattern, op_out);
     cairn_handle_put(handle);
     return status;
 }

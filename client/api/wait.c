@@ -99,7 +99,7 @@ cairn_status cairn_stream_wait(cairn_op *handle, void *stream)
     struct op *op = cairn_handle_get(CAIRN_HANDLE_OP, handle);
     if (op == NULL) return cairn_handle_fail(handle, "operation");
     struct card *card;
-    cairn_status status = cairn_card_of_thread(op->card, &card);
+    cairn_status status = cairn_card_of_thread(op->target.card, &card);
     if (status == CAIRN_OK) status = cairn_streams_await(op, card, stream);
     cairn_handle_put(handle);
     return status;

@@ -122,6 +122,14 @@ void *cairn_handle_get(enum cairn_handle_kind kind, const void *handle)
     return object;
 }
 
+void cairn_handle_hold(const void *handle)
+{
+    pthread_mutex_lock(&lock);
+    struct slot *slot = find(handle);
+    if (slot != NULL) slot->refs++;
+    pthread_mutex_unlock(&lock);
+}
+
 /* Gives one reference back and the slot with the last. Unlocks. */
 static void drop(struct slot *slot)
 {

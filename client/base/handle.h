@@ -29,7 +29,9 @@ void *cairn_handle_open(enum cairn_handle_kind kind, void *object, cairn_handle_
 /* The object, with one more reference; NULL for a handle that is closed, not one of this kind, not ours, or
  * of another process. */
 void *cairn_handle_get(enum cairn_handle_kind kind, const void *handle);
-/* Gives a reference of cairn_handle_get back. */
+/* One reference more of an object that the caller has one of, be the handle still open or not. */
+void cairn_handle_hold(const void *handle);
+/* Gives a reference of cairn_handle_get or _hold back. */
 void cairn_handle_put(const void *handle);
 /* No more cairn_handle_get; gives the first reference back. False: it was not open. */
 int cairn_handle_close(enum cairn_handle_kind kind, const void *handle);

@@ -42,9 +42,10 @@ static struct parcel *take_parcel(struct job *job)
 /* How many elements of the piece come before an element of the tensor. */
 static uint64_t before(const struct command *command, uint64_t elem)
 {
-    if (command->piece.whole) return elem;
-    const struct cairn_shape *shape = &command->job->spec.tensors[command->tensor].shape;
-    return cairn_box_before(&command->piece.box, shape, elem);
+    const struct target *target = command->target;
+    if (target->piece.whole) return elem;
+    const struct cairn_shape *shape = &command->job->spec.tensors[target->tensor].shape;
+    return cairn_box_before(&target->piece.box, shape, elem);
 }
 
 struct parcel *cairn_parcel_new(struct job *job, const struct command *command, uint32_t shard,
@@ -54,31 +55,33 @@ struct parcel *cairn_parcel_new(struct job *job, const struct command *command, 
     if (parcel == NULL) return NULL;
     const struct cairn_chunk_place place = cairn_shard_map_chunk(&command->body->parts[shard].map,
                                                                  chunk);
-    const size_t elem_bytes = cairn_dtype_bytes(command->dtype);
+    const struct target *target = command->target;
+    const size_t elem_bytes = cairn_dtype_bytes(target->dtype);
     const uint64_t first = before(command, place.first_elem);
     const uint64_t end = before(command, place.first_elem + place.elem_count);
     // What is fetched for a card lands in host memory, and is copied there.
-    const bool lands = command->card != NULL && command->op->kind == CAIRN_CHUNK_FETCH;
+    const bool lands = target->card != NULL && command->op->kind == CAIRN_CHUNK_FETCH;
     // What is put of a box goes behind it, unless the box has all of the chunk.
     const bool puts_box = command->op->kind == CAIRN_CHUNK_PUT &&
-                          command->piece.tile == CAIRN_TILE_BOX;
+                          target->piece.tile == CAIRN_TILE_BOX;
     const bool boxed = puts_box && end - first < place.elem_count;
     *parcel = (struct parcel) {
         .job = job,
         .op = command->op,
+        .target = target,
         .request = { .index = parcel->request.index, .serial = parcel->request.serial + 1 },
         .kind = command->op->kind,
         .plane = command->plane,
-        .dtype = command->dtype,
-        .tile = puts_box && !boxed ? CAIRN_TILE_WHOLE : command->piece.tile,
+        .dtype = target->dtype,
+        .tile = puts_box && !boxed ? CAIRN_TILE_WHOLE : target->piece.tile,
         .layout = command->body->layout->version,
         .shard = shard,
         .via = shard,
         .place = place,
-        .table_hash = command->piece.table_hash,
-        .bytes = command->piece.strides.given || boxed || lands ? NULL
-                                                                : command->ptr + first * elem_bytes,
-        .head_bytes = boxed ? command->op->box_bytes : 0,
+        .table_hash = target->piece.table_hash,
+        .bytes = target->piece.strides.given || boxed || lands ? NULL
+                                                               : target->ptr + first * elem_bytes,
+        .head_bytes = boxed ? target->box_bytes : 0,
         .first = first,
         .byte_count = (end - first) * elem_bytes,
         .version = command->version,
@@ -103,7 +106,7 @@ static void count_packed(struct job *job, size_t more, size_t less)
 
 static cairn_status open_landing(struct parcel *parcel)
 {
-    const cairn_status status = cairn_pieces_take(parcel->job->session, parcel->op->card, false,
+    const cairn_status status = cairn_pieces_take(parcel->job->session, parcel->target->card, false,
                                                   parcel->byte_count, &parcel->staged);
     if (status != CAIRN_OK) return status;
     count_packed(parcel->job, parcel->byte_count, 0);
@@ -114,7 +117,8 @@ static cairn_status open_landing(struct parcel *parcel)
 cairn_status cairn_parcel_open(struct parcel *parcel)
 {
     if (parcel->bytes != NULL || parcel->byte_count == 0) return CAIRN_OK;
-    if (parcel->op->card != NULL && parcel->kind == CAIRN_CHUNK_FETCH) return open_landing(parcel);
+    if (parcel->target->card != NULL && parcel->kind == CAIRN_CHUNK_FETCH)
+        return open_landing(parcel);
     parcel->packed = malloc(parcel->head_bytes + parcel->byte_count);
     if (parcel->packed == NULL) return CAIRN_ERR_NO_MEMORY;
     parcel->bytes = parcel->packed + parcel->head_bytes;
@@ -133,28 +137,28 @@ static void unstage(struct parcel *parcel)
  * card, if the shard has that card, or in host memory. */
 static cairn_status place_on_card(struct parcel *parcel, const struct cairn_fabric_peer *peer)
 {
-    const struct op *op = parcel->op;
-    uint8_t *own = op->ptr + parcel->first * cairn_dtype_bytes(parcel->dtype);
+    const struct target *target = parcel->target;
+    uint8_t *own = target->ptr + parcel->first * cairn_dtype_bytes(parcel->dtype);
     struct cairn_sentence why;
     if (parcel->on_loan > 0) return CAIRN_OK; // as it went before
     if (peer == NULL) return CAIRN_ERR_CLOSED;
     const char *path = cairn_fabric_payload_path(peer, own, parcel->byte_count);
-    if (op->lent != NULL && strcmp(path, "device") == 0) {
+    if (parcel->op->lent != NULL && strcmp(path, "device") == 0) {
         unstage(parcel);
         parcel->bytes = own;
         parcel->on_card = true;
         return CAIRN_OK;
     }
-    const bool on_card = cairn_fabric_peer_imports(peer, cairn_card_uuid(op->card));
+    const bool on_card = cairn_fabric_peer_imports(peer, cairn_card_uuid(target->card));
     if (parcel->staged.at != NULL && parcel->on_card == on_card) return CAIRN_OK;
     unstage(parcel);
-    cairn_status status = cairn_pieces_take(parcel->job->session, op->card, on_card,
+    cairn_status status = cairn_pieces_take(parcel->job->session, target->card, on_card,
                                             parcel->byte_count, &parcel->staged);
     if (status != CAIRN_OK) return status;
     count_packed(parcel->job, parcel->byte_count, 0);
     parcel->bytes = parcel->staged.at;
     parcel->on_card = parcel->staged.on_card;
-    status = cairn_card_copy(op->card, parcel->bytes, own, parcel->byte_count, !parcel->on_card,
+    status = cairn_card_copy(target->card, parcel->bytes, own, parcel->byte_count, !parcel->on_card,
                              &why);
     if (status != CAIRN_OK) { // told at the next turn: this is in the middle of others' work
         parcel->job->broken = (struct failure) { status, why };
@@ -166,32 +170,32 @@ static cairn_status place_on_card(struct parcel *parcel, const struct cairn_fabr
 /* What is to be sent; once, however often it is sent. */
 static cairn_status pack(struct parcel *parcel, const struct cairn_fabric_peer *peer)
 {
-    const struct op *op = parcel->op;
+    const struct target *target = parcel->target;
     const size_t elem_bytes = cairn_dtype_bytes(parcel->dtype);
-    if (op->card != NULL && parcel->byte_count > 0) return place_on_card(parcel, peer);
+    if (target->card != NULL && parcel->byte_count > 0) return place_on_card(parcel, peer);
     if (parcel->bytes != NULL) return CAIRN_OK;
     const cairn_status status = cairn_parcel_open(parcel);
     if (status != CAIRN_OK || parcel->packed == NULL) return status;
-    memcpy(parcel->packed, op->box, parcel->head_bytes);
-    if (op->piece.strides.given)
-        cairn_strides_gather(&op->piece.strides, op->ptr, elem_bytes, parcel->first,
+    memcpy(parcel->packed, target->box, parcel->head_bytes);
+    if (target->piece.strides.given)
+        cairn_strides_gather(&target->piece.strides, target->ptr, elem_bytes, parcel->first,
                              parcel->byte_count / elem_bytes, parcel->bytes);
     else
-        memcpy(parcel->bytes, op->ptr + parcel->first * elem_bytes, parcel->byte_count);
+        memcpy(parcel->bytes, target->ptr + parcel->first * elem_bytes, parcel->byte_count);
     return CAIRN_OK;
 }
 
 cairn_status cairn_parcel_arrived(struct parcel *parcel)
 {
-    const struct op *op = parcel->op;
+    const struct target *target = parcel->target;
     const size_t elem_bytes = cairn_dtype_bytes(parcel->dtype);
     struct cairn_sentence why;
     if (parcel->packed != NULL)
-        cairn_strides_scatter(&op->piece.strides, op->ptr, elem_bytes, parcel->first,
+        cairn_strides_scatter(&target->piece.strides, target->ptr, elem_bytes, parcel->first,
                               parcel->byte_count / elem_bytes, parcel->packed);
     if (parcel->staged.at == NULL) return CAIRN_OK;
-    return cairn_card_fill(op->card, op->ptr + parcel->first * elem_bytes, parcel->staged.at,
-                           parcel->byte_count, &why);
+    return cairn_card_fill(target->card, target->ptr + parcel->first * elem_bytes,
+                           parcel->staged.at, parcel->byte_count, &why);
 }
 
 static void unpack(struct parcel *parcel)
@@ -296,8 +300,8 @@ cairn_status cairn_parcel_send(struct parcel *parcel, uint32_t via,
     if (opened != CAIRN_OK) return opened;
     parcel->via = via;
     const void *data = parcel->head_bytes > 0 ? parcel->packed : parcel->bytes;
-    const void *payload = is_fetch ? parcel->op->box : data;
-    const size_t payload_bytes = is_fetch ? parcel->op->box_bytes
+    const void *payload = is_fetch ? parcel->target->box : data;
+    const size_t payload_bytes = is_fetch ? parcel->target->box_bytes
                                           : parcel->head_bytes + parcel->byte_count;
     const bool has_payload = payload_bytes > 0;
     header->kind = parcel->kind;
@@ -324,7 +328,7 @@ cairn_status cairn_parcel_send(struct parcel *parcel, uint32_t via,
 
 bool cairn_command_touches(const struct command *command, uint32_t shard, uint64_t chunk)
 {
-    if (command->piece.whole) return true;
+    if (command->target->piece.whole) return true;
     const struct cairn_shard_map *map = &command->body->parts[shard].map;
     const struct cairn_chunk_place place = cairn_shard_map_chunk(map, chunk);
     return before(command, place.first_elem) < before(command, place.first_elem + place.elem_count);
@@ -333,14 +337,15 @@ bool cairn_command_touches(const struct command *command, uint32_t shard, uint64
 bool cairn_command_chunk(struct command *command, uint32_t *shard_out, uint64_t *chunk_out)
 {
     const struct body *body = command->body;
-    const struct cairn_geometry *g = &body->layout->geometry[command->tensor];
+    const uint32_t tensor = command->target->tensor;
+    const struct cairn_geometry *g = &body->layout->geometry[tensor];
     size_t extent_count;
-    const struct cairn_extent *extents = cairn_layout_tensor_extents(body->layout, command->tensor,
+    const struct cairn_extent *extents = cairn_layout_tensor_extents(body->layout, tensor,
                                                                      &extent_count);
     while (command->next_extent < extent_count) {
         const struct cairn_extent *extent = &extents[command->next_extent];
         const struct cairn_local_extent *local = cairn_shard_map_find(
-            &body->parts[extent->shard].map, command->tensor,
+            &body->parts[extent->shard].map, tensor,
             cairn_quantum_first_leaf(g, extent->first_quantum));
         assert(local != NULL); // map and extents are of one layout
         for (; command->next_chunk < local->chunk_count; command->next_chunk++) {
@@ -354,6 +359,16 @@ bool cairn_command_chunk(struct command *command, uint32_t *shard_out, uint64_t 
         command->next_chunk = 0;
     }
     return false;
+}
+
+bool cairn_command_next(struct command *command)
+{
+    if (command->targets_left == 0) return false;
+    command->targets_left--;
+    command->target++;
+    command->next_extent = 0;
+    command->next_chunk = 0;
+    return true;
 }
 
 bool cairn_command_refused(struct command *command)

@@ -13,12 +13,14 @@
 struct command;
 struct job;
 struct op;
+struct target;
 
 /* What an op has of one chunk, on its way. Owned by its job, used again and again; a parcel is over when it
  * is answered, and the fabric has given back what it had on loan. */
 struct parcel {
     struct job *job;
     struct op *op;                      /* NULL: free */
+    const struct target *target;        /* of the op's: what it is about */
     struct parcel *next;                /* in the free list */
     struct cairn_chunk_request request; /* of a put or fetch, to its owner; of a push: its cookie */
     uint8_t kind;                       /* CAIRN_CHUNK_PUSH, _PUT, _FETCH */
@@ -85,6 +87,8 @@ void cairn_explain_awaited(struct job *job);
 /* Where a put, push or fetch stands: the shard and chunk that are next, past those of which the piece has
  * nothing. False: it is cut whole. */
 bool cairn_command_chunk(struct command *command, uint32_t *shard_out, uint64_t *chunk_out);
+/* Goes on with the next of its targets; false: this was the last. */
+bool cairn_command_next(struct command *command);
 /* The piece has an element of this chunk of the command's body. */
 bool cairn_command_touches(const struct command *command, uint32_t shard, uint64_t chunk);
 /* True, and the op is ended, if the job is closing or has failed. */

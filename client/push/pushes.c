@@ -286,6 +286,9 @@ void cairn_pushes_on_result(struct job *job, const Cairn__RoundResult *result)
 
 /* ---- commands ---- */
 
+/* What became of a target: all of it is cut, the rest is later, or the command is over. */
+enum cut { CUT_WHOLE, CUT_LATER, CUT_ENDED };
+
 static bool round_is_over(const struct command *command)
 {
     const struct job *job = command->job;
@@ -343,23 +346,18 @@ static enum card_state state_of(struct command *command)
     return CARD_DONE;
 }
 
-bool cairn_pushes_run(struct command *command)
+/* What is left of a target. */
+static enum cut cut_target(struct command *command)
 {
     struct job *job = command->job;
     uint32_t shard;
     uint64_t chunk;
-    if (cairn_command_refused(command)) return true;
-    if (round_is_over(command)) return end_push(command, CAIRN_ERR_EPOCH_CHANGED, NULL);
-    const enum card_state state = state_of(command);
-    if (state == CARD_WAITS) return false;
-    if (state == CARD_FAILED) return end_push(command, CAIRN_ERR_IO, job->failure.why.text);
-    if (command->body == NULL) command->body = cairn_body_get(job->pushing.body);
-    uint8_t *pushed = pushed_in(job, command->micro);
-    if (pushed == NULL) return starve(command, "for a push");
-    pushed[command->tensor] = 1;
+    job->pushing.pushed[command->micro][command->target->tensor] = 1;
     for (; cairn_command_chunk(command, &shard, &chunk); command->next_chunk++) {
         struct parcel *parcel = cairn_parcel_new(job, command, shard, chunk);
-        if (parcel == NULL) return starve(command, "in the middle of a push");
+        if (parcel == NULL)
+            return starve(command, "in the middle of a push") ? CUT_ENDED : CUT_LATER;
+        command->starved_ms = 0;
         const struct cairn_push_chunk next = {
             .chunk = (uint32_t)chunk,
             .is_small = parcel->byte_count <= CAIRN_CHUNK_SMALL,
@@ -367,10 +365,29 @@ bool cairn_pushes_run(struct command *command)
         };
         cairn_status status = cairn_pusher_chunk(&job->pushing.pusher, shard, command->micro, next);
         if (status != CAIRN_OK) cairn_parcel_undo(parcel);
-        if (status == CAIRN_ERR_BUSY) return false;
-        if (status != CAIRN_OK) return end_push(command, status, NULL);
+        if (status == CAIRN_ERR_BUSY) return CUT_LATER;
+        if (status == CAIRN_OK) continue;
+        end_push(command, status, NULL);
+        return CUT_ENDED;
     }
-    return end_push(command, CAIRN_OK, NULL);
+    return CUT_WHOLE;
+}
+
+bool cairn_pushes_run(struct command *command)
+{
+    struct job *job = command->job;
+    if (cairn_command_refused(command)) return true;
+    if (round_is_over(command)) return end_push(command, CAIRN_ERR_EPOCH_CHANGED, NULL);
+    const enum card_state state = state_of(command);
+    if (state == CARD_WAITS) return false;
+    if (state == CARD_FAILED) return end_push(command, CAIRN_ERR_IO, job->failure.why.text);
+    if (command->body == NULL) command->body = cairn_body_get(job->pushing.body);
+    if (pushed_in(job, command->micro) == NULL) return starve(command, "for a push");
+    enum cut cut;
+    do {
+        cut = cut_target(command);
+    } while (cut == CUT_WHOLE && cairn_command_next(command));
+    return cut == CUT_WHOLE ? end_push(command, CAIRN_OK, NULL) : cut == CUT_ENDED;
 }
 
 bool cairn_pushes_micro_end_run(struct command *command)

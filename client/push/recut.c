@@ -21,12 +21,8 @@ static struct command command_of(const struct parcel *parcel, struct body *body)
     return (struct command) {
         .job = parcel->job,
         .op = parcel->op,
-        .tensor = parcel->place.tensor,
+        .target = parcel->target,
         .plane = parcel->plane,
-        .dtype = parcel->dtype,
-        .ptr = parcel->op->ptr,
-        .piece = parcel->op->piece,
-        .card = parcel->op->card,
         .round = parcel->round,
         .version = parcel->version,
         .body = body,

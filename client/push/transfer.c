@@ -65,12 +65,13 @@ cairn_status cairn_transfer_send(struct cairn_chunk_request *request)
 static bool copy_here(struct parcel *parcel, struct body *body, const struct piece *piece)
 {
     if (parcel->kind != CAIRN_CHUNK_FETCH) return false;
-    if (parcel->op->card != NULL && cairn_parcel_open(parcel) != CAIRN_OK) return false;
+    if (parcel->target->card != NULL && cairn_parcel_open(parcel) != CAIRN_OK) return false;
     if (!cairn_mapped_read(parcel, body, piece)) return false;
     pthread_mutex_lock(&parcel->job->session->lock);
     cairn_mapped_count(parcel->job, parcel->byte_count);
     pthread_mutex_unlock(&parcel->job->session->lock);
-    const cairn_status status = parcel->op->card != NULL ? cairn_parcel_arrived(parcel) : CAIRN_OK;
+    const bool lands = parcel->target->card != NULL;
+    const cairn_status status = lands ? cairn_parcel_arrived(parcel) : CAIRN_OK;
     cairn_parcel_end(parcel, status);
     return true;
 }
@@ -79,12 +80,12 @@ static bool copy_here(struct parcel *parcel, struct body *body, const struct pie
 static bool copy_on_card(struct command *command)
 {
     struct job *job = command->job;
-    const struct op *op = command->op;
-    if (op->kind != CAIRN_CHUNK_FETCH || command->card == NULL || command->next_chunk > 0 ||
-        command->plane != CAIRN_PLANE_WIRE || !command->piece.whole ||
-        !cairn_lent_copy(job, command->version, command->tensor, command->card, command->ptr))
+    const struct target *target = command->target;
+    if (command->op->kind != CAIRN_CHUNK_FETCH || target->card == NULL || command->next_chunk > 0 ||
+        command->plane != CAIRN_PLANE_WIRE || !target->piece.whole ||
+        !cairn_lent_copy(job, command->version, target->tensor, target->card, target->ptr))
         return false;
-    const uint64_t bytes = cairn_box_elems(&command->piece.box) * cairn_dtype_bytes(command->dtype);
+    const uint64_t bytes = cairn_box_elems(&target->piece.box) * cairn_dtype_bytes(target->dtype);
     pthread_mutex_lock(&job->session->lock);
     cairn_mapped_count(job, bytes);
     job->stats.device_fetched_bytes += bytes;
@@ -106,11 +107,27 @@ static enum card_state state_of(struct command *command)
     return state;
 }
 
-bool cairn_transfer_run(struct command *command)
+/* What is left of a target. CAIRN_ERR_BUSY: enough was copied for this turn. */
+static cairn_status cut(struct command *command, size_t *copied)
 {
     struct job *job = command->job;
     uint32_t shard;
     uint64_t chunk;
+    for (; cairn_command_chunk(command, &shard, &chunk); command->next_chunk++) {
+        if (*copied >= COPIED_MAX) return CAIRN_ERR_BUSY;
+        struct parcel *parcel = cairn_parcel_new(job, command, shard, chunk);
+        if (parcel == NULL) return CAIRN_ERR_NO_MEMORY;
+        if (copy_here(parcel, command->body, &command->target->piece))
+            *copied += parcel->byte_count;
+        else
+            cairn_asker_ask(&job->shards.links[shard]->asker, &parcel->request);
+    }
+    return CAIRN_OK;
+}
+
+bool cairn_transfer_run(struct command *command)
+{
+    struct job *job = command->job;
     if (cairn_command_refused(command)) return true;
     if (cairn_op_is_canceled(command->op)) {
         cairn_op_let_go(command->op, CAIRN_ERR_CANCELED, NULL);
@@ -124,19 +141,12 @@ bool cairn_transfer_run(struct command *command)
             cairn_recut_body(job, command->op->kind, command->plane, command->version));
     cairn_status status = CAIRN_OK;
     size_t copied = 0;
-    for (; status == CAIRN_OK && cairn_command_chunk(command, &shard, &chunk);
-         command->next_chunk++) {
-        if (copied >= COPIED_MAX) { // messages are to be answered meanwhile
-            cairn_session_kick(job->session);
-            return false;
-        }
-        struct parcel *parcel = cairn_parcel_new(job, command, shard, chunk);
-        if (parcel == NULL)
-            status = CAIRN_ERR_NO_MEMORY;
-        else if (copy_here(parcel, command->body, &command->piece))
-            copied += parcel->byte_count;
-        else
-            cairn_asker_ask(&job->shards.links[shard]->asker, &parcel->request);
+    do {
+        status = cut(command, &copied);
+    } while (status == CAIRN_OK && cairn_command_next(command));
+    if (status == CAIRN_ERR_BUSY) { // messages are to be answered meanwhile
+        cairn_session_kick(job->session);
+        return false;
     }
     for (uint32_t i = 0; i < job->shards.count; i++) cairn_asker_pump(&job->shards.links[i]->asker);
     cairn_op_let_go(command->op, status, NULL);

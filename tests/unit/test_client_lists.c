@@ -107,6 +107,39 @@ TEST(a_list_has_the_bits_of_single_calls_as_often_as_it_is_posted)
     cairn_list_close(NULL);
 }
 
+/* Memory of cairn_alloc that the list is of, as much as all tensors need. */
+static cairn_list *list_in(void *memory, bool is_push)
+{
+    struct cairn_part parts[TRAINED];
+    cairn_list *list = NULL;
+    for (int t = 0; t < TRAINED; t++)
+        parts[t] = part_of(t, (uint8_t *)memory + t * TOY_ELEMS * 4, CAIRN_F32);
+    toy_good(is_push ? cairn_push_list(job, parts, TRAINED, &list)
+                     : cairn_fetch_list(job, "param", parts, TRAINED, &list));
+    return list;
+}
+
+TEST(a_list_that_is_closed_while_it_is_under_way_comes_to_its_end)
+{
+    void *pushed, *read;
+    cairn_op *op = NULL;
+    toy_good(cairn_alloc(session, sizeof grads, 0, &pushed));
+    toy_good(cairn_alloc(session, sizeof grads, 0, &read));
+    memcpy(pushed, grads, sizeof grads);
+    cairn_list *pushes = list_in(pushed, true), *fetches = list_in(read, false);
+    const struct cairn_round round = toy_begin(job);
+    toy_good(cairn_push_many(pushes, &round, 0, NULL));
+    cairn_list_close(pushes);
+    const struct cairn_version version = toy_commit(job, &round).version;
+    toy_good(cairn_fetch_many(fetches, version, &op));
+    cairn_list_close(fetches);
+    toy_good(cairn_wait(op, TOY_WAIT_MS));
+    memcpy(fetched, read, sizeof fetched);
+    check_params(version);
+    toy_good(cairn_free(session, pushed)); // all of it is given back
+    toy_good(cairn_free(session, read));
+}
+
 /* ---- what is wrong ---- */
 
 enum wrong { NO_NAME, NO_TENSOR, NOT_TRAINED, TWICE, OLD_STRUCT, WRONG_DTYPE, TOO_SHORT, WRONGS };
@@ -137,6 +170,23 @@ TEST_EACH(a_wrong_entry_is_named_and_there_is_no_list, 0, WRONGS)
     if (_i == TOO_SHORT) parts[2].mem.bytes = 4;
     toy_fails(cairn_push_list(job, parts, TRAINED, &list), refusals[_i].status, refusals[_i].word);
     ck_assert_ptr_null(list);
+}
+
+TEST(a_list_of_which_an_entry_reaches_beyond_its_memory_lends_nothing)
+{
+    void *memory;
+    cairn_op *op = NULL;
+    const size_t bytes = 4 * 4096;
+    toy_good(cairn_alloc(session, bytes, 0, &memory));
+    struct cairn_part parts[TRAINED];
+    cairn_list *list = NULL;
+    for (int t = 0; t < TRAINED; t++) parts[t] = part_of(t, memory, CAIRN_F32);
+    parts[2].mem.ptr = (uint8_t *)memory + bytes - 4;
+    toy_good(cairn_fetch_list(job, "param", parts, TRAINED, &list));
+    toy_fails(cairn_fetch_many(list, toy_step(job, 1).version, &op), CAIRN_ERR_INVALID,
+              "entry 2 of the list (");
+    toy_good(cairn_free(session, memory));
+    cairn_list_close(list);
 }
 
 TEST(a_list_of_which_one_was_pushed_already_pushes_nothing)
