@@ -14,6 +14,7 @@ struct card;
 struct card_event;
 struct card_word;
 struct body;
+struct cairn_local_extent;
 struct job;
 struct session;
 
@@ -88,6 +89,7 @@ struct command {
     size_t targets_left;         /* behind which there are so many more */
     struct body *body;           /* held: that it is cut by; NULL: it has not begun */
     size_t next_extent;
+    const struct cairn_local_extent *local; /* of next_extent; NULL: not looked for yet */
     uint64_t next_chunk;
     uint64_t starved_ms; /* since when there is no memory for it; 0: there was, so far */
 };

@@ -334,29 +334,35 @@ bool cairn_command_touches(const struct command *command, uint32_t shard, uint64
     return before(command, place.first_elem) < before(command, place.first_elem + place.elem_count);
 }
 
-bool cairn_command_chunk(struct command *command, uint32_t *shard_out, uint64_t *chunk_out)
+/* The shard's extent that `next_extent` of the target's is; NULL: there are no more. */
+static const struct cairn_local_extent *local_of(struct command *command, uint32_t *shard_out)
 {
     const struct body *body = command->body;
     const uint32_t tensor = command->target->tensor;
-    const struct cairn_geometry *g = &body->layout->geometry[tensor];
-    size_t extent_count;
-    const struct cairn_extent *extents = cairn_layout_tensor_extents(body->layout, tensor,
-                                                                     &extent_count);
-    while (command->next_extent < extent_count) {
-        const struct cairn_extent *extent = &extents[command->next_extent];
-        const struct cairn_local_extent *local = cairn_shard_map_find(
+    size_t count;
+    const struct cairn_extent *extent = cairn_layout_tensor_extents(body->layout, tensor, &count);
+    if (command->next_extent >= count) return NULL;
+    extent += command->next_extent;
+    *shard_out = extent->shard;
+    if (command->local == NULL)
+        command->local = cairn_shard_map_find(
             &body->parts[extent->shard].map, tensor,
-            cairn_quantum_first_leaf(g, extent->first_quantum));
-        assert(local != NULL); // map and extents are of one layout
+            cairn_quantum_first_leaf(&body->layout->geometry[tensor], extent->first_quantum));
+    assert(command->local != NULL); // map and extents are of one layout
+    return command->local;
+}
+
+bool cairn_command_chunk(struct command *command, uint32_t *shard_out, uint64_t *chunk_out)
+{
+    const struct cairn_local_extent *local;
+    while ((local = local_of(command, shard_out)) != NULL) {
         for (; command->next_chunk < local->chunk_count; command->next_chunk++) {
-            const uint64_t chunk = local->first_chunk + command->next_chunk;
-            if (!cairn_command_touches(command, extent->shard, chunk)) continue;
-            *shard_out = extent->shard;
-            *chunk_out = chunk;
-            return true;
+            *chunk_out = local->first_chunk + command->next_chunk;
+            if (cairn_command_touches(command, *shard_out, *chunk_out)) return true;
         }
         command->next_extent++;
         command->next_chunk = 0;
+        command->local = NULL;
     }
     return false;
 }
@@ -368,6 +374,7 @@ bool cairn_command_next(struct command *command)
     command->target++;
     command->next_extent = 0;
     command->next_chunk = 0;
+    command->local = NULL;
     return true;
 }
 

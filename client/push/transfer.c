@@ -62,11 +62,12 @@ cairn_status cairn_transfer_send(struct cairn_chunk_request *request)
 }
 
 /* A fetch whose data this host has. */
-static bool copy_here(struct parcel *parcel, struct body *body, const struct piece *piece)
+static bool copy_here(struct parcel *parcel, struct body *body, uint64_t chunk,
+                      const struct piece *piece)
 {
     if (parcel->kind != CAIRN_CHUNK_FETCH) return false;
     if (parcel->target->card != NULL && cairn_parcel_open(parcel) != CAIRN_OK) return false;
-    if (!cairn_mapped_read(parcel, body, piece)) return false;
+    if (!cairn_mapped_read(parcel, body, chunk, piece)) return false;
     pthread_mutex_lock(&parcel->job->session->lock);
     cairn_mapped_count(parcel->job, parcel->byte_count);
     pthread_mutex_unlock(&parcel->job->session->lock);
@@ -117,7 +118,7 @@ static cairn_status cut(struct command *command, size_t *copied)
         if (*copied >= COPIED_MAX) return CAIRN_ERR_BUSY;
         struct parcel *parcel = cairn_parcel_new(job, command, shard, chunk);
         if (parcel == NULL) return CAIRN_ERR_NO_MEMORY;
-        if (copy_here(parcel, command->body, &command->target->piece))
+        if (copy_here(parcel, command->body, chunk, &command->target->piece))
             *copied += parcel->byte_count;
         else
             cairn_asker_ask(&job->shards.links[shard]->asker, &parcel->request);

@@ -311,7 +311,8 @@ static void copy_box(const struct parcel *parcel, const struct piece *piece, con
     assert(to == parcel->bytes + parcel->byte_count);
 }
 
-bool cairn_mapped_read(struct parcel *parcel, struct body *body, const struct piece *piece)
+bool cairn_mapped_read(struct parcel *parcel, struct body *body, uint64_t chunk_number,
+                       const struct piece *piece)
 {
     struct job *job = parcel->job;
     const struct body_part *part = &body->parts[parcel->shard];
@@ -322,9 +323,7 @@ bool cairn_mapped_read(struct parcel *parcel, struct body *body, const struct pi
                                                      CAIRN_PUBLISHED_HOST, &sequence);
     pthread_mutex_unlock(&job->session->lock); // this thread alone would take it away
     if (copy == NULL) return false;
-    const struct cairn_local_extent *extent = cairn_shard_map_find(&part->map, parcel->place.tensor,
-                                                                   parcel->place.first_leaf);
-    assert(extent != NULL); // the parcel is of this map
+    const struct cairn_local_extent *extent = cairn_shard_map_extent(&part->map, chunk_number);
     const size_t elem_bytes = cairn_dtype_bytes(parcel->dtype);
     const uint8_t *chunk = copy->base + part->published_at[extent - part->map.extents] +
                            (parcel->place.first_elem - extent->first_elem) * elem_bytes;

@@ -62,7 +62,8 @@ struct published *cairn_mapped_find(struct job *job, struct body *body, uint32_t
                                     uint64_t *sequence_out);
 /* Copies what a fetch wants of a chunk of that body, if memory that is mapped here has it. False: it has to
  * be asked for. */
-bool cairn_mapped_read(struct parcel *parcel, struct body *body, const struct piece *piece);
+bool cairn_mapped_read(struct parcel *parcel, struct body *body, uint64_t chunk,
+                       const struct piece *piece);
 /* Any thread, under the lock: so much of published memory was read here, or lent. Told to the coordinator
  * with the heartbeats. */
 void cairn_mapped_count(struct job *job, uint64_t bytes);

@@ -146,6 +146,9 @@ void cairn_shard_map_release(struct cairn_shard_map *map);
 /* The local extent that holds a leaf; NULL if this shard does not own it. */
 const struct cairn_local_extent *cairn_shard_map_find(const struct cairn_shard_map *map,
                                                       uint32_t tensor, uint64_t leaf);
+/* The extent of a chunk < chunk_count. */
+const struct cairn_local_extent *cairn_shard_map_extent(const struct cairn_shard_map *map,
+                                                        uint64_t chunk);
 /* Chunk number -> its place. chunk < chunk_count. */
 struct cairn_chunk_place cairn_shard_map_chunk(const struct cairn_shard_map *map, uint64_t chunk);
 /* A range of leaves -> the number of the chunk. CAIRN_ERR_NOT_FOUND: this shard does not own the

@@ -79,11 +79,15 @@ const struct cairn_local_extent *cairn_shard_map_find(const struct cairn_shard_m
     return e->tensor == tensor && leaf - e->first_leaf < e->leaf_count ? e : NULL;
 }
 
-/* The extent with chunk < chunk_count. */
-static const struct cairn_local_extent *extent_of_chunk(const struct cairn_shard_map *map,
+/* Each extent has a chunk at least. So as many extents as chunks come before a chunk, but for the chunks that
+ * extents have beyond their first: among many small tensors there is little to search. */
+const struct cairn_local_extent *cairn_shard_map_extent(const struct cairn_shard_map *map,
                                                         uint64_t chunk)
 {
-    size_t low = 0, high = map->extent_count;
+    assert(chunk < map->chunk_count);
+    const uint64_t beyond = map->chunk_count - map->extent_count;
+    size_t low = (size_t)(chunk > beyond ? chunk - beyond : 0);
+    size_t high = chunk < map->extent_count ? (size_t)chunk + 1 : map->extent_count;
     while (high - low > 1) {
         const size_t middle = low + (high - low) / 2;
         if (map->extents[middle].first_chunk <= chunk)
@@ -104,8 +108,7 @@ static uint64_t chunk_size(const struct cairn_shard_map *map, const struct cairn
 
 struct cairn_chunk_place cairn_shard_map_chunk(const struct cairn_shard_map *map, uint64_t chunk)
 {
-    assert(chunk < map->chunk_count);
-    const struct cairn_local_extent *e = extent_of_chunk(map, chunk);
+    const struct cairn_local_extent *e = cairn_shard_map_extent(map, chunk);
     const struct cairn_geometry *g = &map->layout->geometry[e->tensor];
     const uint64_t within = (chunk - e->first_chunk) * map->chunk_leaves;
     struct cairn_chunk_place place = {

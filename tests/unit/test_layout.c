@@ -133,6 +133,7 @@ static void check_grid(const struct cairn_layout *layout, const struct cairn_sha
         for (uint64_t leaf = e->first_leaf; leaf < end; chunk++) {
             const uint64_t count = end - leaf < map->chunk_leaves ? end - leaf : map->chunk_leaves;
             const struct cairn_chunk_place place = cairn_shard_map_chunk(map, chunk);
+            ck_assert_ptr_eq(cairn_shard_map_extent(map, chunk), e);
             ck_assert_uint_eq(place.tensor, e->tensor);
             ck_assert_uint_eq(place.first_leaf, leaf);
             ck_assert_uint_eq(place.leaf_count, count);

@@ -187,8 +187,7 @@ cairn_status cairn_collector_judge(const struct cairn_collector *collector,
                           (unsigned long long)bytes);
     status = cairn_frozen_judge(&job->frozen, &job->spec, header->tensor, header->round, why);
     if (status != CAIRN_OK) return status;
-    const struct cairn_local_extent *extent = cairn_shard_map_find(map, header->tensor,
-                                                                   header->first_leaf);
+    const struct cairn_local_extent *extent = cairn_shard_map_extent(map, chunk);
     *chunk_out = collector->table->first[extent - map->extents] +
                  (uint32_t)(chunk - extent->first_chunk);
     return CAIRN_OK;
