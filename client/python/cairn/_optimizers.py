@@ -1,5 +1,6 @@
-"""What a trainer does to torch's optimizers, schedulers and GradScaler beside an attached model. None of it reaches the
-servers, so each is said, or refused where training on would be another training; cf. the table in README.md.
+"""What a trainer does to torch's optimizers, schedulers and GradScaler, and to `.grad`, beside an attached model. None
+of it reaches the servers, so each is said, or refused where training on would be another training; cf. the table in
+README.md.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ import functools
 import operator
 import sys
 import threading
+import types
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Set
+from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Optional, Set
 
 import torch
 from torch import nn
@@ -28,14 +30,36 @@ except ImportError:  # before torch 2.3
 
 _TAKEN = ("AdamW", "Adam", "SGD")
 _RUNNING = 16  # backward passes of scaled losses that are remembered: those of threads beside each other
+_GRAD = torch.Tensor.grad  # torch's own, which tells nobody
+
+
+def _package(frame: types.FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).split(".")[0]
 
 
 def _warn(text: str) -> None:
     """At the line of the trainer's, not of this package or torch."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("cairn", "torch"):
+    while frame.f_back is not None and _package(frame) in ("cairn", "torch"):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, stacklevel=level + 1)
+
+
+def _is_trainers() -> bool:
+    """The first call outside this file is neither torch's nor this package's."""
+    frame: Optional[types.FrameType] = sys._getframe(1)
+    while frame is not None and frame.f_globals is globals():
+        frame = frame.f_back
+    return frame is not None and _package(frame) not in ("cairn", "torch")
+
+
+def grad_of(parameter: torch.Tensor) -> Optional[torch.Tensor]:
+    """Its .grad, read by this package."""
+    return _GRAD.__get__(parameter)
+
+
+def clear_grad(parameter: torch.Tensor) -> None:
+    _GRAD.__set__(parameter, None)
 
 
 # ---- the optimizer that was taken over ----
@@ -95,13 +119,15 @@ class _Taken:
 # ---- calls ----
 
 class TorchOptimizers:
-    """Sees what is called of optimizers that have parameters of ours, and of a GradScaler, until remove(). `pushed`:
-    how much of the open round is at the servers; None: nothing."""
+    """Sees what is called of optimizers that have parameters of ours, and of a GradScaler, and what is done to .grad of
+    these parameters, until remove(). `pushed`: how much of the open round is at the servers; None: nothing. `given`:
+    whose gradients are in it."""
 
-    def __init__(self, slots: Iterable[Slot], taken: Any, pushed: Callable[[], Any] = lambda: None):
+    def __init__(self, slots: Iterable[Slot], taken: Any, pushed: Callable[[], Any] = lambda: None,
+                 given: Callable[[], Container[Slot]] = lambda: ()):
         self._parameters = {id(slot.parameter): slot for slot in slots if slot.trained}
         self._taken = _Taken(taken) if isinstance(taken, FromTorch) else None
-        self._pushed, self._told = pushed, set()  # type: Callable[[], Any], Set[str]
+        self._pushed, self._given, self._told = pushed, given, set()  # type: ignore[var-annotated]
         self._at_step: Any = None  # what was pushed when an optimizer's step() was called
         self._undo = _see_own_calls(taken.optimizer, self) if self._taken is not None else []
         with _lock:
@@ -132,7 +158,7 @@ class TorchOptimizers:
         slots = self._ours(one for group in optimizer.param_groups for one in group["params"])
         name = type(optimizer).__name__
         kind = f"torch.optim.{name}.step()"
-        changed = next((slot.name for slot in slots if slot.parameter.grad is not None), None)
+        changed = next((slot.name for slot in slots if grad_of(slot.parameter) is not None), None)
         if changed is not None:
             raise Invalid(f"{kind} would change {changed} and others here, and not on the servers, whose step is "
                           "m.step(): leave it out")
@@ -158,6 +184,27 @@ class TorchOptimizers:
         self._tell("state_dict", f"torch.optim.{type(optimizer).__name__}.state_dict() of a model that is attached has "
                    "no moments: they are at the servers. m.snapshot() saves them, m.state_dict('exp_avg') reads them")
 
+    def saw_grad_read(self, parameter: torch.Tensor) -> None:
+        """It is None."""
+        slot = self._parameters.get(id(parameter))
+        if slot is not None and slot in self._given():
+            self._tell("grad", f".grad of {slot.name} is None behind a backward pass, since the gradient went to the "
+                       "servers in it: what is done here to gradients before m.step() (a norm, clipping, scaling, "
+                       f"noise) finds none. {KEEP_IN_GRAD} For norms: attach(…, clip_norm=…) clips, "
+                       "m.step().grad_norm is the norm")
+
+    def saw_grad_cleared(self, parameter: torch.Tensor) -> None:
+        slot = self._parameters.get(id(parameter))
+        if slot is not None and slot in self._given() and self._pushed() not in (None, self._at_step):
+            raise Invalid(f".grad = None takes back no gradient of {slot.name}: it is at the servers since the "
+                          "backward pass. To throw away what this step has so far call m.resume(): the step is done again. "
+                          f"To leave out some gradients of a step: {KEEP_IN_GRAD}")
+
+    def saw_scale_asked(self, scale: float) -> None:
+        self._tell("get_scale", f"get_scale() of a torch GradScaler that is enabled is {scale:g}: a loss that is "
+                   "multiplied by it by hand is taken for the loss by the servers, which divide by nothing. "
+                   + _INSTEAD_OF_SCALER)
+
     def saw_scaler(self, name: str, optimizer: Any) -> None:
         if self._ours(one for group in optimizer.param_groups for one in group["params"]):
             raise Invalid(f"GradScaler.{name}() finds no gradients of a model that is attached: they are at the "
@@ -169,6 +216,8 @@ class TorchOptimizers:
             _warn(text)
 
 
+KEEP_IN_GRAD = ("With the backward passes in `with m.no_sync():` gradients stay in .grad until m.step(), in stages 0 "
+                "to 2; parameter.register_hook(…) sees each in all stages.")
 _lock = threading.Lock()
 _watchers: "weakref.WeakSet[TorchOptimizers]" = weakref.WeakSet()
 _undo: List[Callable[[], None]] = []
@@ -211,13 +260,32 @@ def _see_calls() -> None:
     for scaler in _classes(GradScaler):
         if "scale" in vars(scaler):
             _undo.append(_replace(scaler, "scale", _noting_scale))
+        if "get_scale" in vars(scaler):
+            _undo.append(_replace(scaler, "get_scale", _telling_scale))
         for name in [name for name in ("unscale_", "step") if name in vars(scaler)]:
             _undo.append(_replace(scaler, name, _before(functools.partial(_saw_scaler, name))))
+    _undo.append(_replace(nn.Parameter, "grad", _seen_grad))
     register = getattr(optimizers, "register_optimizer_step_pre_hook", None)  # of torch 2
     if register is not None:
         handle = register(lambda optimizer, given=(), named={}: _tell_all(lambda one: one.saw_step(
             optimizer, named.get("closure", given[1] if len(given) > 1 else None))))
         _undo.append(handle.remove)
+
+
+def _seen_grad(torchs: Any) -> property:
+    """Parameter.grad, which tells those who are attached what a trainer does to it; autograd does not come here."""
+    def read(parameter: torch.Tensor) -> Any:
+        gradient = torchs.__get__(parameter)
+        if gradient is None and _is_trainers():
+            _tell_all(lambda one: one.saw_grad_read(parameter))
+        return gradient
+
+    def write(parameter: torch.Tensor, gradient: Any) -> None:
+        if gradient is None and _is_trainers():
+            _tell_all(lambda one: one.saw_grad_cleared(parameter))
+        torchs.__set__(parameter, gradient)
+
+    return property(read, write, lambda parameter: write(parameter, None), torchs.__doc__)
 
 
 def _see_own_calls(optimizer: Any, watcher: TorchOptimizers) -> List[Callable[[], None]]:
@@ -247,6 +315,7 @@ def _see_own_calls(optimizer: Any, watcher: TorchOptimizers) -> List[Callable[[]
 _INSTEAD_OF_SCALER = ("Leave scale, unscale_, step and update of the scaler out, give attach(…, loss_scale=65536.0) "
                       "and call m.scale(loss).backward(): the servers divide, skip a round with inf, adapt the scale")
 _scaled: Dict[int, float] = {}  # the scale by backward pass, the newest last
+_elsewhere: "weakref.WeakSet[Any]" = weakref.WeakSet()  # scalers of optimizers that have nothing of ours
 
 
 def _classes(of: type) -> Iterator[type]:
@@ -258,6 +327,18 @@ def _classes(of: type) -> Iterator[type]:
 def _saw_scaler(name: str, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
     if scaler.is_enabled():
         _tell_all(lambda one: one.saw_scaler(name, optimizer))
+        _elsewhere.add(scaler)
+
+
+def _telling_scale(get_scale: Any) -> Any:
+    """GradScaler.get_scale, which tells those who are attached that a trainer wants the number."""
+    @functools.wraps(get_scale)
+    def told(scaler: Any) -> Any:
+        scale = get_scale(scaler)
+        if scaler.is_enabled() and scaler not in _elsewhere and _is_trainers():
+            _tell_all(lambda one: one.saw_scale_asked(scale))
+        return scale
+    return told
 
 
 def _pass_number() -> int:

@@ -47,7 +47,7 @@ from ._gradients import Gradients, Hook
 from ._together import Together
 from ._launch import launch
 from ._model import Slot, Unit, UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
-from ._optimizers import TorchOptimizers, judge_scaled
+from ._optimizers import KEEP_IN_GRAD, TorchOptimizers, clear_grad, grad_of, judge_scaled
 from ._pouring import Pouring
 from ._still import Stillness
 from ._untouched import Untouched
@@ -67,6 +67,7 @@ from .timeline import Timeline
 __all__ = ["AttachedModel", "ReadModel", "Reader", "attach", "Memory"]
 
 _ADD_UP = "To add gradients up, as torch does: with m.no_sync(): around all backward passes of a step but the last"
+_NO_DDP = "(DistributedDataParallel around an attached model makes one, too: leave it out)"
 _LAST_S = 5.0  # for the buffers, when a job is closed
 _PUSHED = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -204,7 +205,7 @@ class AttachedModel(Between):
         self._sent_buffers = _buffers.Written(model, self._buffers, self._raw, self._spec.buffers_every,
                                               buffers_every is not None)
         self._gives_buffers = self._spec.rank == 0
-        self._optimizers = TorchOptimizers(self._slots, optim, self._pushed)
+        self._optimizers = TorchOptimizers(self._slots, optim, self._pushed, lambda: self._given)
         self._hooks: List[Any] = [self._optimizers, Clipping(self._slots, lambda: self.clip_norm)]
         try:
             self._hooks.append(before_forward(model, lambda *_: self._before_forward()))
@@ -483,7 +484,7 @@ class AttachedModel(Between):
         self._pushed_in_pass: Dict[Slot, bool] = {}
         self._scaled = False
         for slot in self._slots:
-            slot.parameter.grad = None
+            clear_grad(slot.parameter)
 
     def _raise_failure(self) -> None:
         failure = self._failure
@@ -589,7 +590,8 @@ class AttachedModel(Between):
             self._window.on_accumulated(slot)
 
     def _take(self, slot: Slot) -> None:
-        gradient, slot.parameter.grad = slot.parameter.grad, None
+        gradient = grad_of(slot.parameter)
+        clear_grad(slot.parameter)
         if gradient is None or self._failure is not None:
             return
         self._judge(slot, gradient)
@@ -610,7 +612,7 @@ class AttachedModel(Between):
         if slot in self._pushed_in_pass:
             raise Invalid(f"a second gradient of {slot.name} since the last forward pass of the model. {_ADD_UP}, or "
                           "call m.micro_end() between two backward passes whose mean is wanted (micro_batches=…). "
-                          "(DistributedDataParallel around an attached model makes one, too: leave it out)")
+                          + _NO_DDP)
         self._judge_pass()
         judge_scaled(slot.name)
         if gradient.layout != torch.strided:
@@ -720,8 +722,12 @@ class AttachedModel(Between):
 
     def _end_pass(self, may_be_empty: bool = False) -> None:
         self._raise_failure()
-        for slot in self._slots:
-            if slot.trained and slot.parameter.grad is not None:  # of no_sync, or set by the trainer
+        for slot in self._trained:
+            if grad_of(slot.parameter) is not None:  # of no_sync, or set by the trainer
+                if slot in self._pushed_in_pass:
+                    raise Invalid(f"a second gradient of {slot.name}: .grad was set behind a backward pass, by hand or "
+                                  "by a pass in no_sync, whose gradient is at the servers already. m.resume() throws "
+                                  f"the step away. {KEEP_IN_GRAD} {_NO_DDP}")
                 self._take(slot)
         self._send_together()
         self._raise_failure()

@@ -402,6 +402,27 @@ class Scaling(Case):
             self.skipTest("torch before 2.3 scales on cards alone")
         return torch.amp.GradScaler("cpu")
 
+    @scene("`loss * scaler.get_scale()`")
+    def test_a_loss_that_is_multiplied_by_hand(self):
+        scaler, of_other = self.scaler(), self.scaler()
+        m, _ = self.attach()
+        other = net()
+        optimizer = SGD(other.parameters(), lr=0.01)
+        of_other.scale(loss_of(other, 0)).backward()
+        of_other.step(optimizer), of_other.update()
+        self.assertEqual(self.told(lambda: [of_other.get_scale(), of_other.state_dict(), scaler.state_dict()]), [])
+        for _ in range(2):
+            loss = loss_of(m.model, 0)
+            told = self.told(lambda: (loss * scaler.get_scale()).backward())
+            if _ == 0:
+                self.assertRegex(told[0], r"get_scale\(\) of a torch GradScaler that is enabled is 65536.*m.scale\(")
+            self.assertEqual(len(told), 1 - _)
+            m.resume()
+        self.steps(m, 2)
+        self.same(m, Torch().steps(2))
+        m.close()
+        self.assertNotIn("told", scaler.get_scale.__code__.co_name)
+
     @scene("`torch.amp.GradScaler(enabled=False)`")
     def test_one_that_is_off(self):
         with warnings.catch_warnings():

@@ -317,6 +317,68 @@ class Training(Case):
         pair.own_step()
         self.assertTrue(all(parameter.grad is None for parameter in pair.ours.parameters()))
 
+    @scene("`.grad` that is read behind a backward pass, where it is None")
+    def test_gradients_that_are_read_behind_the_pass(self):
+        def halve(model):
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(0.5)
+        for stage in (0, 2, 3):
+            pair = Pair(self, stage=stage, name=f"read{stage}")
+            halve(pair.ours)  # no pass was made
+            told = []
+            for _ in range(2):
+                pair.ours(X).square().mean().backward()
+                with warnings.catch_warnings(record=True) as seen:
+                    warnings.simplefilter("always")
+                    halve(pair.ours)
+                told += [str(one.message) for one in seen]
+                pair.m.step()
+            self.assertEqual(len(told), 1, told)
+            self.assertRegex(told[0], r"\.grad of 0.weight is None behind a backward pass.*`with m.no_sync\(\):`.*"
+                             r"register_hook.*clip_norm=…\).*m.step\(\).grad_norm")
+            pair.theirs(X).square().mean().backward(), pair.torch_step()
+            pair.theirs(X).square().mean().backward(), pair.torch_step()
+            pair.is_torchs()
+            for parameter in pair.ours.parameters():  # the advice
+                parameter.register_hook(lambda gradient: gradient * 0.5)
+            pair.own_step()
+            pair.theirs(X).square().mean().backward(), halve(pair.theirs), pair.torch_step()
+            pair.is_torchs()
+            pair.m.close()
+            self.assertNotIn("grad", vars(nn.Parameter))
+
+    @scene("`p.grad = None` between a backward pass and the step")
+    def test_gradients_that_are_cleared(self):
+        def clear(model):
+            model[0].weight.grad = None
+        pair = Pair(self, missing_gradients="leave")
+        clear(pair.ours)
+        pair.ours(X).square().mean().backward()
+        self.refused(r"\.grad = None takes back no gradient of 0.weight.*m.resume\(\).*`with m.no_sync\(\):`",
+                     lambda: clear(pair.ours))
+        with self.assertRaisesRegex(cairn.Invalid, "takes back no gradient"):
+            del pair.ours[0].weight.grad
+        pair.m.resume()
+        pair.step()
+        with pair.m.no_sync():
+            pair.ours(X).square().mean().backward()
+        pair.theirs(X).square().mean().backward()
+        pair.both(clear)
+        pair.m.step(), pair.torch_step()
+        pair.is_torchs()
+
+    @scene("`p.grad = …` between a backward pass and the step")
+    def test_gradients_that_are_replaced(self):
+        pair = Pair(self)
+        pair.ours(X).square().mean().backward()
+        pair.ours[0].weight.grad = torch.ones(8, 8)
+        self.refused(r"a second gradient of 0.weight: \.grad was set behind a backward pass.*m.resume\(\).*`with m.no",
+                     pair.m.step)
+        pair.m.resume()
+        pair.step()
+        pair.is_torchs()
+
     @scene("gradients that are set by hand (`torch.autograd.grad`, `torch.func.grad`)")
     def test_gradients_that_are_set(self):
         for stage in (1, 2):
