@@ -197,8 +197,8 @@ class TorchOptimizers:
         slot = self._parameters.get(id(parameter))
         if slot is not None and slot in self._given() and self._pushed() not in (None, self._at_step):
             raise Invalid(f".grad = None takes back no gradient of {slot.name}: it is at the servers since the "
-                          "backward pass. To throw away what this step has so far call m.resume(): the step is done again. "
-                          f"To leave out some gradients of a step: {KEEP_IN_GRAD}")
+                          "backward pass. To throw away what this step has so far call m.resume(): the step is done "
+                          f"again. To leave out some gradients of a step: {KEEP_IN_GRAD}")
 
     def saw_scale_asked(self, scale: float) -> None:
         self._tell("get_scale", f"get_scale() of a torch GradScaler that is enabled is {scale:g}: a loss that is "

@@ -22,11 +22,11 @@ import gpt
 LR, STEPS, WORLD = 1e-3, 100, 2
 
 
-def reference(steps: int, micros: int = 1, summed_by_rank: bool = False) -> dict:
+def reference(steps: int, micros: int = 1, summed_by_rank: bool = False, kind=torch.optim.AdamW, lr: float = LR) -> dict:
     """One process: the mean gradient of both ranks' batches, added up in the order of the stage. Stages 0 and 1 add up
     what is of one rank first, 2 and 3 what is of one micro-batch."""
     model = gpt.gpt()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.1)
+    optimizer = kind(model.parameters(), lr=lr, weight_decay=0.1 if kind is torch.optim.AdamW else 0)
 
     def gradient(step: int, batches: list) -> list:
         total = [torch.zeros_like(p) for p in model.parameters()]
@@ -48,9 +48,13 @@ def reference(steps: int, micros: int = 1, summed_by_rank: bool = False) -> dict
     return model.state_dict()
 
 
-def worst(state: dict, wanted: dict, steps: int) -> float:
-    """The largest difference, of the bound 1e-6 * (|p| + lr * steps)."""
-    return max(float(((state[name].double() - p.double()).abs() / (1e-6 * (p.double().abs() + LR * steps))).max())
+def worst(state: dict, wanted: dict, other: dict = None, *, steps: int) -> float:
+    """The largest difference, of the bound 1e-6 * (|p| + lr * steps); `other`: and of three times what torch itself is
+    off where it adds up in another order."""
+    def bound(name, p):
+        own = 0 if other is None else 3 * (other[name].double() - p.double()).abs()
+        return 1e-6 * (p.double().abs() + LR * steps) + own
+    return max(float(((state[name].double() - p.double()).abs() / bound(name, p)).max())
                for name, p in wanted.items() if name != "mask")
 
 
@@ -98,7 +102,7 @@ class Processes(Case):
         first, second = [rank.seen() for rank in [Rank(cluster, self.folder, rank, jobs) for rank in range(WORLD)]]
         for stage in (0, 1, 2, 3):
             state = first[f"stage{stage}"]["state"]
-            share = worst(state, wanted, STEPS)
+            share = worst(state, wanted, steps=STEPS)
             print(f"note: stage {stage}, {STEPS} steps of 2 ranks against torch.optim.AdamW in one process: "
                   f"{share:.3f} of the bound", flush=True)
             self.assertLessEqual(share, 1.0)
@@ -118,20 +122,21 @@ class Processes(Case):
         back = Rank(cluster, self.folder, 1, [job]).seen()["killed"]
         seen = survivor.seen()["killed"]
         self.assertEqual(back["began"], 10)
-        self.assertLessEqual(worst(seen["state"], reference(steps), steps), 1.0)
+        self.assertLessEqual(worst(seen["state"], reference(steps), steps=steps), 1.0)
 
 
 class Threads(Case):
     """Both ranks in this process, each with a session and a thread of its own."""
 
-    def train(self, cluster: Cluster, name: str, steps: int, micros: int = 1, beside=None, **options) -> dict:
+    def train(self, cluster: Cluster, name: str, steps: int, micros: int = 1, beside=None, optim=None,
+              **options) -> dict:
         states, failures = [None] * WORLD, []
 
         def rank(number: int) -> None:
             try:
                 with cairn.connect(cluster.endpoint) as session:
                     model = models[number]
-                    m = session.attach(model, cairn.AdamW(lr=LR, weight_decay=0.1), name=name, rank=number,
+                    m = session.attach(model, optim or cairn.AdamW(lr=LR, weight_decay=0.1), name=name, rank=number,
                                        workers_min=WORLD, micro_batches=micros, timeout=60, **options)
                     for step in range(steps):
                         for micro in range(micros):
@@ -163,14 +168,27 @@ class Threads(Case):
         self.assertEqual(len(set(roots.values())), 1, roots)
 
     def test_micro_batches_agree_between_stages_and_with_one_process(self):
+        """Of one element of blocks.0.mlp.2.weight six gradients of 3e-2 cancel to 5e-5, twice, and AdamW moves it by
+        what rounding leaves of them: torch alone, adding up in the other order, is 1.3 bounds off there, and torch
+        2.15's AdamW 2.8 from the same in double. So the bound has that; the order is seen to the bit by SGD."""
         cluster, roots = self.cluster(2), {}
-        by_rank, by_micro = reference(10, 3, summed_by_rank=True), reference(10, 3)
+        orders = [reference(10, 3, summed_by_rank=by_rank) for by_rank in (True, False)]
         for stage in (0, 1, 2, 3):
             state = self.train(cluster, f"micro{stage}", 10, micros=3, stage=stage)
-            self.assertLessEqual(worst(state, by_rank if stage < 2 else by_micro, 10), 1.0)
+            self.assertLessEqual(worst(state, *(orders if stage < 2 else orders[::-1]), steps=10), 1.0)
             roots[stage] = cluster.digest(f"micro{stage}")
         self.assertEqual(roots[0], roots[1])
         self.assertEqual(roots[2], roots[3])
+
+    def test_micro_batches_are_added_up_in_the_order_of_the_stage(self):
+        cluster = self.cluster(2)
+        wanted = [reference(1, 3, by_rank, torch.optim.SGD, 1.0) for by_rank in (True, False)]
+        self.assertFalse(all(torch.equal(wanted[0][name], wanted[1][name]) for name in wanted[0]))
+        for stage in (1, 2):
+            state = self.train(cluster, f"order{stage}", 1, micros=3, stage=stage, optim=cairn.SGD(lr=1.0))
+            for name, value in wanted[stage - 1].items():
+                if name != "mask":
+                    self.assertTrue(torch.equal(state[name], value), f"stage {stage}: {name}")
 
     def test_a_reader_evaluates_versions_beside_the_training(self):
         cluster, losses = self.cluster(2), []
