@@ -27,7 +27,8 @@
 
 struct cairn_safetensors_entry {
     char *key;              /* owned by whoever owns the entry */
-    const char *dtype_name; /* "F32": static memory; set by parse and build */
+    const char *dtype_name; /* "F32": static memory; set by parse, and by build where it is NULL: else it
+                             * is that of the file, of numbers that the caller reads as bytes (CAIRN_U8) */
     cairn_dtype dtype;      /* 0: one that Cairn does not have (parse only) */
     struct cairn_box box;   /* start: saved_offsets, all 0 where the file has none; extent: shape */
     uint64_t begin, end;    /* bytes, from the end of the header; set by parse and build */
@@ -77,5 +78,7 @@ void cairn_safetensors_release(struct cairn_safetensors *s);
 
 /* The rank of a dtype in the format's order (see build), by its name; -1 if there is none such. */
 int cairn_safetensors_dtype_rank(const char *dtype_name);
+/* Bits of one number of that rank. */
+uint32_t cairn_safetensors_dtype_bits(int rank);
 
 #endif

@@ -91,7 +91,7 @@ static int file_order(const void *a, const void *b)
 
 static uint64_t entry_data_bytes(const struct cairn_safetensors_entry *e)
 {
-    uint64_t bytes = cairn_dtype_bytes((int)e->dtype);
+    uint64_t bytes = cairn_safetensors_dtype_bits(cairn_safetensors_dtype_rank(e->dtype_name)) / 8;
     for (uint32_t d = 0; d < e->box.rank; d++) {
         const bool fits = !__builtin_mul_overflow(bytes, e->box.extent[d], &bytes);
         assert(fits);
@@ -102,7 +102,8 @@ static uint64_t entry_data_bytes(const struct cairn_safetensors_entry *e)
 
 static uint64_t place_entries(struct cairn_safetensors_entry *entries, size_t count)
 {
-    for (size_t i = 0; i < count; i++) entries[i].dtype_name = dtype_name_of(entries[i].dtype);
+    for (size_t i = 0; i < count; i++)
+        if (entries[i].dtype_name == NULL) entries[i].dtype_name = dtype_name_of(entries[i].dtype);
     if (count > 1) qsort(entries, count, sizeof *entries, file_order);
     uint64_t end = 0;
     for (size_t i = 0; i < count; i++) {

@@ -31,6 +31,11 @@ int cairn_safetensors_dtype_rank(const char *dtype_name)
     return -1;
 }
 
+uint32_t cairn_safetensors_dtype_bits(int rank)
+{
+    return dtypes[rank].bits;
+}
+
 cairn_status cairn_safetensors_header_bytes(const uint8_t *prefix, size_t have, uint64_t file_bytes,
                                             uint64_t *json_bytes_out, struct cairn_sentence *why)
 {

@@ -61,7 +61,7 @@ static void look_ahead(struct exporting *x, struct place end)
     struct place *at = &x->ahead;
     if (is_before(at, &end)) *at = end;
     while (at->file < x->plan->file_count) {
-        const struct cairn_snapshot_file *file = &x->plan->files[at->file].file;
+        const struct cairn_snapshot_file *file = &x->plan->files[at->file];
         if (at->entry == file->entry_count) {
             *at = (struct place) { .file = at->file + 1 };
             continue;
@@ -89,7 +89,7 @@ static cairn_status fill(void *context, const struct cairn_safetensors_entry *en
     const bool rounds = entry->dtype == CAIRN_BF16, is_text = cairn_ctl_torch_is_text(entry);
     const uint64_t bytes = elem_count * cairn_dtype_bytes((int)entry->dtype);
     cairn_status status = CAIRN_OK;
-    look_ahead(x, (struct place) { x->file, (size_t)(entry - x->plan->files[x->file].file.entries),
+    look_ahead(x, (struct place) { x->file, (size_t)(entry - x->plan->files[x->file].entries),
                                    first_elem });
     if (is_text) {
         cairn_ctl_torch_text(x->plan->torch, first_elem, elem_count, to);
@@ -117,22 +117,12 @@ static cairn_status write_all(struct exporting *x, const char *at, struct cairn_
     const struct cairn_storage *storage = cairn_storage_of(at);
     struct cairn_snapshot_writer *writer = NULL;
     cairn_status status = cairn_snapshot_writer_open(IN_FLIGHT, &writer, why);
-    for (size_t i = 0; i < plan->part_count && status == CAIRN_OK; i++)
-        if (plan->parts[i].folder[0] != '\0')
-            status = storage->make(at, plan->parts[i].folder, true, why);
     for (size_t i = 0; i < plan->file_count && status == CAIRN_OK; i++) {
         x->file = i;
-        status = cairn_snapshot_writer_put_other(writer, at, &plan->files[i].file, &source, NULL,
-                                                 why);
+        status = cairn_snapshot_writer_put_other(writer, at, &plan->files[i], &source, NULL, why);
     }
-    for (size_t i = 0; i < plan->part_count && status == CAIRN_OK; i++) {
-        const struct ctl_export_part *part = &plan->parts[i];
-        char path[CAIRN_SNAPSHOT_PATH_BYTES];
-        if (part->index == NULL) continue;
-        snprintf(path, sizeof path, "%s%s" CTL_EXPORT_INDEX_NAME, part->folder,
-                 part->folder[0] != '\0' ? "/" : "");
-        status = storage->commit(at, path, part->index, part->index_bytes, false, why);
-    }
+    if (status == CAIRN_OK && plan->index != NULL)
+        status = storage->commit(at, plan->index_name, plan->index, plan->index_bytes, false, why);
     cairn_snapshot_writer_close(writer);
     return status;
 }
@@ -215,8 +205,7 @@ static void print(const struct ctl *ctl, const struct exporting *x, const struct
                    plan->file_count, plan->tensors);
     cairn_ctl_line("rate", "%.2f GB/s", (double)plan->data_bytes / 1e9 / seconds);
     if (plan->aliases > 0)
-        cairn_ctl_line("aliases", "%zu, stored once, under the name of what they stand for",
-                       plan->aliases);
+        cairn_ctl_line("aliases", "%zu, which are in what they stand for", plan->aliases);
     if (plan->blobs > 0) cairn_ctl_line("left out", "%zu blobs", plan->blobs);
 }
 
@@ -260,7 +249,14 @@ int cairn_ctl_snapshot_export(struct ctl *ctl)
     if (done >= 0) return done;
     const double begun = now_s();
     snapshot.ahead = blocks_held(&snapshot.manifest);
-    cairn_status status = cairn_ctl_export_plan_make(&snapshot.manifest, &wish, &plan);
+    struct ctl_buffer *buffers = NULL;
+    cairn_status status = cairn_ctl_buffers_read(&snapshot, &buffers, &why);
+    if (status != CAIRN_OK) {
+        cairn_snapshot_close(&snapshot);
+        return cairn_ctl_fail(status, "%s", why.text);
+    }
+    wish.buffers = buffers;
+    status = cairn_ctl_export_plan_make(&snapshot.manifest, &wish, &plan);
     if (status == CAIRN_OK) {
         struct exporting x = { .snapshot = &snapshot, .plan = &plan };
         status = export_to(ctl, &x, to, &folder, &why);
@@ -271,6 +267,7 @@ int cairn_ctl_snapshot_export(struct ctl *ctl)
                            status == CAIRN_ERR_NOT_FOUND ? "the job has no tensors of numbers"
                                                          : "no memory");
     }
+    free(buffers);
     cairn_snapshot_close(&snapshot);
     return status == CAIRN_OK ? 0 : cairn_ctl_fail(status, "%s", why.text);
 }

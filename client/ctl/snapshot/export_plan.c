@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/spec/planes.h"
-
 struct planning {
     const struct cairn_job_spec_data *spec;
     const struct ctl_export_wish *wish;
@@ -17,18 +15,17 @@ struct planning {
 
 /* ---- files ---- */
 
-static bool add_file(struct planning *p, size_t part)
+static bool add_file(struct planning *p)
 {
     struct ctl_export_plan *plan = p->plan;
     if (plan->file_count == plan->file_capacity) {
         const size_t wanted = plan->file_capacity * 2 + 8;
-        struct ctl_export_file *grown = realloc(plan->files, wanted * sizeof *grown);
+        struct cairn_snapshot_file *grown = realloc(plan->files, wanted * sizeof *grown);
         if (grown == NULL) return false;
         plan->files = grown;
         plan->file_capacity = wanted;
     }
-    plan->files[plan->file_count++] = (struct ctl_export_file) { .part = part };
-    plan->parts[part].file_count++;
+    plan->files[plan->file_count++] = (struct cairn_snapshot_file) { .entries = NULL };
     p->file_data_bytes = 0;
     p->file_header_bytes = 0;
     return true;
@@ -48,74 +45,48 @@ static struct cairn_safetensors_entry *add_entry(struct cairn_snapshot_file *fil
     return entry;
 }
 
-/* Into the part's last file, or a new one if that is full. */
-static bool place(struct planning *p, size_t part, struct cairn_safetensors_entry entry)
+/* Into the last file, or a new one if that is full. */
+static bool place(struct planning *p, struct cairn_safetensors_entry entry, uint64_t bytes)
 {
     struct ctl_export_plan *plan = p->plan;
-    uint64_t bytes = cairn_dtype_bytes((int)entry.dtype);
-    for (uint32_t d = 0; d < entry.box.rank; d++) bytes *= entry.box.extent[d];
     const size_t header = entry.key != NULL
                               ? cairn_safetensors_entry_bytes(entry.key, entry.box.rank)
                               : 0;
-    const bool full = plan->parts[part].file_count > 0 && p->file_data_bytes > 0 &&
+    const bool full = p->file_data_bytes > 0 &&
                       (p->file_data_bytes + bytes > p->wish->file_bytes_max ||
                        p->file_header_bytes + header > CAIRN_SNAPSHOT_HEADER_BYTES);
-    bool placed = entry.key != NULL &&
-                  ((plan->parts[part].file_count > 0 && !full) || add_file(p, part));
-    struct cairn_safetensors_entry *to = placed ? add_entry(&plan->files[plan->file_count - 1].file)
+    const bool placed = entry.key != NULL && ((plan->file_count > 0 && !full) || add_file(p));
+    struct cairn_safetensors_entry *to = placed ? add_entry(&plan->files[plan->file_count - 1])
                                                 : NULL;
     if (to == NULL) {
         free(entry.key);
         return false;
     }
     *to = entry;
-    plan->files[plan->file_count - 1].file.entry_count++;
+    plan->files[plan->file_count - 1].entry_count++;
     p->file_data_bytes += bytes;
     p->file_header_bytes += header;
-    plan->parts[part].data_bytes += bytes;
     plan->data_bytes += bytes;
     return true;
 }
 
 /* ---- tensors ---- */
 
-static bool place_tensor(struct planning *p, size_t part, size_t tensor)
+/* `type`: of a buffer that is kept as its bytes; else NULL. */
+static bool place_tensor(struct planning *p, size_t tensor, const struct cairn_shape *shape,
+                         const struct ctl_number_type *type)
 {
     const struct cairn_tensor_spec *t = &p->spec->tensors[tensor];
     struct cairn_safetensors_entry entry = { .key = strdup(t->name),
-                                             .dtype = p->wish->dtype,
+                                             .dtype_name = type != NULL ? type->safetensors : NULL,
+                                             .dtype = type != NULL ? CAIRN_U8 : p->wish->dtype,
                                              .tensor = (uint32_t)tensor,
                                              .plane = CAIRN_PLANE_PARAM };
-    entry.box.rank = t->shape.rank;
-    for (uint32_t d = 0; d < t->shape.rank; d++) entry.box.extent[d] = t->shape.dim[d];
+    uint64_t bytes = type != NULL ? type->bytes : cairn_dtype_bytes((int)entry.dtype);
+    entry.box.rank = shape->rank;
+    for (uint32_t d = 0; d < shape->rank; d++) bytes *= entry.box.extent[d] = shape->dim[d];
     p->plan->tensors++;
-    return place(p, part, entry);
-}
-
-/* A plane of the optimizer, or its count of steps, under torch's name for it. */
-static bool place_state(struct planning *p, size_t part, size_t tensor, uint32_t plane,
-                        const char *name)
-{
-    const struct cairn_tensor_spec *t = &p->spec->tensors[tensor];
-    struct cairn_safetensors_entry entry = { .dtype = CAIRN_F32,
-                                             .tensor = (uint32_t)tensor,
-                                             .plane = plane };
-    if (asprintf(&entry.key, "state.%s.%s", t->name, name) < 0) entry.key = NULL;
-    entry.box.rank = plane == CTL_EXPORT_PLANE_STEP ? 0 : t->shape.rank;
-    for (uint32_t d = 0; d < entry.box.rank; d++) entry.box.extent[d] = t->shape.dim[d];
-    return place(p, part, entry);
-}
-
-static bool place_states(struct planning *p, size_t part, size_t tensor)
-{
-    const uint32_t stored = cairn_spec_planes(p->spec, tensor);
-    const bool has_square = (stored & 1u << CAIRN_PLANE_EXP_AVG_SQ) != 0;
-    if ((stored & 1u << CAIRN_PLANE_EXP_AVG) == 0) return true;
-    if (!has_square) // SGD's: torch has no count of its steps
-        return place_state(p, part, tensor, CAIRN_PLANE_EXP_AVG, "momentum_buffer");
-    return place_state(p, part, tensor, CAIRN_PLANE_EXP_AVG, "exp_avg") &&
-           place_state(p, part, tensor, CAIRN_PLANE_EXP_AVG_SQ, "exp_avg_sq") &&
-           place_state(p, part, tensor, CTL_EXPORT_PLANE_STEP, "step");
+    return place(p, entry, bytes);
 }
 
 static bool is_tensor(const struct cairn_tensor_spec *t)
@@ -128,28 +99,24 @@ static bool place_all(struct planning *p)
     bool ok = true;
     for (size_t i = 0; i < p->spec->tensor_count && ok; i++) {
         const struct cairn_tensor_spec *t = &p->spec->tensors[i];
-        p->plan->blobs += t->kind == CAIRN_BLOB;
+        const struct ctl_buffer *b = &p->wish->buffers[i];
         p->plan->aliases += t->alias_of != NULL;
-        if (is_tensor(t)) ok = place_tensor(p, 0, i);
+        if (is_tensor(t)) ok = place_tensor(p, i, &t->shape, NULL);
+        if (t->kind == CAIRN_BLOB && b->type != NULL) ok = place_tensor(p, i, &b->shape, b->type);
     }
-    for (size_t i = 0; i < p->spec->tensor_count && ok && p->wish->is_dcp; i++)
-        if (is_tensor(&p->spec->tensors[i])) ok = place_states(p, 1, i);
     return ok;
 }
 
 /* ---- names, headers, indices ---- */
 
-static void name_file(struct ctl_export_plan *plan, const struct ctl_export_wish *wish, size_t at,
-                      size_t number)
+static void name_file(struct ctl_export_plan *plan, size_t at)
 {
-    struct ctl_export_file *f = &plan->files[at];
-    const struct ctl_export_part *part = &plan->parts[f->part];
-    const char *slash = part->folder[0] != '\0' ? "/" : "";
-    if (part->file_count == 1 && !wish->is_dcp)
-        snprintf(f->file.path, sizeof f->file.path, "model.safetensors");
+    struct cairn_snapshot_file *f = &plan->files[at];
+    if (plan->file_count == 1)
+        snprintf(f->path, sizeof f->path, "model.safetensors");
     else
-        snprintf(f->file.path, sizeof f->file.path, "%s%smodel-%05zu-of-%05zu.safetensors",
-                 part->folder, slash, number, part->file_count);
+        snprintf(f->path, sizeof f->path, "model-%05zu-of-%05zu.safetensors", at + 1,
+                 plan->file_count);
 }
 
 /* The aliases of all of a tensor that the file holds. *notes_out is malloc'd, its texts borrowed. */
@@ -181,10 +148,7 @@ static bool build_header(const struct planning *p, struct cairn_snapshot_file *f
     size_t note_count = 0;
     uint64_t data_bytes = 0;
     cairn_status status = CAIRN_ERR_NO_MEMORY;
-    if (p->wish->is_dcp)
-        status = cairn_safetensors_build(file->entries, file->entry_count, &file->header,
-                                         &file->header_bytes, &data_bytes);
-    else if (list_aliases(p->spec, file, &notes, &note_count))
+    if (list_aliases(p->spec, file, &notes, &note_count))
         status = cairn_safetensors_build_whole(file->entries, file->entry_count, notes, note_count,
                                                &file->header, &file->header_bytes, &data_bytes);
     free(notes);
@@ -193,50 +157,49 @@ static bool build_header(const struct planning *p, struct cairn_snapshot_file *f
 }
 
 /* {"metadata": {"total_size": N}, "weight_map": {"<key>": "<file>"}} */
-static bool build_index(struct ctl_export_plan *plan, size_t part)
+static bool build_index(struct ctl_export_plan *plan)
 {
-    struct ctl_export_part *p = &plan->parts[part];
     json_t *map = json_object();
     bool ok = map != NULL;
     for (size_t i = 0; i < plan->file_count && ok; i++) {
-        const struct cairn_snapshot_file *file = &plan->files[i].file;
-        const char *slash = strrchr(file->path, '/');
-        if (plan->files[i].part != part) continue;
+        const struct cairn_snapshot_file *file = &plan->files[i];
         for (size_t e = 0; e < file->entry_count && ok; e++)
-            ok = json_object_set_new(map, file->entries[e].key,
-                                     json_string(slash != NULL ? slash + 1 : file->path)) == 0;
+            ok = json_object_set_new(map, file->entries[e].key, json_string(file->path)) == 0;
     }
-    json_t *root = json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)p->data_bytes,
-                             "weight_map", map);
-    p->index = root != NULL && ok ? json_dumps(root, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
-    p->index_bytes = p->index != NULL ? strlen(p->index) : 0;
+    json_t *root = json_pack("{s:{s:I}, s:o}", "metadata", "total_size",
+                             (json_int_t)plan->data_bytes, "weight_map", map);
+    plan->index = root != NULL && ok ? json_dumps(root, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
+    plan->index_bytes = plan->index != NULL ? strlen(plan->index) : 0;
+    plan->index_name = CTL_EXPORT_INDEX_NAME;
     json_decref(root);
-    return p->index != NULL;
+    return plan->index != NULL;
 }
 
 static bool finish(const struct planning *p)
 {
     struct ctl_export_plan *plan = p->plan;
-    size_t numbers[2] = { 0, 0 };
     for (size_t i = 0; i < plan->file_count; i++) {
-        name_file(plan, p->wish, i, ++numbers[plan->files[i].part]);
-        if (!build_header(p, &plan->files[i].file)) return false;
+        name_file(plan, i);
+        if (!build_header(p, &plan->files[i])) return false;
     }
-    for (size_t part = 0; part < plan->part_count; part++)
-        if (plan->parts[part].file_count > 1 && !build_index(plan, part)) return false;
-    return true;
+    return plan->file_count < 2 || build_index(plan);
 }
 
-/* One file, with all of it. */
+/* One file, with all of it; of a folder, .metadata beside it. */
 static cairn_status plan_torch(const struct cairn_manifest *manifest,
                                const struct ctl_export_wish *wish, struct ctl_export_plan *plan)
 {
+    const struct ctl_torch_wish w = { wish->dtype, CTL_EXPORT_PLANE_STEP, wish->buffers };
     struct planning p = { .plan = plan };
-    if (!add_file(&p, 0)) return CAIRN_ERR_NO_MEMORY;
-    struct cairn_snapshot_file *file = &plan->files[0].file;
-    snprintf(file->path, sizeof file->path, CTL_TORCH_FILE_NAME);
-    cairn_status status = cairn_ctl_torch_plan(manifest, wish->dtype, CTL_EXPORT_PLANE_STEP, file,
-                                               &plan->torch);
+    if (!add_file(&p)) return CAIRN_ERR_NO_MEMORY;
+    struct cairn_snapshot_file *file = &plan->files[0];
+    snprintf(file->path, sizeof file->path, "%s",
+             wish->is_dcp ? CTL_TORCH_FOLDER_FILE : CTL_TORCH_FILE_NAME);
+    plan->index_name = CTL_TORCH_FOLDER_METADATA;
+    cairn_status status = wish->is_dcp
+                              ? cairn_ctl_torch_folder_plan(manifest, &w, file, &plan->torch,
+                                                            &plan->index, &plan->index_bytes)
+                              : cairn_ctl_torch_plan(manifest, &w, file, &plan->torch);
     for (size_t i = 0; i < file->entry_count && status == CAIRN_OK; i++) {
         const struct cairn_safetensors_entry *e = &file->entries[i];
         if (cairn_ctl_torch_is_text(e)) continue;
@@ -244,7 +207,7 @@ static cairn_status plan_torch(const struct cairn_manifest *manifest,
         plan->tensors += e->plane == CAIRN_PLANE_PARAM;
     }
     for (size_t i = 0; i < manifest->spec.tensor_count; i++)
-        plan->blobs += manifest->spec.tensors[i].kind == CAIRN_BLOB;
+        plan->aliases += wish->is_dcp && manifest->spec.tensors[i].alias_box != NULL;
     return status;
 }
 
@@ -252,14 +215,16 @@ cairn_status cairn_ctl_export_plan_make(const struct cairn_manifest *manifest,
                                         const struct ctl_export_wish *wish,
                                         struct ctl_export_plan *plan_out)
 {
-    struct ctl_export_plan plan = { .parts = { { .folder = wish->is_dcp ? "model" : "" },
-                                               { .folder = "optim" } },
-                                    .part_count = wish->is_dcp ? 2 : 1 };
+    struct ctl_export_plan plan = { .files = NULL };
     struct planning p = { .spec = &manifest->spec, .wish = wish, .plan = &plan };
-    cairn_status status = wish->is_torch                ? plan_torch(manifest, wish, &plan)
-                          : place_all(&p) && finish(&p) ? CAIRN_OK
-                                                        : CAIRN_ERR_NO_MEMORY;
+    cairn_status status = wish->is_torch || wish->is_dcp ? plan_torch(manifest, wish, &plan)
+                          : place_all(&p) && finish(&p)  ? CAIRN_OK
+                                                         : CAIRN_ERR_NO_MEMORY;
     if (status == CAIRN_OK && plan.file_count == 0) status = CAIRN_ERR_NOT_FOUND;
+    for (size_t i = 0; i < manifest->spec.tensor_count; i++)
+        plan.blobs += manifest->spec.tensors[i].kind == CAIRN_BLOB &&
+                      wish->buffers[i].type == NULL &&
+                      strcmp(manifest->spec.tensors[i].name, CTL_BUFFERS_BLOB) != 0;
     if (status == CAIRN_OK)
         *plan_out = plan;
     else
@@ -270,13 +235,13 @@ cairn_status cairn_ctl_export_plan_make(const struct cairn_manifest *manifest,
 void cairn_ctl_export_plan_release(struct ctl_export_plan *plan)
 {
     for (size_t i = 0; i < plan->file_count; i++) {
-        struct cairn_snapshot_file *file = &plan->files[i].file;
+        struct cairn_snapshot_file *file = &plan->files[i];
         for (size_t e = 0; e < file->entry_count; e++) free(file->entries[e].key);
         free(file->entries);
         free(file->header);
     }
     free(plan->files);
+    free(plan->index);
     cairn_ctl_torch_free(plan->torch);
-    for (size_t i = 0; i < 2; i++) free(plan->parts[i].index);
     *plan = (struct ctl_export_plan) { .files = NULL };
 }

@@ -5,15 +5,11 @@
  *         As transformers writes it: whole tensors, one after the other; __metadata__ has "format", and for
  *         each alias of a whole tensor its name, and that of the tensor, which is stored once (as
  *         safetensors.torch.save_model does).
- *   dcp   model/model-00001-of-00002.safetensors, ...    and model.safetensors.index.json where there are
- *   more
- *         optim/model-00001-of-00001.safetensors, ...    likewise
- *         As PyTorch's HuggingFaceStorageReader reads it. Keys in optim/ are torch's:
- *         state.<name>.exp_avg, .exp_avg_sq, .step (f32); of SGD state.<name>.momentum_buffer.
+ *   dcp   __0_0.distcp, .metadata: a folder of torch.distributed.checkpoint     torch_file.h
+ *   torch checkpoint.pt, as torch.save writes it                                the same
  *
- *   torch checkpoint.pt, as torch.save writes it: torch_file.h
- *
- * Blobs, which are no numbers, and aliases are left out. */
+ * Blobs, which are no numbers, are left out, but for buffers that are kept as their bytes (buffers.h); so are
+ * the aliases of hf, and in dcp those of a part of a tensor. */
 #ifndef CAIRN_CTL_SNAPSHOT_EXPORT_PLAN_H
 #define CAIRN_CTL_SNAPSHOT_EXPORT_PLAN_H
 
@@ -25,29 +21,19 @@
 #define CTL_EXPORT_PLANE_STEP 0 /* of an entry: torch's count of steps, one f32 */
 
 struct ctl_export_wish {
-    bool is_dcp, is_torch;   /* neither: hf */
+    bool is_dcp, is_torch; /* neither: hf */
+    const struct ctl_buffer *buffers;
     cairn_dtype dtype;       /* of the model's tensors: CAIRN_F32 or CAIRN_BF16 */
     uint64_t file_bytes_max; /* of tensors in a file, but for one that is larger by itself */
 };
 
-struct ctl_export_file {
-    struct cairn_snapshot_file file;
-    size_t part; /* index of its folder */
-};
-/* A folder of it: all of hf; "model" and "optim" of dcp. */
-struct ctl_export_part {
-    const char *folder; /* "": the export's own */
-    size_t file_count;
-    uint64_t data_bytes;
-    char *index; /* owned; the JSON that is to stand beside its files; NULL: none */
-    size_t index_bytes;
-};
 struct ctl_export_plan {
-    struct ctl_export_file *files; /* owned */
+    struct cairn_snapshot_file *files; /* owned */
     size_t file_count, file_capacity;
-    struct ctl_export_part parts[2];
-    size_t part_count;
-    struct ctl_torch_file *torch; /* owned; NULL unless the wish is torch */
+    char *index; /* owned; what is to stand beside the files; NULL: nothing */
+    const char *index_name;
+    size_t index_bytes;
+    struct ctl_torch_file *torch; /* owned; NULL of hf */
     uint64_t data_bytes;          /* of all tensors */
     size_t tensors;               /* of the model; and what is left out: */
     size_t blobs, aliases;

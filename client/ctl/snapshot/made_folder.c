@@ -27,9 +27,13 @@ static cairn_status failed(struct cairn_sentence *why, const char *step, const c
 /* A name that an export writes, or writes to before it has it. */
 static bool is_ours(const char *name)
 {
+    static const char *const wholes[] = { CTL_TORCH_FILE_NAME, CTL_TORCH_FOLDER_FILE,
+                                          CTL_TORCH_FOLDER_METADATA };
     static const char *const ends[] = { ".safetensors", CTL_EXPORT_INDEX_NAME };
     size_t length = strlen(name);
     if (length > 4 && strcmp(name + length - 4, ".tmp") == 0) length -= 4;
+    for (size_t i = 0; i < sizeof wholes / sizeof *wholes; i++)
+        if (strlen(wholes[i]) == length && memcmp(name, wholes[i], length) == 0) return true;
     if (strncmp(name, "model", 5) != 0) return false;
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
         const size_t end = strlen(ends[i]);
@@ -38,18 +42,9 @@ static bool is_ours(const char *name)
     return false;
 }
 
-/* Removes our files in the folder, and with `below` in its model/ and optim/, and these. What is not ours
- * stays. */
-static void empty(int fd, bool below)
+/* Removes our files in the folder. What is not ours stays. */
+static void empty(int fd)
 {
-    static const char *const parts[] = { "model", "optim" };
-    for (size_t i = 0; i < 2 && below; i++) {
-        const int part = openat(fd, parts[i], O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        if (part < 0) continue;
-        empty(part, false);
-        close(part);
-        (void)unlinkat(fd, parts[i], AT_REMOVEDIR);
-    }
     const int again = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *dir = again >= 0 ? fdopendir(again) : NULL; // owns it
     for (const struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL;)
@@ -71,7 +66,7 @@ static cairn_status take_over(struct ctl_made_folder *f, struct cairn_sentence *
                           "another command is writing %s: wait for its end, or name another folder",
                           f->temp);
     }
-    empty(f->fd, true);
+    empty(f->fd);
     if (rmdir(f->temp) != 0)
         return cairn_fail(why, CAIRN_ERR_REFUSED,
                           "%s is there and has files that are not an export's: move it away, or "
@@ -154,7 +149,7 @@ cairn_status cairn_ctl_made_folder_end(struct ctl_made_folder *f, cairn_status s
 {
     if (status == CAIRN_OK) status = put_in_place(f, why);
     if (status != CAIRN_OK) {
-        empty(f->fd, true);
+        empty(f->fd);
         if (rmdir(f->temp) != 0 && errno == ENOENT) (void)rmdir(f->path); // it had its name already
     }
     close(f->fd);

@@ -1,4 +1,5 @@
-/* A file of torch.save, planned: what torch.load(weights_only=True) reads, with or without mmap.
+/* Files of torch, planned: a file of torch.save, which torch.load(weights_only=True) reads, with or without
+ * mmap, and a folder of torch.distributed.checkpoint, which dcp.load(checkpoint_id=...) reads.
  *
  *   zip, stored, not compressed: checkpoint/data.pkl, byteorder, data/0, data/1, ..., version
  *   data.pkl   a pickle of protocol 2: {"model": {name: tensor}, "optimizer": {"state": {n: {"step",
@@ -10,25 +11,48 @@
  * the order in which the job's maker listed them (cairn_tensor_spec.order): the torch optimizer's, or the
  * model's. Aliases are what they are in torch: tensors of one storage.
  *
+ *   folder     __0_0.distcp: an archive like that of each tensor, with data/0, and of each option of a group,
+ *              one behind the other; .metadata: a pickle of torch's Metadata, by which a key is found, each
+ *              tensor one chunk. Keys are those of get_state_dict: model.<name>, optim.state.<name>.exp_avg,
+ *              optim.param_groups.<n>.lr, ...; an alias of all of a tensor is a key of the same archive
+ *
+ * Buffers that are kept as their bytes (buffers.h) are tensors of their kind in both.
+ *
  * The plan is entries of the snapshot's writer: planes, and pieces of text between them. Sums of what is
  * written (the format has CRC-32) are filled into the text behind it, so memory is that of the text. */
 #ifndef CAIRN_CTL_SNAPSHOT_TORCH_FILE_H
 #define CAIRN_CTL_SNAPSHOT_TORCH_FILE_H
 
+#include "client/ctl/snapshot/buffers.h"
 #include "proto/snapshot/manifest.h"
 #include "proto/snapshot/snapshot_file.h"
 
-#define CTL_TORCH_FILE_NAME "checkpoint.pt"
+#define CTL_TORCH_FILE_NAME       "checkpoint.pt"
+#define CTL_TORCH_FOLDER_FILE     "__0_0.distcp"
+#define CTL_TORCH_FOLDER_METADATA ".metadata"
 
 struct ctl_torch_file; /* the text, and what is summed */
 
+struct ctl_torch_wish {
+    cairn_dtype dtype;   /* of the model's tensors */
+    uint32_t step_plane; /* of an entry: torch's count of steps, one f32 */
+    const struct ctl_buffer *buffers;
+};
+
 /* The entry is text, no plane. */
 bool cairn_ctl_torch_is_text(const struct cairn_safetensors_entry *entry);
-/* Adds the entries of all of it to an empty file, whose path is set. `dtype`: of the model's tensors.
- * CAIRN_ERR_NO_MEMORY; CAIRN_ERR_NOT_FOUND: there is nothing to write. Of a manifest that outlives it. */
-cairn_status cairn_ctl_torch_plan(const struct cairn_manifest *manifest, cairn_dtype dtype,
-                                  uint32_t step_plane, struct cairn_snapshot_file *file,
+/* Adds the entries of all of it to an empty file, whose path is set. CAIRN_ERR_NO_MEMORY;
+ * CAIRN_ERR_NOT_FOUND: there is nothing to write. Of a manifest that outlives it. */
+cairn_status cairn_ctl_torch_plan(const struct cairn_manifest *manifest,
+                                  const struct ctl_torch_wish *wish,
+                                  struct cairn_snapshot_file *file,
                                   struct ctl_torch_file **out) CAIRN_MUST_CHECK;
+/* The same of a folder: of its one file, and the bytes of .metadata, malloc'd. */
+cairn_status cairn_ctl_torch_folder_plan(const struct cairn_manifest *manifest,
+                                         const struct ctl_torch_wish *wish,
+                                         struct cairn_snapshot_file *file,
+                                         struct ctl_torch_file **out, char **metadata_out,
+                                         size_t *metadata_bytes_out) CAIRN_MUST_CHECK;
 /* Bytes [first, first + count) of the text. All planes before it were passed. */
 void cairn_ctl_torch_text(const struct ctl_torch_file *t, uint64_t first, uint64_t count, void *to);
 /* The next bytes of this entry, which is a plane: in order, each once. */

@@ -1,6 +1,7 @@
 """Buffers of a model that the servers keep: those of floating point as tensors, others (integers, bools, float64) bit
-by bit, as blobs of their names. A forward pass changes some of them (running statistics), which one worker then writes
-with the step: rank 0, or with global_batch whoever had the last micro-batch.
+by bit, as blobs of their names; what they are is listed in one more, so that an export has them as numbers. A
+forward pass changes some of them (running statistics), which one worker then writes with the step: rank 0, or with
+global_batch whoever had the last micro-batch.
 
 A write is a version of its own, (generation + 1, the same step), so the parameters are fetched once, at that version,
 and the periodic snapshot of the step is of it (JobSpec.buffers_every).
@@ -9,6 +10,7 @@ and the periodic snapshot of the step is of it (JobSpec.buffers_every).
 from __future__ import annotations
 
 import ctypes
+import json
 import warnings
 from typing import Any, Dict, List, Mapping, Optional, Set
 
@@ -22,6 +24,9 @@ from .errors import Invalid
 from .job import Job
 from .spec import Tensor, Version, at_least
 
+LIST = "cairn.buffers"  # {name: {"dtype", "shape"}} of those that are kept as their bytes, in safetensors' words
+_WORDS = {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+          torch.bool: "BOOL", torch.float64: "F64"}
 _CHANGED_BY_FORWARD = ("running_mean", "running_var", "num_batches_tracked", "weight_u", "weight_v", "_u", "_v")
 _SMALL_ELEMS = 1 << 22  # parameters of a model for which a write with every step is little
 _LARGE_EVERY = 10
@@ -64,6 +69,13 @@ def to_write(buffer: torch.Tensor, name: str, value: Any) -> bytes:
 
 def tensors(raw: Mapping[str, torch.Tensor]) -> List[Tensor]:
     return [Tensor(name, (length(buffer),), kind="blob", wire="u8") for name, buffer in raw.items()]
+
+
+def listed(raw: Mapping[str, torch.Tensor]) -> Dict[str, bytes]:
+    """The blob that says what they are, if there are any."""
+    found = {name: {"dtype": _WORDS[buffer.dtype], "shape": list(buffer.shape)} for name, buffer in raw.items()
+             if buffer.dtype in _WORDS}
+    return {LIST: json.dumps(found, sort_keys=True).encode()} if found else {}
 
 
 def load(job: Job, version: Version, raw: Mapping[str, torch.Tensor], timeout: float) -> None:

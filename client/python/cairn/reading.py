@@ -144,15 +144,15 @@ class ReadModel(Held):
         brings = (spec.rank == 0 or bool(tiles)) and spec.init_from is None
         if brings:
             _meta.judge_values(self.name, slots)
-        tensors = [tensor for slot in slots for tensor in tensors_of(slot, None)] + _buffers.tensors(self._raw)
-        spec = dataclasses.replace(spec, tensors=tensors)
+        tensors, listed = [tensor for slot in slots for tensor in tensors_of(slot, None)], _buffers.listed(self._raw)
+        spec = dataclasses.replace(spec, tensors=tensors + _buffers.tensors(self._raw) + _blobs.tensors(listed))
         with self._session.open_worker(self.name, spec, self.timeout) as job:
             if tiles:
                 job.tiles(tiles, spec.world, self.timeout)
             if brings and not job.describe().initialized:
                 _transfer.put(job, slots)
             if spec.rank == 0:
-                _blobs.put(job, {name: _buffers.bytes_of(buffer) for name, buffer in self._raw.items()})
+                _blobs.put(job, {**listed, **{name: _buffers.bytes_of(one) for name, one in self._raw.items()}})
             job.init_done(self.timeout)
             job.version_wait(timeout=self.timeout)
 

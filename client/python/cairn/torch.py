@@ -143,6 +143,9 @@ class AttachedModel(Between):
         opaque = _blobs.taken(blobs, [*(slot.name for slot in self._slots + self._buffers), *self._raw])
         _blobs.warn_of_extra_state(model, opaque)
         opaque.update(_own.digest_of(model))
+        if self._raw:  # a job of before such lists goes on without
+            there = _meta.tensors_of_job(session, self.name, timeout)
+            opaque.update(_buffers.listed(self._raw) if there is None or _buffers.LIST in there else {})
         self.blobs = {name: len(value) for name, value in opaque.items()}  # bytes of each
         modules = units_of(model, self._slots, units)
         judge_hooked(model, modules if self.stage == 3 else ())

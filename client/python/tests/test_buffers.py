@@ -1,10 +1,13 @@
 """Buffers with the step: BatchNorm's statistics and integers are those of the trainer in readers, snapshots, restores
 and after it has left."""
 
+import json
+import subprocess
 import threading
 import time
 import warnings
 
+from cluster import BIN
 from runner import main
 from scenes import scene
 from torched import ClusterCase, torch
@@ -12,6 +15,7 @@ from torched import ClusterCase, torch
 from torch import nn
 
 import cairn
+from cairn import _buffers, _found, _tree
 
 
 class Odd(nn.Module):
@@ -285,6 +289,44 @@ class Integers(Case):
                     with cairn.reader(name, self.cluster.endpoint, timeout=20) as reader:
                         reader.load_into(fresh)
                     self.assertTrue(torch.equal(fresh.large, m.model.large))
+
+
+class Exports(Case):
+    def test_an_export_has_every_kind_as_numbers(self):
+        model = nn.ModuleList([net(), Odd(shift=5)])
+        model[1].register_buffer("unlisted", torch.zeros(2, dtype=torch.complex64))
+        m = self.attach(model, blobs={"extra": b"12345"})
+        model[1](batch(0)).square().mean().backward()
+        m.step()
+        folder = self.cluster._folder / "snapshots" / self.name / m.snapshot()
+        wanted = {name: value for name, value in model.state_dict().items()
+                  if not name.endswith(("unlisted", "nothing"))}
+        for form, file in (("torch", "checkpoint.pt"), ("hf", "model.safetensors"), ("dcp", ".metadata")):
+            to = self.cluster._folder / f"export-{form}"
+            said = json.loads(subprocess.run([BIN / "cairn", "snapshot", "export", "--path", folder, "--format", form,
+                                              "--to", to, "-o", "json"], check=True, capture_output=True).stdout)
+            self.assertEqual(said["blobs_left_out"], 2, said)  # extra, and what is complex
+            self.assertEqual(said["tensors"], len(wanted))
+            found = self.read_export(form, to / file)
+            self.assertEqual(set(found), set(wanted))
+            for name, value in wanted.items():
+                self.assertEqual((found[name].dtype, found[name].shape), (value.dtype, value.shape), (form, name))
+                self.assertTrue(torch.equal(found[name], value), (form, name))
+
+    def read_export(self, form, path):
+        if form == "torch":
+            return torch.load(path)["model"]
+        if form == "dcp":
+            tree = _tree.read(path.parent)
+            self.addCleanup(tree.close)
+            return {name: _found.value_of(leaf) for name, leaf in tree.root["model"].items()}
+        data = path.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        names = {word: dtype for dtype, word in _buffers._WORDS.items()}
+        names["F32"] = torch.float32
+        return {name: torch.frombuffer(bytearray(data[8 + length + entry["data_offsets"][0]:][:max(
+            1, entry["data_offsets"][1] - entry["data_offsets"][0])]), dtype=names[entry["dtype"]]).view(entry["shape"])
+            for name, entry in json.loads(data[8:8 + length]).items() if name != "__metadata__"}
 
 
 class Imports(Case):

@@ -516,13 +516,14 @@ class Imports(torched.ClusterCase):
     def test_the_readmes_lines_read_an_export_into_a_model_and_its_optimizer(self):
         try:
             import torch.distributed.checkpoint as dcp
-            from torch.distributed.checkpoint import HuggingFaceStorageReader  # noqa: F401
+            from torch.distributed.checkpoint.state_dict import get_state_dict  # noqa: F401
         except ImportError:
-            self.skipTest("this torch has no HuggingFaceStorageReader")
+            self.skipTest("this torch has no get_state_dict")
         net, theirs = model(), model()
         with self.session.attach(net, cairn.AdamW(lr=1e-2, weight_decay=0.1), name=self.name) as m:
             steps(m, net, 0, BEFORE)
             folder = self.cluster._folder / "snapshots" / self.name / m.snapshot()
+            state = {what: m.state_dict(what) for what in ("param", "exp_avg", "exp_avg_sq")}
             steps(m, net, BEFORE, BEFORE + AFTER)
         export = self.folder / "export"
         subprocess.run([BIN / "cairn", "snapshot", "export", "--path", folder, "--format", "dcp", "--to", export],
@@ -533,6 +534,11 @@ class Imports(torched.ClusterCase):
         optimizer = adamw(theirs.parameters())
         exec(textwrap.dedent("\n".join(lines[first:end])).replace("EXPORT", str(export)),
              {"dcp": dcp, "model": theirs, "optimizer": optimizer})
+        for name, p in theirs.named_parameters():
+            self.assertTrue(torch.equal(p.detach(), state["param"][name]), name)
+            self.assertEqual(float(optimizer.state[p]["step"]), BEFORE)
+            for what in ("exp_avg", "exp_avg_sq"):
+                self.assertTrue(torch.equal(optimizer.state[p][what], state[what][name]), (name, what))
         run_torch(theirs, optimizer, BEFORE, BEFORE + AFTER)
         for (name, ours), p in zip(net.named_parameters(), theirs.parameters()):
             self.assertLess(float((ours.detach() - p.detach()).abs().max()), 2e-6, name)

@@ -22,7 +22,7 @@ import gpt
 LR, STEPS, WORLD = 1e-3, 100, 2
 
 
-def reference(steps: int, micros: int = 1, summed_by_rank: bool = False, kind=torch.optim.AdamW, lr: float = LR) -> dict:
+def reference(steps: int, micros: int = 1, summed_by_rank: bool = False, kind=torch.optim.AdamW, lr=LR) -> dict:
     """One process: the mean gradient of both ranks' batches, added up in the order of the stage. Stages 0 and 1 add up
     what is of one rank first, 2 and 3 what is of one micro-batch."""
     model = gpt.gpt()
