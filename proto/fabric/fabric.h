@@ -127,8 +127,8 @@ struct cairn_fabric_options {
     const char *port_range; /* UCX_TCP_PORT_RANGE, "first-last", so that a firewall can name it.
                               * Default: any free port */
     enum cairn_one_sided one_sided;
-    /* Something of a peer's regions was refused, or of ours: a sentence for a log that names node and
-     * region and says what becomes of it. May be NULL */
+    /* Something of a peer's regions was refused, or of ours, or is read by copies for want of addresses: a
+     * sentence for a log that says what becomes of it. May be NULL */
     void (*on_refused)(void *on_message_arg, const char *what);
 
     /* A network of the caller's own: used for its kind. NULL: none. Borrowed, must outlive the fabric */

@@ -130,7 +130,8 @@ struct mapped_message {
     struct cairn_fabric_message common;
     struct mapped_in *in;                 /* NULL: inline */
     struct cairn_fabric_mapping *mapping; /* held; NULL: inline */
-    const uint8_t *view;
+    const uint8_t *view;                  /* NULL: at `offset` of the mapping, to be copied */
+    uint64_t offset;
     uint8_t *copy; /* owned: inline */
     uint64_t serial;
 };
@@ -139,11 +140,12 @@ struct cairn_fabric_mapping {
     LIST_ENTRY(cairn_fabric_mapping) entry; /* in->all, while `in` is set */
     unsigned references;                    /* of its slot, its messages and its holders */
     struct mapped_in *in; /* whose mapped_bytes it is part of; NULL once that is freed */
-    void *memory;         /* owned, [bytes], read-only; of a card: an address of `device` */
+    /* owned, [bytes], read-only; of a card: an address of `device`; NULL: it is read through `fd` */
+    void *memory;
     size_t bytes;
     const struct cairn_fabric_device *device; /* borrowed: it imported this; NULL: host memory */
     uint8_t uuid[CAIRN_FABRIC_UUID_BYTES];    /* of the card */
-    int fd;                                   /* owned; -1: it is_whole, or of a card */
+    int fd;                                   /* owned; -1: it is_whole and mapped, or of a card */
     /* every page is there, and for good: nobody can take one out of what is sealed so */
     bool is_whole;
     bool is_staging, is_shown;
@@ -170,6 +172,7 @@ struct mapped_fabric {
     TAILQ_HEAD(, mapped_out) fresh; /* what was sent in this turn is written together at its end */
     uint32_t in_count, stranger_count;
     bool is_accepting, is_ticking, is_room; /* room: staging pages were given back */
+    bool has_told_unmapped;                 /* that memory of a peer is read by copies */
     bool is_held_off; /* who connected is sent away, and nobody else is let in */
     struct mapped_link *ended;
     struct mapped_frames spare;
@@ -261,6 +264,9 @@ CAIRN_MUST_CHECK cairn_status mapped_mapping_open(struct mapped_in *in,
                                                   struct cairn_fabric_mapping **mapping_out);
 /* What it shows of cards is not mapped any more, and it is told. */
 void mapped_import_none_of(struct mapped_in *in, const char *why);
+/* Copies out of memory that is not mapped. False: the kernel does not give it. */
+bool mapped_mapping_copy(const struct cairn_fabric_mapping *mapping, uint64_t offset, void *to,
+                         size_t bytes);
 /* Every page of these bytes is there: to read them takes no memory, so it cannot fail for want of it. */
 bool mapped_mapping_has(const struct cairn_fabric_mapping *mapping, uint64_t offset, size_t bytes);
 /* The peer took it back or is gone; its slot's reference is given up. */

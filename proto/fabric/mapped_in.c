@@ -201,11 +201,16 @@ void mapped_receive(struct cairn_fabric_message *common, struct fabric_op *op, v
     cairn_status status = CAIRN_OK;
     if (device != NULL)
         status = device->copy(device->context, buffer, message->view, common->payload_bytes);
+    else if (message->view == NULL) // its sum, if it is wanted, is fabric.c's to make
+        status = mapped_mapping_copy(message->mapping, message->offset, buffer,
+                                     common->payload_bytes)
+                     ? CAIRN_OK
+                     : CAIRN_ERR_IO;
     else if (op->checksum_out != NULL)
         copy_far(mapped_of(common->fabric), op, buffer, message->view);
     else
         memcpy(buffer, message->view, common->payload_bytes);
-    struct mapped_in *unread = status == CAIRN_OK ? NULL : message->in;
+    struct mapped_in *unread = status == CAIRN_OK || device == NULL ? NULL : message->in;
     if (status == CAIRN_OK && !is_whole(message)) status = CAIRN_ERR_CLOSED;
     fabric_op_done(op, status);
     let_go(message);
@@ -262,7 +267,9 @@ static bool offer_reference(struct mapped_in *in, const struct frame_message *fr
     }
     message->in = in;
     message->mapping = mapping;
-    message->view = (const uint8_t *)mapping->memory + frame->offset;
+    message->view = mapping->memory != NULL ? (const uint8_t *)mapping->memory + frame->offset
+                                            : NULL;
+    message->offset = frame->offset;
     message->serial = frame->serial;
     cairn_fabric_mapping_hold(mapping);
     in->held++;
@@ -321,7 +328,9 @@ static bool on_region(struct mapped_in *in, const struct frame_region *frame, in
     struct cairn_fabric_mapping *mapping;
     if (mapped_mapping_open(in, frame, fd, &mapping) != CAIRN_OK) return false;
     in->mappings[frame->slot] = mapping;
-    if (mapping->is_staging || mapping->bytes == 0 || options->on_mapping == NULL) return true;
+    if (mapping->is_staging || mapping->bytes == 0 || mapping->memory == NULL ||
+        options->on_mapping == NULL)
+        return true;
     mapping->is_shown = true;
     options->on_mapping(options->on_message_arg, mapping);
     return true;

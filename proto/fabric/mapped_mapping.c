@@ -1,9 +1,12 @@
-/* Memory of peers, mapped here to be read. A mapping lives as long as its slot, a message or a holder
- * refers to it, so that nobody who reads is harmed by its maker's end. Nor by its emptiness: a page that is
- * missing would be made for whoever reads it, at the cost of the reader's control group, which may kill it
- * for that; so nothing is read that is not there, and seals keep it there. */
+/* Memory of peers, mapped here to be read, or read by copies where there is no room to map it. A mapping
+ * lives as long as its slot, a message or a holder refers to it, so that nobody who reads is harmed by its
+ * maker's end. Nor by its emptiness: a page that is missing would be made for whoever reads it, at the cost of
+ * the reader's control group, which may kill it for that; so nothing is read that is not there, and seals keep
+ * it there. */
 #include "proto/fabric/mapped.h"
 
+#include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -12,19 +15,49 @@
 
 #include "proto/base/pages.h"
 
-/* OK: the descriptor is the mapping's. */
-static cairn_status map_host(struct cairn_fabric_mapping *mapping, uint64_t bytes, int fd)
+/* Once: a limit of this process holds for all that comes. */
+static void tell_unmapped(struct mapped_fabric *fabric, uint64_t bytes, int why)
+{
+    const struct cairn_fabric_options *options = &fabric->common.options;
+    struct cairn_sentence text;
+    if (fabric->has_told_unmapped || options->on_refused == NULL) return;
+    fabric->has_told_unmapped = true;
+    cairn_sentence_set(&text,
+                       "%" PRIu64 " bytes of memory that a process of this host showed cannot be "
+                       "mapped here: %s; what lies there is read by copies, which is slower: raise "
+                       "this process's limit of addresses (ulimit -v) or vm.max_map_count",
+                       bytes, strerror(why));
+    options->on_refused(options->on_message_arg, text.text);
+}
+
+/* OK: the descriptor is the mapping's. Without room in this process's addresses the memory stays unmapped,
+ * and is read through the descriptor. */
+static cairn_status map_host(struct cairn_fabric_mapping *mapping, struct mapped_fabric *fabric,
+                             uint64_t bytes, int fd)
 {
     if (fabric_judge_memory(fd, bytes) != CAIRN_OK) return CAIRN_ERR_REFUSED;
     void *memory = cairn_pages_map(bytes, PROT_READ, MAP_SHARED, fd);
-    if (memory == MAP_FAILED) return CAIRN_ERR_NO_MEMORY;
+    if (memory == MAP_FAILED) tell_unmapped(fabric, bytes, errno);
     struct stat file;
-    mapping->memory = memory;
+    mapping->memory = memory != MAP_FAILED ? memory : NULL;
     mapping->bytes = bytes;
     mapping->fd = fd;
     mapping->is_whole = fstat(fd, &file) == 0 &&
                         (uint64_t)file.st_blocks * 512 >= (uint64_t)file.st_size;
     return CAIRN_OK;
+}
+
+bool mapped_mapping_copy(const struct cairn_fabric_mapping *mapping, uint64_t offset, void *to,
+                         size_t bytes)
+{
+    for (size_t done = 0; done < bytes;) {
+        const ssize_t got = pread(mapping->fd, (uint8_t *)to + done, bytes - done,
+                                  (off_t)(offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return false;
+        done += (size_t)got;
+    }
+    return true;
 }
 
 bool mapped_mapping_has(const struct cairn_fabric_mapping *mapping, uint64_t offset, size_t bytes)
@@ -95,7 +128,7 @@ static cairn_status map(struct cairn_fabric_mapping *mapping, struct mapped_in *
                         const struct frame_region *frame, int fd)
 {
     if (frame->memory == FRAME_MEMORY_DEVICE) return import(mapping, in, frame, fd);
-    const cairn_status status = map_host(mapping, frame->bytes, fd);
+    const cairn_status status = map_host(mapping, in->fabric, frame->bytes, fd);
     if (status != CAIRN_OK) close(fd);
     return status;
 }
@@ -120,7 +153,7 @@ cairn_status mapped_mapping_open(struct mapped_in *in, const struct frame_region
     mapping->is_staging = frame->memory == FRAME_MEMORY_STAGING;
     mapping->note_bytes = frame->note_bytes;
     memcpy(mapping->note, frame->note, sizeof mapping->note);
-    if (mapping->fd >= 0 && mapping->is_whole) {
+    if (mapping->fd >= 0 && mapping->is_whole && mapping->memory != NULL) {
         close(mapping->fd);
         mapping->fd = -1;
     }
@@ -173,7 +206,7 @@ void cairn_fabric_mapping_release(struct cairn_fabric_mapping *mapping)
     }
     if (mapping->device != NULL)
         mapping->device->release(mapping->device->context, mapping->memory, mapping->bytes);
-    else if (mapping->bytes > 0)
+    else if (mapping->bytes > 0 && mapping->memory != NULL)
         munmap(mapping->memory, mapping->bytes);
     if (mapping->fd >= 0) close(mapping->fd);
     free(mapping);

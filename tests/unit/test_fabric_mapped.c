@@ -3,10 +3,12 @@
 #include <check.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -210,6 +212,64 @@ TEST(any_other_payload_is_the_callers_again_at_once_and_the_copy_is_safe_from_it
     pump(&a, &b, &b.received, 1);
     ck_assert(is_filled(b.arrivals[0].buffer, BYTES, 1));
     close_three();
+}
+
+static char refusal[512];
+static unsigned refusals;
+
+static void on_refused(void *arg, const char *what)
+{
+    (void)arg;
+    snprintf(refusal, sizeof refusal, "%s", what);
+    refusals++;
+}
+
+/* This process may have no more addresses than it has. */
+static void bound_addresses(struct rlimit *was)
+{
+    unsigned long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    ck_assert(file != NULL && fscanf(file, "%lu", &pages) == 1);
+    fclose(file);
+    ck_assert_int_eq(getrlimit(RLIMIT_AS, was), 0);
+    const struct rlimit low = { pages * (rlim_t)sysconf(_SC_PAGESIZE), was->rlim_max };
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &low), 0);
+}
+
+TEST(memory_that_cannot_be_mapped_is_read_by_copies_which_is_said_once)
+{
+    static uint8_t got[BYTES];
+    struct rlimit was;
+    const struct cairn_fabric_options options = { .on_refused = on_refused,
+                                                  .on_mapping = on_mapping,
+                                                  .on_mapping_gone = on_mapping_gone };
+    node_open(&a, "mapped", NULL);
+    node_open(&b, "mapped", &options);
+    to_b = node_connect_to(&a, &b);
+    struct memory memory = share(&a, "sums");
+    fill(memory.at, BYTES, 1);
+    fill(bytes, BYTES, 2);
+    node_send(&a, to_b, 1, bytes, BYTES); // makes the staging area of the sender
+    bound_addresses(&was);
+    node_send(&a, to_b, 2, memory.at, BYTES);
+    pump(&a, &b, &b.arrived, 2);
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &was), 0);
+    ck_assert_uint_eq(shown, 0);
+    ck_assert_uint_eq(refusals, 1);
+    ck_assert_ptr_nonnull(strstr(refusal, "cannot be mapped here: Cannot allocate memory"));
+    for (unsigned i = 0; i < 2; i++) {
+        const unsigned before = b.received;
+        ck_assert_ptr_null(cairn_fabric_message_view(b.arrivals[i].message));
+        node_receive(&b, i);
+        pump(&a, &b, &b.received, before + 1);
+        memcpy(got, b.arrivals[i].buffer, BYTES);
+        ck_assert(is_filled(got, BYTES, b.arrivals[i].note.id == 1 ? 2 : 1));
+    }
+    pump(&a, &b, &a.sent, 2);
+    ck_assert_uint_eq(a.send_errors + b.receive_errors + a.downs, 0);
+    unshare_memory(&memory);
+    node_close(&a);
+    node_close(&b);
 }
 
 TEST(what_is_in_flight_stays_readable_when_its_region_is_dropped)

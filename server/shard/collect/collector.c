@@ -250,8 +250,9 @@ static void on_received(void *arg, cairn_status status)
         // What a card's memory was copied out of has passed the host.
         cairn_bytes_pushed(collector->job, slot->member, slot->payload_bytes,
                            slot->way == CAIRN_WAY_DEVICE ? CAIRN_WAY_SHARED : slot->way);
-        // Of a card's memory there is no checksum: no host has read it before, nor is there a way.
-        if (slot->way != CAIRN_WAY_DEVICE &&
+        // Memory of a card has no checksum: no host has read it before, nor is there a way. Nor has memory
+        // of this host, which its sender takes to be read where it lies.
+        if (slot->way != CAIRN_WAY_DEVICE && slot->way != CAIRN_WAY_SHARED &&
             cairn_chunk_checksum(slot->memory, slot->payload_bytes) != slot->checksum)
             status = CAIRN_ERR_CHECKSUM;
     }
