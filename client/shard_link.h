@@ -32,8 +32,9 @@ struct shard_link {
     bool relays;               /* it has granted for others */
     bool reached;              /* something came from it, ever */
     uint64_t unheard_since_ms; /* there, awaited and not heard since; 0: not looked at yet */
-    bool silent;               /* for so long that shards.silence says so */
-    uint64_t judged_ms;        /* when that was last looked at */
+    bool starves;       /* this process has no memory to send to it: shards.silence says so */
+    bool silent;        /* for so long that shards.silence says so */
+    uint64_t judged_ms; /* when that was last looked at */
 };
 
 /* Those of a job, by the number that a shard has in all of its layouts. */
@@ -41,7 +42,8 @@ struct job_shards {
     /* loop thread */
     struct shard_link **links; /* owned, each: [count] */
     uint32_t count;
-    struct cairn_sentence silence; /* lock: over which way nothing comes any more; else empty */
+    /* lock: over which way nothing comes any more, or nothing goes for want of memory; else empty */
+    struct cairn_sentence silence;
 };
 
 #endif

@@ -22,6 +22,7 @@
 #define SHARDS_WAIT_MS 3000       /* for the first shard to join a cluster of several hosts */
 #define SENDS_MAX      (1u << 16) /* windows of all shards */
 #define SILENCE_MS     5000       /* of a shard that knew of us when we began to speak to it */
+#define STARVED_MS     5000       /* without memory to send to a shard */
 #define LATE_MS        1000 /* between two looks: this process did not run, and read nothing */
 #define INFINIBAND     "/sys/class/infiniband"
 
@@ -45,6 +46,13 @@ static const char *set_or_null(const char *text)
     return text[0] != '\0' ? text : NULL;
 }
 
+/* Memory of shards of this host is read by copies, since this process cannot map it. */
+static void on_refused(void *session, const char *what)
+{
+    const struct session *s = session;
+    if (s->on_wait == NULL) fprintf(stderr, "cairn: %s\n", what);
+}
+
 static cairn_status open_on(struct session *s, const char *devices, const char *transports,
                             struct cairn_sentence *why)
 {
@@ -53,6 +61,7 @@ static cairn_status open_on(struct session *s, const char *devices, const char *
     const struct cairn_fabric_options options = {
         .on_message = cairn_link_on_message,
         .on_message_arg = s,
+        .on_refused = on_refused,
         .on_mapping = cairn_mapped_on_mapping,
         .on_mapping_gone = cairn_mapped_on_gone,
         .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
@@ -246,19 +255,33 @@ static void explain_silence(const struct shard_link *link, struct cairn_sentence
     add_advice_here(link, &there, out);
 }
 
-/* Of the first link that is silent, and how many more are. */
+/* No shard is to blame: what would go to it is not sent. */
+static void explain_starving(const struct shard_link *link, struct cairn_sentence *out)
+{
+    cairn_sentence_set(
+        out,
+        "this process has no memory to send to shard %s (%zu bytes at a time): free some, or "
+        "raise its limits (ulimit -v, memory.max of its control group, vm.max_map_count)",
+        link->name, link->conn.starved.bytes);
+}
+
+/* Of the first link over which nothing goes or comes, and how many more there are. */
 static void note_silence(struct job *job)
 {
     struct cairn_sentence silence = { "" };
     uint32_t more = 0;
     for (uint32_t i = 0; i < job->shards.count; i++) {
-        if (!job->shards.links[i]->silent) continue;
-        if (silence.text[0] == '\0')
-            explain_silence(job->shards.links[i], &silence);
-        else
+        const struct shard_link *link = job->shards.links[i];
+        if (!link->silent && !link->starves) continue;
+        if (silence.text[0] != '\0')
             more++;
+        else if (link->starves)
+            explain_starving(link, &silence);
+        else
+            explain_silence(link, &silence);
     }
-    if (more > 0) cairn_sentence_add(&silence, " (%" PRIu32 " more shards are as silent)", more);
+    if (more > 0)
+        cairn_sentence_add(&silence, " (and so it is with %" PRIu32 " shards more)", more);
     pthread_mutex_lock(&job->session->lock);
     job->shards.silence = silence;
     pthread_mutex_unlock(&job->session->lock);
@@ -270,7 +293,7 @@ static void begin_silence(struct shard_link *link)
     link->silent = true;
     note_silence(link->job);
     explain_silence(link, &silence);
-    if (silence.text[0] != '\0')
+    if (silence.text[0] != '\0' && link->job->session->on_wait == NULL)
         fprintf(stderr, "cairn: job %s: %s\n", link->job->name, silence.text);
 }
 
@@ -279,11 +302,30 @@ static void end_silence(struct shard_link *link, bool is_heard)
     if (!link->silent) return;
     link->silent = false;
     note_silence(link->job);
-    if (is_heard)
+    if (is_heard && link->job->session->on_wait == NULL)
         fprintf(stderr, "cairn: job %s: shard %s is heard again\n", link->job->name, link->name);
 }
 
-/* ---- both ---- */
+/* ---- a process without memory ---- */
+
+/* What is half sent is neither sent nor absent: when memory stays away, the job fails for this worker. */
+static void judge_memory(struct shard_link *link, uint64_t now_ms)
+{
+    const uint64_t starved_ms = cairn_chunk_link_starved_ms(&link->conn, now_ms);
+    const bool starves = starved_ms > 0;
+    struct cairn_sentence why;
+    if (link->starves != starves) {
+        link->starves = starves;
+        note_silence(link->job);
+    }
+    if (starved_ms < STARVED_MS || link->job->failure.status != CAIRN_OK) return;
+    explain_starving(link, &why);
+    cairn_sentence_add(&why, "; it has been so for %d s: close the job, and open it again",
+                       STARVED_MS / 1000);
+    cairn_job_fail(link->job, CAIRN_ERR_NO_MEMORY, why.text);
+}
+
+/* ---- all of them ---- */
 
 void cairn_datapath_heard(struct shard_link *link)
 {
@@ -308,6 +350,7 @@ void cairn_datapath_judge(struct shard_link *link, uint64_t now_ms)
     const bool has_left = cairn_bodies_left_by(link->job, link->index);
     const bool speaks = would_speak(link, has_left), is_heard = link->unheard_since_ms == 0;
     const bool is_late = now_ms - link->judged_ms > LATE_MS;
+    judge_memory(link, now_ms);
     link->judged_ms = now_ms;
     if (!speaks || is_heard || has_left) end_silence(link, is_heard);
     if (!speaks || is_late || is_heard) link->unheard_since_ms = now_ms;

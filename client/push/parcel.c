@@ -267,8 +267,11 @@ void cairn_parcel_loan_back(struct parcel *parcel)
 
 static void on_sent(void *arg, cairn_status status)
 {
-    (void)status; // what became of it is said by the shard's answer, or by the link's loss
-    cairn_parcel_loan_back(arg);
+    struct parcel *parcel = arg;
+    // Whatever became of it, the shard's answer says, or the loss of the link.
+    parcel->on_loan--;
+    cairn_chunk_link_sent(&parcel->job->shards.links[parcel->via]->conn, status);
+    finish(parcel);
 }
 
 /* Its bytes go into the job's statistics; `shared`: through memory that both ends have. */
@@ -297,7 +300,10 @@ cairn_status cairn_parcel_send(struct parcel *parcel, uint32_t via,
     // What is on loan is counted where it went: no other way before all of it is back.
     if (parcel->on_loan > 0 && via != parcel->via) return CAIRN_ERR_BUSY;
     const cairn_status opened = is_fetch ? CAIRN_OK : pack(parcel, link->conn.peer);
-    if (opened != CAIRN_OK) return opened;
+    if (opened != CAIRN_OK) {
+        cairn_chunk_link_note_memory(&link->conn, opened, parcel->head_bytes + parcel->byte_count);
+        return opened;
+    }
     parcel->via = via;
     const void *data = parcel->head_bytes > 0 ? parcel->packed : parcel->bytes;
     const void *payload = is_fetch ? parcel->target->box : data;

@@ -1,8 +1,8 @@
 /* Memory of peers, mapped here to be read, or read by copies where there is no room to map it. A mapping
  * lives as long as its slot, a message or a holder refers to it, so that nobody who reads is harmed by its
- * maker's end. Nor by its emptiness: a page that is missing would be made for whoever reads it, at the cost of
- * the reader's control group, which may kill it for that; so nothing is read that is not there, and seals keep
- * it there. */
+ * maker's end. Nor by its emptiness: a page that is missing would be made for whoever reads it, at the cost
+ * of the reader's control group, which may kill it for that; so nothing is read that is not there, and seals
+ * keep it there. */
 #include "proto/fabric/mapped.h"
 
 #include <errno.h>

@@ -6,6 +6,37 @@
 #define RETRY_MIN_MS 20
 #define RETRY_MAX_MS 1000
 #define QUIET_MAX_MS 1000 /* that a shard's silence lasts before it is broken */
+#define STARVED_MS   1000 /* without memory, before it is told */
+
+/* Without memory a payload may not go where a header does: a size is known to go by one that went. */
+void cairn_chunk_link_note_memory(struct cairn_chunk_link *link, cairn_status status,
+                                  size_t payload_bytes)
+{
+    if (status == CAIRN_ERR_NO_MEMORY) {
+        link->starved.is_short = true;
+        link->starved.bytes = payload_bytes;
+    } else if (status == CAIRN_OK && payload_bytes >= link->starved.bytes) {
+        link->starved.is_short = false;
+    }
+}
+
+uint64_t cairn_chunk_link_starved_ms(const struct cairn_chunk_link *link, uint64_t now_ms)
+{
+    return link->starved.since_ms == 0 ? 0 : now_ms - link->starved.since_ms;
+}
+
+static void judge_memory(struct cairn_chunk_link *link, uint64_t now_ms)
+{
+    if (!link->starved.is_short || !link->hands->waits(link)) {
+        link->starved.since_ms = 0;
+        link->starved.is_told = false;
+        return;
+    }
+    if (link->starved.since_ms == 0) link->starved.since_ms = now_ms;
+    if (link->starved.is_told || now_ms - link->starved.since_ms < STARVED_MS) return;
+    link->starved.is_told = true;
+    if (link->hands->starved != NULL) link->hands->starved(link);
+}
 
 void cairn_chunk_link_forget(struct cairn_chunk_link *link)
 {
@@ -57,8 +88,10 @@ static void connect_link(struct cairn_chunk_link *link, struct cairn_fabric *fab
     if (link->retry_delay_ms > RETRY_MAX_MS) link->retry_delay_ms = RETRY_MAX_MS;
     link->retry_at_ms = now_ms + link->retry_delay_ms;
     if (address_bytes == 0) return;
-    if (cairn_fabric_connect(fabric, address, address_bytes, on_down, link, &link->peer) !=
-        CAIRN_OK) {
+    const cairn_status status = cairn_fabric_connect(fabric, address, address_bytes, on_down, link,
+                                                     &link->peer);
+    cairn_chunk_link_note_memory(link, status, 0);
+    if (status != CAIRN_OK) {
         link->peer = NULL;
         return;
     }
@@ -80,6 +113,7 @@ static void break_silence(struct cairn_chunk_link *link, uint64_t now_ms)
 void cairn_chunk_link_tick(struct cairn_chunk_link *link, struct cairn_fabric *fabric,
                            const uint8_t *address, size_t address_bytes, uint64_t now_ms)
 {
+    judge_memory(link, now_ms);
     if (link->peer != NULL) {
         break_silence(link, now_ms);
         return;
@@ -134,6 +168,7 @@ cairn_status cairn_chunk_link_send(struct cairn_chunk_link *link, struct cairn_c
     cairn_chunk_encode(header, bytes);
     const cairn_status status = cairn_fabric_send(link->peer, bytes, sizeof bytes, payload,
                                                   payload_bytes, on_sent, arg);
+    cairn_chunk_link_note_memory(link, status, payload_bytes);
     if (status == CAIRN_OK && on_sent != NULL) cairn_chunk_link_loan(link);
     return status;
 }
@@ -151,4 +186,10 @@ void cairn_chunk_link_loan_back(struct cairn_chunk_link *link)
     assert(link->on_loan > 0);
     link->on_loan--;
     if (link->hands->loan_back != NULL) link->hands->loan_back(link);
+}
+
+void cairn_chunk_link_sent(struct cairn_chunk_link *link, cairn_status status)
+{
+    if (status == CAIRN_ERR_NO_MEMORY) cairn_chunk_link_close(link);
+    cairn_chunk_link_loan_back(link);
 }

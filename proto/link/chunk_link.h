@@ -32,6 +32,9 @@ struct cairn_chunk_link_hands {
     void (*lost)(struct cairn_chunk_link *link);
     /* The connection went down, just now; may be NULL. */
     void (*down)(struct cairn_chunk_link *link, cairn_status why);
+    /* Something is awaited, and for a second this process has had no memory to send what asks for it, or to
+     * connect; may be NULL. Told again when it happens again. */
+    void (*starved)(struct cairn_chunk_link *link);
     /* A loan more, and one less: the last word of a callback. May be NULL. */
     void (*loan)(struct cairn_chunk_link *link);
     void (*loan_back)(struct cairn_chunk_link *link);
@@ -49,6 +52,12 @@ struct cairn_chunk_link {
     uint32_t endpoint;   /* the shard's to us, the newest heard of; 0: none on this connection */
     bool heard;          /* anything from it since the last tick */
     uint64_t quiet_since_ms; /* or since there was nothing to wait for */
+    struct {
+        bool is_short;     /* of memory: the last thing of this size could not be sent */
+        size_t bytes;      /* of its payload; 0: a header alone, or a connection */
+        uint64_t since_ms; /* the tick that saw it first; 0: none has */
+        bool is_told;
+    } starved;
 };
 
 /* To the shard's address; `fabric` NULL: no connection is made now. address_bytes 0: the shard is away. */
@@ -64,17 +73,25 @@ void cairn_chunk_link_restart(struct cairn_chunk_link *link);
 bool cairn_chunk_link_is_up(const struct cairn_chunk_link *link);
 /* Through memory of this host. */
 bool cairn_chunk_link_shares(const struct cairn_chunk_link *link);
+/* What was to be sent over it was not for want of memory, or was: cairn_chunk_link_send notes its own. */
+void cairn_chunk_link_note_memory(struct cairn_chunk_link *link, cairn_status status,
+                                  size_t payload_bytes);
+/* For how long something has been awaited that this process has no memory to send; 0: there is memory. */
+uint64_t cairn_chunk_link_starved_ms(const struct cairn_chunk_link *link, uint64_t now_ms);
 /* A message of the shard came. False: a loss is not told yet, drop it. */
 bool cairn_chunk_link_heard(struct cairn_chunk_link *link);
 /* HELLO of the shard, its header.request. True: the shard has a new endpoint to us, and what it answered on
  * earlier ones may be lost. */
 bool cairn_chunk_link_on_hello(struct cairn_chunk_link *link, uint64_t way);
-/* The payload is on loan until on_sent (may be NULL without one), which ends with cairn_chunk_link_loan_back.
+/* The payload is on loan until on_sent (may be NULL without one), which ends with cairn_chunk_link_sent.
  * CAIRN_ERR_CLOSED: not connected; CAIRN_ERR_BUSY. */
 CAIRN_MUST_CHECK cairn_status cairn_chunk_link_send(struct cairn_chunk_link *link,
                                                     struct cairn_chunk_header *header,
                                                     const void *payload, size_t payload_bytes,
                                                     cairn_fabric_done_fn *on_sent, void *arg);
+/* on_sent of a payload, its last word. What failed for want of memory arrived nowhere, and nobody answers:
+ * the connection is made anew, so that all of it is sent again. */
+void cairn_chunk_link_sent(struct cairn_chunk_link *link, cairn_status status);
 /* Something that came from the shard is being received: a loss is not told before it is back. Sends count
  * themselves. */
 void cairn_chunk_link_loan(struct cairn_chunk_link *link);

@@ -41,9 +41,8 @@ static void on_note_sent(void *arg, cairn_status status)
 {
     struct note *note = arg;
     struct cairn_chunk_link *link = note->link;
-    (void)status;
     free(note);
-    cairn_chunk_link_loan_back(link);
+    cairn_chunk_link_sent(link, status);
 }
 
 static void send_micro_end(struct cairn_pusher *pusher, const struct cairn_push_action *action)
@@ -55,7 +54,9 @@ static void send_micro_end(struct cairn_pusher *pusher, const struct cairn_push_
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     header.tensor = mark_of(pusher, action);
     header.value = action->sent;
-    if (note != NULL) {
+    if (note == NULL) {
+        cairn_chunk_link_note_memory(link, status, max * sizeof *note->tensors);
+    } else {
         note->link = link;
         const size_t count = pusher->hands->absent(pusher, action->shard, action->micro,
                                                    note->tensors);

@@ -1,6 +1,7 @@
 /* A trainer that gets no memory, no descriptor or no thread, once, at any point of its life: every call does
  * what it should or says so and may be made again, no gradient is lost, and its process goes on. Some points
- * are tried; CAIRN_TEST_LONG=1: each one, in two stages (tests/support/nth/nth_scene.c). */
+ * are tried; CAIRN_TEST_LONG=1: each one, in two stages (tests/support/nth/nth_scene.c). And processes, of
+ * either end, whose addresses are at their limit. */
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +13,7 @@
 
 #include "tests/support/cluster.h"
 #include "tests/support/suite.h"
+#include "tests/support/tiny_job.h"
 
 enum { SCENES_MS = 240000 };
 
@@ -86,6 +88,94 @@ TEST(a_process_that_may_open_no_more_descriptors_is_told_so)
     }
     ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &old), 0); // as the sentence says
     ck_assert_msg(cairn_open(&opts, &session) == CAIRN_OK, "%s", cairn_error());
+    cairn_close(session);
+}
+
+/* ---- addresses ---- */
+
+/* So many more than it has now. */
+static void allow_addresses(pid_t pid, struct rlimit *was, rlim_t more)
+{
+    char path[64];
+    unsigned long pages = 0;
+    snprintf(path, sizeof path, "/proc/%d/statm", (int)pid);
+    FILE *file = fopen(path, "r");
+    ck_assert(file != NULL && fscanf(file, "%lu", &pages) == 1);
+    fclose(file);
+    ck_assert_int_eq(prlimit(pid, RLIMIT_AS, NULL, was), 0);
+    const struct rlimit low = { pages * (rlim_t)sysconf(_SC_PAGESIZE) + more, was->rlim_max };
+    ck_assert_int_eq(prlimit(pid, RLIMIT_AS, &low, NULL), 0);
+}
+
+enum { ELEMS = 1 << 16, STEPS = 3, SOME_ADDRESSES = 4 << 20 };
+
+static struct trainer attach(const char *name)
+{
+    struct tiny_job tiny;
+    tiny_describe(&tiny, ELEMS);
+    return tiny_attach(&cluster, name, &tiny);
+}
+
+static void train(const struct trainer *t, float out[ELEMS])
+{
+    struct cairn_result result;
+    for (int i = 0; i < STEPS; i++) {
+        const struct cairn_round round = trainer_begin(t->job);
+        tiny_push(t->job, &round, ELEMS, 0.25f * (float)(i + 1));
+        result = trainer_commit(t->job, &round, 1);
+    }
+    trainer_fetch(t->job, result.version, "w", NULL, CAIRN_F32, out);
+    cairn_close(t->session);
+}
+
+TEST(a_shard_that_can_map_no_memory_of_a_trainer_reads_it_by_copies_and_says_so_once)
+{
+    static float free_values[ELEMS], values[ELEMS];
+    struct rlimit was;
+    const struct trainer first = attach("free"), bound[] = { attach("bound"), attach("too") };
+    train(&first, free_values);
+    allow_addresses(cluster.shards[0], &was, SOME_ADDRESSES);
+    for (int i = 0; i < 2; i++) train(&bound[i], values);
+    ck_assert_mem_eq(values, free_values, sizeof values);
+    ck_assert_int_eq(cluster_logged(&cluster, "shard-0.log", "cannot be mapped here"), 1);
+    ck_assert_int_eq(prlimit(cluster.shards[0], RLIMIT_AS, &was, NULL), 0);
+}
+
+static char told[2048];
+
+static bool note_wait(void *context, const char *job, const char *text, int paused_ms)
+{
+    (void)context, (void)job, (void)paused_ms;
+    snprintf(told, sizeof told, "%s", text);
+    return true;
+}
+
+TEST_EACH(a_trainer_without_addresses_is_told_so_and_no_shard_is_blamed, 0, 2)
+{
+    static const char *const fabrics[] = { "mapped", "ucx" };
+    static float values[ELEMS];
+    const struct cairn_opts opts = { .struct_size = sizeof opts,
+                                     .endpoint = cluster.address,
+                                     .fabric = fabrics[_i],
+                                     .on_wait = note_wait };
+    struct cairn_result result = { .struct_size = sizeof result };
+    struct tiny_job tiny;
+    struct rlimit was;
+    cairn *session;
+    tiny_describe(&tiny, ELEMS);
+    good(cairn_open(&opts, &session));
+    allow_addresses(getpid(), &was, 0);
+    cairn_job *job = tiny_open(session, fabrics[_i], &tiny);
+    const struct cairn_round round = trainer_begin(job);
+    tiny_push(job, &round, ELEMS, 1);
+    const cairn_status status = cairn_commit(job, &round, 1, NULL, 0, 1000, &result);
+    const bool is_said = strstr(cairn_error(), "this process has no memory to send to shard") !=
+                         NULL;
+    ck_assert_int_eq(prlimit(0, RLIMIT_AS, &was, NULL), 0);
+    ck_assert_msg(status == CAIRN_ERR_TIMEOUT && is_said, "%d %s", (int)status, cairn_error());
+    good(cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result)); // as the sentence says
+    trainer_fetch(job, result.version, "w", NULL, CAIRN_F32, values);
+    ck_assert_float_ne(values[ELEMS - 1], 1);
     cairn_close(session);
 }
 

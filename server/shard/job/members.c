@@ -46,6 +46,14 @@ static void say_unreachable(struct cairn_member *member, cairn_status status)
 {
     char here[CAIRN_PLACE_BYTES], there[CAIRN_PLACE_BYTES];
     size_t bytes;
+    if (status == CAIRN_ERR_NO_MEMORY) {
+        cairn_log_limited(
+            &member->refusals, CAIRN_LOG_WARN,
+            "no memory to connect to %s of job %s: raise the limits of this process (ulimit "
+            "-v, memory.max, vm.max_map_count); tried again when it speaks",
+            member->name, member->job->spec.name);
+        return;
+    }
     const void *address = cairn_fabric_address(member->job->shard->fabric, &bytes);
     cairn_fabric_address_print_places(address, bytes, here);
     cairn_fabric_address_print_places(member->address, member->address_bytes, there);

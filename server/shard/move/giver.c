@@ -49,6 +49,15 @@ static void down(struct cairn_chunk_link *link, cairn_status why)
                    giver->take->job->spec.name, giver->name, cairn_status_text((int)why));
 }
 
+static void starved(struct cairn_chunk_link *link)
+{
+    const struct cairn_giver *giver = giver_of(link);
+    cairn_log_warn(
+        "job %s: no memory to ask shard %s, whose state comes here: raise the limits of this "
+        "process (ulimit -v, memory.max, vm.max_map_count)",
+        giver->take->job->spec.name, giver->name);
+}
+
 static void loan(struct cairn_chunk_link *link)
 {
     cairn_take_busy(giver_of(link)->take);
@@ -60,7 +69,13 @@ static void loan_back(struct cairn_chunk_link *link)
 }
 
 static const struct cairn_chunk_link_hands hands = {
-    .sign = sign, .waits = waits, .lost = lost, .down = down, .loan = loan, .loan_back = loan_back
+    .sign = sign,
+    .waits = waits,
+    .lost = lost,
+    .down = down,
+    .starved = starved,
+    .loan = loan,
+    .loan_back = loan_back,
 };
 
 /* ---- the questions ---- */

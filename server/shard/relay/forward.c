@@ -50,10 +50,9 @@ static void on_chunk_sent(void *arg, cairn_status status)
     struct cairn_buffer *buffer = arg;
     struct cairn_relay_owner *owner = owner_of_buffer(buffer);
     struct cairn_relay *relay = owner->relay;
-    (void)status; // whether it arrived, an answer says
     cairn_buffer_pool_return(&relay->sums.pool, (uint32_t)(buffer - relay->sums.pool.buffers));
     if (!relay->job->shard->closing) cairn_relay_sums_advance(relay);
-    cairn_chunk_link_loan_back(&owner->link);
+    cairn_chunk_link_sent(&owner->link, status);
 }
 
 static cairn_status send_chunk(struct cairn_pusher *pusher, const struct cairn_push_action *action,

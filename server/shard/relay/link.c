@@ -48,6 +48,15 @@ static void down(struct cairn_chunk_link *link, cairn_status why)
     cairn_relay_wake(shard_of(owner));
 }
 
+static void starved(struct cairn_chunk_link *link)
+{
+    const struct cairn_relay_owner *owner = owner_of(link);
+    cairn_log_warn(
+        "job %s: the relay has no memory to send to shard %s (%zu bytes at a time): raise the "
+        "limits of this process (ulimit -v, memory.max, vm.max_map_count)",
+        owner->relay->job->spec.name, owner->name, link->starved.bytes);
+}
+
 static void loan(struct cairn_chunk_link *link)
 {
     cairn_relay_busy(owner_of(link)->relay);
@@ -59,7 +68,13 @@ static void loan_back(struct cairn_chunk_link *link)
 }
 
 static const struct cairn_chunk_link_hands hands = {
-    .sign = sign, .waits = waits, .lost = lost, .down = down, .loan = loan, .loan_back = loan_back
+    .sign = sign,
+    .waits = waits,
+    .lost = lost,
+    .down = down,
+    .starved = starved,
+    .loan = loan,
+    .loan_back = loan_back,
 };
 
 void cairn_relay_link_open(struct cairn_relay_owner *owner)
