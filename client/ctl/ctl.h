@@ -185,12 +185,9 @@ struct ctl {
     bool given[CTL_OPTIONS_MAX]; /* by the table of options */
     char words[64];              /* "job list": for what is said of the line */
     /* the connection */
-    int fd;
-    uint64_t deadline_ms;
     bool tries_again; /* who calls: that a coordinator cannot be reached, or is late, is not said */
-    /* Of a snapshot or digest: the job whose it is, and for whom it waits, said once. */
+    /* Of a snapshot or digest: the job whose it is; and whether it is said for whom it waits. */
     const char *cut_of;
-    struct cairn_sentence awaited;
     bool awaited_said;
 };
 

@@ -322,7 +322,7 @@ static int parse(struct ctl *ctl, const struct subcommand **subcommand_out)
 
 int main(int argc, char **argv)
 {
-    struct ctl ctl = { .fd = -1, .argc = argc, .argv = argv, .build = CAIRN_BUILD };
+    struct ctl ctl = { .argc = argc, .argv = argv, .build = CAIRN_BUILD };
     const struct subcommand *subcommand = NULL;
     const int done = parse(&ctl, &subcommand);
     if (done >= 0) return done;

@@ -1127,6 +1127,48 @@ CAIRN_EXPORT cairn_status cairn_client_state(cairn_job *job, void *buffer, size_
 CAIRN_EXPORT cairn_status cairn_snapshot(cairn_job *job, uint32_t flags, int timeout_ms,
                                          char id_out[64]) CAIRN_CHECKED;
 
+/* The cluster's jobs, open in this session or not: what `cairn job list`, `cairn job drop` and `cairn
+ * snapshot restore` do, by the same right, over a connection of the call's own to the session's coordinator.
+ * They end with their timeout, or soon after cairn_close. CAIRN_ERR_UNREACHABLE: no coordinator is there;
+ * these calls wait for none. */
+struct cairn_job_entry {
+    size_t struct_size;
+    char name[256];
+    char state[32];    /* "running", "lost", ...: as `cairn job list` has it */
+    char awaited[512]; /* for whom or what it waits; "": it goes on */
+    struct cairn_version version;
+    bool version_known; /* false: its shards have not told yet, and version means nothing */
+    bool reserved[7];
+    uint32_t workers, workers_min, shards, reserved_too;
+    uint64_t tensors, elems, state_bytes;
+};
+/* All of them, by name. *entry_count: in, the room there is; out, how many there are, with CAIRN_ERR_INVALID
+ * where that is more than the room. Set entries[0].struct_size; entries may be NULL with room 0. */
+CAIRN_EXPORT cairn_status cairn_job_list(cairn_session *session, struct cairn_job_entry *entries,
+                                         size_t *entry_count, int timeout_ms) CAIRN_CHECKED;
+/* Takes the job from the cluster, its snapshots stay. CAIRN_ERR_NOT_FOUND; CAIRN_ERR_BUSY names who has it
+ * open, or what is being done with it: CAIRN_DROP_FORCE puts them out, whose calls are CAIRN_ERR_CANCELED
+ * then. After CAIRN_ERR_TIMEOUT it goes on. */
+#define CAIRN_DROP_FORCE 1u
+CAIRN_EXPORT cairn_status cairn_job_drop(cairn_session *session, const char *name, uint32_t flags,
+                                         int timeout_ms) CAIRN_CHECKED;
+/* Makes the job of a snapshot: of `snapshot`, an id of the job's own, "latest", or the path from '/' of a
+ * snapshot's folder where the coordinator is (name NULL: that of the snapshot). Workers open it as ever, and
+ * those that had it open have CAIRN_ERR_ROLLED_BACK. CAIRN_ERR_EXISTS: the job is there, and would lose what
+ * it learned since; CAIRN_RESTORE_REPLACE says that it is to. CAIRN_RESTORE_FALLBACK: where the snapshot is
+ * damaged, the newest good one before it; CAIRN_RESTORE_UNSIGNED, CAIRN_RESTORE_UNTRUSTED: one without a
+ * signature, one by a key that the cluster does not trust. CAIRN_ERR_NOT_FOUND, CAIRN_ERR_CORRUPT. After
+ * CAIRN_ERR_TIMEOUT it goes on. Both results may be NULL: id_out, which it was, and the version that the job
+ * has now. */
+#define CAIRN_RESTORE_REPLACE   1u
+#define CAIRN_RESTORE_FALLBACK  2u
+#define CAIRN_RESTORE_UNSIGNED  4u
+#define CAIRN_RESTORE_UNTRUSTED 8u
+CAIRN_EXPORT cairn_status cairn_job_restore(cairn_session *session, const char *name,
+                                            const char *snapshot, uint32_t flags, int timeout_ms,
+                                            char id_out[64],
+                                            struct cairn_version *version_out) CAIRN_CHECKED;
+
 /* What this handle has sent, fetched and holds so far; out->struct_size set. CAIRN_ERR_INVALID: it is not. */
 CAIRN_EXPORT cairn_status cairn_job_stats(cairn_job *job, struct cairn_stats *out) CAIRN_CHECKED;
 

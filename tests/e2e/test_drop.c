@@ -76,4 +76,61 @@ TEST(a_snapshot_is_removed_when_it_is_asked_for_by_id)
     cluster_stop(&cluster);
 }
 
+/* ---- the same in C ---- */
+
+TEST(a_program_lists_drops_and_restores_jobs_of_its_cluster)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct cairn_job_entry entries[2] = { { .struct_size = sizeof *entries } };
+    struct cluster cluster;
+    struct tiny_job tiny;
+    struct cairn_version version;
+    char first[64], id[64];
+    size_t count = 0;
+    cluster_start(&cluster, 1, NULL);
+    tiny_describe(&tiny, 10);
+    cairn *session = tiny_session(&cluster, NULL);
+    good(cairn_job_list(session, NULL, &count, CLUSTER_WAIT_MS));
+    ck_assert_uint_eq(count, 0);
+    cairn_job *job = tiny_open(session, "tiny", &tiny);
+    (void)tiny_step(job);
+    good(cairn_snapshot(job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, first));
+    (void)tiny_step(job);
+    fails(cairn_job_list(session, NULL, &count, CLUSTER_WAIT_MS), CAIRN_ERR_INVALID, "there are 1");
+    ck_assert_uint_eq(count, 1);
+    count = 2;
+    good(cairn_job_list(session, entries, &count, CLUSTER_WAIT_MS));
+    ck_assert(count == 1 && strcmp(entries[0].name, "tiny") == 0 && entries[0].workers == 1);
+    ck_assert(strcmp(entries[0].state, "running") == 0 && entries[0].version_known &&
+              entries[0].version.step == 2 && entries[0].elems == 10 && entries[0].tensors == 1);
+
+    fails(cairn_job_drop(session, "none", 0, CLUSTER_WAIT_MS), CAIRN_ERR_NOT_FOUND, "none");
+    fails(cairn_job_drop(session, "tiny", 0, CLUSTER_WAIT_MS), CAIRN_ERR_BUSY, "CAIRN_DROP_FORCE");
+    fails(cairn_job_drop(session, "tiny", 2, CLUSTER_WAIT_MS), CAIRN_ERR_INVALID, "flags");
+    fails(cairn_job_restore(session, "tiny", "latest", 0, CLUSTER_WAIT_MS, NULL, NULL),
+          CAIRN_ERR_EXISTS, "step 2, and open by 1 worker");
+    good(cairn_job_restore(session, "tiny", "latest", CAIRN_RESTORE_REPLACE, CLUSTER_WAIT_MS, id,
+                           &version));
+    ck_assert_str_eq(id, first);
+    ck_assert_uint_eq(version.step, 1);
+    fails(cairn_round_begin(job, CLUSTER_WAIT_MS, &round), CAIRN_ERR_ROLLED_BACK, "");
+    cairn_job_close(job);
+    job = tiny_open(session, "tiny", &tiny);
+    ck_assert_uint_eq(tiny_step(job), version.step + 1);
+
+    good(cairn_job_drop(session, "tiny", CAIRN_DROP_FORCE, CLUSTER_WAIT_MS));
+    fails(cairn_round_begin(job, CLUSTER_WAIT_MS, &round), CAIRN_ERR_CANCELED, "dropped");
+    cairn_job_close(job);
+    good(cairn_job_list(session, entries, &count, CLUSTER_WAIT_MS));
+    ck_assert_uint_eq(count, 0);
+    good(cairn_job_restore(session, "tiny", id, 0, CLUSTER_WAIT_MS, NULL, NULL));
+    cluster_kill_coordinator(&cluster);
+    fails(cairn_job_list(session, NULL, &count, CLUSTER_WAIT_MS), CAIRN_ERR_UNREACHABLE,
+          "is it running");
+    cluster_restart_coordinator(&cluster);
+    cairn_close(session);
+    ck_assert_int_eq(cairn_job_list(session, NULL, &count, 0), CAIRN_ERR_HANDLE);
+    cluster_stop(&cluster);
+}
+
 SUITE(110);

@@ -3,6 +3,7 @@
 #include <limits.h>
 #include <string.h>
 
+#include "client/base/admin.h"
 #include "client/ctl/snapshot/place.h"
 #include "proto/snapshot/snapshot_file.h"
 
@@ -16,46 +17,18 @@ static cairn_status call(struct ctl *ctl, const Cairn__SnapshotRestore *restore,
     return status;
 }
 
-static void print_members(struct cairn_sentence *out, const Cairn__ReplacedJob *replaced)
-{
-    const struct {
-        uint32_t count;
-        const char *name;
-    } kinds[] = { { replaced->workers, "worker" }, { replaced->readers, "reader" } };
-    out->text[0] = '\0';
-    for (size_t i = 0; i < 2; i++) {
-        if (kinds[i].count == 0) continue;
-        cairn_sentence_add(out, "%s%u %s%s", out->text[0] != '\0' ? " and " : "", kinds[i].count,
-                           kinds[i].name, kinds[i].count == 1 ? "" : "s");
-    }
-    if (out->text[0] == '\0') cairn_sentence_set(out, "nobody");
-}
-
 /* -1: go on; else the exit status. What a lost job has learned is lost already, or its parts may return. */
 static int confirm(struct ctl *ctl, const Cairn__SnapshotRestore *restore)
 {
     Cairn__SnapshotRestore question = *restore;
     Cairn__SnapshotStatus *plan;
-    struct cairn_sentence what, members;
+    struct cairn_sentence what;
     if (ctl->yes) return -1;
     question.plan = true;
     const cairn_status called = call(ctl, &question, &plan);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
-    const Cairn__ReplacedJob *replaced = plan->replaced;
     int refused = -1;
-    if (replaced != NULL && (strcmp(replaced->state, "lost") != 0 || replaced->may_return)) {
-        print_members(&members, replaced);
-        cairn_sentence_set(&what, "Job %s is %s, at ", plan->job, replaced->state);
-        if (replaced->version_unknown)
-            cairn_sentence_add(&what, "an unknown step");
-        else
-            cairn_sentence_add(&what, "generation %llu, step %llu",
-                               (unsigned long long)replaced->generation,
-                               (unsigned long long)replaced->step);
-        cairn_sentence_add(&what, ", and open by %s: what is not in the snapshot of step %llu",
-                           members.text, (unsigned long long)plan->step);
-        refused = cairn_ctl_confirm(ctl, what.text, plan->job);
-    }
+    if (cairn_admin_replaces(plan, &what)) refused = cairn_ctl_confirm(ctl, what.text, plan->job);
     cairn_message_free(&plan->base);
     return refused;
 }
@@ -87,7 +60,7 @@ static void print(const Cairn__SnapshotStatus *s)
     cairn_ctl_line("restored", "job %s, generation %llu", s->job,
                    (unsigned long long)s->restored_generation);
     if (s->replaced == NULL) return;
-    print_members(&members, s->replaced);
+    cairn_admin_members(s->replaced, &members);
     cairn_ctl_version_line("replaced", s->replaced->generation, s->replaced->step,
                            s->replaced->version_unknown);
     cairn_ctl_line("must open again", "%s", members.text);
@@ -103,22 +76,15 @@ int cairn_ctl_snapshot_latest(struct ctl *ctl, const char *job,
                                                CAIRN_MSG_SNAPSHOT_LIST, &reply);
     if (called != CAIRN_OK) return cairn_status_exit((int)called);
     const Cairn__SnapshotList *list = (const Cairn__SnapshotList *)reply;
-    size_t latest = 0, at = 0; // the newest first
-    while (latest < list->n_snapshots && !list->snapshots[latest]->latest) latest++;
-    const bool is_named = latest < list->n_snapshots; // not of a cluster that knew no such word
-    for (; at < list->n_snapshots && (!is_named || at != latest); at++) {
-        if (list->snapshots[at]->nonfinite > 0 || list->snapshots[at]->check_failed)
-            cairn_ctl_warn_damaged(list->snapshots[at], "is passed over");
-        else if (!is_named)
-            break;
-    }
-    const bool found = at < list->n_snapshots;
-    if (found) snprintf(id_out, CAIRN_SNAPSHOT_ID_BYTES, "%s", list->snapshots[at]->id);
+    const bool is_any = list->n_snapshots > 0;
+    const Cairn__SnapshotStatus *latest = cairn_admin_latest(list, cairn_ctl_warn_damaged);
+    const bool found = latest != NULL;
+    if (found) snprintf(id_out, CAIRN_SNAPSHOT_ID_BYTES, "%s", latest->id);
     cairn_message_free(reply);
     if (found) return -1;
     return cairn_ctl_fail(
         CAIRN_ERR_NOT_FOUND,
-        at == 0 ? "job %s has no committed snapshot; see cairn snapshot list"
+        !is_any ? "job %s has no committed snapshot; see cairn snapshot list"
                 : "job %s has only damaged snapshots; name one by its id, or make the job anew",
         job);
 }

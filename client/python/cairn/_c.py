@@ -213,12 +213,19 @@ class Env(Sized):
 
 
 # The struct of the header, for the test that compares them.
+class JobEntry(Sized):
+    _fields_ = [("struct_size", c_size_t), ("name", c_char * 256), ("state", c_char * 32), ("awaited", c_char * 512),
+                ("version", Version), ("version_known", c_bool), ("reserved", c_bool * 7), ("workers", c_uint32),
+                ("workers_min", c_uint32), ("shards", c_uint32), ("reserved_too", c_uint32), ("tensors", c_uint64),
+                ("elems", c_uint64), ("state_bytes", c_uint64)]
+
+
 STRUCTS = {"cairn_box": Box, "cairn_version": Version, "cairn_opts": Opts, "cairn_tensor": Tensor,
            "cairn_group": Group, "cairn_job_spec": JobSpec, "cairn_mem": Mem, "cairn_round": Round,
            "cairn_result": Result, "cairn_stats": Stats, "cairn_env": Env, "cairn_tile": Tile,
            "cairn_job_info": JobInfo, "cairn_init": Init, "cairn_schedule_point": SchedulePoint,
            "cairn_amend": Amend, "cairn_tie": Tie, "cairn_setting": Setting, "cairn_difference": Difference,
-           "cairn_view": View, "cairn_part": Part}
+           "cairn_view": View, "cairn_part": Part, "cairn_job_entry": JobEntry}
 
 _handle = c_void_p
 FUNCTIONS = {
@@ -257,6 +264,10 @@ FUNCTIONS = {
     "cairn_op_set_user": (c_int, [_handle, c_void_p]),
     "cairn_cancel": (c_int, [_handle]),
     "cairn_snapshot": (c_int, [_handle, c_uint32, c_int, POINTER(c_char * 64)]),
+    "cairn_job_list": (c_int, [_handle, POINTER(JobEntry), POINTER(c_size_t), c_int]),
+    "cairn_job_drop": (c_int, [_handle, c_char_p, c_uint32, c_int]),
+    "cairn_job_restore": (c_int, [_handle, c_char_p, c_char_p, c_uint32, c_int, POINTER(c_char * 64),
+                                  POINTER(Version)]),
     "cairn_job_stats": (c_int, [_handle, POINTER(Stats)]),
     "cairn_job_describe": (c_int, [_handle, POINTER(JobInfo)]),
     "cairn_job_tensor": (c_int, [_handle, c_size_t, POINTER(Tensor)]),

@@ -78,7 +78,7 @@ static cairn_status refuse_members(const struct cairn_cluster_job *job, struct c
                            m->session->name);
     if (job->members.count > named)
         cairn_sentence_add(why, " and %" PRIu32 " more", job->members.count - named);
-    cairn_sentence_add(why, "; end them, or say --force");
+    cairn_sentence_add(why, "; end them, or force it (--force, CAIRN_DROP_FORCE)");
     return CAIRN_ERR_BUSY;
 }
 

@@ -131,7 +131,6 @@ bool cairn_bench_move_begin(struct bench_mover *m)
 {
     m->ctl = *m->local->ctl;
     m->ctl.endpoint = m->local->endpoint;
-    m->ctl.fd = -1;
     memset(m->peaks, 0, sizeof m->peaks);
     m->move = (struct bench_move) { 0 };
     atomic_store(&m->is_over, false);

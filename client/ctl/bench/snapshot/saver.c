@@ -96,7 +96,6 @@ static void prepare_call(struct cairn_bench_saver *s)
     s->ctl = *s->local->ctl;
     s->ctl.endpoint = s->local->endpoint;
     s->ctl.timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
-    s->ctl.fd = -1;
 }
 
 bool cairn_bench_save_begin(struct cairn_bench_saver *s)
