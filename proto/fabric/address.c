@@ -16,8 +16,8 @@ struct envelope {
 };
 static_assert(sizeof(struct envelope) == 32, "wire format");
 /* The number grows with what two ends have to have alike. 2: UCX's segments are 256 KiB; one that is
- * longer than its receiver's aborts the receiver. */
-static const char envelope_magic[8] = "CAIRNFA2";
+ * longer than its receiver's aborts the receiver. 3: over UCX small messages come in bundles. */
+static const char envelope_magic[8] = "CAIRNFA3";
 enum flag { FLAG_ONE_SIDED = 1 }; /* it may read, and be read */
 
 /* The kind as 7 bytes, padded with NUL; names of backends are shorter. */

@@ -89,6 +89,7 @@ static cairn_status ucx_start(struct cairn_fabric *fabric,
         goto err_cleanup_context;
     }
     ucs = ucx_listen(ucx);
+    if (ucs == UCS_OK) ucs = ucx_bundles_listen(ucx);
     if (ucs == UCS_OK) ucs = ucx_one_sided_listen(ucx);
     if (ucs == UCS_OK) ucs = ucp_worker_get_efd(ucx->worker, &fabric->event_fd);
     status = ucs == UCS_OK ? publish_address(ucx, ucx_devices(options), ucx_transports(options))
@@ -139,14 +140,15 @@ static void close_receives(struct ucx_fabric *ucx)
 
 static unsigned ucx_progress(struct cairn_fabric *fabric)
 {
-    const unsigned count = ucp_worker_progress(ucx_of(fabric)->worker);
-    return count + ucx_links_tend(ucx_of(fabric));
+    struct ucx_fabric *ucx = ucx_of(fabric);
+    const unsigned count = ucx_bundles_flush(ucx) + ucp_worker_progress(ucx->worker);
+    return count + ucx_links_tend(ucx);
 }
 
 static cairn_status ucx_arm(struct cairn_fabric *fabric)
 {
-    const struct ucx_fabric *ucx = ucx_of(fabric);
-    if (ucx->has_lost) return CAIRN_ERR_BUSY;
+    struct ucx_fabric *ucx = ucx_of(fabric);
+    if (ucx_bundles_flush(ucx) > 0 || ucx->has_lost) return CAIRN_ERR_BUSY;
     ucs_status_t status = ucp_worker_arm(ucx->worker);
     return status == UCS_OK ? CAIRN_OK : CAIRN_ERR_BUSY;
 }
@@ -169,6 +171,7 @@ static void ucx_stop(struct cairn_fabric *fabric)
     ucp_worker_destroy(ucx->worker);
     ucp_cleanup(ucx->context);
     ucx_far_close(ucx);
+    ucx_bundles_close(ucx);
     ucx_one_sided_end_stop(ucx);
     ucx_links_close(ucx);
     ucx_reach_close(ucx);

@@ -6,6 +6,7 @@
  *   ucx_settings.c  how UCX is set up
  *   ucx_reach.c     whether a peer answers, before UCX waits for it
  *   ucx_message.c   messages as active messages
+ *   ucx_bundle.c    small messages that leave together
  *   ucx_far.c       receives around the caches
  *   ucx_one_sided.c whether peers read each other's memory, and what they tell each other for it
  *   ucx_memory.c    memory of ours that peers may read: registered, packed keys
@@ -34,7 +35,11 @@ enum {
         256 << 10, /* bytes: a smaller payload may well be read before it leaves the cache */
     UCX_RENDEZVOUS_MIN = 32 << 10, /* bytes with the header; less goes along (eager) */
     UCX_REFER_MIN = UCX_RENDEZVOUS_MIN,
-    UCX_ASKED_MAX = 32, /* addresses that did not answer at once */
+    UCX_BUNDLED_MAX = 8 << 10,   /* bytes of payload; a larger message goes by itself */
+    UCX_BUNDLE_BYTES = 60 << 10, /* of a bundle: one that is held fits a buffer of UCX's */
+    UCX_BUNDLE_COUNT = 256,      /* messages in a bundle */
+    UCX_BUNDLES_MAX = 4,         /* to a peer, under way */
+    UCX_ASKED_MAX = 32,          /* addresses that did not answer at once */
 };
 
 /* What became of the message that on_message is being shown right now. UCX wants to hear it as the
@@ -108,6 +113,10 @@ struct ucx_fabric {
     LIST_HEAD(, ucx_far) fars;
     LIST_HEAD(, ucx_far) fars_spare;
 
+    /* small messages; a peer has one open at most */
+    LIST_HEAD(, ucx_bundle) bundles_open;
+    LIST_HEAD(, ucx_bundle) bundles_out; /* UCX sends them */
+
     /* one-sided reads */
     /* common.is_one_sided: else nothing below is used */
     uint32_t endpoints, generations, reads_now;
@@ -147,6 +156,8 @@ struct ucx_link {
     bool is_lost;   /* no handle is made on it any more, and those that it has are told */
     bool is_down;   /* UCX said so */
     bool is_closed; /* its endpoint is not there */
+    struct ucx_bundle *bundle; /* owned: open; or NULL */
+    uint32_t bundles_out;
 
     /* one-sided reads */
     uint32_t endpoint; /* number of this one; 0: no reads */
@@ -173,7 +184,8 @@ struct ucx_peer {
 
 struct ucx_message {
     struct cairn_fabric_message common;
-    void *data; /* UCX's: the payload (eager) or a descriptor (rendezvous) */
+    void *data;   /* UCX's: the payload (eager) or a descriptor (rendezvous) */
+    void *bundle; /* UCX's: that the payload is in; NULL: in none */
     bool is_rendezvous;
     ucp_ep_h ep; /* UCX's end of the connection that a rendezvous came by; may be gone */
     /* by reference */
@@ -248,6 +260,8 @@ unsigned ucx_links_tend(struct ucx_fabric *ucx);
 struct ucx_link *ucx_link_find(struct ucx_fabric *ucx, uint64_t node);
 /* Both ends are to begin anew: its handles are told soon. is_told: the node wants it so, or takes no word. */
 void ucx_link_end(struct ucx_link *link, bool is_told);
+/* It is of no use any more: those who have handles on it are told why. */
+void ucx_link_lose(struct ucx_link *link, cairn_status why);
 /* Forced: waits for nobody. Flying sends, and receives that came by it, are canceled by the next
  * progresses. */
 void ucx_endpoint_close(struct ucx_fabric *ucx, ucp_ep_h ep);
@@ -273,6 +287,22 @@ cairn_status ucx_send_whole(struct ucx_link *link, struct fabric_op *op, const v
 cairn_status ucx_send(struct cairn_fabric_peer *peer, struct fabric_op *op, const void *payload);
 void ucx_receive(struct cairn_fabric_message *message, struct fabric_op *op, void *buffer);
 void ucx_drop(struct cairn_fabric_message *message);
+
+/* Shows a message to the owner; NULL: it has no payload. Of one that is held UCX has to keep the payload. */
+enum ucx_fate ucx_show(struct ucx_fabric *ucx, const void *header, size_t header_bytes,
+                       size_t payload_bytes, struct ucx_message *message);
+
+/* ucx_bundle.c */
+ucs_status_t ucx_bundles_listen(struct ucx_fabric *ucx);
+/* False: it is too large, or there is no room: it goes by itself. */
+bool ucx_bundle_add(struct ucx_link *link, struct fabric_op *op, const void *payload);
+/* Sends what is open, where the peer takes it; returns how many that were. */
+unsigned ucx_bundles_flush(struct ucx_fabric *ucx);
+/* A message that was held is not any more. */
+void ucx_bundle_let_go(struct ucx_fabric *ucx, void *data);
+/* The link is closed next. */
+void ucx_bundles_part(struct ucx_link *link);
+void ucx_bundles_close(struct ucx_fabric *ucx); /* when the worker is not there */
 
 /* ucx_far.c */
 /* False: there will be none. */

@@ -72,3 +72,29 @@ enum ucx_frame_kind ucx_frame_judge(const void *bytes, size_t count, union ucx_f
     *size_out = sizes[head.kind];
     return (enum ucx_frame_kind)head.kind;
 }
+
+bool ucx_frame_next_bundled(const void *bytes, size_t count, size_t *at,
+                            struct ucx_frame_bundled *lengths_out)
+{
+    struct ucx_frame_bundled lengths;
+    if (count - *at < sizeof lengths) return false;
+    memcpy(&lengths, (const uint8_t *)bytes + *at, sizeof lengths);
+    if (lengths.header_bytes == 0 || lengths.header_bytes > CAIRN_FABRIC_HEADER_MAX ||
+        lengths.payload_bytes > count || count - *at < ucx_frame_bundled_bytes(&lengths))
+        return false;
+    *at += ucx_frame_bundled_bytes(&lengths);
+    *lengths_out = lengths;
+    return true;
+}
+
+bool ucx_frame_is_bundle(const void *bytes, size_t count)
+{
+    struct ucx_frame_bundle head;
+    struct ucx_frame_bundled lengths;
+    uint32_t messages = 0;
+    size_t at = sizeof head;
+    if (count < sizeof head) return false;
+    memcpy(&head, bytes, sizeof head);
+    while (ucx_frame_next_bundled(bytes, count, &at, &lengths)) messages++;
+    return head.magic == UCX_FRAME_MAGIC && messages > 0 && head.count == messages && at == count;
+}

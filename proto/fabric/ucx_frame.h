@@ -1,6 +1,6 @@
 /* What ucx nodes tell each other beside messages, so that one may read the other's memory (one-sided
- * reads): one frame in the header of an active message, numbers little-endian. Pure; private to
- * proto/fabric.
+ * reads): one frame in the header of an active message, numbers little-endian; and how small messages are
+ * bundled. Pure; private to proto/fabric.
  *
  *   who has the memory (sends messages)             who reads it (receives them)
  *                                               <-  HELLO { number of my endpoint, whether I read }
@@ -25,6 +25,7 @@
 #define CAIRN_FABRIC_UCX_FRAME_H
 
 #include <assert.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -127,6 +128,32 @@ union ucx_frame {
     struct ucx_frame_release release; /* and DECLINE */
     struct ucx_frame_port port;
 };
+
+/* A bundle of messages (ucx_bundle.c): an active message of its own. */
+struct ucx_frame_bundle { /* .. and then each message */
+    uint32_t magic;
+    uint32_t count; /* at least one */
+};
+struct ucx_frame_bundled { /* header and payload follow, filled up to 8 bytes */
+    uint32_t header_bytes; /* at least one */
+    uint32_t payload_bytes;
+};
+static_assert(sizeof(struct ucx_frame_bundle) == 8, "wire format");
+static_assert(sizeof(struct ucx_frame_bundled) == 8, "wire format");
+
+/* With its lengths and what it is filled up with. */
+static inline size_t ucx_frame_bundled_bytes(const struct ucx_frame_bundled *lengths)
+{
+    const size_t bytes = (size_t)lengths->header_bytes + lengths->payload_bytes;
+    return sizeof *lengths + (bytes + 7) / 8 * 8;
+}
+
+/* The lengths of the message that begins at `at`, which becomes where the next one does; false: none that is
+ * whole begins there. */
+bool ucx_frame_next_bundled(const void *bytes, size_t count, size_t *at,
+                            struct ucx_frame_bundled *lengths_out);
+/* It is whole: as many messages as it says, up to its last byte. */
+bool ucx_frame_is_bundle(const void *bytes, size_t count);
 
 static inline struct ucx_frame_head ucx_frame_head(enum ucx_frame_kind kind, uint64_t from)
 {

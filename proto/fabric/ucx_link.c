@@ -67,7 +67,7 @@ struct ucx_link *ucx_link_find(struct ucx_fabric *ucx, uint64_t node)
     return link != NULL && link->end_by_ms == 0 ? link : NULL;
 }
 
-static void lose(struct ucx_link *link, cairn_status why)
+void ucx_link_lose(struct ucx_link *link, cairn_status why)
 {
     struct ucx_peer *handle;
     if (link->is_lost) return;
@@ -82,7 +82,7 @@ static void on_ucx_down(void *arg, ucp_ep_h ep, ucs_status_t status)
     (void)ep;
     const cairn_status why = ucx_status(status);
     link->is_down = true;
-    lose(link, why == CAIRN_ERR_UNREACHABLE ? why : CAIRN_ERR_CLOSED);
+    ucx_link_lose(link, why == CAIRN_ERR_UNREACHABLE ? why : CAIRN_ERR_CLOSED);
 }
 
 static cairn_status connect_link(struct ucx_link *link, const void *address, size_t bytes)
@@ -116,7 +116,7 @@ static cairn_status open_link(struct ucx_fabric *ucx, const void *address, size_
 {
     const uint64_t node = fabric_hash(address, bytes);
     struct ucx_link *ending = find_living(ucx, node);
-    if (ending != NULL) lose(ending, CAIRN_ERR_CLOSED);
+    if (ending != NULL) ucx_link_lose(ending, CAIRN_ERR_CLOSED);
     struct ucx_link *link = calloc(1, sizeof *link);
     if (link == NULL) return CAIRN_ERR_NO_MEMORY;
     link->ucx = ucx;
@@ -176,6 +176,7 @@ static void close_link(struct ucx_link *link)
     if (link->is_closed) return;
     link->is_closed = true;
     ucx_part(link);
+    ucx_bundles_part(link);
     ucx_endpoint_close(link->ucx, link->ep);
     link->ucx->common.stats.endpoints_now--;
 }
@@ -251,7 +252,7 @@ static void judge_links(struct ucx_fabric *ucx, uint64_t now_ms)
             if (!link->is_lost && link->end_by_ms > now_ms)
                 plan(ucx, link->end_by_ms);
             else if (link->end_by_ms != 0)
-                lose(link, CAIRN_ERR_CLOSED);
+                ucx_link_lose(link, CAIRN_ERR_CLOSED);
             if (link->is_lost && LIST_EMPTY(&link->handles)) free_link(link);
         }
     }
@@ -270,7 +271,7 @@ unsigned ucx_links_tend(struct ucx_fabric *ucx)
         judge_flying(ucx, now_ms);
     }
     judge_links(ucx, now_ms);
-    ucx->has_lost = false; // `lose` in judge_links tells handles, which are seen to next
+    ucx->has_lost = false; // ucx_link_lose in judge_links tells handles, which are seen to next
     return 1;
 }
 

@@ -44,7 +44,8 @@ cairn_status ucx_send(struct cairn_fabric_peer *common, struct fabric_op *op, co
     cairn_status status = CAIRN_ERR_UNSUPPORTED;
     op->to = common;
     if (ucx_may_refer(link, op->payload_bytes)) status = ucx_refer(link, op, payload);
-    return status == CAIRN_ERR_UNSUPPORTED ? ucx_send_whole(link, op, payload) : status;
+    if (status != CAIRN_ERR_UNSUPPORTED) return status;
+    return ucx_bundle_add(link, op, payload) ? CAIRN_OK : ucx_send_whole(link, op, payload);
 }
 
 /* -- receiving ---------------------------------------------------------------------------------- */
@@ -73,6 +74,14 @@ static void start_rendezvous(struct ucx_fabric *ucx, void *descriptor, struct fa
         fabric_op_done(op, CAIRN_OK);
 }
 
+static void let_go(struct ucx_fabric *ucx, const struct ucx_message *message)
+{
+    if (message->bundle != NULL)
+        ucx_bundle_let_go(ucx, message->bundle);
+    else
+        ucp_am_data_release(ucx->worker, message->data);
+}
+
 void ucx_receive(struct cairn_fabric_message *common, struct fabric_op *op, void *buffer)
 {
     struct ucx_message *message = (struct ucx_message *)common;
@@ -94,7 +103,7 @@ void ucx_receive(struct cairn_fabric_message *common, struct fabric_op *op, void
     if (is_shown)
         ucx->fate = FATE_TAKEN;
     else
-        ucp_am_data_release(ucx->worker, message->data);
+        let_go(ucx, message);
 }
 
 void ucx_drop(struct cairn_fabric_message *common)
@@ -106,18 +115,18 @@ void ucx_drop(struct cairn_fabric_message *common)
     else if (message == ucx->shown)
         ucx->fate = FATE_TAKEN;
     else
-        ucp_am_data_release(ucx->worker, message->data);
+        let_go(ucx, message);
 }
 
-static ucs_status_t show(struct ucx_fabric *ucx, const void *header, size_t header_bytes,
-                         struct ucx_message *message)
+enum ucx_fate ucx_show(struct ucx_fabric *ucx, const void *header, size_t header_bytes,
+                       size_t payload_bytes, struct ucx_message *message)
 {
     ucx->shown = message;
-    ucx->fate = FATE_HELD;
-    fabric_offer(&ucx->common, header, header_bytes, message->common.payload_bytes,
-                 &message->common); // message may be freed after this
+    ucx->fate = message != NULL ? FATE_HELD : FATE_TAKEN;
+    fabric_offer(&ucx->common, header, header_bytes, payload_bytes,
+                 message != NULL ? &message->common : NULL); // it may be freed after this
     ucx->shown = NULL;
-    return ucx->fate == FATE_TAKEN ? UCS_OK : UCS_INPROGRESS;
+    return ucx->fate;
 }
 
 /* UCS_OK: UCX may free `data` (and tells a rendezvous sender so). UCS_INPROGRESS: it is kept for us. */
@@ -139,7 +148,8 @@ static ucs_status_t on_ucx_message(void *arg, const void *header, size_t header_
     message->is_rendezvous = is_rendezvous;
     message->ep = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0 ? param->reply_ep
                                                                             : NULL;
-    return show(ucx, header, header_bytes, message);
+    const enum ucx_fate fate = ucx_show(ucx, header, header_bytes, payload_bytes, message);
+    return fate == FATE_TAKEN ? UCS_OK : UCS_INPROGRESS;
 }
 
 /* WHOLE_MSG: called once a message is complete. PERSISTENT_DATA: an eager payload can be held. */

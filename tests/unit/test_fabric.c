@@ -129,6 +129,66 @@ TEST_EACH(small_payloads_can_be_held_too, 0, KINDS)
     close_pair();
 }
 
+/* Sizes around what is bundled, and the place of the i-th payload. */
+static size_t mixed_size(unsigned i)
+{
+    static const size_t sizes[] = { 4096, 0, 1, 8192, 8193, 333, 40000, 64 };
+    return sizes[i % (sizeof sizes / sizeof *sizes)];
+}
+
+TEST_EACH(what_is_sent_in_one_turn_may_be_held_dropped_and_received_one_by_one, 0, KINDS)
+{
+    enum { COUNT = 400, LONGEST = 40000 };
+    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    uint8_t *payloads = malloc((size_t)COUNT * LONGEST);
+    for (unsigned i = 0; i < COUNT; i++) {
+        fill(payloads + (size_t)i * LONGEST, mixed_size(i), i);
+        node_send(&a, to_b, i, payloads + (size_t)i * LONGEST, mixed_size(i));
+    }
+    pump(&a, &b, &b.arrived, COUNT);
+    unsigned wanted = 0;
+    for (unsigned k = 0; k < COUNT; k++) {
+        const unsigned i = k * 77 % COUNT; // each once, in no order
+        struct cairn_fabric_message *message = b.arrivals[i].message;
+        if (message != NULL && k % 3 == 0) cairn_fabric_drop(message);
+        if (message == NULL || k % 3 == 0) continue;
+        node_receive(&b, i);
+        wanted++;
+    }
+    pump(&a, &b, &b.received, wanted);
+    pump(&a, &b, &a.sent, COUNT);
+    for (unsigned i = 0; i < COUNT; i++) {
+        const struct arrival *arrival = &b.arrivals[i];
+        ck_assert_uint_eq(arrival->payload_bytes, mixed_size((unsigned)arrival->note.id));
+        if (arrival->buffer != NULL)
+            ck_assert(is_filled(arrival->buffer, arrival->payload_bytes, arrival->note.id));
+    }
+    ck_assert_uint_eq(a.send_errors + b.receive_errors, 0);
+    assert_quiet(&a);
+    assert_quiet(&b);
+    free(payloads);
+    close_pair();
+}
+
+TEST_EACH(a_peer_that_takes_nothing_for_a_while_gets_all_of_it_later, 0, KINDS)
+{
+    enum { COUNT = 3000, BYTES = 6000 };
+    open_pair(_i, (struct cairn_fabric_options) { 0 });
+    b.manner = NODE_RECEIVES;
+    for (unsigned i = 0; i < COUNT; i++) {
+        fill(bytes + i % 64 * BYTES, BYTES, i % 64);
+        node_send(&a, to_b, i, bytes + i % 64 * BYTES, BYTES);
+        if (_i != MEM && i % 100 == 99) cairn_fabric_progress(a.fabric); // it leaves, if it can
+    }
+    pump(&a, &b, &b.received, COUNT);
+    pump(&a, &b, &a.sent, COUNT);
+    for (unsigned i = 0; i < COUNT; i++)
+        ck_assert(is_filled(b.arrivals[i].buffer, BYTES, b.arrivals[i].note.id % 64));
+    ck_assert_uint_eq(a.send_errors + b.receive_errors, 0);
+    assert_quiet(&a);
+    close_pair();
+}
+
 static void on_never(void *arg, cairn_status status)
 {
     (void)arg, (void)status;

@@ -1,5 +1,5 @@
-/* What ucx nodes tell each other about memory, judged before anything is done with it; and which lanes an
- * endpoint has, read out of what UCX prints for people. */
+/* What ucx nodes tell each other about memory, and bundles of messages, judged before anything is done with
+ * them; and which lanes an endpoint has, read out of what UCX prints for people. */
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,6 +48,57 @@ TEST(a_frame_is_exactly_as_long_as_it_says)
             ck_assert_int_eq(ucx_frame_judge(bytes, whole, &frame, &size), UCX_FRAME_MALFORMED);
             bytes[at] ^= 0x40;
         }
+    }
+}
+
+/* ---- bundles ---- */
+
+/* Of messages with a header of 3 bytes and a payload of 0, 1, 2, ..; returns how long it is. */
+static size_t make_bundle(uint8_t *bytes, uint32_t count)
+{
+    const struct ucx_frame_bundle head = { .magic = UCX_FRAME_MAGIC, .count = count };
+    size_t at = sizeof head;
+    memcpy(bytes, &head, sizeof head);
+    for (uint32_t i = 0; i < count; i++) {
+        const struct ucx_frame_bundled lengths = { .header_bytes = 3, .payload_bytes = i };
+        memcpy(bytes + at, &lengths, sizeof lengths);
+        at += ucx_frame_bundled_bytes(&lengths);
+    }
+    return at;
+}
+
+TEST(a_bundle_is_whole_or_none_of_it_is_taken)
+{
+    uint8_t bytes[600] = { 0 };
+    for (uint32_t count = 0; count < 20; count++) {
+        const size_t whole = make_bundle(bytes, count);
+        for (size_t size = 0; size <= whole + 16; size++)
+            ck_assert_int_eq(ucx_frame_is_bundle(bytes, size), count > 0 && size == whole);
+        for (size_t at = 0; at < sizeof(struct ucx_frame_bundle); at++) { // the magic, the count
+            bytes[at] ^= 0x40;
+            ck_assert(!ucx_frame_is_bundle(bytes, whole));
+            bytes[at] ^= 0x40;
+        }
+    }
+}
+
+TEST(lengths_that_lead_out_of_a_bundle_are_refused)
+{
+    static const struct ucx_frame_bundled wrong[] = {
+        { 0, 8 },    { CAIRN_FABRIC_HEADER_MAX + 1, 0 }, { UINT32_MAX, 0 }, { 1, UINT32_MAX },
+        { 3, 4096 }, { UINT32_MAX, UINT32_MAX },         { 3, 0xfffffff8u }
+    };
+    uint8_t bytes[600] = { 0 };
+    const size_t whole = make_bundle(bytes, 4);
+    for (unsigned i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        uint8_t damaged[sizeof bytes];
+        struct ucx_frame_bundled lengths;
+        size_t at = sizeof(struct ucx_frame_bundle);
+        memcpy(damaged, bytes, sizeof damaged);
+        memcpy(damaged + at, &wrong[i], sizeof wrong[i]);
+        ck_assert(!ucx_frame_is_bundle(damaged, whole));
+        ck_assert(!ucx_frame_next_bundled(damaged, whole, &at, &lengths));
+        ck_assert_uint_eq(at, sizeof(struct ucx_frame_bundle));
     }
 }
 
