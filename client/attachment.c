@@ -1,6 +1,7 @@
 #include "client/attachment.h"
 
 #include "client/job.h"
+#include "client/reading.h"
 
 void cairn_attachment_put_off(struct job *job, const char *why)
 {
@@ -11,6 +12,8 @@ void cairn_attachment_put_off(struct job *job, const char *why)
 
 void cairn_attachment_drop_pages(struct attachment *attachment)
 {
+    cairn_reading_free(attachment->reading);
+    attachment->reading = NULL;
     cairn_paged_release(&attachment->spec_pages);
     cairn_paged_release(&attachment->layout_pages);
     cairn_message_free((ProtobufCMessage *)attachment->reply);

@@ -29,6 +29,7 @@ struct attachment {
     bool lost_under_way;
     Cairn__Attached *reply; /* owned: its pages are coming */
     struct cairn_paged spec_pages, layout_pages;
+    struct reading *reading;       /* owned: of these, when all are here */
     Cairn__LayoutChanged *changed; /* owned: likewise */
     /* owned: MISMATCH with its differences; NULL: none. Constant once the job has failed */
     Cairn__Error *refused;

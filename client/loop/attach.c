@@ -10,8 +10,7 @@
 #include "client/loop/link.h"
 #include "client/op.h"
 #include "client/push/fail.h"
-#include "proto/spec/optimizer.h"
-#include "proto/spec/spec_fields.h"
+#include "client/reading.h"
 
 /* After the coordinator said not now: the spec may be large. */
 #define RETRY_MIN_MS 100
@@ -101,78 +100,20 @@ static cairn_status judge_step(const struct job *job, struct cairn_sentence *why
     return CAIRN_ERR_ROLLED_BACK;
 }
 
-/* What an amendment may make of tensors, beside their names, is their kind, their wire dtype and whose alias
- * they are. */
-static bool same_tensors(const struct cairn_job_spec_data *a, const struct cairn_job_spec_data *b)
+/* What was read of the spec: the first time it becomes the job's. */
+static cairn_status take_spec(struct job *job, struct reading *reading, struct cairn_sentence *why)
 {
-    if (a->tensor_count != b->tensor_count) return false;
-    for (size_t i = 0; i < a->tensor_count; i++) {
-        const struct cairn_tensor_spec *x = &a->tensors[i], *y = &b->tensors[i];
-        if (strcmp(x->name, y->name) != 0 || x->kind != y->kind || x->wire != y->wire ||
-            (x->alias_of == NULL) != (y->alias_of == NULL))
-            return false;
+    if (reading->tells_clip_norm) cairn_job_note_clip_norm(job, reading->clip_norm);
+    if (reading->spec_status != CAIRN_OK) {
+        *why = reading->why;
+        return reading->spec_status;
     }
-    return true;
-}
-
-/* The servers' spec is byte for byte what this worker sent. Most are, and reading a million tensors again
- * would take seconds of this thread, and the memory of another spec. */
-static bool is_what_was_sent(const struct job *job)
-{
-    const struct cairn_packed *sent = job->attachment.spec_packed;
-    const struct cairn_paged *came = &job->attachment.spec_pages;
-    return sent != NULL && sent->size == came->have_bytes &&
-           memcmp(sent->bytes, came->bytes, sent->size) == 0;
-}
-
-/* Terms that are no others as long as a handle is open. */
-static bool same_terms(const struct cairn_job_spec_data *a, const struct cairn_job_spec_data *b)
-{
-    for (size_t i = 0; i < cairn_spec_fields.count; i++) {
-        const struct cairn_spec_field *field = &cairn_spec_fields.fields[i];
-        if (field->change != CAIRN_SPEC_NEXT_ROUND &&
-            cairn_spec_field_bits(field, a) != cairn_spec_field_bits(field, b))
-            return false;
+    if (reading->takes_spec) {
+        const struct cairn_job_spec_data was = job->spec;
+        job->spec = reading->spec;
+        reading->spec = was; // freed with it
     }
-    return true;
-}
-
-/* The first time the spec of the servers is taken: a reader has none, and a worker's may be that of before
- * an amendment. It stays what it was at a later attach: with other tensors, nothing that this member knows
- * of the job holds any more. */
-static cairn_status take_spec(struct job *job, struct cairn_sentence *why)
-{
-    struct cairn_job_spec_data spec;
-    if (!job->attachment.attached_once && is_what_was_sent(job)) {
-        cairn_job_note_clip_norm(job, job->spec.clip_norm);
-        return CAIRN_OK;
-    }
-    cairn_status status = cairn_spec_unpack(job->attachment.spec_pages.bytes,
-                                            job->attachment.spec_pages.have_bytes,
-                                            cairn_optimizer_names(), &spec, why);
-    if (status != CAIRN_OK) return status;
-    const bool first = !job->attachment.attached_once;
-    if ((first && job->member.role == CAIRN_READER) || cairn_spec_joins(&job->spec, &spec)) {
-        cairn_job_note_clip_norm(job, spec.clip_norm);
-    } else {
-        cairn_sentence_set(why, "job %s is another one now (%zu differences); open it again",
-                           job->name, cairn_spec_diff(&job->spec, &spec, 0, NULL, NULL));
-        status = CAIRN_ERR_MISMATCH;
-    }
-    if (status == CAIRN_OK && first) {
-        cairn_spec_release(&job->spec);
-        job->spec = spec;
-        return CAIRN_OK;
-    }
-    if (status == CAIRN_OK && !(same_tensors(&job->spec, &spec) && same_terms(&job->spec, &spec))) {
-        cairn_sentence_set(why,
-                           "job %s was amended, revision %llu: its tensors or terms are others "
-                           "now; close it and open it again, with the spec as it was or as it is",
-                           job->name, (unsigned long long)spec.revision);
-        status = CAIRN_ERR_REOPEN;
-    }
-    cairn_spec_release(&spec);
-    return status;
+    return CAIRN_OK;
 }
 
 /* A coordinator that lives on took the member for lost and had the shards cut their endpoints to it; both
@@ -194,16 +135,19 @@ static void give_up(struct job *job, cairn_status status, const char *why)
         cairn_job_fail(job, status, "out of memory for the job's spec and layout");
 }
 
-static void attached(struct job *job)
+void cairn_attach_read(struct job *job)
 {
     struct session *s = job->session;
     const Cairn__Attached *a = job->attachment.reply;
+    struct reading *reading = job->attachment.reading;
     struct cairn_sentence why;
+    cairn_reading_await(reading);
     cairn_sentence_set(&why, "the coordinator sent a layout that is not one of this job");
-    cairn_status status = take_spec(job, &why);
+    cairn_status status = take_spec(job, reading, &why);
     if (status == CAIRN_OK) status = judge_step(job, &why);
-    if (status == CAIRN_OK) status = cairn_layouts_attached(job, &why);
+    if (status == CAIRN_OK) status = cairn_layouts_attached(job, reading, &why);
     if (status != CAIRN_OK) {
+        cairn_attachment_drop_pages(&job->attachment);
         give_up(job, status, why.text);
         return;
     }
@@ -246,6 +190,15 @@ void cairn_attach_on_attached(struct job *job, Cairn__Attached *message)
         cairn_job_fail(job, status, "the coordinator announced too large a job");
 }
 
+static void begin_reading(struct job *job)
+{
+    const cairn_status status = cairn_reading_begin(job);
+    if (status != CAIRN_OK)
+        give_up(job, status, "");
+    else if (atomic_load(&job->attachment.reading->is_over))
+        cairn_attach_read(job);
+}
+
 void cairn_attach_on_page(struct job *job, const Cairn__Page *page)
 {
     if (job->attachment.reply == NULL) return;
@@ -256,7 +209,7 @@ void cairn_attach_on_page(struct job *job, const Cairn__Page *page)
         give_up(job, status, "the coordinator sent the pages of the job out of order");
     else if (cairn_paged_whole(&job->attachment.spec_pages) &&
              cairn_paged_whole(&job->attachment.layout_pages))
-        attached(job);
+        begin_reading(job);
 }
 
 /* ---- the list, and the end ---- */
@@ -294,6 +247,7 @@ static void unlink_job(struct job *job)
 
 void cairn_attach_release(struct job *job)
 {
+    cairn_attachment_drop_pages(&job->attachment);
     if (job->failure.status == CAIRN_OK) {
         struct cairn_sentence closed;
         cairn_sentence_set(&closed, "job %s was closed", job->name);

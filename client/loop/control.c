@@ -13,6 +13,7 @@
 #include "client/loop/layouts.h"
 #include "client/loop/link.h"
 #include "client/push/fail.h"
+#include "client/reading.h"
 
 #define CONNECT_TRY_MS  2000
 #define RETRY_MIN_MS    50
@@ -357,6 +358,31 @@ static bool on_error(struct session *s, uint32_t request, const Cairn__Error *er
     return true;
 }
 
+/* The job that a message is about: its first field; of an Error, a field of its own. 0: none. */
+static uint64_t job_of_message(uint16_t type, const ProtobufCMessage *message)
+{
+    const ProtobufCFieldDescriptor *first = &message->descriptor->fields[0];
+    uint64_t number = 0;
+    if (type == CAIRN_MSG_ERROR) return ((const Cairn__Error *)message)->job;
+    if (message->descriptor->n_fields > 0 && strcmp(first->name, "job") == 0 &&
+        first->type == PROTOBUF_C_TYPE_FIXED64)
+        memcpy(&number, (const uint8_t *)message + first->offset, sizeof number);
+    return number;
+}
+
+/* What comes for a job that is still being read waits for that, as it would if the job were small. */
+static void read_before(struct session *s, const struct cairn_frame *frame,
+                        const ProtobufCMessage *message)
+{
+    const uint64_t number = job_of_message(frame->type, message);
+    for (struct job *job = s->jobs; job != NULL; job = job->next) {
+        const struct attachment *attachment = &job->attachment;
+        if (attachment->reading == NULL) continue;
+        if (attachment->reply->job == number || attachment->request == frame->request)
+            cairn_attach_read(job);
+    }
+}
+
 static void on_frame(struct cairn_stream *stream, const struct cairn_frame *frame, void *context)
 {
     struct session *s = context;
@@ -372,6 +398,7 @@ static void on_frame(struct cairn_stream *stream, const struct cairn_frame *fram
                                cairn_message_name(frame->type));
         return;
     }
+    read_before(s, frame, message);
     struct job *attaching = job_attaching(s, frame->request);
     if (frame->type == CAIRN_MSG_WELCOME) {
         on_welcome(s, (const Cairn__Welcome *)message);

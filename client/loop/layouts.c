@@ -9,18 +9,8 @@
 #include "client/loop/link.h"
 #include "client/push/fail.h"
 #include "client/push/recut.h"
+#include "client/reading.h"
 #include "proto/geometry/since.h"
-#include "proto/plan/plan_job.h"
-
-static cairn_status decode(struct job *job, const struct cairn_paged *pages,
-                           struct cairn_layout **layout_out)
-{
-    const cairn_status status = cairn_plan_job_decode(&job->spec, pages->bytes, pages->have_bytes,
-                                                      layout_out);
-    if (status != CAIRN_OK || (*layout_out)->shard_count <= CAIRN_CLIENT_SHARDS_MAX) return status;
-    cairn_layout_close(*layout_out);
-    return CAIRN_ERR_PROTOCOL;
-}
 
 /* ---- where shards are ---- */
 
@@ -149,14 +139,24 @@ static struct body *find_layout(struct job *job, const struct cairn_layout *layo
     return is_layout(job->bodies, layout) ? job->bodies : NULL;
 }
 
-/* The first layout is taken; later one that is known, or a newer one, if what happened in between was no
+/* The first body, which was read with its layout. Takes it if it can. */
+static cairn_status take_first(struct job *job, struct reading *reading, struct body **body_out)
+{
+    const cairn_status status = cairn_links_add(job, reading->body->layout->shard_count);
+    if (status != CAIRN_OK) return status;
+    *body_out = reading->body;
+    reading->body = NULL;
+    cairn_bodies_add(job, *body_out);
+    return CAIRN_OK;
+}
+
+/* Later one that is known, or a newer one, if what happened in between was no
  * restore. */
 static cairn_status take_attached(struct job *job, struct cairn_layout *layout,
                                   struct body **body_out, struct cairn_sentence *why)
 {
     const Cairn__Attached *a = job->attachment.reply;
-    const struct cairn_version none = { 0, 0 }, now = { a->generation, a->step };
-    if (job->bodies == NULL) return add_body(job, layout, none, body_out);
+    const struct cairn_version now = { a->generation, a->step };
     struct body *known = find_layout(job, layout);
     if (known != NULL) {
         cairn_layout_close(layout);
@@ -178,13 +178,19 @@ static cairn_status take_attached(struct job *job, struct cairn_layout *layout,
     return CAIRN_ERR_ROLLED_BACK;
 }
 
-cairn_status cairn_layouts_attached(struct job *job, struct cairn_sentence *why)
+cairn_status cairn_layouts_attached(struct job *job, struct reading *reading,
+                                    struct cairn_sentence *why)
 {
     const Cairn__Attached *a = job->attachment.reply;
-    struct cairn_layout *layout;
     struct body *body;
-    cairn_status status = decode(job, &job->attachment.layout_pages, &layout);
-    if (status == CAIRN_OK) status = take_attached(job, layout, &body, why);
+    cairn_status status = reading->layout_status;
+    if (status == CAIRN_OK && reading->body != NULL) {
+        status = take_first(job, reading, &body);
+    } else if (status == CAIRN_OK) {
+        struct cairn_layout *layout = reading->layout;
+        reading->layout = NULL;
+        status = take_attached(job, layout, &body, why);
+    }
     if (status == CAIRN_OK) status = set_addresses(job, a->shards, a->n_shards);
     if (status != CAIRN_OK) return status;
     note_holes(body, a->shards, a->n_shards);
@@ -252,7 +258,7 @@ static void changed(struct job *job)
     cairn_sentence_set(
         &why, "the coordinator sent a layout %" PRIu64 " of %zu bytes that is not one of this job",
         job->attachment.changed->layout, (size_t)pages->have_bytes);
-    cairn_status status = decode(job, pages, &layout);
+    cairn_status status = cairn_layout_of_pages(&job->spec, pages, &layout);
     if (status == CAIRN_OK) status = take_changed(job, layout, &why);
     cairn_attachment_drop_changed(&job->attachment);
     if (status != CAIRN_OK) {

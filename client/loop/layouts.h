@@ -7,10 +7,12 @@
 #include "proto/wire/messages.h"
 
 struct job;
+struct reading;
 
-/* The layout of the newest version, and the shards, as the job's attachment has them. CAIRN_ERR_ROLLED_BACK:
+/* The layout of the newest version, and the shards, as the job's attachment has them, and `reading` read them. CAIRN_ERR_ROLLED_BACK:
  * it was restored onto other shards. The sentence is set where it is not the caller's "not a layout". */
-cairn_status cairn_layouts_attached(struct job *job, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status cairn_layouts_attached(struct job *job, struct reading *reading,
+                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The job is attached, by what came: connects, and goes on by it with what is under way. */
 void cairn_layouts_apply(struct job *job);
 /* Takes the message. What does not fit fails the job. */

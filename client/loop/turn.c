@@ -10,6 +10,7 @@
 #include "client/op.h"
 #include "client/push/fail.h"
 #include "client/push/transfer.h"
+#include "client/reading.h"
 
 /* The next ask that can be sent now; one whose job has failed is answered here. */
 static struct ask *next_ask(struct session *s)
@@ -124,6 +125,9 @@ void cairn_turn_run(struct session *s)
     for (struct job *job = s->jobs; job != NULL; job = job->next)
         if (job->broken.status != CAIRN_OK)
             cairn_job_fail(job, job->broken.status, job->broken.why.text);
+    for (struct job *job = s->jobs; job != NULL; job = job->next)
+        if (job->attachment.reading != NULL && atomic_load(&job->attachment.reading->is_over))
+            cairn_attach_read(job);
     cancel(s);
     run_commands(s);
     for (struct job *job = s->jobs; job != NULL; job = job->next)
