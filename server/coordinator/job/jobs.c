@@ -235,22 +235,41 @@ static cairn_status seat_body(struct cairn_cluster_job *job, uint32_t shard_coun
     return status == CAIRN_OK ? status : cairn_fail(why, status, "no memory to plan a job");
 }
 
-struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
-                                                 const struct cairn_job_spec_data *spec, bool all,
-                                                 struct cairn_sentence *why)
+bool cairn_cluster_draft_open(struct cairn_cluster_draft *draft, struct cairn_cluster *cluster,
+                              const char *name, bool all)
 {
-    const uint32_t shard_count = cairn_plan_job_shards(spec,
-                                                       count_wanted(cluster, spec->name, all));
-    struct cairn_cluster_job *job = new_job(cluster);
-    cairn_status status = job != NULL ? cairn_spec_copy(spec, &job->spec) : CAIRN_ERR_NO_MEMORY;
+    draft->job = new_job(cluster);
+    draft->shard_count = count_wanted(cluster, name, all);
+    return draft->job != NULL;
+}
+
+cairn_status cairn_cluster_draft_plan(struct cairn_cluster_draft *draft,
+                                      const struct cairn_job_spec_data *spec,
+                                      struct cairn_sentence *why)
+{
+    const cairn_status status = cairn_spec_copy(spec, &draft->job->spec);
     if (status != CAIRN_OK)
-        (void)cairn_fail(why, status, "planning job %s: %s", spec->name,
-                         cairn_status_text((int)status));
-    if (status == CAIRN_OK) status = plan_body(job, shard_count, why);
-    if (status == CAIRN_OK) status = seat_body(job, shard_count, why);
-    if (status == CAIRN_OK) return job;
-    if (job != NULL) cairn_cluster_job_free(job);
-    return NULL;
+        return cairn_fail(why, status, "planning job %s: %s", spec->name,
+                          cairn_status_text((int)status));
+    draft->shard_count = cairn_plan_job_shards(spec, draft->shard_count);
+    return plan_body(draft->job, draft->shard_count, why);
+}
+
+cairn_status cairn_cluster_draft_take(struct cairn_cluster_draft *draft,
+                                      struct cairn_cluster_job **job_out,
+                                      struct cairn_sentence *why)
+{
+    const cairn_status status = seat_body(draft->job, draft->shard_count, why);
+    if (status != CAIRN_OK) return status;
+    *job_out = draft->job;
+    draft->job = NULL;
+    return CAIRN_OK;
+}
+
+void cairn_cluster_draft_close(struct cairn_cluster_draft *draft)
+{
+    if (draft->job != NULL) cairn_cluster_job_free(draft->job);
+    draft->job = NULL;
 }
 
 void cairn_cluster_job_ask_create(const struct cairn_cluster_job *job,

@@ -31,11 +31,24 @@ void cairn_cluster_job_free(struct cairn_cluster_job *job);
 CAIRN_MUST_CHECK cairn_status cairn_cluster_judge_packed(const char *job,
                                                          const struct cairn_packed *packed,
                                                          struct cairn_sentence *why);
-/* A job that nobody knows yet: spec, layout, shards, as many as `shards` of the configuration
- * says; with `all` as many more as are here and see the snapshots. NULL: `why` says it. */
-struct cairn_cluster_job *cairn_cluster_job_plan(struct cairn_cluster *cluster,
-                                                 const struct cairn_job_spec_data *spec, bool all,
-                                                 struct cairn_sentence *why);
+/* A job that nobody knows yet, over as many shards as `shards` of the configuration says; with `all` as many
+ * more as are here and see the snapshots. */
+struct cairn_cluster_draft {
+    struct cairn_cluster_job *job; /* owned; NULL: there is none */
+    uint32_t shard_count;
+};
+/* False: no memory. */
+bool cairn_cluster_draft_open(struct cairn_cluster_draft *draft, struct cairn_cluster *cluster,
+                              const char *name, bool all);
+/* Spec and layout. Any thread: a million tensors take seconds. */
+cairn_status cairn_cluster_draft_plan(struct cairn_cluster_draft *draft,
+                                      const struct cairn_job_spec_data *spec,
+                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Its shards: the job is the caller's. CAIRN_ERR_NOT_READY: there are not so many, or not any more. */
+cairn_status cairn_cluster_draft_take(struct cairn_cluster_draft *draft,
+                                      struct cairn_cluster_job **job_out,
+                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
+void cairn_cluster_draft_close(struct cairn_cluster_draft *draft);
 /* What JobCreate says. */
 struct cairn_cluster_job_load {
     bool extend; /* made of the part that the shard has */

@@ -228,24 +228,108 @@ static struct cairn_cluster_member *find_resuming(struct cairn_cluster_member *m
     return m;
 }
 
-cairn_status cairn_cluster_openers_judge(struct cairn_cluster *cluster,
-                                         const struct cairn_job_spec_data *saved,
+struct cairn_cluster_verdict {
+    struct cairn_cluster_verdict *next;
+    struct cairn_packed *packed; /* held: the spec as it came, by which it is known */
+    bool judged, joins;
+    cairn_status status;
+    struct cairn_sentence why; /* unless it joins */
+    Cairn__Error *rows;        /* owned: the same, until the first of these openers takes it */
+};
+
+static struct cairn_cluster_verdict *find_verdict(struct cairn_cluster_verdict *list,
+                                                  const struct cairn_packed *packed)
+{
+    while (list != NULL && list->packed != packed) list = list->next;
+    return list;
+}
+
+bool cairn_cluster_openers_list(struct cairn_cluster *cluster, const char *name,
+                                struct cairn_cluster_verdict **list)
+{
+    bool any = false;
+    for (struct cairn_cluster_session *s = cluster->sessions; s != NULL; s = s->next) {
+        struct cairn_cluster_member *m = find_resuming(s->members, name);
+        for (; m != NULL; m = find_resuming(m->next_of_session, name)) {
+            if (find_verdict(*list, m->opening.packed) != NULL) continue;
+            struct cairn_cluster_verdict *verdict = calloc(1, sizeof *verdict);
+            if (verdict == NULL) return any; // who is not in the list is refused
+            verdict->packed = cairn_packed_hold(m->opening.packed);
+            verdict->next = *list;
+            *list = verdict;
+            any = true;
+        }
+    }
+    return any;
+}
+
+static void judge_verdict(struct cairn_cluster_verdict *verdict,
+                          const struct cairn_job_spec_data *saved)
+{
+    struct cairn_job_spec_data spec;
+    verdict->judged = true;
+    verdict->status = cairn_spec_unpack(verdict->packed->bytes, verdict->packed->size,
+                                        cairn_optimizer_names(), &spec, &verdict->why);
+    if (verdict->status != CAIRN_OK) return;
+    verdict->joins = cairn_spec_joins(&spec, saved);
+    if (!verdict->joins) {
+        verdict->status = CAIRN_ERR_MISMATCH;
+        cairn_sentence_set(&verdict->why,
+                           "the snapshot of job %s is of another one than this spec:\n",
+                           saved->name);
+        cairn_cluster_opening_differences(&spec, saved, &verdict->why, &verdict->rows);
+    }
+    cairn_spec_release(&spec);
+}
+
+void cairn_cluster_verdicts_judge(struct cairn_cluster_verdict *list,
+                                  const struct cairn_job_spec_data *saved)
+{
+    for (; list != NULL; list = list->next)
+        if (!list->judged) judge_verdict(list, saved);
+}
+
+void cairn_cluster_verdicts_free(struct cairn_cluster_verdict *list)
+{
+    while (list != NULL) {
+        struct cairn_cluster_verdict *next = list->next;
+        cairn_packed_release(list->packed);
+        cairn__error__free_unpacked(list->rows, NULL);
+        free(list);
+        list = next;
+    }
+}
+
+/* As its verdict says. */
+static void refuse_resuming(struct cairn_cluster_member *m, struct cairn_cluster_verdict *verdict,
+                            struct cairn_sentence *why)
+{
+    if (verdict == NULL) {
+        cairn_cluster_opening_refuse(m, CAIRN_ERR_NO_MEMORY, "no memory to read the spec");
+        return;
+    }
+    *why = verdict->why;
+    cairn__error__free_unpacked(m->opening.rows, NULL);
+    m->opening.rows = verdict->rows;
+    verdict->rows = NULL;
+    cairn_cluster_opening_refuse(m, verdict->status, why->text);
+}
+
+cairn_status cairn_cluster_openers_judge(struct cairn_cluster *cluster, const char *name,
+                                         struct cairn_cluster_verdict *list,
                                          struct cairn_sentence *why)
 {
     size_t refused = 0, kept = 0;
     for (struct cairn_cluster_session *s = cluster->sessions; s != NULL; s = s->next) {
-        struct cairn_cluster_member *m = find_resuming(s->members, saved->name), *next;
+        struct cairn_cluster_member *m = find_resuming(s->members, name), *next;
         for (; m != NULL; m = next) {
-            next = find_resuming(m->next_of_session, saved->name);
-            if (cairn_spec_joins(&m->opening.spec, saved)) {
+            struct cairn_cluster_verdict *verdict = find_verdict(list, m->opening.packed);
+            next = find_resuming(m->next_of_session, name);
+            if (verdict != NULL && verdict->joins) {
                 kept++;
                 continue;
             }
-            cairn_sentence_set(why, "the snapshot of job %s is of another one than this spec:\n",
-                               saved->name);
-            cairn__error__free_unpacked(m->opening.rows, NULL);
-            cairn_cluster_opening_differences(&m->opening.spec, saved, why, &m->opening.rows);
-            cairn_cluster_opening_refuse(m, CAIRN_ERR_MISMATCH, why->text);
+            refuse_resuming(m, verdict, why);
             refused++;
         }
     }

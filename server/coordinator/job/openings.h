@@ -50,10 +50,19 @@ void cairn_cluster_openings_tick(struct cairn_cluster *cluster);
  * restore it from; with another status the openers are refused. */
 void cairn_cluster_openers_resumed(struct cairn_cluster *cluster, const char *name,
                                    cairn_status status, const char *text);
-/* A snapshot with this spec is to be restored for the openers who wish it: refuses who came with another
- * spec. CAIRN_ERR_MISMATCH: all of them did. */
-cairn_status cairn_cluster_openers_judge(struct cairn_cluster *cluster,
-                                         const struct cairn_job_spec_data *saved,
+/* Does the spec of an opener join a job that is to be restored? */
+struct cairn_cluster_verdict;
+/* Adds to the list the specs of those who wish that the job is restored. True: some are new. */
+bool cairn_cluster_openers_list(struct cairn_cluster *cluster, const char *name,
+                                struct cairn_cluster_verdict **list);
+/* Compares those that were not yet with what is to be restored. Any thread. */
+void cairn_cluster_verdicts_judge(struct cairn_cluster_verdict *list,
+                                  const struct cairn_job_spec_data *saved);
+void cairn_cluster_verdicts_free(struct cairn_cluster_verdict *list);
+/* The snapshot is to be restored for the openers who wish it, all of whom are in the list: refuses who came
+ * with another spec. CAIRN_ERR_MISMATCH: all of them did. */
+cairn_status cairn_cluster_openers_judge(struct cairn_cluster *cluster, const char *name,
+                                         struct cairn_cluster_verdict *list,
                                          struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The job could not be made: its openers hear why. */
 void cairn_cluster_job_openers_fail(struct cairn_cluster *cluster, const char *name,

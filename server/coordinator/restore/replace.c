@@ -121,8 +121,9 @@ cairn_status cairn_cluster_restore_replace(struct cairn_cluster_restore *restore
     uint8_t *payload;
     cairn_status status = cairn_cluster_settings_payload(&m->spec, spec, &last, &payload, why);
     if (status != CAIRN_OK) return status;
-    struct cairn_cluster_job *body = cairn_cluster_job_plan(restore->cluster, spec, true, why);
-    if (body == NULL) {
+    struct cairn_cluster_job *body;
+    status = cairn_cluster_draft_take(&restore->draft, &body, why);
+    if (status != CAIRN_OK) {
         free(payload);
         return CAIRN_ERR_NOT_READY;
     }

@@ -29,6 +29,8 @@
 #include "server/coordinator/store/events.h"
 #include "server/coordinator/trust/keys.h"
 
+#define TENSOR_BYTES 64 /* of a spec, about */
+
 static void tell_ended(struct cairn_cluster_restore *restore, cairn_status status, const char *text)
 {
     const cairn_cluster_restored_fn ended = restore->latest.ended;
@@ -47,6 +49,8 @@ void cairn_cluster_restore_free(struct cairn_cluster_restore *restore)
     cairn_spec_release(&restore->spec);
     cairn_manifest_release(&restore->manifest);
     cairn_cluster_digests_release(&restore->digests);
+    cairn_cluster_draft_close(&restore->draft);
+    cairn_cluster_verdicts_free(restore->verdicts);
     free(restore->parts);
     free(restore->folder);
     free(restore->asked);
@@ -199,6 +203,7 @@ static void on_made(void *context, cairn_status status, const char *text)
 }
 
 static void on_reserved(const struct cairn_cluster_saved *saved);
+static void advance(struct cairn_cluster_restore *restore);
 
 /* What the job that is lost has otherwise than its snapshot. One whose restore did not end has all that was
  * asked of that restore. */
@@ -213,8 +218,56 @@ static cairn_status take_over(struct cairn_cluster_restore *restore,
     return cairn_spec_copy(&old->spec, &restore->spec);
 }
 
-/* Reserves a generation of the job that is there, and replaces it when that is durable. The job goes on
- * meanwhile: if it has come to that generation by itself, a newer one is reserved. */
+/* ---- planned, and compared with what its openers want, on another thread ---- */
+
+static void run_plan(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    cairn_cluster_verdicts_judge(restore->verdicts, &restore->manifest.spec);
+    if (restore->draft.job->planned.spec == NULL)
+        restore->status = cairn_cluster_draft_plan(
+            &restore->draft, cairn_cluster_restore_spec(restore), &restore->why);
+}
+
+static void on_planned(struct cairn_cluster_work *work)
+{
+    struct cairn_cluster_restore *restore = (struct cairn_cluster_restore *)work;
+    const struct cairn_sentence why = restore->why;
+    if (work->cluster->closing)
+        cairn_cluster_restore_free(restore);
+    else if (restore->status == CAIRN_OK)
+        advance(restore);
+    else
+        end_restore(restore, restore->status, why.text);
+}
+
+static bool is_for_openers(const struct cairn_cluster_restore *restore)
+{
+    return restore->latest.ended != NULL && restore->latest.of_job == 0;
+}
+
+/* True: a thread is at it, and the restore goes on when that is through; or it has ended. */
+static bool plans(struct cairn_cluster_restore *restore)
+{
+    const struct cairn_job_spec_data *spec = cairn_cluster_restore_spec(restore);
+    const bool has_new = is_for_openers(restore) &&
+                         cairn_cluster_openers_list(restore->cluster, spec->name,
+                                                    &restore->verdicts);
+    if (restore->draft.job != NULL && !has_new) return false;
+    restore->work.run = run_plan;
+    restore->work.done = on_planned;
+    if ((restore->draft.job != NULL ||
+         cairn_cluster_draft_open(&restore->draft, restore->cluster, spec->name, true)) &&
+        cairn_cluster_work_do(&restore->work, restore->cluster, NULL, 0,
+                              spec->tensor_count * TENSOR_BYTES))
+        return true;
+    end_restore(restore, CAIRN_ERR_NO_MEMORY, "no memory to plan the job");
+    return true;
+}
+
+/* Plans the job, reserves a generation of the one that is there, and replaces that one when all is durable.
+ * It goes on meanwhile, and each time is judged anew: if it has come to that generation by itself, a newer
+ * one is reserved. */
 static void advance(struct cairn_cluster_restore *restore)
 {
     struct cairn_manifest *m = &restore->manifest;
@@ -223,8 +276,10 @@ static void advance(struct cairn_cluster_restore *restore)
     cairn_status status = cairn_cluster_restore_judge_replace(restore, old, &why);
     if (status == CAIRN_OK && restore->latest.ended != NULL && old != NULL)
         status = take_over(restore, old);
-    if (status == CAIRN_OK && restore->latest.ended != NULL && restore->latest.of_job == 0)
-        status = cairn_cluster_openers_judge(restore->cluster, &m->spec, &why);
+    if (status == CAIRN_OK && plans(restore)) return;
+    if (status == CAIRN_OK && is_for_openers(restore))
+        status = cairn_cluster_openers_judge(restore->cluster, m->spec.name, restore->verdicts,
+                                             &why);
     const uint64_t next = cairn_cluster_restore_next_generation(restore, old),
                    id = old != NULL ? old->id : 0;
     if (status == CAIRN_OK && (restore->generation < next || restore->old_id != id)) {

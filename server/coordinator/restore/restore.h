@@ -8,6 +8,7 @@
 #include "server/coordinator/base/calls.h"
 #include "server/coordinator/base/names.h"
 #include "server/coordinator/cut/cut.h"
+#include "server/coordinator/job/jobs.h"
 #include "server/coordinator/snapshot/find.h"
 
 struct cairn_cluster_restore;
@@ -66,6 +67,9 @@ struct cairn_cluster_restore {
     /* of the job, where it is another one than the manifest's; else empty */
     struct cairn_job_spec_data spec;
     struct cairn_manifest manifest;
+    struct cairn_cluster_draft draft; /* of the job, before the one that is there goes */
+    /* of the openers that wish it, each once */
+    struct cairn_cluster_verdict *verdicts;
     /* [shard_count of the job], enum cairn_part_state; NULL: it is not being loaded */
     uint8_t *parts;
     struct cairn_cluster_digests digests;
