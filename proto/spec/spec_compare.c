@@ -279,6 +279,11 @@ static const char *init_text(const struct cairn_init *init, char text[static 180
     return text;
 }
 
+static const char *group_text(const struct cairn_tensor_spec *t)
+{
+    return t->group[0] != '\0' ? t->group : "none";
+}
+
 static void diff_tensor(struct diff *diff, const struct cairn_tensor_spec *here,
                         const struct cairn_tensor_spec *there)
 {
@@ -293,7 +298,7 @@ static void diff_tensor(struct diff *diff, const struct cairn_tensor_spec *here,
     differ_wire(diff, here, there);
     differ_dtype(diff, here->name, "reduce dtype", here->reduce, there->reduce);
     differ_dtype(diff, here->name, "master dtype", here->master, there->master);
-    differ_text(diff, here->name, "group", here->group, there->group);
+    differ_text(diff, here->name, "group", group_text(here), group_text(there));
     differ_text(diff, here->name, "unit", here->unit, there->unit);
     differ_text(diff, here->name, "placement", here->whole ? "whole" : "rows",
                 there->whole ? "whole" : "rows");

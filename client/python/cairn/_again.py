@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from . import _c
 from .errors import Difference, Mismatch, NotFound, Timeout
 from .job import Job
 from .session import Session
-from .spec import PAIRS, Group, JobSpec, Schedule
+from .spec import PAIRS, Group, JobSpec, Schedule, Tensor
 
 _RESTORE_S = 3600.0
 _ANEW = ", in a new generation for which every worker attaches anew"
+_NO_SETTING = "\nno setting makes it so"  # of the coordinator, which speaks of settings alone
 _NAMES = {"shard_loss_wait_s": "shard_loss_wait", "worker_loss_wait_s": "worker_loss_wait"}  # of cairn.h, and here
 _HYPER = frozenset("lr beta1 beta2 eps weight_decay momentum nesterov".split())
 _MAKERS = {_c.SCHEDULE_CONSTANT: "constant", _c.SCHEDULE_LINEAR: "linear", _c.SCHEDULE_COSINE: "cosine",
@@ -44,9 +46,13 @@ def open_worker(session: Session, name: str, spec: JobSpec, timeout: float, must
         if call is None:
             raise
         anew = any(one.change == _c.CHANGE_REOPENED for one in mismatch.differences)
+        anew = anew or "unfreeze_tensors=" in call or "add=[" in call
+        if "add=[" in call:
+            call += ", and after the next attach m.write({name: values})"
         if call.startswith("m.amend(workers="):
             call += f", or `cairn job amend {name} --workers {spec.workers_min}:{spec.workers_max}`"
-        made = Mismatch(f"{mismatch}\nThese may change while it trains{_ANEW * anew}: attach as it was, then {call}")
+        made = Mismatch(f"{str(mismatch).partition(_NO_SETTING)[0]}\nThese may change while it trains{_ANEW * anew}: "
+                        f"attach as it was, then {call}")
         made.differences = mismatch.differences
         raise made from None
 
@@ -64,10 +70,13 @@ def after_restore(session: Session, name: str, spec: JobSpec, timeout: float) ->
 
 
 def amendment(differences: Sequence[Difference], spec: JobSpec) -> Optional[str]:
-    """The call of m.amend that makes the job what `spec` is; None: it takes more than that, or not all is told."""
+    """The calls that make the job what `spec` is; None: it takes more than that, or not all is told."""
     groups: Dict[str, Dict[str, str]] = {}
-    fields: Dict[str, str] = {}
+    tensors, wires, added, told = _tensors(differences, spec)
+    fields: Dict[str, str] = {what: spelled for what, spelled in tensors}
     for one in differences:
+        if one in told:
+            continue
         if one.key is None or one.change > _c.CHANGE_REOPENED:
             return None
         group = max((g for g in spec.groups if one.key.startswith(f"{g.name}.")), default=None,
@@ -81,7 +90,49 @@ def amendment(differences: Sequence[Difference], spec: JobSpec) -> Optional[str]
     by_group = ", ".join(f"{name!r}: dict({', '.join(f'{key}={value}' for key, value in changes.items())})"
                          for name, changes in groups.items())
     arguments = [f"{{{by_group}}}"] * bool(groups) + [f"{name}={value}" for name, value in fields.items()]
-    return f"m.amend({', '.join(arguments)})" if arguments else None
+    calls = [f"m.amend({', '.join(arguments)})"] * bool(arguments)
+    more = [f"settings={{{', '.join(wires)}}}"] * bool(wires) + [f"add=[{', '.join(added)}]"] * bool(added)
+    calls += [f"m.job.amend({', '.join(more)})"] * bool(more)
+    return "; ".join(calls) or None
+
+
+_ADDED = re.compile("tensor (.*): here, but not on the servers")
+_KIND = re.compile("tensor (.*): kind (trained|frozen) here, (trained|frozen) on the servers")
+_GROUP = re.compile("tensor (.*): group .* here, .* on the servers")
+
+
+def _tensors(differences: Sequence[Difference],
+             spec: JobSpec) -> Tuple[List[Tuple[str, str]], List[str], List[str], Set[Difference]]:
+    """Arguments of m.amend that freeze and thaw tensors, and those of m.job.amend that give single ones another wire
+    dtype, or add them; and which differences these are of."""
+    here = {tensor.name: tensor for tensor in spec.tensors}
+    frozen: List[str] = []
+    thawed: Dict[str, str] = {}
+    wires, added, told = [], [], set()  # type: List[str], List[str], Set[Difference]
+    for one in differences:
+        new, kind = _ADDED.fullmatch(one.text), _KIND.fullmatch(one.text)
+        if new and new[1] in here and here[new[1]].alias_of is None and here[new[1]].kind != "blob":
+            added.append(_spelled_tensor(here[new[1]]))
+        elif kind and kind[2] == "trained":
+            thawed[kind[1]] = here[kind[1]].group or "default"
+        elif kind:
+            frozen.append(kind[1])
+        elif one.key is not None and one.key.endswith(".wire") and one.key[:-len(".wire")] in here:
+            wires.append(f"{one.key!r}: {one.value!r}")
+        else:
+            continue
+        told.add(one)
+    told.update(one for one in differences for group in [_GROUP.fullmatch(one.text)]
+                if group and group[1] in (*thawed, *frozen))
+    lists = [("freeze_tensors", repr(frozen))] * bool(frozen) + [("unfreeze_tensors", repr(thawed))] * bool(thawed)
+    return lists, wires, added, told
+
+
+def _spelled_tensor(tensor: Tensor) -> str:
+    """With a beginning of zeros, which m.write makes another."""
+    given = [repr(tensor.name), repr(tuple(tensor.shape)), f"unit={tensor.unit!r}"]
+    given += [f"group={tensor.group or 'default'!r}"] if tensor.kind == "trained" else [f"kind={tensor.kind!r}"]
+    return f"cairn.Tensor({', '.join(given)}, wire={tensor.wire!r}, init=cairn.Init('zeros'))"
 
 
 def _field(name: str, value: str, spec: JobSpec) -> Dict[str, str]:

@@ -200,7 +200,7 @@ class WhatAMismatchSays(Terms):
             self.session.open_worker(self.name, cairn.JobSpec(half, [cairn.Group(lr=LR)]), 20)
         self.assertEqual({(one.key, one.value) for one in caught.exception.differences if "wire dtype" in one.text},
                          {("wire", "bf16")})
-        with self.assertRaisesRegex(cairn.Mismatch, "no amendment makes it so: an optimizer") as caught:
+        with self.assertRaisesRegex(cairn.Mismatch, "no setting makes it so: an optimizer") as caught:
             self.session.attach(model(), cairn.SGD(lr=LR), name=self.name, rank=0, timeout=20)
         self.assertIn(None, [one.key for one in caught.exception.differences])
         self.assertNotIn("m.amend", str(caught.exception))

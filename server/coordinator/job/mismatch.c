@@ -87,8 +87,9 @@ static void add_way(const char *job, const struct rows *rows)
     if (rows->error == NULL || rows->error->n_differences == 0) return;
     const enum cairn_spec_change change = hardest(rows->error);
     if (change == CAIRN_SPEC_NEVER) {
-        cairn_sentence_add(why, "\nno amendment makes it so: %s",
-                           "an optimizer, tensors and how a job began stay as they are");
+        cairn_sentence_add(why, "\nno setting makes it so: %s",
+                           "an optimizer and how a job began stay as they are; tensors are added, "
+                           "frozen and thawed by cairn_job_amend");
         return;
     }
     if (!rows->whole || !spell(rows->error, &settings)) {
