@@ -26,12 +26,13 @@
 #define CAIRN_SAFETENSORS_HEADER_MAX 100000000 /* N of the format; ours stay near 8 MiB */
 
 struct cairn_safetensors_entry {
-    char *key;              /* owned by whoever owns the entry */
-    const char *dtype_name; /* "F32": static memory; set by parse, and by build where it is NULL: else it
+    char *key; /* owned by whoever owns the entry */
+    const char
+        *dtype_name;   /* "F32": static memory; set by parse, and by build where it is NULL: else it
                              * is that of the file, of numbers that the caller reads as bytes (CAIRN_U8) */
-    cairn_dtype dtype;      /* 0: one that Cairn does not have (parse only) */
-    struct cairn_box box;   /* start: saved_offsets, all 0 where the file has none; extent: shape */
-    uint64_t begin, end;    /* bytes, from the end of the header; set by parse and build */
+    cairn_dtype dtype; /* 0: one that Cairn does not have (parse only) */
+    struct cairn_box box; /* start: saved_offsets, all 0 where the file has none; extent: shape */
+    uint64_t begin, end;  /* bytes, from the end of the header; set by parse and build */
 
     /* the caller's: not in the file, carried along when build sorts */
     uint32_t tensor, plane;

@@ -175,8 +175,12 @@ static char *bytes_of(const char *name, size_t *count)
 /* That torch reads it is python.imports' to show. */
 TEST(a_checkpoint_of_torch_has_the_optimizers_state_in_its_names)
 {
-    static const char *const keys[] = { "model.embed", "model.head", "model.scalar", "model.empty",
-                                        "optim.state.weight.exp_avg_sq", "optim.state.embed.step",
+    static const char *const keys[] = { "model.embed",
+                                        "model.head",
+                                        "model.scalar",
+                                        "model.empty",
+                                        "optim.state.weight.exp_avg_sq",
+                                        "optim.state.embed.step",
                                         "optim.param_groups.0.betas" };
     static uint32_t plane[2000];
     size_t metadata_bytes, data_bytes;
@@ -188,8 +192,7 @@ TEST(a_checkpoint_of_torch_has_the_optimizers_state_in_its_names)
         ck_assert_msg(memmem(metadata, metadata_bytes, keys[i], strlen(keys[i])) != NULL, "%s",
                       keys[i]);
     ck_assert_ptr_null(memmem(metadata, metadata_bytes, "blob", 4));
-    for (size_t i = 0; i < 2000; i++)
-        plane[i] = cairn_sample_value(EMBED, CAIRN_PLANE_EXP_AVG, i);
+    for (size_t i = 0; i < 2000; i++) plane[i] = cairn_sample_value(EMBED, CAIRN_PLANE_EXP_AVG, i);
     const char *at = memmem(data, data_bytes, plane, sizeof plane);
     ck_assert_ptr_nonnull(at);
     ck_assert_uint_eq((size_t)(at - data) % 64, 0);

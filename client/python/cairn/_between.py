@@ -162,6 +162,9 @@ class Between(Held):
                       if name in self._raw)
         values = {name: value for name, value in values.items() if name not in opaque}
         for name, value in values.items():
+            if plane == "exp_avg_sq" and bool((value < 0).any()):
+                raise Invalid(f"exp_avg_sq of {name} is below 0 in places: it is a mean of squares, of which the "
+                              "update takes the root")
             if name not in slots or tuple(value.shape) != tuple(self._shape(slots[name])):
                 raise Invalid(f"{name} of {list(value.shape)} is no (first) name of a tensor of that shape")
         hosts = {name: value.detach().to(device="cpu", dtype=torch.float32) for name, value in values.items()}

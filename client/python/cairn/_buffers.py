@@ -105,11 +105,13 @@ def every(model: nn.Module, given: Optional[int]) -> int:
     return 1 if sum(p.numel() for p in model.parameters()) <= _SMALL_ELEMS else _LARGE_EVERY
 
 
-class _Places:
+class Places:
     """Where the model has its buffers. It may put new tensors there: self.mean = … in a forward pass, .to() and the
     like."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, without: str = "no snapshot, reader or export has"):
+        """`without`: who has not what the model puts there with another shape or dtype."""
+        self._without = without
         self._at = {own_name(f"{prefix}.{last}".lstrip(".")): (module._buffers, last)
                     for prefix, module in model.named_modules() for last in module._buffers.keys()}
         self._told: Set[str] = set()
@@ -125,10 +127,18 @@ class _Places:
         if name not in self._told:
             self._told.add(name)
             is_now = f"{found.dtype} of {list(found.shape)}" if isinstance(found, torch.Tensor) else "no tensor"
-            warnings.warn(f"buffer {name} was {had.dtype} of {list(had.shape)} at attach and is {is_now} now, which no "
-                          "snapshot, reader or export has: register_buffer(…, persistent=False) if nobody needs it "
+            warnings.warn(f"buffer {name} was {had.dtype} of {list(had.shape)} at attach and is {is_now} now, which "
+                          f"{self._without}: register_buffer(…, persistent=False) if nobody needs it "
                           "there, else keep its shape and dtype", stacklevel=7)
         return had
+
+
+    def follow(self, slots: List[Slot], raw: Dict[str, torch.Tensor]) -> None:
+        """They are the tensors that the model has now."""
+        for slot in slots:
+            slot.parameter = self.now(slot.name, slot.parameter)
+        for name, buffer in raw.items():
+            raw[name] = self.now(name, buffer)
 
 
 class Written:
@@ -138,7 +148,7 @@ class Written:
                  is_asked: bool):
         """`is_asked`: the trainer has said how often they are written; else it is told where that is never, and they
         change, masks and the like left out."""
-        self._slots, self._raw, self._places = slots, raw, _Places(model)
+        self._slots, self._raw, self._places = slots, raw, Places(model)
         self._looks = 0 if is_asked or every_steps > 0 else _LOOKS
         self._watched = {name for name, buffer in self._buffers.items()
                          if every_steps > 0 or (self._looks > 0 and buffer.numel() <= _WATCHED_ELEMS)}
@@ -151,10 +161,7 @@ class Written:
 
     def follow(self) -> None:
         """`slots` and `raw` are the tensors that the model has now."""
-        for slot in self._slots:
-            slot.parameter = self._places.now(slot.name, slot.parameter)
-        for name, buffer in self._raw.items():
-            self._raw[name] = self._places.now(name, buffer)
+        self._places.follow(self._slots, self._raw)
 
     def note(self) -> None:
         self._were = {name: buffer.detach().clone() for name, buffer in self._buffers.items() if name in self._watched}

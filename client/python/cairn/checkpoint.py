@@ -198,10 +198,14 @@ def _count(what: str, name: str, value: Any) -> int:
 
 def _take_moments(what: str, source: _rules.Source, wanted: _Wanted, allow_missing: Sequence[str],
                   taken: _Taken) -> None:
+    beside: Dict[str, int] = {}  # arrays that are no moments of the job's optimizer
     for name, group in wanted.group_of.items():
         arrays = source.state.get(name, {})
         planes = _rules.KEPT[group.optimizer] if group.optimizer != "sgd" or group.momentum else {}
         there = {array: arrays[array] for array in planes if _tree.is_tensor(arrays.get(array))}
+        for array in arrays:
+            if array != "step" and array not in planes and _tree.is_tensor(arrays[array]):
+                beside[array] = beside.get(array, 0) + 1
         if len(there) < len(planes):
             if not _is_allowed(name, allow_missing):
                 taken.wrong.setdefault("no moments of", []).append(
@@ -219,6 +223,7 @@ def _take_moments(what: str, source: _rules.Source, wanted: _Wanted, allow_missi
         step = arrays.get("step", source.options.get(name, {}).get("step"))
         if step is not None:
             taken.steps[name] = _count(what, name, step)
+    taken.left += [f"{array} of {count}, for which the job's optimizer has no use" for array, count in beside.items()]
 
 
 def _take_step(what: str, tree: _tree.Tree, found: _found.Contents, first_step: Optional[int], with_moments: bool,
@@ -239,8 +244,10 @@ def _take_step(what: str, tree: _tree.Tree, found: _found.Contents, first_step: 
         raise Mismatch(f"{what}: first_step={first_step}, and its optimizer has made {taken.step} steps, by which its "
                        "moments are corrected: leave first_step out, or take the weights alone, moments=False")
     if taken.moments and taken.step == 0 and own is None and told is None:
-        raise Mismatch(f"{what}: it has moments, and nothing in it says how many steps its run has made (torch's SGD "
-                       "counts none); a job at step 0 has no moments yet, and would throw them away. Say it: "
+        counts = "torch's SGD counts none" if set(taken.arrays) == {"momentum_buffer"} else (
+            "the state of each parameter has a 'step' where torch wrote it")
+        raise Mismatch(f"{what}: it has moments, and nothing in it says how many steps its run has made ({counts}); a "
+                       "job at step 0 has no moments yet, and would throw them away. Say it: "
                        "first_step=N, 1 or more, by which a schedule goes, or take the weights alone: moments=False")
 
 
@@ -379,6 +386,10 @@ def _read(tree: _tree.Tree, taken: _Taken, items: Sequence[Item], room: Room) ->
     at = [taken.params[name] if plane == "param" else taken.moments[name, plane] for name, plane, _ in items]
     values: Values = {}
     for (name, plane, _), value in zip(items, tree.read(at, room)):
+        if plane == "exp_avg_sq" and bool((value < 0).any()):
+            raise Mismatch(f"{tree.form}: exp_avg_sq of {name} is below 0 in places, and it is a mean of squares, of "
+                           "which the update takes the root: the file is damaged, or of another optimizer. Take the "
+                           "weights alone: moments=False")
         values.setdefault(plane, {})[name] = value.detach().to(torch.float32)
     return values
 

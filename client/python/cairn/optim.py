@@ -52,9 +52,7 @@ class _Described:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "groups"}  # type: ignore
 
     def _made(self, name: str, hyper: Mapping[str, Any]) -> Group:
-        given = dict(hyper)
-        if "betas" in given:
-            given["beta1"], given["beta2"] = given.pop("betas")
+        given = _with_betas(hyper)
         return Group(name=name, optimizer=type(self).__name__.lower(), **{k: _plain(k, v) for k, v in given.items()})
 
     def _group_of(self, pattern: str) -> Group:
@@ -77,15 +75,29 @@ class _Described:
         return made + [self._group_of(pattern) for pattern in self.groups], group_of
 
 
+def _with_betas(given: Mapping[str, Any]) -> Dict[str, Any]:
+    """As a group has them."""
+    named = dict(given)
+    if "betas" in named:
+        betas = named.pop("betas")
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+            raise Invalid(f"betas is {betas!r}; it is two numbers, such as (0.9, 0.999)")
+        named["beta1"], named["beta2"] = betas
+    return named
+
+
 def _plain(name: str, value: Any) -> Any:
-    return value if isinstance(value, (bool, Schedule)) else float(value)
+    if isinstance(value, (bool, Schedule)):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise Invalid(f"{name} is {value!r}, which is no number") from None
 
 
 def changed_group(group: Group, change: Mapping[str, Any]) -> Group:
     """The group with other hyper-parameters; `betas` is understood."""
-    given = dict(change)
-    if "betas" in given:
-        given["beta1"], given["beta2"] = given.pop("betas")
+    given = _with_betas(change)
     allowed = [f.name for f in dataclasses.fields(Group) if f.name not in ("name", "optimizer")]
     if group.schedule.kind == _c.SCHEDULE_DRIVEN and ("lr" in given or "schedule" in given):
         raise Invalid(f"group {group.name!r} is driven: its lr comes with the commits, from the trainer's scheduler or "

@@ -79,6 +79,7 @@ class ReadModel(Held):
         try:
             self._match(model)
             _meta.materialize(model, self._slots + self._buffers, lambda slot: self.stage == 3 and bool(slot.units))
+            self._places = _buffers.Places(model, "m.refresh() does not bring values to")
             self._hooks = refuse_loading(model, "m.refresh() takes newer values")
             if self.stage == 3:
                 self._window = Window(modules, window, self._start, self._lend, self._gone, lambda: self.timeout,
@@ -192,6 +193,7 @@ class ReadModel(Held):
         except (Busy, NoMemory):  # no room for it: training may overtake this
             pass
         self._load(version)
+        self._places.follow(self._buffers, self._raw)
         buffers = [(slot, slot.parameter) for slot in self._buffers]
         _transfer.load(self._job, version, buffers, self.timeout)
         _buffers.load(self._job, version, self._raw, self.timeout)

@@ -222,6 +222,22 @@ class Statistics(Case):
         self.same(buffers(model), buffers(m.model))
         read.close()
 
+    def test_a_model_that_is_only_read_follows_what_it_puts_in_place_of_its_buffers(self):
+        m = self.attach(Assigning(), buffers_every=1)
+        read = self.connect().attach(Assigning(), name=self.name)
+        self.addCleanup(read.close)
+        for _ in range(2):
+            read.model.mean, read.model.passes = read.model.mean.clone() + 9, read.model.passes.clone()
+            m.model(batch(0)).square().mean().backward()
+            m.step()
+            read.refresh()
+            self.same(buffers(read.model), buffers(m.model))
+        read.model.mean = torch.zeros(3)
+        m.model(batch(0)).square().mean().backward()
+        m.step()
+        with self.assertWarnsRegex(UserWarning, r"float32 of \[3\] now, which m.refresh\(\) does not bring values to"):
+            read.refresh()
+
     def test_frozen_tensors_are_not_fetched_anew_for_a_write_of_buffers(self):
         model = nn.Sequential(nn.Linear(4, 64), nn.BatchNorm1d(64), nn.Linear(64, 64), nn.Linear(64, 2))
         model[0].requires_grad_(False), model[2].requires_grad_(False)

@@ -172,7 +172,7 @@ class Training(Case):
             self.same(m.state_dict(), net.state_dict(), 4)
         (1 - d(g(X))).square().mean().backward()  # without that the generator's pass counts as one of the next step
         sentence = self.refused("backward pass 2 of the step", lambda: d(X).mean().backward())
-        for words in ("m.no_sync(): around all backward passes of a step but the last", "attach(…, micro_batches=2)",
+        for words in ("m.no_sync(): around all backward passes of a step but the last", "attach(…, micro_batches=N)",
                       "model.requires_grad_(False) before it, and True again behind it"):
             self.assertIn(words, sentence)
 
@@ -188,6 +188,17 @@ class Training(Case):
                     (pair.theirs(rows).square().mean() / (1 if adds else 2)).backward()
                 pair.m.step(), pair.torch_step()
             pair.is_torchs()
+        pair = Pair(self, name="passes4")
+        pair.ours(X).square().mean().backward()
+        self.refused(r"attach\(…, micro_batches=N\) for N backward passes a step, of which this is number 2",
+                     lambda: pair.ours(X).square().mean().backward())
+        pair.m.close()
+        pair.attach(name="passes5", micro_batches=4)  # as many as the loop has
+        for row in range(4):
+            pair.ours(X[row::4]).square().mean().backward()
+            (pair.theirs(X[row::4]).square().mean() / 4).backward()
+        pair.m.step(), pair.torch_step()
+        pair.is_torchs()
         pair = Pair(self, name="passes3", micro_batches=2)
         losses = [pair.ours(X[half::2]).square().mean() for half in (0, 1)]
         losses[0].backward()

@@ -87,6 +87,28 @@ class Imports(torched.ClusterCase):
                          names=NAMES, **options)
         m = self.goes_on(path, sgd, first_step=BEFORE)
         self.assertEqual(m.imported.moments, {"momentum_buffer": 4})
+        with cairn.import_checkpoint(self.session, path, model(), cairn.SGD(lr=1e-2), name="without", names=NAMES,
+                                     allow_options=["momentum"]) as m:
+            self.assertIn("left: momentum_buffer of 4, for which the job's optimizer has no use", m.imported.text)
+
+    @needs_numbers
+    def test_moments_that_cannot_be_are_refused_and_a_missing_step_is_no_sgds(self):
+        net, optimizer = trained(adamw)
+        saved = optimizer.state_dict()
+        for state in saved["state"].values():
+            state.pop("step")
+        path = self.save({"model": net.state_dict(), "optimizer": saved}, "stepless.pt")
+        self.refused(path, cairn.AdamW(lr=1e-2), "how many steps its run has made \\(the state of each parameter has a "
+                     "'step' where torch wrote it.*first_step=N", names=NAMES)
+        saved["state"][1]["exp_avg_sq"][0] = -1e-9
+        path = self.save({"model": net.state_dict(), "optimizer": saved}, "negative.pt")
+        with self.assertRaisesRegex(cairn.Mismatch, f"exp_avg_sq of {NAMES[1]} is below 0"):
+            cairn.import_checkpoint(self.session, path, model(), cairn.AdamW(lr=1e-2), name="negative", names=NAMES,
+                                    first_step=BEFORE, timeout=10)
+        ours = model()
+        with self.session.attach(ours, cairn.AdamW(lr=1e-2), name="written") as m:
+            with self.assertRaisesRegex(cairn.Invalid, f"exp_avg_sq of {NAMES[0]} is below 0"):
+                m.write({NAMES[0]: -torch.ones_like(dict(ours.named_parameters())[NAMES[0]])}, plane="exp_avg_sq")
 
     @needs_numbers
     def test_moments_of_another_rule_are_refused(self):
