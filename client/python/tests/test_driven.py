@@ -1,5 +1,6 @@
 """A torch scheduler that drives the servers' learning rate: by applied steps, through attaches and restores."""
 
+import random
 import warnings
 
 from runner import main
@@ -55,6 +56,23 @@ class Driven(ClusterCase):
         x = torch.randn(3, 4, generator=torch.Generator().manual_seed(m.begin().index))
         (m.model(x).square().mean() * scale).backward()
         return m.step()
+
+    def test_one_that_draws_lots_after_the_steps_that_are_probed_is_refused_at_that_step(self):
+        draws = random.Random(1)
+        m, *_ = self.attach(lambda optimizer: lr_scheduler.LambdaLR(
+            optimizer, lambda step: 1.0 if step < 15 else draws.random()))
+        for step in range(14):
+            self.assertEqual(self.step(m).lr, 0.01)
+        with self.assertRaisesRegex(cairn.Unsupported, r"at step 15 the LambdaLR gives \[0.00134\d*\], and \[0.0084\d*\] "
+                                    r"when it is set back: it keeps state outside itself, or draws lots.*driven"):
+            self.step(m)
+        counted = []
+        m, *_ = self.attach(lambda optimizer: lr_scheduler.LambdaLR(
+            optimizer, lambda step: 1.0 if step < 15 else 1 / len(counted + [counted.append(0)])), name="counts")
+        for step in range(14):
+            self.step(m)
+        with self.assertRaisesRegex(cairn.Unsupported, "keeps state outside itself"):
+            self.step(m)
 
     def test_the_servers_go_by_the_scheduler_and_m_step_moves_it_on(self):
         for make in (warm_up, recursive):
