@@ -204,6 +204,11 @@ static json_t *former_json(const uint8_t (*hash)[32])
     return hex_json(*hash, sizeof *hash);
 }
 
+static json_t *made_json(const struct cairn_spec_made *made)
+{
+    return json_pack("[s, s, s]", made->key, made->was, made->is);
+}
+
 static json_t *file_json(const struct cairn_manifest_file *f)
 {
     return json_pack("{s:s, s:I, s:o}", "path", f->path, "bytes", (json_int_t)f->bytes,
@@ -225,6 +230,7 @@ static json_t *spec_json(const struct cairn_job_spec_data *s)
     LIST_OF(groups, s->groups, s->group_count, group_json)
     LIST_OF(tensors, s->tensors, s->tensor_count, tensor_json)
     LIST_OF(former, s->former, s->former_count, former_json)
+    LIST_OF(made, s->made, s->made_count, made_json)
     const struct cairn_spec_table *table = &cairn_spec_fields;
     json_t *spec = json_pack("{s:s}", "name", s->name);
     spec = cairn_spec_fields_json(spec, table, CAIRN_SPEC_FIRST, s);
@@ -234,6 +240,10 @@ static json_t *spec_json(const struct cairn_job_spec_data *s)
     spec = cairn_spec_fields_json(spec, table, CAIRN_SPEC_MICRO, s);
     spec = cairn_spec_fields_json(spec, table, CAIRN_SPEC_SCALING, s);
     spec = with(spec, "former", former);
+    if (s->made_count > 0)
+        spec = with(spec, "made", made);
+    else
+        json_decref(made);
     if (s->init_from != NULL) spec = with(spec, "init_from", json_string(s->init_from));
     if (s->init_prefix != NULL) spec = with(spec, "init_prefix", json_string(s->init_prefix));
     spec = cairn_spec_fields_json(spec, table, CAIRN_SPEC_LATER, s);

@@ -228,18 +228,33 @@ static cairn_status read_former(json_t *list, struct cairn_job_spec_data *spec,
     return status;
 }
 
+static cairn_status read_made(json_t *list, struct cairn_job_spec_data *spec,
+                              struct cairn_sentence *why)
+{
+    cairn_status status = CAIRN_OK;
+    if (!json_is_array(list) || json_array_size(list) > CAIRN_SPEC_MADE_MAX)
+        return corrupt(why, "made", "not a list of at most 64");
+    for (size_t i = 0; i < json_array_size(list) && status == CAIRN_OK; i++) {
+        const char *key, *was, *is;
+        if (json_unpack(json_array_get(list, i), "[s, s, s!]", &key, &was, &is) != 0)
+            return corrupt(why, "made", "not a list of a key and two values each");
+        status = cairn_spec_add_made(spec, key, was, is);
+    }
+    return status;
+}
+
 cairn_status cairn_manifest_read_spec(json_t *json, struct cairn_job_spec_data *spec,
                                       struct cairn_sentence *why)
 {
     const char *name, *init_from = NULL, *init_prefix = NULL;
     json_int_t revision;
-    json_t *groups, *tensors, *former = NULL;
+    json_t *groups, *tensors, *former = NULL, *made = NULL;
     json_error_t error;
     cairn_status status = cairn_spec_fields_of_json(json, &cairn_spec_fields, "spec", spec, why);
     if (status != CAIRN_OK) return status;
-    if (json_unpack_ex(json, &error, JSON_STRICT, "{s:s, s:I, s:o, s:o, s?o, s?s, s?s}", "name",
-                       &name, "revision", &revision, "groups", &groups, "tensors", &tensors,
-                       "former", &former, "init_from", &init_from, "init_prefix",
+    if (json_unpack_ex(json, &error, JSON_STRICT, "{s:s, s:I, s:o, s:o, s?o, s?o, s?s, s?s}",
+                       "name", &name, "revision", &revision, "groups", &groups, "tensors", &tensors,
+                       "former", &former, "made", &made, "init_from", &init_from, "init_prefix",
                        &init_prefix) != 0) {
         return corrupt(why, "spec", error.text);
     }
@@ -247,6 +262,7 @@ cairn_status cairn_manifest_read_spec(json_t *json, struct cairn_job_spec_data *
     spec->revision = (uint64_t)revision;
     status = cairn_spec_set_name(spec, name);
     if (status == CAIRN_OK && former != NULL) status = read_former(former, spec, why);
+    if (status == CAIRN_OK && made != NULL) status = read_made(made, spec, why);
     if (status == CAIRN_OK) status = cairn_spec_set_init_from(spec, init_from, init_prefix);
     if (status == CAIRN_OK) status = read_lists(groups, tensors, spec, why);
     if (status != CAIRN_OK) return status;

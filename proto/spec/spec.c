@@ -31,6 +31,13 @@ static void release_group(struct cairn_group_spec *g)
     free((void *)(uintptr_t)g->schedule.points); // owned here, read-only to everyone else
 }
 
+static void release_made(const struct cairn_spec_made *made)
+{
+    free(made->key);
+    free(made->was);
+    free(made->is);
+}
+
 void cairn_spec_release(struct cairn_job_spec_data *spec)
 {
     for (size_t i = 0; i < spec->tensor_count; i++) release_tensor(&spec->tensors[i]);
@@ -38,6 +45,8 @@ void cairn_spec_release(struct cairn_job_spec_data *spec)
     free(spec->tensors);
     free(spec->groups);
     free(spec->former);
+    for (size_t i = 0; i < spec->made_count; i++) release_made(&spec->made[i]);
+    free(spec->made);
     free(spec->init_from);
     free(spec->init_prefix);
     free(spec->name);
@@ -177,6 +186,24 @@ cairn_status cairn_spec_add_former(struct cairn_job_spec_data *spec, const uint8
     return CAIRN_OK;
 }
 
+cairn_status cairn_spec_add_made(struct cairn_job_spec_data *spec, const char *key, const char *was,
+                                 const char *is)
+{
+    const struct cairn_spec_made made = { strdup(key), strdup(was), strdup(is) };
+    if (spec->made == NULL) spec->made = calloc(CAIRN_SPEC_MADE_MAX, sizeof *spec->made);
+    if (spec->made == NULL || made.key == NULL || made.was == NULL || made.is == NULL) {
+        release_made(&made);
+        return CAIRN_ERR_NO_MEMORY;
+    }
+    if (spec->made_count == CAIRN_SPEC_MADE_MAX) {
+        release_made(&spec->made[0]);
+        spec->made_count--;
+        memmove(&spec->made[0], &spec->made[1], spec->made_count * sizeof *spec->made);
+    }
+    spec->made[spec->made_count++] = made;
+    return CAIRN_OK;
+}
+
 bool cairn_spec_was(const struct cairn_job_spec_data *spec, const uint8_t hash[32])
 {
     for (size_t i = 0; i < spec->former_count; i++) {
@@ -201,6 +228,8 @@ static cairn_status copy_contents(const struct cairn_job_spec_data *spec,
     for (size_t i = 0; i < spec->former_count && status == CAIRN_OK; i++) {
         status = cairn_spec_add_former(copy, spec->former[i]);
     }
+    for (size_t i = 0; i < spec->made_count && status == CAIRN_OK; i++)
+        status = cairn_spec_add_made(copy, spec->made[i].key, spec->made[i].was, spec->made[i].is);
     return status;
 }
 
@@ -212,7 +241,8 @@ cairn_status cairn_spec_copy(const struct cairn_job_spec_data *spec,
     copy.tensors = NULL;
     copy.groups = NULL;
     copy.former = NULL;
-    copy.former_count = 0;
+    copy.made = NULL;
+    copy.former_count = copy.made_count = 0;
     copy.tensor_count = copy.tensor_capacity = 0;
     copy.group_count = copy.group_capacity = 0;
     cairn_status status = copy_contents(spec, &copy);

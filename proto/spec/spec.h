@@ -46,6 +46,7 @@
 #define CAIRN_SPEC_LOSS_WAIT_S      300                 /* shard_loss_wait_s, worker_loss_wait_s */
 #define CAIRN_SPEC_LOSS_WAIT_MAX_S  (30 * 86400)
 #define CAIRN_SPEC_LEAVE_MAX        24576 /* tensors, with missing_gradients LEAVE */
+#define CAIRN_SPEC_MADE_MAX         64    /* settings by which it was made of snapshots */
 #define CAIRN_SPEC_FORMER_MAX       64    /* hashes of what a spec was before its amendments */
 
 /* What a round with a non-finite gradient does: SKIP changes nothing and goes on, FAIL reports
@@ -206,6 +207,11 @@ struct cairn_policy {
     bool snapshot_fallback; /* a damaged one: a restore takes the newest good one before it */
 };
 
+/* A setting by which a job was made of a snapshot (settings.h); all of it is owned. */
+struct cairn_spec_made {
+    char *key, *was, *is;
+};
+
 struct cairn_job_spec_data {
     /* owned: freed by cairn_spec_release */
     char *name; /* also the name of a folder: [A-Za-z0-9._-], not starting with '.' or '-' */
@@ -215,13 +221,15 @@ struct cairn_job_spec_data {
         [32]; /* [former_count] hashes of this spec before its amendments, the first is that of
                             * the job's creation. Not part of hash and diff */
 
+    struct cairn_spec_made *made; /* [made_count], the oldest first. Not part of hash and diff */
+
     /* owned: weights that the shards begin with (proto/safetensors/safetensors_folder.h) */
     char *init_from;   /* an absolute path on their side; NULL: none */
     char *init_prefix; /* a key PREFIX + NAME is taken for NAME, too; NULL: none */
 
     size_t tensor_count, tensor_capacity;
     size_t group_count, group_capacity;
-    size_t former_count;
+    size_t former_count, made_count;
     double clip_norm;  /* of the global gradient norm; 0 = no clipping */
     double loss_scale; /* at the start of the job; 1 = none */
     /* 0 until canonicalized, or what the policy does not use */
@@ -294,6 +302,9 @@ struct cairn_group_spec cairn_group_default(void);
  * CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_spec_add_former(struct cairn_job_spec_data *spec,
                                    const uint8_t hash[32]) CAIRN_MUST_CHECK;
+/* Notes that a setting made it what it is; the oldest is forgotten over CAIRN_SPEC_MADE_MAX. Copied. */
+cairn_status cairn_spec_add_made(struct cairn_job_spec_data *spec, const char *key, const char *was,
+                                 const char *is) CAIRN_MUST_CHECK;
 /* True if the hash is one that the spec had before an amendment. */
 bool cairn_spec_was(const struct cairn_job_spec_data *spec, const uint8_t hash[32]);
 
@@ -341,9 +352,13 @@ cairn_status cairn_spec_hash(const struct cairn_job_spec_data *spec,
  * borrowed from both, not to be released. */
 struct cairn_job_spec_data cairn_spec_with_workers(const struct cairn_job_spec_data *spec,
                                                    const struct cairn_job_spec_data *job);
-/* A worker of that spec is one of the job: it is what the job is, or what it was before an amendment. */
+/* A worker of that spec is one of the job: it is what the job is, or what it was before an amendment, with
+ * the settings by which the job was made of a snapshot since. */
 bool cairn_spec_joins(const struct cairn_job_spec_data *spec,
                       const struct cairn_job_spec_data *job) CAIRN_MUST_CHECK;
+/* Notes by which settings `next` differs from what it was made of. CAIRN_ERR_NO_MEMORY. */
+cairn_status cairn_spec_note_made(struct cairn_job_spec_data *next,
+                                  const struct cairn_job_spec_data *was) CAIRN_MUST_CHECK;
 /* Notes what the spec is now, as a former one: an amendment follows. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_spec_note_former(struct cairn_job_spec_data *spec) CAIRN_MUST_CHECK;
 

@@ -9,6 +9,7 @@
 #include <sodium.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- the hash ---- */
@@ -555,15 +556,59 @@ static cairn_status hash_without_workers(const struct cairn_job_spec_data *spec,
     return cairn_spec_hash(&copy, hash_out);
 }
 
-bool cairn_spec_joins(const struct cairn_job_spec_data *spec, const struct cairn_job_spec_data *job)
+static bool is_former(const struct cairn_job_spec_data *spec, const struct cairn_job_spec_data *job,
+                      bool has_workers)
 {
     uint8_t hash[32];
+    if (cairn_spec_hash(spec, hash) == CAIRN_OK && cairn_spec_was(job, hash)) return true;
+    return has_workers && hash_without_workers(spec, hash) == CAIRN_OK && cairn_spec_was(job, hash);
+}
+
+/* Is the setting's value what the spec has? */
+static bool has_setting(const struct cairn_job_spec_data *spec, const struct cairn_spec_made *made)
+{
+    struct cairn_job_spec_data set;
+    struct cairn_sentence why;
+    enum cairn_spec_change change;
+    uint8_t own[32], hash[32];
+    if (cairn_spec_copy(spec, &set) != CAIRN_OK) return false;
+    bool has = cairn_spec_set(&set, made->key, made->is, &change, &why) == CAIRN_OK;
+    cairn_spec_canonicalize(&set);
+    has = has && cairn_spec_hash(spec, own) == CAIRN_OK &&
+          cairn_spec_hash(&set, hash) == CAIRN_OK && memcmp(own, hash, sizeof own) == 0;
+    cairn_spec_release(&set);
+    return has;
+}
+
+/* Takes back what the spec has of the settings by which the job was made of snapshots, the last first: what
+ * it is then may be a former one. */
+static bool was_before_made(const struct cairn_job_spec_data *spec,
+                            const struct cairn_job_spec_data *job, bool has_workers)
+{
+    struct cairn_job_spec_data before;
+    struct cairn_sentence why;
+    enum cairn_spec_change change;
+    bool is_its = false;
+    if (job->made_count == 0 || cairn_spec_copy(spec, &before) != CAIRN_OK) return false;
+    for (size_t i = job->made_count; i-- > 0 && !is_its;) {
+        const struct cairn_spec_made *made = &job->made[i];
+        if (!has_setting(&before, made)) continue;
+        if (cairn_spec_set(&before, made->key, made->was, &change, &why) != CAIRN_OK) break;
+        cairn_spec_canonicalize(&before);
+        is_its = is_former(&before, job, has_workers);
+    }
+    cairn_spec_release(&before);
+    return is_its;
+}
+
+bool cairn_spec_joins(const struct cairn_job_spec_data *spec, const struct cairn_job_spec_data *job)
+{
     const struct cairn_job_spec_data mine = cairn_spec_with_workers(spec, job);
     if (cairn_spec_diff(&mine, job, 0, NULL, NULL) == 0) return true;
     if (job->former_count == 0) return false;
-    if (cairn_spec_hash(spec, hash) == CAIRN_OK && cairn_spec_was(job, hash)) return true;
-    return mine.workers_min == job->workers_min && mine.workers_max == job->workers_max &&
-           hash_without_workers(spec, hash) == CAIRN_OK && cairn_spec_was(job, hash);
+    const bool has_workers = mine.workers_min == job->workers_min &&
+                             mine.workers_max == job->workers_max;
+    return is_former(spec, job, has_workers) || was_before_made(spec, job, has_workers);
 }
 
 cairn_status cairn_spec_note_former(struct cairn_job_spec_data *spec)
@@ -573,4 +618,54 @@ cairn_status cairn_spec_note_former(struct cairn_job_spec_data *spec)
     if (status == CAIRN_OK) status = cairn_spec_add_former(spec, hash);
     if (status == CAIRN_OK) status = hash_without_workers(spec, hash);
     return status == CAIRN_OK ? cairn_spec_add_former(spec, hash) : status;
+}
+
+/* ---- by which settings a job was made of a snapshot ---- */
+
+struct made_rows {
+    struct cairn_job_spec_data *next;
+    size_t count; /* of its last ones: they are being noted */
+    cairn_status status;
+};
+
+static struct cairn_spec_made *find_made(const struct made_rows *rows, const char *key)
+{
+    struct cairn_job_spec_data *next = rows->next;
+    for (size_t i = next->made_count - rows->count; i < next->made_count; i++)
+        if (strcmp(next->made[i].key, key) == 0) return &next->made[i];
+    return NULL;
+}
+
+static void note_was(void *context, const struct cairn_spec_difference *d)
+{
+    struct made_rows *rows = context;
+    if (rows->status != CAIRN_OK || d->key == NULL || d->value == NULL) return;
+    if (rows->count == CAIRN_SPEC_MADE_MAX || find_made(rows, d->key) != NULL) return;
+    rows->status = cairn_spec_add_made(rows->next, d->key, d->value, "");
+    if (rows->status == CAIRN_OK) rows->count++;
+}
+
+/* What stays "" is no value of any field: a worker that has it is none of the job by this. */
+static void note_is(void *context, const struct cairn_spec_difference *d)
+{
+    struct made_rows *rows = context;
+    if (rows->status != CAIRN_OK || d->key == NULL || d->value == NULL) return;
+    struct cairn_spec_made *made = find_made(rows, d->key);
+    if (made == NULL || made->is[0] != '\0') return;
+    char *is = strdup(d->value);
+    if (is == NULL) {
+        rows->status = CAIRN_ERR_NO_MEMORY;
+        return;
+    }
+    free(made->is);
+    made->is = is;
+}
+
+cairn_status cairn_spec_note_made(struct cairn_job_spec_data *next,
+                                  const struct cairn_job_spec_data *was)
+{
+    struct made_rows rows = { .next = next, .status = CAIRN_OK };
+    (void)cairn_spec_diff(was, next, CAIRN_SPEC_MADE_MAX, note_was, &rows);
+    if (rows.count > 0) (void)cairn_spec_diff(next, was, CAIRN_SPEC_MADE_MAX, note_is, &rows);
+    return rows.status;
 }

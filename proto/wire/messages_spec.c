@@ -13,6 +13,7 @@ struct packing {
     Cairn__GroupSpec *groups;
     uint64_t *boxes;             /* [aliases of a box][2 * CAIRN_RANK_MAX] */
     ProtobufCBinaryData *former; /* [former_count] */
+    Cairn__SettingMade *made;    /* [made_count] */
     size_t box_count;
 };
 
@@ -22,6 +23,8 @@ static void packing_release(struct packing *p)
     free(p->groups);
     free(p->boxes);
     free(p->former);
+    free(p->made);
+    free(p->message.made);
     free(p->message.tensors);
     free(p->message.groups);
 }
@@ -33,12 +36,15 @@ static cairn_status packing_alloc(struct packing *p, const struct cairn_job_spec
     // calloc of 0 may give NULL: ask for one more.
     p->boxes = calloc(boxes + 1, 2 * CAIRN_RANK_MAX * sizeof *p->boxes);
     p->former = calloc(spec->former_count + 1, sizeof *p->former);
+    p->made = calloc(spec->made_count + 1, sizeof *p->made);
+    p->message.made = calloc(spec->made_count + 1, sizeof *p->message.made);
     p->tensors = calloc(spec->tensor_count + 1, sizeof *p->tensors);
     p->groups = calloc(spec->group_count + 1, sizeof *p->groups);
     p->message.tensors = calloc(spec->tensor_count + 1, sizeof *p->message.tensors);
     p->message.groups = calloc(spec->group_count + 1, sizeof *p->message.groups);
-    if (p->boxes != NULL && p->former != NULL && p->tensors != NULL && p->groups != NULL &&
-        p->message.tensors != NULL && p->message.groups != NULL)
+    if (p->boxes != NULL && p->former != NULL && p->made != NULL && p->message.made != NULL &&
+        p->tensors != NULL && p->groups != NULL && p->message.tensors != NULL &&
+        p->message.groups != NULL)
         return CAIRN_OK;
     packing_release(p);
     return CAIRN_ERR_NO_MEMORY;
@@ -151,6 +157,7 @@ static void pack_job(struct packing *p, const struct cairn_job_spec_data *spec)
     Cairn__JobSpec *out = &p->message;
     Cairn__TensorSpec **tensors = out->tensors;
     Cairn__GroupSpec **groups = out->groups;
+    Cairn__SettingMade **made = out->made;
     cairn_spec_to_message(spec, out);
     out->tensors = tensors;
     out->groups = groups;
@@ -160,6 +167,15 @@ static void pack_job(struct packing *p, const struct cairn_job_spec_data *spec)
         p->former[i] = (ProtobufCBinaryData) { sizeof spec->former[i], spec->former[i] };
     out->former = p->former;
     out->n_former = spec->former_count;
+    for (size_t i = 0; i < spec->made_count; i++) {
+        cairn__setting_made__init(&p->made[i]);
+        p->made[i].key = spec->made[i].key;
+        p->made[i].was = spec->made[i].was;
+        p->made[i].is = spec->made[i].is;
+        made[i] = &p->made[i];
+    }
+    out->made = made;
+    out->n_made = spec->made_count;
 }
 
 cairn_status cairn_spec_pack(const struct cairn_job_spec_data *spec, uint8_t **bytes_out,
@@ -271,6 +287,9 @@ static cairn_status unpack_job(const Cairn__JobSpec *in, struct cairn_job_spec_d
         if (in->former[i].len != 32) return CAIRN_ERR_INVALID;
         status = cairn_spec_add_former(spec, in->former[i].data);
     }
+    if (in->n_made > CAIRN_SPEC_MADE_MAX) return CAIRN_ERR_INVALID;
+    for (size_t i = 0; status == CAIRN_OK && i < in->n_made; i++)
+        status = cairn_spec_add_made(spec, in->made[i]->key, in->made[i]->was, in->made[i]->is);
     return status;
 }
 

@@ -652,6 +652,50 @@ TEST(a_frozen_tensor_stays_as_it_is_through_restarts_and_a_restore)
     cluster_stop(&cluster);
 }
 
+/* The script of a job to which a tensor was added knows nothing of it, nor does it where that job is made
+ * anew of its snapshot, twice, with other settings: it says these, and is the job's. */
+TEST(a_script_with_the_new_setting_opens_a_job_that_is_made_of_an_amended_one)
+{
+    struct cluster cluster;
+    struct job j;
+    cluster_start(&cluster, 1, NULL);
+    describe(&j);
+    open_job(&j, &cluster, "first");
+    (void)train(&j);
+    struct cairn_tensor late = tensor("body.late", 1, BIAS, 0);
+    late.init.kind = CAIRN_INIT_ONES;
+    late.group = "body";
+    const struct cairn_amend amend = { .struct_size = sizeof amend, .add = &late, .add_count = 1 };
+    good(cairn_job_amend(j.job, &amend, CLUSTER_WAIT_MS));
+    leave(&j);
+    open_job(&j, &cluster, "first"); // as it was
+    leave(&j);
+    cluster_says(&cluster, 0, "step", "snapshot", "create", "first", "--wait", NULL);
+    cluster_says(&cluster, 0, "second", "job", "create", "second", "--from", "first/latest",
+                 "--set", "stage=0", "--set", "body.lr=2", NULL);
+    j.spec.stage = CAIRN_STAGE(0);
+    j.groups[0].lr = 3;
+    ck_assert_int_eq(try_open(&j, &cluster, "second"), CAIRN_ERR_MISMATCH);
+    leave(&j);
+    j.groups[0].lr = 2;
+    open_job(&j, &cluster, "second");
+    ck_assert(train(&j) == 2);
+    leave(&j);
+    cluster_kill_coordinator(&cluster);
+    cluster_restart_coordinator(&cluster);
+    cluster_says(&cluster, 0, "step", "snapshot", "create", "second", "--wait", NULL);
+    cluster_says(&cluster, 0, "third", "job", "create", "third", "--from", "second/latest", "--set",
+                 "body.lr=3", NULL);
+    j.groups[0].lr = 3;
+    open_job(&j, &cluster, "third");
+    ck_assert(train(&j) == 3);
+    leave(&j);
+    j.groups[0].lr = 4;
+    ck_assert_int_eq(try_open(&j, &cluster, "third"), CAIRN_ERR_MISMATCH);
+    leave(&j);
+    cluster_stop(&cluster);
+}
+
 TEST(an_amendment_that_cannot_be_changes_nothing)
 {
     struct cluster cluster;

@@ -76,6 +76,7 @@ static void add_rest(struct cairn_job_spec_data *spec)
     spec->workers_max = 9;
     memset(former, 0xcd, sizeof former);
     ck_assert_int_eq(cairn_spec_add_former(spec, former), CAIRN_OK);
+    ck_assert_int_eq(cairn_spec_add_made(spec, "stage", "3", "2"), CAIRN_OK);
 }
 
 static struct cairn_manifest good_manifest(void)
@@ -176,6 +177,8 @@ TEST(a_manifest_comes_back_exactly)
     ck_assert_mem_eq(hash_a, hash_b, 32);
     ck_assert_uint_eq(b.spec.former_count, 1);
     ck_assert(cairn_spec_was(&b.spec, a.spec.former[0]));
+    ck_assert_uint_eq(b.spec.made_count, 1);
+    ck_assert_str_eq(b.spec.made[0].was, "3");
     ck_assert_str_eq(b.cluster, "lab");
     ck_assert_uint_eq(b.generation, a.generation);
     ck_assert_uint_eq(b.step, a.step);
@@ -237,6 +240,7 @@ static const struct damage damages[] = {
     { "\"alias_of\": \"scalar2\"", "\"alias_of\": \"x\"", "no tensor", CAIRN_ERR_CORRUPT },
     { "\"dynamic\"", "\"fixed\"", "no effect", CAIRN_ERR_CORRUPT },
     { "\"former\": [\n   \"cd", "\"former\": [\n   \"g", "hex", CAIRN_ERR_CORRUPT },
+    { "\"3\",\n    \"2\"", "\"3\",\n    2", "a key and two values", CAIRN_ERR_CORRUPT },
     { "    3,\n", "    -3,\n", "shape", CAIRN_ERR_CORRUPT },
     { "    3,\n", "    3.5,\n", "shape", CAIRN_ERR_CORRUPT },
     { "    3,\n", "    281474976710656,\n", "2^48", CAIRN_ERR_CORRUPT },

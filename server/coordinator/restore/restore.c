@@ -325,6 +325,8 @@ static cairn_status apply_settings(struct cairn_cluster_restore *restore,
     status = cairn_cluster_settings_apply(&restore->spec, asked->settings, asked->n_settings,
                                           CAIRN_SETTINGS_CREATE, &reopens, why);
     if (status == CAIRN_OK) status = cairn_cluster_settings_judge_planes(was, &restore->spec, why);
+    if (status == CAIRN_OK && cairn_spec_note_made(&restore->spec, was) != CAIRN_OK)
+        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the job's spec");
     if (status == CAIRN_OK) status = cairn_spec_check(&restore->spec, cairn_optimizer_names(), why);
     return status == CAIRN_OK ? cairn_spec_check_usable(&restore->spec, why) : status;
 }
