@@ -20,9 +20,14 @@ uint64_t cairn_home_free_bytes(struct cairn_home *home)
     return home->kind->free_bytes(home);
 }
 
+const char *cairn_home_failure(struct cairn_home *home)
+{
+    return home->kind->failure != NULL ? home->kind->failure(home) : NULL;
+}
+
 bool cairn_home_has_failed(struct cairn_home *home)
 {
-    return home->kind->has_failed != NULL && home->kind->has_failed(home);
+    return cairn_home_failure(home) != NULL;
 }
 
 struct cairn_home_use cairn_home_use(struct cairn_home *home)

@@ -69,6 +69,8 @@ const struct cairn_home_info *cairn_home_info(const struct cairn_home *home);
 uint64_t cairn_home_free_bytes(struct cairn_home *home);
 /* The device failed: what lies there is suspect, and every call fails. Of `host`: never. Any thread. */
 bool cairn_home_has_failed(struct cairn_home *home);
+/* Then the sentence of every call, as long as the home is open; else NULL. Any thread. */
+const char *cairn_home_failure(struct cairn_home *home);
 /* What a home has done since it was opened; of `host`: nothing. Any thread. */
 struct cairn_home_use {
     uint64_t runs, launches;      /* lists of work; kernels that were launched for them */

@@ -7,7 +7,7 @@
 struct cairn_home_kind {
     void (*close)(struct cairn_home *home);
     uint64_t (*free_bytes)(struct cairn_home *home);
-    bool (*has_failed)(struct cairn_home *home); /* NULL: it never does */
+    const char *(*failure)(struct cairn_home *home); /* NULL: it never fails */
     struct cairn_home_use (*use)(struct cairn_home *home);
     bool (*has)(const struct cairn_home *home, const void *address);
     /* home, bytes and is_exportable of *memory_out are set; bytes is not 0. */

@@ -96,9 +96,10 @@ static uint64_t free_bytes(struct cairn_home *home)
     return cuda->driver.cuMemGetInfo(&free_now, &total) == CAIRN_CU_OK ? free_now : 0;
 }
 
-static bool has_failed(struct cairn_home *home)
+static const char *failure(struct cairn_home *home)
 {
-    return atomic_load(&cairn_cuda_of(home)->has_failed);
+    const struct cairn_cuda *cuda = cairn_cuda_of(home);
+    return atomic_load(&cuda->has_failed) ? cuda->failure.text : NULL; // constant since has_failed
 }
 
 static struct cairn_home_use use(struct cairn_home *home)
@@ -142,7 +143,7 @@ static void close_home(struct cairn_home *home)
 static const struct cairn_home_kind kind = {
     .close = close_home,
     .free_bytes = free_bytes,
-    .has_failed = has_failed,
+    .failure = failure,
     .use = use,
     .has = has,
     .memory_open = cairn_cuda_memory_open,

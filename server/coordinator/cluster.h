@@ -14,8 +14,8 @@
  *   snapshot/  cuts, periodic snapshots, the folder of those that are committed
  *   job/       jobs are opened, made, amended, lost, dropped; what a core says is done (act.c)
  *   restore/   jobs come back from snapshots, and the store from shards
- *   .          who speaks (sessions.c), who is answered later (early.c), who sits where (seating.c), what each
- *              role may say (handlers_*.c)
+ *   .          who speaks (sessions.c), who is answered later (early.c), who sits where (seating.c), what
+ *              each role may say (handlers_*.c)
  *
  * Who decides what: the core alone decides a job's rounds and epochs (server/core/round.h). job/jobs.c and
  * restore/restore.c decide jobs, layouts and generations, which are durable before anyone hears of them.

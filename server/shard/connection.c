@@ -11,6 +11,7 @@
 #include "server/shard/shard.h"
 #include "server/shard/state/pin.h"
 #include "server/shard/state/report.h"
+#include "server/shard/unfit.h"
 
 #define CONNECT_TIMEOUT_MS 5000
 #define WELCOME_TIMEOUT_MS 5000
@@ -248,6 +249,7 @@ static void on_timer(uv_timer_t *timer)
     struct cairn_session *session = &shard->session;
     if (session->stream == NULL) {
         connect_now(shard);
+        cairn_unfit_look(shard);
         return;
     }
     if (!session->welcome) {
@@ -265,6 +267,7 @@ static void on_timer(uv_timer_t *timer)
     cairn_storage_watch_tick(&shard->storage); // what it finds goes along
     cairn_connection_beat(shard);
     call_roll(shard);
+    cairn_unfit_look(shard);
 }
 
 cairn_status cairn_connection_open(struct cairn_shard *shard, const char *coordinator,

@@ -117,6 +117,8 @@ void cairn_device_tell(struct cairn_shard *shard, Cairn__Home *out)
     out->taken_bytes = info->taken_bytes;
     out->warning = info->warning;
     out->why = shard->no_device.text;
+    const char *failure = cairn_home_failure(home);
+    if (failure != NULL) out->failed = (char *)(uintptr_t)failure;
 }
 
 void cairn_device_count(const struct cairn_shard *shard, Cairn__ShardStats *stats)

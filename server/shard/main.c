@@ -141,6 +141,19 @@ static void on_fenced_closed(void *context)
     cairn_daemon_stop(&program->daemon, cairn_status_exit(CAIRN_ERR_FENCED));
 }
 
+static void on_unfit_closed(void *context)
+{
+    struct program *program = context;
+    cairn_daemon_stop(&program->daemon, cairn_status_exit(CAIRN_ERR_IO));
+}
+
+static void on_unfit(struct cairn_shard *shard, void *context)
+{
+    struct program *program = context;
+    program->shard = NULL;
+    cairn_shard_close(shard, on_unfit_closed, program);
+}
+
 static void on_fenced(struct cairn_shard *shard, void *context)
 {
     struct program *program = context;
@@ -339,6 +352,7 @@ static cairn_status open_shard(struct program *program, struct cairn_sentence *w
         .on_ready = on_ready,
         .on_fenced = on_fenced,
         .on_drained = on_drained,
+        .on_unfit = on_unfit,
         .context = program,
         .build = CAIRN_BUILD,
     };

@@ -237,6 +237,7 @@ cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options 
     shard->events.on_ready = options->on_ready;
     shard->events.on_fenced = options->on_fenced;
     shard->events.on_drained = options->on_drained;
+    shard->events.on_unfit = options->on_unfit;
     shard->events.context = options->context;
     cairn__shard_stats__init(&shard->stats);
     shard->build = options->build != NULL ? options->build : CAIRN_VERSION;

@@ -117,6 +117,8 @@ struct cairn_shard_options {
     /* It is time to end: of cairn_shard_drain, or the coordinator said so; it may be closed in here. NULL:
      * it goes on. */
     void (*on_drained)(struct cairn_shard *shard, void *context);
+    /* Its device failed, and it holds nothing else (unfit.h); it may be closed in here. NULL: it goes on. */
+    void (*on_unfit)(struct cairn_shard *shard, void *context);
     void *context;
 };
 
@@ -231,11 +233,13 @@ struct cairn_shard {
     const struct cairn_shard_up *up;
     uint32_t without;                /* bits of enum cairn_without */
     struct cairn_sentence no_device; /* why there is no device; empty: there is one */
+    bool unfit_told;                 /* to the coordinator, that the device failed: unfit.h */
     uv_loop_t *loop;                 /* borrowed */
     struct {
         void (*on_ready)(struct cairn_shard *shard, void *context);
         void (*on_fenced)(struct cairn_shard *shard, void *context);
         void (*on_drained)(struct cairn_shard *shard, void *context);
+        void (*on_unfit)(struct cairn_shard *shard, void *context);
         void *context;
     } events; /* as of cairn_shard_options */
 

@@ -7,6 +7,7 @@
 
 #include "server/shard/device.h"
 #include "server/shard/job/members.h"
+#include "server/shard/unfit.h"
 #include "tests/support/emulated.h"
 #include "tests/support/shard_model.h"
 #include "tests/support/suite.h"
@@ -195,6 +196,57 @@ TEST(a_card_that_has_failed_refuses_every_job_with_its_sentence)
         ck_assert_uint_eq(told.request, request);
         ck_assert_msg(strstr(error->text, "ECC") != NULL, "%s", error->text);
     }
+    scene_close(&scene);
+}
+
+static uint32_t ends; /* of the process, that were asked for */
+
+static void on_unfit(struct cairn_shard *shard, void *context)
+{
+    (void)shard, (void)context;
+    ends++;
+}
+
+/* As by any launch or copy of the device. */
+static void break_card(const struct emulated *card)
+{
+    struct cairn_home_memory memory;
+    struct cairn_sentence why;
+    emulated_set(card, "ecc_at=1");
+    ck_assert_int_eq(cairn_home_memory_open(scene.shard->device.home, "it", 4096, &memory, &why),
+                     CAIRN_ERR_IO);
+}
+
+TEST(a_shard_whose_card_has_failed_ends_when_nothing_else_is_there)
+{
+    const struct emulated card = open_scene("cuda");
+    scene.shard->events.on_unfit = on_unfit;
+    scene_serve(&scene, 2, 1);
+    cairn_unfit_look(scene.shard);
+    ck_assert_uint_eq(ends, 0);
+    break_card(&card);
+    cairn_unfit_look(scene.shard);
+    ck_assert_uint_eq(ends, 1);
+    scene_close(&scene);
+}
+
+/* Of the job nothing lies on the card: it is served on, and the next Hello says what the shard is. */
+TEST(a_shard_whose_card_has_failed_serves_what_lies_elsewhere_and_says_that_it_is_unfit)
+{
+    ck_assert_int_eq(setenv("CAIRN_TEST_OFFLOAD", "1", 1), 0);
+    const struct emulated card = open_scene("cuda");
+    scene.shard->events.on_unfit = on_unfit;
+    scene_serve(&scene, 2, 1);
+    break_card(&card);
+    Cairn__Home told;
+    cairn_device_tell(scene.shard, &told);
+    ck_assert_msg(strstr(told.failed, "ECC") != NULL, "%s", told.failed);
+    const uint64_t serial = scene.shard->session.serial;
+    cairn_unfit_look(scene.shard);
+    while (scene.shard->session.serial == serial) uv_run(&scene.loop, UV_RUN_ONCE);
+    cairn_unfit_look(scene.shard);
+    ck_assert_uint_eq(ends, 0);
+    ck_assert_int_eq(scene.shard->jobs->state, CAIRN_JOB_SERVING);
     scene_close(&scene);
 }
 

@@ -271,6 +271,10 @@ void fake_shard_hello(struct fake_cluster *fake, uint32_t i)
         hello.coordinator_incarnation = shard->coordinator_incarnation;
         hello.coordinator_process = shard->coordinator_process;
     }
+    Cairn__Home home = CAIRN__HOME__INIT;
+    home.backend = (char *)(uintptr_t) "cuda";
+    home.failed = (char *)(uintptr_t)shard->failed;
+    if (shard->failed != NULL) hello.home = &home;
     shard->dead = false;
     fake_peer_close(&shard->peer);
     say_hello(fake, &shard->peer, &hello);

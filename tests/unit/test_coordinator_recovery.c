@@ -219,6 +219,22 @@ TEST(a_shard_that_sees_the_snapshots_is_taken_before_one_that_does_not)
     ck_assert(fake.shards[0].has_job && fake.shards[2].has_job);
 }
 
+/* Its process serves other jobs still: else it would have ended. */
+TEST(a_shard_whose_device_failed_gets_no_part)
+{
+    char folder[300];
+    save(folder);
+    amend(0);
+    fake_shard_up(&fake, 2);
+    fake.shards[1].failed = "a launch of fold failed on Emulated card 0";
+    lose_part(1);
+    expect_rolled_back();
+    expect_attached(ask_open(), 2, 1);
+    ck_assert(fake.shards[0].has_job && fake.shards[2].has_job);
+    ck_assert_uint_eq(fake.shards[1].seen[CAIRN_MSG_JOB_CREATE], 1);
+    train();
+}
+
 TEST(one_that_is_removed_meanwhile_is_not_counted_twice)
 {
     char folders[3][300];

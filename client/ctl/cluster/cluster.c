@@ -42,10 +42,11 @@ static json_t *home_json(const Cairn__MemberStatus *m)
     const Cairn__Home *home = m->home;
     const Cairn__ShardStats *stats = m->stats;
     if (home == NULL) return json_null();
-    json_t *json = json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:s}", "backend", home->backend,
+    json_t *json = json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:s, s:s}", "backend", home->backend,
                              "device", home->device, "driver", home->driver, "why", home->why,
                              "total_bytes", (json_int_t)home->total_bytes, "taken_bytes",
-                             (json_int_t)home->taken_bytes, "warning", home->warning);
+                             (json_int_t)home->taken_bytes, "warning", home->warning, "failed",
+                             home->failed);
     if (stats == NULL || !is_of_device(home)) return json;
     json_object_set_new(
         json, "use",
@@ -78,6 +79,8 @@ static void print_home(const Cairn__MemberStatus *m)
            m->home->device, m->home->backend, m->home->driver,
            cairn_ctl_bytes(m->home->total_bytes), cairn_ctl_bytes(m->home->taken_bytes));
     if (m->home->warning[0] != '\0') printf("%s: warning: %s\n", m->name, m->home->warning);
+    if (m->home->failed[0] != '\0')
+        printf("%s: unfit, so that it gets no part of a job: %s\n", m->name, m->home->failed);
     print_use(m);
 }
 

@@ -20,6 +20,7 @@
 #include "server/coordinator/base/member.h"
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/base/session.h"
+#include "server/coordinator/member/standing.h"
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/job/jobs.h"
@@ -250,7 +251,8 @@ static cairn_status plan_layout(const struct cairn_cluster_job *job, struct cair
     cairn_status status = tensors == NULL || was == NULL || closed == NULL ? CAIRN_ERR_NO_MEMORY
                                                                            : CAIRN_OK;
     for (uint32_t i = 0; i < job->layout->shard_count && status == CAIRN_OK; i++)
-        closed[i] = job->shards[i].seat == NULL || job->shards[i].seat->leaving;
+        closed[i] = job->shards[i].seat == NULL || job->shards[i].seat->leaving ||
+                    cairn_cluster_seat_unfit(job->shards[i].seat);
     for (uint32_t t = 0; t < count && status == CAIRN_OK; t++) {
         const size_t from = cairn_spec_find_tensor(&job->spec, body->spec.tensors[t].name);
         const bool kept = from != SIZE_MAX && stays(&job->spec, from, &body->spec, t);

@@ -75,7 +75,8 @@ cairn_status cairn_cluster_reshard_wish_present(const struct cairn_cluster_job *
     if (wish_out->shards == NULL) return CAIRN_ERR_NO_MEMORY;
     for (uint32_t i = 0; i < job->shard_count; i++) {
         struct cairn_cluster_seat *seat = job->shards[i].seat;
-        const double weight = seat != NULL && !seat->leaving ? 1 : 0;
+        const bool goes = seat == NULL || seat->leaving || cairn_cluster_seat_unfit(seat);
+        const double weight = goes ? 0 : 1;
         wish_out->shards[wish_out->count++] = (struct cairn_cluster_joiner) { seat, weight };
     }
     return CAIRN_OK;
@@ -111,7 +112,10 @@ static cairn_status take_names(const struct cairn_cluster_job *job, const Cairn_
         if (seat == NULL) return CAIRN_ERR_NOT_FOUND;
         if (!cairn_cluster_seat_stays(seat))
             return cairn_fail(why, CAIRN_ERR_NOT_READY, "shard %s %s: nothing can go to it",
-                              seat->name, seat->leaving ? "is being drained" : "is not here");
+                              seat->name,
+                              seat->leaving                    ? "is being drained"
+                              : cairn_cluster_seat_unfit(seat) ? "is unfit, since its device failed"
+                                                               : "is not here");
         add(wish, seat);
     }
     for (size_t i = 0; i < ask->n_drain; i++) {

@@ -55,9 +55,15 @@ bool cairn_cluster_seat_obeys(const struct cairn_cluster_seat *seat)
     return seat->session != NULL && seat->standing == CAIRN_STANDING_GOOD;
 }
 
+bool cairn_cluster_seat_unfit(const struct cairn_cluster_seat *seat)
+{
+    const struct cairn_cluster_session *session = seat->session;
+    return session != NULL && session->home != NULL && session->home->failed[0] != '\0';
+}
+
 bool cairn_cluster_seat_stays(const struct cairn_cluster_seat *seat)
 {
-    return cairn_cluster_seat_obeys(seat) && !seat->leaving;
+    return cairn_cluster_seat_obeys(seat) && !seat->leaving && !cairn_cluster_seat_unfit(seat);
 }
 
 const char *cairn_cluster_seat_standing_text(const struct cairn_cluster_seat *seat)

@@ -20,7 +20,9 @@ cairn_status cairn_cluster_standing_open(struct cairn_cluster *cluster,
 void cairn_cluster_dropped_add(struct cairn_cluster *cluster, uint64_t job);
 /* It is here, and what it holds is ours to act on. */
 bool cairn_cluster_seat_obeys(const struct cairn_cluster_seat *seat);
-/* And it does not leave: it may get a part of a job. */
+/* Its device has failed, and no part of a job may come to it (server/shard/unfit.h). */
+bool cairn_cluster_seat_unfit(const struct cairn_cluster_seat *seat);
+/* It obeys, is fit and does not leave: it may get a part of a job. */
 bool cairn_cluster_seat_stays(const struct cairn_cluster_seat *seat);
 /* Notes what the Hello says; false, and logged: we must not act on what it holds. */
 bool cairn_cluster_seat_judge(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
