@@ -66,11 +66,13 @@ cairn_status cairn_manifest_accept(const struct cairn_manifest *m,
             what.text);
     case CAIRN_TRUST_STRANGE:
         if (waiver.is_strange) return CAIRN_OK;
-        return cairn_fail(why, CAIRN_ERR_REFUSED,
-                          "its manifest is %s; trust that cluster's key (`cairn key trust`, with "
-                          "what `cairn key show` prints there), or take this one snapshot with "
-                          "--allow-untrusted",
-                          what.text);
+        return cairn_fail(
+            why, CAIRN_ERR_REFUSED,
+            "its manifest is %s; if another cluster wrote it, trust the key that `cairn "
+            "key show` prints there (`cairn key trust`); if this one did, before its "
+            "store was lost, put the cluster.key of then back into store.path and "
+            "start the coordinator again; or take this one snapshot with --allow-untrusted",
+            what.text);
     case CAIRN_TRUST_BROKEN: break;
     }
     return cairn_fail(why, CAIRN_ERR_CHECKSUM,

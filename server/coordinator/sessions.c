@@ -108,7 +108,10 @@ static void welcome(struct cairn_cluster_session *session, uint32_t request)
     struct cairn_cluster_places places = { .count = 0 };
     if (session->role == CAIRN_ROLE_WIRE_WORKER || session->role == CAIRN_ROLE_WIRE_READER)
         cairn_cluster_places_find(cluster, &places);
+    struct cairn_keys_message keys;
     if (session->role == CAIRN_ROLE_WIRE_SHARD) {
+        cairn_cluster_keys_fill(cluster, &keys);
+        message.keys = &keys.keys;
         message.storage_path = cluster->storage.path;
         message.storage_token = cluster->storage.token;
     }

@@ -149,6 +149,7 @@ static void on_welcome(struct cairn_shard *shard, const Cairn__Welcome *welcome)
                    cairn_stream_peer(session->stream),
                    (unsigned long long)welcome->coordinator_incarnation);
     cairn_held_judge(shard, welcome->cluster);
+    cairn_held_keys(shard, welcome->keys);
     cairn_storage_watch_told(&shard->storage, welcome->storage_path, welcome->storage_token);
     cairn_drain_on_welcome(shard);
     if (session->served_before) return;

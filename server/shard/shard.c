@@ -4,6 +4,7 @@
 #include "server/shard/device.h"
 #include "server/shard/job/admit.h"
 #include "server/shard/job/create.h"
+#include "server/shard/job/held.h"
 #include "server/shard/job/open.h"
 #include "server/shard/job/own.h"
 #include "server/shard/job/update.h"
@@ -34,6 +35,7 @@ static void handle_closed(struct cairn_shard *shard)
     if (--shard->end.handles > 0) return;
     void (*on_closed)(void *context) = shard->end.on_closed;
     void *context = shard->end.context;
+    cairn_held_keys_release(shard);
     free(shard->name);
     free(shard->import_folders);
     free(shard->memory.lock);

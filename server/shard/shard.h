@@ -228,6 +228,7 @@ struct cairn_shard {
     struct cairn_arriving *arriving; /* messages of the coordinator whose pages are on their way */
     struct cairn_arriving *arriving_dropped; /* of them, those that a thread still prepares */
     struct cairn_coordinator_id seen; /* the newest coordinator that was obeyed; of what is held */
+    Cairn__Keys *keys;                /* those that it trusts; NULL: it has told of none */
     uint64_t relay_cache_bytes;       /* of the memory, at most, for the relay of a job */
 
     const struct cairn_shard_up *up;

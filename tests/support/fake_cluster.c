@@ -17,6 +17,7 @@
 #include "proto/spec/optimizer.h"
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/member/seats.h"
+#include "server/coordinator/trust/keys.h"
 #include "tests/support/fake_shard.h"
 #include "tests/support/pages.h"
 
@@ -50,6 +51,8 @@ void fake_store_lose(struct fake_cluster *fake)
     char path[160];
     fake_coordinator_stop(fake);
     snprintf(path, sizeof path, "%s/coordinator.db", fake->store);
+    ck_assert_int_eq(unlink(path), 0);
+    snprintf(path, sizeof path, "%s/" CAIRN_KEY_FILE, fake->store);
     ck_assert_int_eq(unlink(path), 0);
     fake_coordinator_start(fake);
 }
@@ -96,6 +99,7 @@ void fake_close(struct fake_cluster *fake)
     for (uint32_t i = 0; i < fake->shard_count; i++) {
         fake_peer_close(&fake->shards[i].peer);
         fake_shard_clear(&fake->shards[i]);
+        fake_shard_forget_keys(&fake->shards[i]);
         free(fake->shards[i].members);
     }
     free(fake->shards);

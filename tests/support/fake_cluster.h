@@ -111,6 +111,7 @@ struct fake_shard {
     uint32_t lease_request; /* of the last LeaseKeep */
     uint32_t lease_ttl_ms;
     struct cairn_version lease_version;
+    Cairn__Keys *keys; /* owned: those that the coordinator told of; NULL: none */
     struct cairn_paged spec_pages, layout_pages;
     struct cairn_paged tiles_pages;
     uint32_t create_request, held_request, tiles_request;

@@ -657,7 +657,24 @@ void fake_shard_tell_held(struct fake_shard *shard, uint32_t request)
     Cairn__HeldJob held[2], *list[] = { &held[0], &held[1] };
     message.n_held = fake_shard_fill_held(shard, held, true);
     message.held = list;
+    message.keys = shard->keys;
     fake_send(&shard->peer, CAIRN_MSG_HELD_JOBS, request, &message.base);
+}
+
+/* A copy: of who is obeyed. */
+static void keep_keys(struct fake_shard *shard, const Cairn__Keys *keys)
+{
+    uint8_t packed[16384];
+    if (keys == NULL) return;
+    ck_assert_uint_le(cairn__keys__get_packed_size(keys), sizeof packed);
+    fake_shard_forget_keys(shard);
+    shard->keys = cairn__keys__unpack(NULL, cairn__keys__pack(keys, packed), packed);
+}
+
+void fake_shard_forget_keys(struct fake_shard *shard)
+{
+    if (shard->keys != NULL) cairn__keys__free_unpacked(shard->keys, NULL);
+    shard->keys = NULL;
 }
 
 static void on_welcome(struct fake_shard *shard, const Cairn__Welcome *welcome)
@@ -668,6 +685,7 @@ static void on_welcome(struct fake_shard *shard, const Cairn__Welcome *welcome)
     shard->store = welcome->store;
     shard->coordinator_incarnation = welcome->coordinator_incarnation;
     shard->coordinator_process = welcome->process;
+    keep_keys(shard, welcome->keys);
 }
 
 static void end_terms(struct fake_shard *shard)
@@ -841,7 +859,10 @@ static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
             done(shard, request);
         }
         break;
-    case CAIRN_MSG_HEARTBEAT: beat(shard); break;
+    case CAIRN_MSG_HEARTBEAT:
+        keep_keys(shard, ((const Cairn__Heartbeat *)message)->keys);
+        beat(shard);
+        break;
     case CAIRN_MSG_PROBE: done(shard, request); break;
     case CAIRN_MSG_LACKS_GET: tell_lacks(shard, (const Cairn__LacksGet *)message); break;
     case CAIRN_MSG_ERROR: note_error(shard, (const Cairn__Error *)message); break;

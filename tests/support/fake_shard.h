@@ -13,6 +13,7 @@ void fake_shard_answer_pin(struct fake_shard *shard, uint64_t snapshot, const ch
 
 /* What it has of its job, and what it has staged, as Hello tells it, or HeldJobs (full); how many. */
 size_t fake_shard_fill_held(struct fake_shard *shard, Cairn__HeldJob out[2], bool full);
+void fake_shard_forget_keys(struct fake_shard *shard);
 /* HeldJobs. */
 void fake_shard_tell_held(struct fake_shard *shard, uint32_t request);
 

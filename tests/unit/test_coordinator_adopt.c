@@ -8,6 +8,7 @@
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/restore/adopt_private.h"
+#include "server/coordinator/trust/keys.h"
 #include "tests/support/fake_shard.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
@@ -113,6 +114,75 @@ TEST(a_job_of_which_no_shard_was_told_that_it_is_stored_is_adopted_and_settled)
     expect_adopted(1, "");
     fake_goes_on(&fake, 1, 2);
     fake_until(&fake, fake.shards[0].settled && fake.shards[1].settled);
+}
+
+/* ---- whose signatures are trusted ---- */
+
+static void trust_stranger(char id_out[CAIRN_KEY_NAME_BYTES], bool untrust)
+{
+    static char line[CAIRN_KEY_LINE_BYTES];
+    struct cairn_secret_key key;
+    Cairn__KeyTrust trust = CAIRN__KEY_TRUST__INIT;
+    if (!untrust) {
+        cairn_secret_key_make(&key);
+        cairn_public_key_line(&key.public_key, line);
+        cairn_key_name(key.public_key.id, id_out);
+    }
+    trust.key = line;
+    trust.untrust = untrust;
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_KEYS,
+                                   fake_request(&admin, CAIRN_MSG_KEY_TRUST, &trust.base)));
+}
+
+static void expect_keys(const Cairn__Keys *keys, size_t count, const char *first)
+{
+    ck_assert_ptr_nonnull(keys);
+    ck_assert_uint_eq(keys->n_keys, count);
+    ck_assert_msg(first == NULL || strcmp(keys->keys[0]->id, first) == 0, "%s", keys->keys[0]->id);
+}
+
+static void expect_restored(const Cairn__SnapshotStatus *snapshot)
+{
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS,
+                                   ask_restore("other", "", snapshot->path)));
+}
+
+TEST(what_the_lost_store_has_signed_is_trusted_by_who_adopts_its_jobs)
+{
+    char signer[CAIRN_KEY_NAME_BYTES], other[CAIRN_KEY_NAME_BYTES];
+    Cairn__SnapshotStatus *snapshot = take_snapshot();
+    cairn_key_name(cairn_cluster_keys_signer(fake.cluster)->public_key.id, signer);
+    trust_stranger(other, false);
+    lose_store(2);
+    Cairn__ClusterAdopted *plan = adopt(true);
+    expect_keys(plan->keys, 2, signer);
+    cairn_message_free(&plan->base);
+    fake_expect_error(&fake, &admin, ask_restore("other", "", snapshot->path), CAIRN_ERR_REFUSED,
+                      "put the cluster.key of then back"); // planned is not done
+    expect_adopted(1, "");
+    expect_restored(snapshot);
+    fake_coordinator_stop(&fake); // it is in the store
+    fake_coordinator_start(&fake);
+    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
+    const Cairn__KeysGet get = CAIRN__KEYS_GET__INIT;
+    ProtobufCMessage *keys = fake_expect(&fake, &admin, CAIRN_MSG_KEYS,
+                                         fake_request(&admin, CAIRN_MSG_KEYS_GET, &get.base));
+    expect_keys((const Cairn__Keys *)keys, 3, NULL);
+    cairn_message_free(keys);
+    cairn_message_free(&snapshot->base);
+}
+
+TEST(a_key_that_was_untrusted_before_the_store_was_lost_is_not_adopted)
+{
+    char signer[CAIRN_KEY_NAME_BYTES], other[CAIRN_KEY_NAME_BYTES];
+    cairn_key_name(cairn_cluster_keys_signer(fake.cluster)->public_key.id, signer);
+    trust_stranger(other, false);
+    trust_stranger(other, true);
+    fake_until(&fake, fake.shards[0].keys->n_keys == 1 && fake.shards[1].keys->n_keys == 1);
+    lose_store(2);
+    Cairn__ClusterAdopted *plan = adopt(true);
+    expect_keys(plan->keys, 1, signer);
+    cairn_message_free(&plan->base);
 }
 
 /* ---- refusals ---- */

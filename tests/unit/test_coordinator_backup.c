@@ -8,6 +8,8 @@
 
 #include "server/base/pool.h"
 #include "server/coordinator/base/session.h"
+#include "server/coordinator/store/store.h"
+#include "server/coordinator/trust/keys.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 
@@ -50,11 +52,21 @@ static void back_up(void)
 
 TEST(a_coordinator_that_is_given_the_copy_goes_on_with_the_jobs)
 {
+    char key[sizeof store + 32];
+    struct stat info;
+    const struct cairn_public_key signer = cairn_cluster_keys_signer(fake.cluster)->public_key;
     back_up();
     train(); // nothing of a round is in it
     fake_coordinator_stop(&fake);
     snprintf(fake.store, sizeof fake.store, "%s", store);
     fake_coordinator_start(&fake);
+    ck_assert_mem_eq(&signer, &cairn_cluster_keys_signer(fake.cluster)->public_key, sizeof signer);
+    snprintf(key, sizeof key, "%s/" CAIRN_KEY_FILE, store);
+    ck_assert_int_eq(stat(key, &info), 0);
+    ck_assert_uint_eq(info.st_mode & 0777, 0600);
+    ck_assert_int_eq(
+        cairn_store_signer(fake.cluster->store, (char[CAIRN_KEY_TEXT_BYTES]) { "" }, NULL),
+        CAIRN_ERR_NOT_FOUND); // the file has it now
     fake_shards_up(&fake, 2);
     come_again("w0");
     job = fake_attach(&fake, &w, 10, 0, 1);

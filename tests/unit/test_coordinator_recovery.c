@@ -353,7 +353,8 @@ TEST(no_snapshot_that_is_ahead_of_the_job_is_its_own)
     amend(0);
     lose_part(1);
     expect_rolled_back();
-    fake_expect_error(&fake, &w, ask_open(), CAIRN_ERR_JOB_LOST, "finds no whole snapshot of it");
+    fake_expect_error(&fake, &w, ask_open(), CAIRN_ERR_JOB_LOST,
+                      "takes none of its snapshots unasked");
 }
 
 /* Those who came for more workers than the snapshot's job has, and those who wait for a lost one. */

@@ -305,6 +305,22 @@ static json_t *adopted_json(const Cairn__ClusterAdopted *adopted)
     return jobs;
 }
 
+static json_t *keys_json(const Cairn__Keys *keys)
+{
+    json_t *ids = json_array();
+    for (size_t i = 0; keys != NULL && i < keys->n_keys; i++)
+        json_array_append_new(ids, json_string(keys->keys[i]->id));
+    return ids;
+}
+
+/* Without a new store's word for them no snapshot that they signed would be restored. */
+static void say_keys(const Cairn__Keys *keys, bool done)
+{
+    for (size_t i = 0; keys != NULL && i < keys->n_keys; i++)
+        printf("%skey %s, which the lost store trusted, %s trusted here\n", i == 0 ? "\n" : "",
+               keys->keys[i]->id, done ? "is" : "would be");
+}
+
 int cairn_ctl_cluster_adopt(struct ctl *ctl)
 {
     static const char *const headers[] = { "JOB", "GENERATION", "STEP", "SHARDS", "REFUSED" };
@@ -319,8 +335,9 @@ int cairn_ctl_cluster_adopt(struct ctl *ctl)
     const Cairn__ClusterAdopted *adopted = (const Cairn__ClusterAdopted *)reply;
     for (size_t i = 0; i < adopted->n_jobs; i++) whole += adopted->jobs[i]->refused[0] == '\0';
     if (ctl->json) {
-        cairn_ctl_print_json(json_pack("{s:b, s:o}", "done", (int)(ctl->yes && whole > 0), "jobs",
-                                       adopted_json(adopted)));
+        cairn_ctl_print_json(json_pack("{s:b, s:o, s:o}", "done", (int)(ctl->yes && whole > 0),
+                                       "jobs", adopted_json(adopted), "keys",
+                                       keys_json(adopted->keys)));
     } else {
         struct ctl_table *table = cairn_ctl_table_open(headers, 5);
         for (size_t i = 0; i < adopted->n_jobs; i++) {
@@ -332,6 +349,7 @@ int cairn_ctl_cluster_adopt(struct ctl *ctl)
             cairn_ctl_table_cell(table, "%s", j->refused);
         }
         cairn_ctl_table_close(table, ctl);
+        say_keys(adopted->keys, ctl->yes);
         if (adopted->n_jobs == 0)
             printf("\nnothing to adopt: the shards that are here hold no job but those of this "
                    "coordinator\n");

@@ -71,6 +71,16 @@ void cairn_cluster_recovery_advise(const struct cairn_cluster_job *job, struct c
         return;
     }
     out->text[0] = '\0';
+    if (cairn_cluster_recovery_wanted(job) && job->loss.recovery.gave_up &&
+        job->loss.recovery.passed) {
+        cairn_sentence_add(
+            out,
+            "on_shard_loss takes none of its snapshots unasked: mend what is said of "
+            "them, or restore one by its id as is said there; `cairn job drop %s` "
+            "gives it up, so that it may begin anew",
+            name);
+        return;
+    }
     if (cairn_cluster_recovery_wanted(job) && job->loss.recovery.gave_up) {
         cairn_sentence_add(out,
                            "on_shard_loss finds no whole snapshot of it: `cairn snapshot restore "

@@ -15,6 +15,7 @@ struct cairn_cluster_recovery {
     char why[300];                      /* the job was lost */
     struct cairn_sentence damaged;      /* the newest of those, and how; while behind.id says one */
     bool running, gave_up;
+    bool passed; /* gave_up: there are snapshots, of which none may be taken unasked */
     bool begun;  /* one has replaced the job: no part comes back by itself */
     bool unseen; /* a shard did not see the snapshot: its storage is waited for */
     bool waited; /* it was pending with the last tick */

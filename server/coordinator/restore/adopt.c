@@ -63,6 +63,9 @@ void cairn_cluster_adoption_answer(struct cairn_cluster_adoption *adoption)
     message.jobs = list;
     message.n_jobs = adoption->job_count;
     message.store = adoption->cluster->identity.id.store;
+    struct cairn_keys_message keys;
+    cairn_cluster_keys_fill_list(adoption->cluster, adoption->keys, adoption->key_count, &keys);
+    message.keys = &keys.keys;
     cairn_cluster_waiters_answer(&adoption->waiter, CAIRN_MSG_CLUSTER_ADOPTED, &message.base);
     free(jobs);
     free(list);

@@ -199,6 +199,26 @@ static void take_incarnations(struct cairn_cluster_adoption *adoption)
 }
 
 /* A job of which somebody holds a part that we do not act on. */
+static bool is_part_of(const struct cairn_cluster_adoption *adoption, uint64_t job)
+{
+    for (size_t i = 0; i < adoption->job_count; i++)
+        if (adoption->jobs[i].id == job) return adoption->jobs[i].refused.text[0] == '\0';
+    return false;
+}
+
+/* Shards that hold a part of what is adopted have kept the keys by which its snapshots are trusted. */
+static void take_keys(struct cairn_cluster_adoption *adoption)
+{
+    for (struct cairn_cluster_seat *s = adoption->cluster->seats; s != NULL; s = s->next) {
+        bool holds = false;
+        for (size_t i = 0; s->session != NULL && s->parts != NULL && i < s->parts->n_held; i++)
+            holds = holds || is_part_of(adoption, s->parts->held[i]->job);
+        if (holds)
+            adoption->key_count = cairn_cluster_keys_unknown(adoption->cluster, s->parts->keys,
+                                                             adoption->keys, adoption->key_count);
+    }
+}
+
 cairn_status cairn_cluster_adoption_plan(struct cairn_cluster_adoption *adoption)
 {
     struct cairn_cluster_strangers strangers;
@@ -221,5 +241,6 @@ cairn_status cairn_cluster_adoption_plan(struct cairn_cluster_adoption *adoption
     take_incarnations(adoption);
     for (size_t i = 0; i < adoption->job_count && status == CAIRN_OK; i++)
         judge_job(adoption, &adoption->jobs[i]);
+    if (status == CAIRN_OK) take_keys(adoption);
     return status;
 }

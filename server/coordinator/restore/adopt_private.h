@@ -7,6 +7,7 @@
 #include "server/coordinator/base/names.h"
 #include "server/coordinator/restore/adopt.h"
 #include "server/coordinator/store/store.h"
+#include "server/coordinator/trust/keys.h"
 #include "server/core/standing.h"
 
 /* A job that is to be adopted; what points into parts is good until the next HeldJobs. */
@@ -39,6 +40,9 @@ struct cairn_cluster_adoption {
     size_t asked_count; /* of the jobs: their parts were asked for, or they are refused */
     struct cairn_stored_job *rows; /* owned: [row_count] */
     size_t row_count;
+    struct cairn_trusted_key
+        keys[CAIRN_KEYS_MAX]; /* [key_count]: who has what is adopted trusts them */
+    size_t key_count;
     uint64_t incarnation;
     cairn_status status;
     struct cairn_sentence why;

@@ -22,9 +22,19 @@ static void run_write(struct cairn_task *task, uint32_t item, uint32_t thread)
     struct cairn_cluster_adoption *adoption = (struct cairn_cluster_adoption *)task;
     (void)item;
     (void)thread;
-    adoption->status = cairn_store_adopt(adoption->cluster->store, adoption->rows,
-                                         adoption->row_count, adoption->incarnation,
-                                         &adoption->why);
+    struct cairn_stored_key keys[CAIRN_KEYS_MAX];
+    char lines[CAIRN_KEYS_MAX][CAIRN_KEY_LINE_BYTES];
+    for (size_t i = 0; i < adoption->key_count; i++) {
+        const struct cairn_trusted_key *key = &adoption->keys[i];
+        cairn_public_key_line(&key->key, lines[i]);
+        keys[i] = (struct cairn_stored_key) { lines[i], key->is_own, key->since_unix_s };
+    }
+    const struct cairn_store_adoptees adoptees = { .jobs = adoption->rows,
+                                                   .job_count = adoption->row_count,
+                                                   .keys = keys,
+                                                   .key_count = adoption->key_count,
+                                                   .incarnation = adoption->incarnation };
+    adoption->status = cairn_store_adopt(adoption->cluster->store, &adoptees, &adoption->why);
 }
 
 /* What was known of it was older. Its members come again. */
@@ -79,6 +89,7 @@ static void on_written(struct cairn_task *task)
                    ") now, and no other is obeyed by these shards",
                    adoption->row_count, cluster->identity.id.store,
                    cluster->identity.id.incarnation);
+    cairn_cluster_keys_adopted(cluster, adoption->keys, adoption->key_count);
     for (size_t i = 0; i < adoption->row_count; i++) reload(cluster, &adoption->rows[i]);
     tell_shards(cluster);
     cairn_cluster_adoption_answer(adoption);
@@ -127,6 +138,11 @@ static cairn_status judge_pages(const struct cairn_cluster_adoptee *job, struct 
 void cairn_cluster_adoption_write(struct cairn_cluster_adoption *adoption)
 {
     struct cairn_sentence why = { "no memory" };
+    if (cairn_cluster_keys_are_changing(adoption->cluster)) {
+        cairn_cluster_adoption_fail(adoption, CAIRN_ERR_BUSY,
+                                    "a key is being trusted or untrusted: adopt again");
+        return;
+    }
     adoption->rows = calloc(adoption->job_count + 1, sizeof *adoption->rows);
     cairn_status status = adoption->rows == NULL ? CAIRN_ERR_NO_MEMORY : CAIRN_OK;
     for (size_t i = 0; i < adoption->job_count && status == CAIRN_OK; i++) {

@@ -70,6 +70,7 @@ static void on_restored(const struct cairn_cluster_restore *restore, cairn_statu
         return;
     }
     if ((!touched || r->unseen) && r->restores > 0) r->restores--;
+    r->passed = restore->latest.none_found && restore->latest.passed.text[0] != '\0';
     if (restore->latest.none_found)
         r->gave_up = true;
     else if (cairn_cluster_restore_is_damage(status))

@@ -10,6 +10,7 @@ struct cairn_store {
     /* owned */
     sqlite3 *db;
     char *path;
+    char signer[CAIRN_KEY_TEXT_BYTES]; /* what pictures have; empty: none */
     uint64_t incarnation, identity, storage;
     uint64_t opening_changes; /* rows that open itself wrote */
     uint64_t event_changes;   /* rows of events, written or deleted */

@@ -268,6 +268,7 @@ void cairn_store_close(struct cairn_store *store)
     if (store == NULL) return;
     sqlite3_close(store->db);
     free(store->path);
+    sodium_memzero(store->signer, sizeof store->signer);
     free(store);
 }
 
@@ -377,18 +378,22 @@ static cairn_status change_job(struct cairn_store *store, const char *sql, uint6
     return cairn_store_finish_job(store, s, id, why);
 }
 
-cairn_status cairn_store_adopt(struct cairn_store *store, const struct cairn_stored_job *jobs,
-                               size_t job_count, uint64_t incarnation, struct cairn_sentence *why)
+cairn_status cairn_store_adopt(struct cairn_store *store,
+                               const struct cairn_store_adoptees *adoptees,
+                               struct cairn_sentence *why)
 {
     cairn_status status = cairn_store_run(store, "BEGIN IMMEDIATE", why);
     if (status != CAIRN_OK) return status;
-    for (size_t i = 0; i < job_count && status == CAIRN_OK; i++) {
-        status = put_row(store, &jobs[i], why);
-        if (status == CAIRN_OK) status = cairn_store_put_shards(store, &jobs[i], why);
+    for (size_t i = 0; i < adoptees->job_count && status == CAIRN_OK; i++) {
+        status = put_row(store, &adoptees->jobs[i], why);
+        if (status == CAIRN_OK) status = cairn_store_put_shards(store, &adoptees->jobs[i], why);
     }
+    for (size_t i = 0; i < adoptees->key_count && status == CAIRN_OK; i++)
+        status = cairn_store_put_key(store, &adoptees->keys[i], why);
     if (status == CAIRN_OK)
-        status = cairn_store_run_with(
-            store, "UPDATE meta SET incarnation = max(incarnation, ?1) + 1", incarnation, why);
+        status = cairn_store_run_with(store,
+                                      "UPDATE meta SET incarnation = max(incarnation, ?1) + 1",
+                                      adoptees->incarnation, why);
     if (status == CAIRN_OK)
         status = cairn_store_run_with(store, "UPDATE meta SET identity = ?1", random_identity(),
                                       why);

@@ -22,6 +22,7 @@
 
 #include "proto/base/sentence.h"
 #include "proto/snapshot/manifest.h"
+#include "proto/snapshot/minisig.h"
 
 struct cairn_store;
 
@@ -85,11 +86,6 @@ cairn_status cairn_store_drop_job(struct cairn_store *store, uint64_t id,
 #define CAIRN_STORE_DROPPED_MAX 4096
 size_t cairn_store_dropped(const struct cairn_store *store,
                            uint64_t ids_out[CAIRN_STORE_DROPPED_MAX]);
-/* All at once: adds or replaces the jobs, takes a new identity and an incarnation that is above `incarnation`
- * and the present one. CAIRN_ERR_EXISTS: as cairn_store_put_job. */
-cairn_status cairn_store_adopt(struct cairn_store *store, const struct cairn_stored_job *jobs,
-                               size_t job_count, uint64_t incarnation,
-                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* CAIRN_ERR_NOT_FOUND: no such job. */
 cairn_status cairn_store_set_epoch(struct cairn_store *store, uint64_t id, uint64_t epoch,
                                    uint64_t round_reserved,
@@ -130,6 +126,21 @@ typedef cairn_status (*cairn_stored_key_fn)(void *context, const struct cairn_st
 cairn_status cairn_store_each_key(struct cairn_store *store, cairn_stored_key_fn take,
                                   void *context, struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
+/* ---- what shards hold, in place of a store that is lost ---- */
+
+struct cairn_store_adoptees { /* borrowed for the length of a call */
+    const struct cairn_stored_job *jobs;
+    size_t job_count;
+    const struct cairn_stored_key *keys;
+    size_t key_count;
+    uint64_t incarnation; /* the highest that they have seen */
+};
+/* All at once: adds or replaces the jobs and keys, takes a new identity and an incarnation that is above
+ * theirs and the present one. CAIRN_ERR_EXISTS: as cairn_store_put_job. */
+cairn_status cairn_store_adopt(struct cairn_store *store,
+                               const struct cairn_store_adoptees *adoptees,
+                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
 /* ---- events (events.h) ---- */
 
 #define CAIRN_STORE_EVENTS_MAX 4096 /* the newest, by their numbers */
@@ -149,11 +160,20 @@ typedef cairn_status (*cairn_stored_event_fn)(void *context, const struct cairn_
 cairn_status cairn_store_each_event(struct cairn_store *store, cairn_stored_event_fn take,
                                     void *context, struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
-/* The bytes of a file (malloc'd, the caller's) that opens as a store with everything that is in this one now.
- * CAIRN_ERR_NO_MEMORY. */
+/* The bytes of a file (malloc'd, the caller's) that opens as a store with everything that is in this one now,
+ * and with the signer. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_store_picture(const struct cairn_store *store, uint8_t **bytes_out,
                                  size_t *byte_count_out,
                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* The text of the key that signs snapshots, which is in pictures and, while a store is in use, in a file
+ * beside it. This store was put back from a picture, and has one since then. CAIRN_ERR_NOT_FOUND: it has
+ * none. */
+cairn_status cairn_store_signer(const struct cairn_store *store,
+                                char text_out[CAIRN_KEY_TEXT_BYTES],
+                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Pictures have this one. What the store itself had of it goes: it is in its file now. */
+cairn_status cairn_store_set_signer(struct cairn_store *store, const char *text,
+                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* Gives every job to `take`, by name; stops at the first that it refuses and returns that status. */
 typedef cairn_status (*cairn_stored_job_fn)(void *context, const struct cairn_stored_job *job,

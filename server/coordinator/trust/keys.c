@@ -13,30 +13,26 @@
 #include "server/base/durable.h"
 #include "server/base/log.h"
 #include "server/base/wall.h"
+#include "server/coordinator/base/seat.h"
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/store/events.h"
 #include "server/coordinator/store/store.h"
 
-struct trusted_key {
-    struct cairn_public_key key;
-    bool is_own;
-    uint64_t since_unix_s;
-};
-
 struct cairn_cluster_keys {
     struct cairn_secret_key signer;
-    struct trusted_key list[CAIRN_KEYS_MAX];
+    struct cairn_trusted_key list[CAIRN_KEYS_MAX];
     size_t count;
     /* what is on its way to the store, one at a time */
-    struct trusted_key changing;
+    struct cairn_trusted_key changing;
     bool is_changing, is_untrust;
     struct cairn_cluster_waiter *waiter;
 };
 
 /* By its key, not by its id. */
-static struct trusted_key *find(struct cairn_cluster_keys *keys, const struct cairn_public_key *key)
+static struct cairn_trusted_key *find(struct cairn_cluster_keys *keys,
+                                      const struct cairn_public_key *key)
 {
     for (size_t i = 0; i < keys->count; i++)
         if (memcmp(&keys->list[i].key, key, sizeof *key) == 0) return &keys->list[i];
@@ -93,16 +89,28 @@ static cairn_status read_file(const char *path, struct cairn_secret_key *out,
     return status;
 }
 
-static cairn_status make_file(const char *path, struct cairn_secret_key *out,
-                              struct cairn_sentence *why)
+static cairn_status write_file(const char *path, const struct cairn_secret_key *key,
+                               struct cairn_sentence *why)
 {
     char text[CAIRN_KEY_TEXT_BYTES], begun[PATH_MAX + 8];
     snprintf(begun, sizeof begun, "%s.new", path);
     unlink(begun); // of a start that was killed: the folder is locked, so nobody writes it
-    cairn_secret_key_make(out);
-    cairn_secret_key_text(out, text);
+    cairn_secret_key_text(key, text);
     const cairn_status status = cairn_durable_create(path, text, strlen(text), why);
     sodium_memzero(text, sizeof text);
+    return status;
+}
+
+/* A copy of the store that was put back has the key. CAIRN_ERR_NOT_FOUND: this store has none. */
+static cairn_status take_from_store(struct cairn_store *store, const char *path,
+                                    struct cairn_secret_key *out, struct cairn_sentence *why)
+{
+    char text[CAIRN_KEY_TEXT_BYTES];
+    cairn_status status = cairn_store_signer(store, text, why);
+    if (status == CAIRN_OK) status = judge_text(path, text, out, why);
+    sodium_memzero(text, sizeof text);
+    if (status == CAIRN_OK) status = write_file(path, out, why);
+    if (status == CAIRN_OK) cairn_log_info("%s was made of the copy of the store", path);
     return status;
 }
 
@@ -115,7 +123,7 @@ static cairn_status load(void *context, const struct cairn_stored_key *stored,
     if (keys->count == CAIRN_KEYS_MAX)
         return cairn_fail(why, CAIRN_ERR_CORRUPT, "the store has more than %d keys",
                           CAIRN_KEYS_MAX);
-    struct trusted_key *key = &keys->list[keys->count];
+    struct cairn_trusted_key *key = &keys->list[keys->count];
     const cairn_status status = cairn_public_key_parse(stored->line, &key->key, why);
     if (status != CAIRN_OK) return status;
     key->is_own = stored->is_own;
@@ -124,7 +132,7 @@ static cairn_status load(void *context, const struct cairn_stored_key *stored,
     return CAIRN_OK;
 }
 
-static cairn_status put(struct cairn_store *store, const struct trusted_key *key,
+static cairn_status put(struct cairn_store *store, const struct cairn_trusted_key *key,
                         struct cairn_sentence *why)
 {
     char line[CAIRN_KEY_LINE_BYTES];
@@ -138,7 +146,7 @@ static void say_missing(struct cairn_cluster *cluster, const char *path)
 {
     const struct cairn_cluster_keys *keys = cluster->keys;
     char was[CAIRN_KEY_NAME_BYTES], is[CAIRN_KEY_NAME_BYTES];
-    const struct trusted_key *own = NULL;
+    const struct cairn_trusted_key *own = NULL;
     for (size_t i = 0; i < keys->count; i++)
         if (keys->list[i].is_own) own = &keys->list[i];
     if (own == NULL) return;
@@ -158,7 +166,7 @@ static void say_missing(struct cairn_cluster *cluster, const char *path)
 static cairn_status trust_own(struct cairn_cluster *cluster, struct cairn_sentence *why)
 {
     struct cairn_cluster_keys *keys = cluster->keys;
-    struct trusted_key *there = find(keys, &keys->signer.public_key);
+    struct cairn_trusted_key *there = find(keys, &keys->signer.public_key);
     if (there != NULL && there->is_own) return CAIRN_OK;
     if (there == NULL && keys->count == CAIRN_KEYS_MAX)
         return cairn_fail(why, CAIRN_ERR_CONFIG,
@@ -166,8 +174,18 @@ static cairn_status trust_own(struct cairn_cluster *cluster, struct cairn_senten
                           "take some off with `cairn key untrust`",
                           CAIRN_KEYS_MAX);
     if (there == NULL) there = &keys->list[keys->count++];
-    *there = (struct trusted_key) { keys->signer.public_key, true, cairn_wall_unix_s() };
+    *there = (struct cairn_trusted_key) { keys->signer.public_key, true, cairn_wall_unix_s() };
     return put(cluster->store, there, why);
+}
+
+/* Its copies have the key. */
+static cairn_status tell_store(struct cairn_cluster *cluster, struct cairn_sentence *why)
+{
+    char text[CAIRN_KEY_TEXT_BYTES];
+    cairn_secret_key_text(&cluster->keys->signer, text);
+    const cairn_status status = cairn_store_set_signer(cluster->store, text, why);
+    sodium_memzero(text, sizeof text);
+    return status;
 }
 
 cairn_status cairn_cluster_keys_open(struct cairn_cluster *cluster, struct cairn_sentence *why)
@@ -183,10 +201,14 @@ cairn_status cairn_cluster_keys_open(struct cairn_cluster *cluster, struct cairn
     cairn_status status = cairn_store_each_key(cluster->store, load, keys, why);
     if (status != CAIRN_OK) return status;
     status = read_file(path, &keys->signer, why);
+    if (status == CAIRN_ERR_NOT_FOUND)
+        status = take_from_store(cluster->store, path, &keys->signer, why);
     if (status == CAIRN_ERR_NOT_FOUND) {
-        status = make_file(path, &keys->signer, why);
+        cairn_secret_key_make(&keys->signer);
+        status = write_file(path, &keys->signer, why);
         if (status == CAIRN_OK) say_missing(cluster, path);
     }
+    if (status == CAIRN_OK) status = tell_store(cluster, why);
     return status == CAIRN_OK ? trust_own(cluster, why) : status;
 }
 
@@ -213,45 +235,90 @@ void cairn_cluster_keys_ring(const struct cairn_cluster *cluster, struct cairn_k
 
 /* ---- what an admin asks ---- */
 
-struct key_view {
-    Cairn__Key key;
-    char id[CAIRN_KEY_NAME_BYTES], line[CAIRN_KEY_LINE_BYTES];
-};
-
-/* Those there are, as a message whose texts are in `views`. */
-static void fill(const struct cairn_cluster_keys *keys, struct key_view views[CAIRN_KEYS_MAX],
-                 Cairn__Key *list[CAIRN_KEYS_MAX], Cairn__Keys *out)
+void cairn_cluster_keys_fill_list(const struct cairn_cluster *cluster,
+                                  const struct cairn_trusted_key *list, size_t count,
+                                  struct cairn_keys_message *room)
 {
-    cairn__keys__init(out);
-    for (size_t i = 0; i < keys->count; i++) {
-        const struct trusted_key *from = &keys->list[i];
-        struct key_view *view = &views[i];
-        cairn__key__init(&view->key);
-        cairn_key_name(from->key.id, view->id);
-        cairn_public_key_line(&from->key, view->line);
-        view->key.id = view->id;
-        view->key.line = view->line;
-        view->key.own = from->is_own;
-        view->key.signs = memcmp(&from->key, &keys->signer.public_key, sizeof from->key) == 0;
-        view->key.since_unix_ms = from->since_unix_s * 1000;
-        list[i] = &view->key;
+    const struct cairn_public_key *signer = &cluster->keys->signer.public_key;
+    cairn__keys__init(&room->keys);
+    for (size_t i = 0; i < count; i++) {
+        Cairn__Key *view = &room->views[i];
+        cairn__key__init(view);
+        cairn_key_name(list[i].key.id, room->ids[i]);
+        cairn_public_key_line(&list[i].key, room->lines[i]);
+        view->id = room->ids[i];
+        view->line = room->lines[i];
+        view->own = list[i].is_own;
+        view->signs = memcmp(&list[i].key, signer, sizeof *signer) == 0;
+        view->since_unix_ms = list[i].since_unix_s * 1000;
+        room->list[i] = view;
     }
-    out->keys = list;
-    out->n_keys = keys->count;
+    room->keys.keys = room->list;
+    room->keys.n_keys = count;
+}
+
+void cairn_cluster_keys_fill(const struct cairn_cluster *cluster, struct cairn_keys_message *room)
+{
+    cairn_cluster_keys_fill_list(cluster, cluster->keys->list, cluster->keys->count, room);
 }
 
 void cairn_cluster_keys_answer(struct cairn_cluster_session *session, uint32_t request)
 {
-    struct key_view views[CAIRN_KEYS_MAX];
-    Cairn__Key *list[CAIRN_KEYS_MAX];
-    Cairn__Keys message;
-    fill(session->cluster->keys, views, list, &message);
-    cairn_cluster_session_send(session, CAIRN_MSG_KEYS, request, &message.base);
+    struct cairn_keys_message message;
+    cairn_cluster_keys_fill(session->cluster, &message);
+    cairn_cluster_session_send(session, CAIRN_MSG_KEYS, request, &message.keys.base);
 }
+
+/* ---- what shards keep ---- */
+
+size_t cairn_cluster_keys_unknown(struct cairn_cluster *cluster, const Cairn__Keys *kept,
+                                  struct cairn_trusted_key list[CAIRN_KEYS_MAX], size_t count)
+{
+    for (size_t i = 0; kept != NULL && i < kept->n_keys; i++) {
+        struct cairn_trusted_key key = { .is_own = kept->keys[i]->own,
+                                         .since_unix_s = kept->keys[i]->since_unix_ms / 1000 };
+        bool known = cairn_public_key_parse(kept->keys[i]->line, &key.key, NULL) != CAIRN_OK ||
+                     find(cluster->keys, &key.key) != NULL;
+        for (size_t k = 0; k < count; k++)
+            known = known || memcmp(&list[k].key, &key.key, sizeof key.key) == 0;
+        if (!known && cluster->keys->count + count < CAIRN_KEYS_MAX) list[count++] = key;
+    }
+    return count;
+}
+
+void cairn_cluster_keys_adopted(struct cairn_cluster *cluster, const struct cairn_trusted_key *list,
+                                size_t count)
+{
+    struct cairn_cluster_keys *keys = cluster->keys;
+    char id[CAIRN_KEY_NAME_BYTES];
+    for (size_t i = 0; i < count; i++) {
+        keys->list[keys->count++] = list[i];
+        cairn_key_name(list[i].key.id, id);
+        cairn_log_info("key %s was trusted by the store that was lost, and is so here", id);
+        cairn_cluster_event_note(cluster, CAIRN_EVENT_KEY, NULL, NULL,
+                                 "key %s, which the lost store trusted, was adopted", id);
+    }
+}
+
+bool cairn_cluster_keys_are_changing(const struct cairn_cluster *cluster)
+{
+    return cluster->keys->is_changing;
+}
+
+static void tell_shards(struct cairn_cluster *cluster, struct cairn_keys_message *message)
+{
+    Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
+    beat.keys = &message->keys;
+    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
+        if (s->session != NULL && !s->session->closing)
+            cairn_cluster_session_send(s->session, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
+}
+
+/* ---- a change ---- */
 
 static void apply(struct cairn_cluster_keys *keys)
 {
-    struct trusted_key *there = find(keys, &keys->changing.key);
+    struct cairn_trusted_key *there = find(keys, &keys->changing.key);
     if (keys->is_untrust && there != NULL)
         *there = keys->list[--keys->count];
     else if (!keys->is_untrust && there == NULL)
@@ -267,21 +334,20 @@ static void on_saved(const struct cairn_cluster_saved *saved)
         return;
     }
     char id[CAIRN_KEY_NAME_BYTES];
-    struct key_view views[CAIRN_KEYS_MAX];
-    Cairn__Key *list[CAIRN_KEYS_MAX];
-    Cairn__Keys message;
+    struct cairn_keys_message message;
     apply(keys);
     cairn_key_name(keys->changing.key.id, id);
     cairn_log_info("key %s is %s", id, keys->is_untrust ? "not trusted any more" : "trusted");
     cairn_cluster_event_note(saved->cluster, CAIRN_EVENT_KEY, NULL, NULL,
                              "key %s is %s, by an operator's word", id,
                              keys->is_untrust ? "not trusted any more" : "trusted");
-    fill(keys, views, list, &message);
-    cairn_cluster_waiters_answer(&keys->waiter, CAIRN_MSG_KEYS, &message.base);
+    cairn_cluster_keys_fill(saved->cluster, &message);
+    tell_shards(saved->cluster, &message);
+    cairn_cluster_waiters_answer(&keys->waiter, CAIRN_MSG_KEYS, &message.keys.base);
 }
 
 /* The key of the list that has the id "0123456789ABCDEF", or is that line. */
-static struct trusted_key *named(struct cairn_cluster_keys *keys, const char *text)
+static struct cairn_trusted_key *named(struct cairn_cluster_keys *keys, const char *text)
 {
     struct cairn_public_key key;
     char id[CAIRN_KEY_NAME_BYTES];
@@ -296,7 +362,7 @@ static struct trusted_key *named(struct cairn_cluster_keys *keys, const char *te
 static cairn_status judge_untrust(struct cairn_cluster_keys *keys, const char *text,
                                   struct cairn_sentence *why)
 {
-    const struct trusted_key *key = named(keys, text);
+    const struct cairn_trusted_key *key = named(keys, text);
     if (key == NULL)
         return cairn_fail(why, CAIRN_ERR_NOT_FOUND,
                           "no key \"%.100s\" is trusted; `cairn key list` shows those that are",
@@ -317,13 +383,13 @@ static cairn_status judge_trust(struct cairn_cluster_keys *keys, const char *tex
     struct cairn_public_key key;
     const cairn_status status = cairn_public_key_parse(text, &key, why);
     if (status != CAIRN_OK) return status;
-    const struct trusted_key *there = find(keys, &key);
+    const struct cairn_trusted_key *there = find(keys, &key);
     if (there == NULL && keys->count == CAIRN_KEYS_MAX)
         return cairn_fail(why, CAIRN_ERR_INVALID,
                           "%d keys are trusted already; `cairn key untrust` takes one off",
                           CAIRN_KEYS_MAX);
     keys->changing = there != NULL ? *there
-                                   : (struct trusted_key) { key, false, cairn_wall_unix_s() };
+                                   : (struct cairn_trusted_key) { key, false, cairn_wall_unix_s() };
     return CAIRN_OK;
 }
 
@@ -333,8 +399,9 @@ void cairn_cluster_key_trust(struct cairn_cluster_session *session, uint32_t req
     struct cairn_cluster *cluster = session->cluster;
     struct cairn_cluster_keys *keys = cluster->keys;
     struct cairn_sentence why = { "" };
-    cairn_status status = keys->is_changing  ? cairn_fail(&why, CAIRN_ERR_BUSY,
-                                                          "the keys are being changed: ask again")
+    cairn_status status = keys->is_changing || cluster->adoption != NULL
+                              ? cairn_fail(&why, CAIRN_ERR_BUSY,
+                                           "the keys are being changed: ask again")
                           : message->untrust ? judge_untrust(keys, message->key, &why)
                                              : judge_trust(keys, message->key, &why);
     if (status == CAIRN_OK && !cairn_cluster_waiters_add(&keys->waiter, session, request))

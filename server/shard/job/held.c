@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/snapshot/manifest_trust.h"
 #include "server/shard/job/held.h"
 #include "server/shard/job/open.h"
 
@@ -89,7 +90,35 @@ static void tell_held(struct cairn_shard *shard, uint32_t request)
     message.n_held = cairn_held_list(shard, held, true);
     message.held = list;
     for (size_t i = 0; i < message.n_held; i++) list[i] = &held[i];
+    message.keys = shard->keys;
     cairn_session_send(shard, CAIRN_MSG_HELD_JOBS, request, &message.base);
+}
+
+/* A copy of the message, owned; NULL: there is none, or no memory. */
+static Cairn__Keys *copy_keys(const Cairn__Keys *keys)
+{
+    if (keys == NULL || keys->n_keys > CAIRN_KEYS_MAX) return NULL;
+    const size_t bytes = cairn__keys__get_packed_size(keys);
+    uint8_t *packed = malloc(bytes + 1);
+    if (packed == NULL) return NULL;
+    (void)cairn__keys__pack(keys, packed);
+    Cairn__Keys *copy = cairn__keys__unpack(NULL, bytes, packed);
+    free(packed);
+    return copy;
+}
+
+void cairn_held_keys(struct cairn_shard *shard, const Cairn__Keys *keys)
+{
+    Cairn__Keys *copy = shard->session.standing == CAIRN_STANDING_GOOD ? copy_keys(keys) : NULL;
+    if (copy == NULL) return;
+    cairn_held_keys_release(shard);
+    shard->keys = copy;
+}
+
+void cairn_held_keys_release(struct cairn_shard *shard)
+{
+    if (shard->keys != NULL) cairn__keys__free_unpacked(shard->keys, NULL);
+    shard->keys = NULL;
 }
 
 /* It is the one whose word counts from now on. */
@@ -224,6 +253,8 @@ bool cairn_held_on_message(struct cairn_shard *shard, const struct cairn_frame *
         on_adopted(shard, frame->request, (const Cairn__StoreAdopted *)message);
         return true;
     case CAIRN_MSG_HEARTBEAT:
+        cairn_held_keys(shard, ((const Cairn__Heartbeat *)message)->keys);
+        return false;
     case CAIRN_MSG_DONE:
     case CAIRN_MSG_ERROR: return false;
     default: break;

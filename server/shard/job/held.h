@@ -13,6 +13,10 @@ struct cairn_shard_job *cairn_held_find(struct cairn_shard *shard, uint64_t numb
 size_t cairn_held_list(const struct cairn_shard *shard, Cairn__HeldJob *out, bool full);
 /* A coordinator says who it is: notes whether it is obeyed. */
 void cairn_held_judge(struct cairn_shard *shard, const char *cluster);
+/* The keys that a coordinator trusts; NULL: it tells of none. They are kept if that one is obeyed, for who
+ * adopts what is held. */
+void cairn_held_keys(struct cairn_shard *shard, const Cairn__Keys *keys);
+void cairn_held_keys_release(struct cairn_shard *shard);
 /* What a coordinator may say that is not obeyed, too: true if it was that. */
 bool cairn_held_on_message(struct cairn_shard *shard, const struct cairn_frame *frame,
                            const ProtobufCMessage *message);
