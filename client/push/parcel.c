@@ -36,6 +36,7 @@ static struct parcel *take_parcel(struct job *job)
     struct parcel *parcel = job->parcels.first_free;
     if (parcel == NULL) return add_parcel(job);
     job->parcels.first_free = parcel->next;
+    __builtin_prefetch(parcel->next, 1); // taken next: thousands at a time are in no cache
     return parcel;
 }
 

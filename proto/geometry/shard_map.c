@@ -109,6 +109,13 @@ static uint64_t chunk_size(const struct cairn_shard_map *map, const struct cairn
 struct cairn_chunk_place cairn_shard_map_chunk(const struct cairn_shard_map *map, uint64_t chunk)
 {
     const struct cairn_local_extent *e = cairn_shard_map_extent(map, chunk);
+    if (e->chunk_count == 1) // the extent says it all: a small tensor's geometry need not be read
+        return (struct cairn_chunk_place) { .tensor = e->tensor,
+                                            .first_leaf = e->first_leaf,
+                                            .leaf_count = e->leaf_count,
+                                            .first_elem = e->first_elem,
+                                            .elem_count = e->elem_count,
+                                            .local_elem = e->local_elem };
     const struct cairn_geometry *g = &map->layout->geometry[e->tensor];
     const uint64_t within = (chunk - e->first_chunk) * map->chunk_leaves;
     struct cairn_chunk_place place = {

@@ -155,12 +155,15 @@ static void advance_chunk(struct cairn_step *step, uint32_t chunk,
 {
     struct cursor *cursor = &step->cursors[chunk];
     if (cursor->fold_head != NO_SLOT) return;
-    struct cairn_step_action fold = { .kind = CAIRN_STEP_FOLD };
-    while (fold.count < CAIRN_STEP_FOLD_MAX && !at_end(step, cursor)) {
+    struct cairn_step_action fold; // begun by the first contribution: most calls find none
+    uint32_t count = 0;
+    while (count < CAIRN_STEP_FOLD_MAX && !at_end(step, cursor)) {
         const enum verdict verdict = judge(step, chunk, cursor);
         if (verdict == WAIT) break;
         struct member *member = &step->members[cursor->member];
         const uint16_t at = *step_at(step, cursor->member, chunk);
+        if (verdict == TAKE && count++ == 0)
+            fold = (struct cairn_step_action) { .kind = CAIRN_STEP_FOLD };
         if (verdict == TAKE) take(step, &fold, step_slot(step, cursor->member, at));
         step_cursor(step, cursor);
         if (verdict == SKIP) {
@@ -168,7 +171,7 @@ static void advance_chunk(struct cairn_step *step, uint32_t chunk,
             cairn_step_complete_micro(step, member, actions);
         }
     }
-    if (fold.count > 0) begin_fold(step, chunk, &fold, actions);
+    if (count > 0) begin_fold(step, chunk, &fold, actions);
     if (step->config.forwards) forward_chunk(step, chunk, actions);
 }
 

@@ -23,6 +23,7 @@ cairn_status cairn_chunk_table_number(struct cairn_chunk_table *table,
             if (trained) table->trained[table->trained_count++] = (uint32_t)c;
         }
     }
+    table->first[map->extent_count] = table->trained_count;
     return CAIRN_OK;
 }
 

@@ -13,7 +13,8 @@ struct cairn_chunk_table {
     struct cairn_shard_map map; /* owned: all chunks of the part; it has the layout that it is of */
     uint32_t *extent_of;        /* owned: [map.chunk_count] the extent of a chunk */
     uint32_t *trained; /* owned: [trained_count] the map's number of a chunk, by the core's */
-    /* owned: [map.extent_count] of a trained extent: the core's number of its first chunk */
+    /* owned: [map.extent_count + 1] the core's number of an extent's first chunk; as that of the next one, if
+     * it is not trained */
     uint32_t *first;
     uint32_t trained_count;
 };

@@ -148,16 +148,20 @@ static cairn_status judge_tensor(const struct cairn_shard_job *job,
     if (header->tensor >= job->spec.tensor_count)
         return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %u of %zu", header->tensor,
                           job->spec.tensor_count);
-    const struct cairn_tensor_spec *tensor = &job->spec.tensors[header->tensor];
-    if (tensor->kind != CAIRN_TRAINED)
-        return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %s is %s: it takes no gradient",
-                          tensor->name,
-                          cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)tensor->kind));
     if (header->dtype != CAIRN_F32 && header->dtype != CAIRN_BF16)
         return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                          "tensor %s: a contribution in %s, not f32 or bf16", tensor->name,
-                          cairn_dtype_name(header->dtype));
+                          "tensor %s: a contribution in %s, not f32 or bf16",
+                          job->spec.tensors[header->tensor].name, cairn_dtype_name(header->dtype));
     return CAIRN_OK;
+}
+
+/* The specification is read only to say what is wrong: of thousands of tensors it is in no cache. */
+static cairn_status refuse_untrained(const struct cairn_tensor_spec *tensor,
+                                     struct cairn_sentence *why)
+{
+    return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %s is %s: it takes no gradient",
+                      tensor->name,
+                      cairn_capability_name(CAIRN_CAPABILITY_KIND, (int)tensor->kind));
 }
 
 cairn_status cairn_collector_judge(const struct cairn_collector *collector,
@@ -169,27 +173,28 @@ cairn_status cairn_collector_judge(const struct cairn_collector *collector,
     const struct cairn_shard_map *map = &collector->table->map;
     cairn_status status = judge_tensor(job, header, why);
     if (status != CAIRN_OK) return status;
-    const char *name = job->spec.tensors[header->tensor].name;
+    const struct cairn_tensor_spec *tensor = &job->spec.tensors[header->tensor];
     uint64_t chunk;
     if (cairn_shard_map_chunk_number(map, header->tensor, header->first_leaf, header->leaf_count,
                                      &chunk) != CAIRN_OK)
         return cairn_fail(why, CAIRN_ERR_MALFORMED,
-                          "tensor %s: leaves %llu + %u are not a chunk of shard %s", name,
+                          "tensor %s: leaves %llu + %u are not a chunk of shard %s", tensor->name,
                           (unsigned long long)header->first_leaf, header->leaf_count,
                           collector->shard_name);
+    const struct cairn_local_extent *extent = cairn_shard_map_extent(map, chunk);
+    const uint32_t *first = &collector->table->first[extent - map->extents];
+    if (first[0] == first[1]) return refuse_untrained(tensor, why);
     const struct cairn_chunk_place place = cairn_shard_map_chunk(map, chunk);
     status = collector->hands->judge_piece(collector, member, header, &place, piece_out, why);
     if (status != CAIRN_OK) return status;
     const uint64_t bytes = piece_out->count * cairn_dtype_bytes(header->dtype);
     if (header->payload_bytes != bytes)
         return cairn_fail(why, CAIRN_ERR_MALFORMED, "tensor %s: a payload of %llu bytes, not %llu",
-                          name, (unsigned long long)header->payload_bytes,
+                          tensor->name, (unsigned long long)header->payload_bytes,
                           (unsigned long long)bytes);
     status = cairn_frozen_judge(&job->frozen, &job->spec, header->tensor, header->round, why);
     if (status != CAIRN_OK) return status;
-    const struct cairn_local_extent *extent = cairn_shard_map_extent(map, chunk);
-    *chunk_out = collector->table->first[extent - map->extents] +
-                 (uint32_t)(chunk - extent->first_chunk);
+    *chunk_out = first[0] + (uint32_t)(chunk - extent->first_chunk);
     return CAIRN_OK;
 }
 
