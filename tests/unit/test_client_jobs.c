@@ -256,4 +256,54 @@ TEST(a_slow_evaluator_is_told_to_begin_anew_and_can)
     cairn_close(reader);
 }
 
+enum { MANY = 2000, OPENINGS = 8, LONG_NAME_BYTES = 80 };
+
+/* So many tensors that threads read them: of the coordinator, of the shards and of the client. */
+static struct cairn_job_spec many_tensors(void)
+{
+    static struct cairn_tensor tensors[MANY];
+    static char names[MANY][LONG_NAME_BYTES];
+    struct cairn_job_spec spec = toy_spec(0, 1);
+    for (int i = 0; i < MANY; i++) {
+        snprintf(names[i], sizeof names[i], "one.of.many.%060d", i);
+        tensors[i] = (struct cairn_tensor) { .struct_size = sizeof *tensors,
+                                             .name = names[i],
+                                             .unit = "all",
+                                             .rank = 1,
+                                             .shape = { 3 },
+                                             .init = { .kind = CAIRN_INIT_ONES } };
+    }
+    spec.tensors = tensors;
+    spec.tensor_count = MANY;
+    return spec;
+}
+
+/* Each is given up at another moment, or is quicker. */
+TEST(a_large_job_that_is_given_up_while_it_is_read_disturbs_no_other_one)
+{
+    static struct trainer actor;
+    const struct cairn_job_spec spec = many_tensors();
+    cairn *beside = toy_session(&rooms, "beside");
+    cairn_job *job;
+    char name[16];
+    start(&actor, "actor", 100);
+    for (int i = 0; i < OPENINGS; i++) {
+        snprintf(name, sizeof name, "large.%d", i);
+        const cairn_status status = cairn_job_open(beside, name, &spec, CAIRN_WORKER, 1 + 8 * i,
+                                                   &job);
+        ck_assert_msg(status == CAIRN_OK || status == CAIRN_ERR_TIMEOUT, "%s", cairn_error());
+        if (i % 2 == 0) {
+            cairn_close(beside);
+            beside = toy_session(&rooms, "beside");
+        } else if (status == CAIRN_OK) {
+            cairn_job_close(job);
+        }
+    }
+    job = toy_open(beside, "large", &spec);
+    toy_good(cairn_init_done(job, NULL, TOY_WAIT_MS));
+    toy_open(session, "large", NULL);
+    end_well(&actor);
+    cairn_close(beside);
+}
+
 SUITE(60, open_rooms, close_rooms);
