@@ -10,6 +10,8 @@ struct job;
 /* This worker is at work on something else (cairn_pause). */
 struct pause {
     uint64_t ends_ms; /* 0: it is not */
+    uint32_t
+        request; /* loop thread: of the Pause that was repeated to a new coordinator; 0: of none */
     char what[64];
 };
 

@@ -47,9 +47,11 @@ bool cairn_again_on_error(struct session *s, uint32_t request, cairn_status stat
                           const char *text)
 {
     struct job *job = s->jobs;
-    while (job != NULL && job->tiles.request != request) job = job->next;
+    while (job != NULL && job->tiles.request != request && job->pause.request != request)
+        job = job->next;
     if (job == NULL) return false;
-    job->tiles.request = 0;
+    if (job->tiles.request == request) job->tiles.request = 0;
+    if (job->pause.request == request) job->pause.request = 0;
     cairn_job_fail(job, status, text);
     return true;
 }
@@ -68,7 +70,8 @@ void cairn_again_pause(struct job *job)
     message.job = job->attachment.job;
     message.at_most_ms = (uint32_t)left_ms;
     message.what = what;
-    cairn_control_send(s, CAIRN_MSG_PAUSE, ++s->control.last_request, &message.base);
+    job->pause.request = ++s->control.last_request;
+    cairn_control_send(s, CAIRN_MSG_PAUSE, job->pause.request, &message.base);
 }
 
 void cairn_again_ask_round(struct job *job)

@@ -14,7 +14,7 @@ struct session;
 void cairn_again_tiles(struct job *job);
 /* TilesSet, in reply to `request`: of those told again, or of the call of cairn_tiles that waits. */
 void cairn_again_on_tiles_set(struct job *job, uint32_t request);
-/* An Error. False: it is not about tiles told again. */
+/* An Error: of tiles or a pause that were told again it is an error of the job. False: it is of neither. */
 bool cairn_again_on_error(struct session *s, uint32_t request, cairn_status status,
                           const char *text);
 /* The pause of this worker, if it is in one. */

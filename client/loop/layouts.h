@@ -9,9 +9,9 @@
 struct job;
 struct reading;
 
-/* The layout of the newest version, and the shards, as the job's attachment has them, and `reading` read
- * them. CAIRN_ERR_ROLLED_BACK: it was restored onto other shards. The sentence is set where it is not the
- * caller's "not a layout". */
+/* The layout of the newest version, as `reading` read it, and the shards, as the job's attachment has them.
+ * CAIRN_ERR_ROLLED_BACK: it was restored onto other shards. The sentence is set where it is not the caller's
+ * "not a layout". */
 cairn_status cairn_layouts_attached(struct job *job, struct reading *reading,
                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The job is attached, by what came: connects, and goes on by it with what is under way. */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "client/api/api.h"
+#include "client/base/handle.h"
 #include "server/coordinator/base/member.h"
 #include "server/coordinator/base/session.h"
 #include "tests/support/caller.h"
@@ -632,6 +633,33 @@ TEST(a_worker_that_attaches_again_in_the_middle_goes_on_by_both)
     wanted = newest;
     call(fetch);
     expect_all(CAIRN_CHUNK_FETCH, 2);
+}
+
+static bool has_failed(const struct job *inside)
+{
+    pthread_mutex_lock(&inside->session->lock);
+    const bool failed = inside->failure.status != CAIRN_OK;
+    pthread_mutex_unlock(&inside->session->lock);
+    return failed;
+}
+
+/* Nobody waits in a call for what is repeated. Without the error the worker would go on with what it does,
+ * and be put out at the step's deadline. */
+TEST(a_repeated_pause_that_is_refused_is_the_worker_s_error)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    struct job *inside = cairn_handle_get(CAIRN_HANDLE_JOB, job);
+    pthread_mutex_lock(&inside->session->lock);
+    inside->pause.ends_ms = cairn_client_now_ms() + 60000;
+    inside->pause.what[0] = 1; // no text, so that it is refused
+    pthread_mutex_unlock(&inside->session->lock);
+    fake_coordinator_stop(&fake);
+    fake_coordinator_start(&fake);
+    for (uint32_t i = 0; i < FIRST; i++) fake_shard_up(&fake, i);
+    until(has_failed(inside));
+    cairn_handle_put(job);
+    ck_assert_int_eq(cairn_round_begin(job, WAIT_MS, &round), CAIRN_ERR_INVALID);
+    ck_assert_msg(strstr(cairn_error(), "what a pause is for") != NULL, "%s", cairn_error());
 }
 
 /* The coordinator is another one; meanwhile that layout has come into force, and has published `step`. */
