@@ -1,8 +1,10 @@
 /* Jobs and snapshots that an operator takes away, with real daemons and the command line: their memory is
  * there again, and so is their place among the 64 jobs of a shard. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <uv.h>
 
 #include "tests/support/suite.h"
 #include "tests/support/tiny_job.h"
@@ -52,6 +54,34 @@ TEST(what_is_dropped_gives_its_memory_and_its_place_back)
     good(cairn_init_done(last, NULL, CLUSTER_WAIT_MS));
     cairn_close(second);
     cairn_close(session);
+    cluster_stop(&cluster);
+}
+
+/* As many as a cluster has, on one shard: with CAIRN_TEST_LONG alone, since it takes half a minute. */
+TEST(a_shard_holds_as_many_jobs_as_the_cluster_may_have)
+{
+    enum { MOST = 1024, OF_SESSION = 64 };
+    static const char *const shard_set[] = { "memory.limit=8GiB", "compute.threads=1", NULL };
+    const struct cluster_options options = { .shard_set = shard_set };
+    struct cluster cluster;
+    cairn *sessions[MOST / OF_SESSION], *more;
+    cairn_job *job;
+    char name[32];
+    if (getenv("CAIRN_TEST_LONG") == NULL) return;
+    cluster_start(&cluster, 1, &options);
+    const uint64_t begin_ns = uv_hrtime();
+    for (int i = 0; i < MOST; i++) {
+        if (i % OF_SESSION == 0) sessions[i / OF_SESSION] = tiny_session(&cluster, NULL);
+        snprintf(name, sizeof name, "job-%d", i);
+        good(open_job(sessions[i / OF_SESSION], name, 10, &job));
+        good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
+    }
+    printf("%d jobs: %.1f s\n", MOST, (double)(uv_hrtime() - begin_ns) * 1e-9);
+    more = tiny_session(&cluster, NULL);
+    ck_assert_int_eq(open_job(more, "more", 10, &job), CAIRN_ERR_REFUSED);
+    ck_assert_msg(strstr(cairn_error(), "there are 1024 jobs") != NULL, "%s", cairn_error());
+    cairn_close(more);
+    for (int i = 0; i < MOST / OF_SESSION; i++) cairn_close(sessions[i]);
     cluster_stop(&cluster);
 }
 
