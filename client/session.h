@@ -1,7 +1,8 @@
 /* The client's inside: read this first.
  *
  * A session has one thread of its own that runs a libuv loop: the control connection to the coordinator,
- * the fabric, timers. The caller's threads never touch those. They meet at one lock:
+ * the fabric, timers. What Attached brings of a large job a thread reads that ends with it (reading.h). The
+ * caller's threads never touch those. They meet at one lock:
  *
  *   asks      (ask.h) control requests of the caller's threads. A thread adds one and sleeps; the loop thread
  *             sends it when the connection stands and its job is attached, sends it again after a reconnect,
