@@ -643,9 +643,10 @@ class AttachedModel(Between):
                           "m.step()")
         raise Invalid(f"this is backward pass {self._passes + 1} of the step, and micro_batches is "
                       f"{self._micro_batches}. Call m.step() before, if the step is over. {_ADD_UP}. For the mean over "
-                      "micro-batches, each with its own mean loss, undivided: attach(…, micro_batches=N) for N backward "
-                      f"passes a step, of which this is number {self._passes + 1}. A pass of another model through this "
-                      "one (a GAN's generator step) is not of its step at all: model.requires_grad_(False) before it, and True again behind it")
+                      "micro-batches, each with its own mean loss, undivided: attach(…, micro_batches=N) for N "
+                      f"backward passes a step, of which this is number {self._passes + 1}. A pass of another model "
+                      "through this one (a GAN's generator step) is not of its step at all: "
+                      "model.requires_grad_(False) before it, and True again behind it")
 
     def _push(self, slot: Slot, gradient: torch.Tensor) -> None:
         assert self._round is not None

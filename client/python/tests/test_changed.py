@@ -604,6 +604,18 @@ class Values(Case):
             pair.step()
         pair.is_torchs()
 
+    def test_frozen_parameters_of_stage_3_are_fetched_by_each_pass_as_any(self):
+        for options, passes in ((dict(mapped_parameters=False), 2), (dict(), 1)):  # lent: counted once a step
+            pair = Pair(self, frozen, stage=3, name=f"passes{passes}", **options)
+            pair.step()
+            before = pair.m.job.stats()
+            pair.step(2)
+            after = pair.m.job.stats()
+            self.assertEqual(after.fetched_bytes - before.fetched_bytes, 2 * passes * 4 * (72 + 9))
+            self.assertEqual(after.maps_lent - before.maps_lent, 0 if options else 2 * 2)
+            pair.is_torchs()
+            pair.m.close()
+
     def test_frozen_parameters_are_fetched_once(self):
         for stage in (0, 1, 2):
             pair = Pair(self, frozen, stage=stage, name=f"once{stage}")
