@@ -393,7 +393,8 @@ cairn_status cairn_client_spec_fill(const struct cairn_job_spec *from,
         status = cairn_client_fail(CAIRN_ERR_INVALID,
                                    "CAIRN_OPEN_MUST_NOT_EXIST goes with neither "
                                    "CAIRN_OPEN_MUST_EXIST nor CAIRN_OPEN_RESUME");
-    if (status == CAIRN_OK && own.stage != 0 && own.stage < CAIRN_STAGE(0)) // no CAIRN_STAGE(n)
+    if (status == CAIRN_OK && own.stage != 0 &&
+        own.stage - CAIRN_STAGE(0) >= CAIRN_STAGE(0)) // no CAIRN_STAGE(n)
         status = cairn_client_fail(CAIRN_ERR_INVALID,
                                    "stage is %u; write CAIRN_STAGE(0) to CAIRN_STAGE(3), or 0 for "
                                    "CAIRN_STAGE(2)",

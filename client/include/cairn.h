@@ -96,7 +96,8 @@ typedef enum cairn_status {
     CAIRN_ERR_ROLLED_BACK = 65,   /* the job was restored from a snapshot; open it again */
     CAIRN_ERR_HALTED = 66,        /* the job is halted: no round opens until somebody acts */
     CAIRN_ERR_PLACE_TAKEN = 67,   /* another process has this rank of the job, and lives */
-    CAIRN_ERR_REOPEN = 68,        /* the job is another one now: close it and open it again */
+    CAIRN_ERR_REOPEN = 68,        /* close the job and open it again: it is another one now, or this
+                                   * worker was put out at the step's deadline */
     CAIRN_ERR_UNREACHABLE = 80,   /* the peer cannot be reached */
     CAIRN_ERR_CLOSED = 81,        /* the connection or session is closed */
     CAIRN_ERR_INTERNAL = 99       /* a fault in Cairn; please report it */

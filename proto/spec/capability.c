@@ -1,5 +1,6 @@
 #include "proto/spec/capability.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 #include "proto/spec/spec.h"
@@ -179,18 +180,18 @@ static void add_supported(enum cairn_capability_field field, struct cairn_senten
     }
 }
 
-cairn_status cairn_capability_check(enum cairn_capability_field field, int value,
+cairn_status cairn_capability_check(enum cairn_capability_field field, int64_t value,
                                     const char *subject, struct cairn_sentence *why)
 {
     for (size_t i = 0; i < ROWS; i++) {
         if (table[i].field != field || table[i].value != value) continue;
         if (table[i].supported) return CAIRN_OK;
-        cairn_sentence_set(why, "%s%s %s (%d) is not supported by this version", subject,
+        cairn_sentence_set(why, "%s%s %s (%" PRId64 ") is not supported by this version", subject,
                            field_names[field], table[i].value_name, value);
         add_supported(field, why);
         return CAIRN_ERR_UNSUPPORTED;
     }
-    cairn_sentence_set(why, "%s%s is %d", subject, field_names[field], value);
+    cairn_sentence_set(why, "%s%s is %" PRId64, subject, field_names[field], value);
     add_supported(field, why);
     return CAIRN_ERR_INVALID;
 }

@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "proto/base/sentence.h"
 #include "proto/base/status.h"
@@ -85,7 +86,7 @@ int cairn_capability_value(enum cairn_capability_field field, const char *name);
 /* CAIRN_ERR_INVALID: no value of the field; CAIRN_ERR_UNSUPPORTED: one, but not in this version. `why` (may
  * be NULL) begins with `subject` ("tensor \"x\": "), and names the field, the value and all that are
  * supported. */
-cairn_status cairn_capability_check(enum cairn_capability_field field, int value,
+cairn_status cairn_capability_check(enum cairn_capability_field field, int64_t value,
                                     const char *subject,
                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
 

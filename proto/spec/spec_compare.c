@@ -280,9 +280,10 @@ static const char *init_text(const struct cairn_init *init, char text[static 180
     return text;
 }
 
-static const char *group_text(const struct cairn_tensor_spec *t)
+/* What is not trained has no group: said in a word that no name is. */
+static const char *name_or_none(const char *name)
 {
-    return t->group[0] != '\0' ? t->group : "none";
+    return name[0] != '\0' ? name : "(none)";
 }
 
 static void diff_tensor(struct diff *diff, const struct cairn_tensor_spec *here,
@@ -299,8 +300,8 @@ static void diff_tensor(struct diff *diff, const struct cairn_tensor_spec *here,
     differ_wire(diff, here, there);
     differ_dtype(diff, here->name, "reduce dtype", here->reduce, there->reduce);
     differ_dtype(diff, here->name, "master dtype", here->master, there->master);
-    differ_text(diff, here->name, "group", group_text(here), group_text(there));
-    differ_text(diff, here->name, "unit", here->unit, there->unit);
+    differ_text(diff, here->name, "group", name_or_none(here->group), name_or_none(there->group));
+    differ_text(diff, here->name, "unit", name_or_none(here->unit), name_or_none(there->unit));
     differ_text(diff, here->name, "placement", here->whole ? "whole" : "rows",
                 there->whole ? "whole" : "rows");
     differ_text(diff, here->name, "alias", alias_text(here, alias_a), alias_text(there, alias_b));

@@ -132,10 +132,10 @@ cairn_status cairn_spec_field_check(const struct cairn_spec_field *field, const 
 {
     const uint64_t bits = cairn_spec_field_bits(field, from);
     if (field->max == 0) return CAIRN_OK; // judged by code
-    const bool is_int = field->kind == CAIRN_SPEC_CHOICE || bits <= INT32_MAX;
     if (field->capability != CAIRN_CAPABILITY_FIELD_COUNT)
-        return cairn_capability_check(field->capability, is_int ? (int)bits : INT32_MAX, subject,
-                                      why);
+        return cairn_capability_check(field->capability,
+                                      field->kind == CAIRN_SPEC_CHOICE ? (int)bits : (int64_t)bits,
+                                      subject, why);
     if (is_double(field))
         return check_double(field, cairn_spec_field_number(field, from), subject, why);
     return cairn_spec_count_check(subject, field->name, bits, (uint64_t)field->min,

@@ -92,7 +92,7 @@ static void commit_nothing(struct fake_peer *mute)
     commit.job = toy;
     commit.round = fake_begin(&fake, mute, toy);
     const uint32_t request = fake_request(mute, CAIRN_MSG_ROUND_COMMIT, &commit.base);
-    fake_expect_error(&fake, mute, request, CAIRN_ERR_FENCED,
+    fake_expect_error(&fake, mute, request, CAIRN_ERR_REOPEN,
                       "did not get all that it contributes");
     ck_assert_int_eq(pthread_join(trainer, &status), 0);
     ck_assert_int_eq((intptr_t)status, CAIRN_ERR_EPOCH_CHANGED);

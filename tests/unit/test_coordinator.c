@@ -302,7 +302,7 @@ TEST(a_worker_whose_word_arrives_and_whose_data_does_not_is_put_out_at_the_deadl
     fake.shards[0].lacks[0] = fake.shards[1].lacks[0] = 11;
     fake.shards[0].lack_count = fake.shards[1].lack_count = 1;
     two_workers_held_up(pair, requests);
-    fake_expect_error(&fake, &pair[1], requests[1], CAIRN_ERR_FENCED,
+    fake_expect_error(&fake, &pair[1], requests[1], CAIRN_ERR_REOPEN,
                       "and 1 more did not get all that it contributes to round");
     Cairn__RoundResult *result = fake_expect(&fake, &pair[0], CAIRN_MSG_ROUND_RESULT, requests[0]);
     ck_assert_int_eq(result->status, CAIRN_ERR_EPOCH_CHANGED);

@@ -70,6 +70,10 @@ static void stage_4(struct cairn_job_spec_data *s)
 {
     s->stage = 4;
 }
+static void stage_max(struct cairn_job_spec_data *s)
+{
+    s->stage = UINT32_MAX;
+}
 static void no_workers(struct cairn_job_spec_data *s)
 {
     s->workers_min = 0;
@@ -353,6 +357,7 @@ static void too_much_together(struct cairn_job_spec_data *s)
 }
 
 static const struct spoil spoils[] = {
+    { "stage 2^32 - 1", stage_max, CAIRN_ERR_INVALID, "stage is 4294967295; allowed: 0" },
     { "stage 4", stage_4, CAIRN_ERR_INVALID, "stage is 4; allowed: 0 (state on one shard" },
     { "no workers", no_workers, CAIRN_ERR_INVALID, "workers_min is 0" },
     { "window", wide_window, CAIRN_ERR_INVALID, "window is 4294967295" },
@@ -583,25 +588,27 @@ TEST(differences_are_listed_in_words_and_the_rest_is_counted)
     there.tensors[1].shape.dim[0] = 256;
     ck_assert_uint_eq(cairn_spec_diff(&here, &there, 0, NULL, NULL), 1); // only counted
     there.tensors[1].wire = CAIRN_F32;
+    replace(&there.tensors[0].group, "");
     replace(&there.tensors[2].name, "fc3.weight");
     here.groups[0].lr = 0.5;
     here.stage = 1;
     struct lines lines = { .count = 0 };
-    ck_assert_uint_eq(cairn_spec_diff(&here, &there, 16, keep_line, &lines), 6);
-    ck_assert_uint_eq(lines.count, 6);
+    ck_assert_uint_eq(cairn_spec_diff(&here, &there, 16, keep_line, &lines), 7);
+    ck_assert_uint_eq(lines.count, 7);
     ck_assert_str_eq(lines.text[0], "job mnist: stage 1 here, 2 on the servers");
     ck_assert_str_eq(lines.text[1], "group all: lr 0.5 here, 0.001 on the servers");
-    ck_assert_str_eq(lines.text[2],
+    ck_assert_str_eq(lines.text[2], "tensor fc1.bias: group all here, (none) on the servers");
+    ck_assert_str_eq(lines.text[3],
                      "tensor fc1.weight: shape [512,784] here, [256,784] on the servers");
-    ck_assert_str_eq(lines.text[3], "tensor fc1.weight: wire dtype bf16 here, f32 on the servers");
-    ck_assert_str_eq(lines.text[4], "tensor fc2.weight: here, but not on the servers");
-    ck_assert_str_eq(lines.text[5], "tensor fc3.weight: missing here, it is on the servers");
+    ck_assert_str_eq(lines.text[4], "tensor fc1.weight: wire dtype bf16 here, f32 on the servers");
+    ck_assert_str_eq(lines.text[5], "tensor fc2.weight: here, but not on the servers");
+    ck_assert_str_eq(lines.text[6], "tensor fc3.weight: missing here, it is on the servers");
     ck_assert_str_eq(lines.way[0], "stage=1, 1");
     ck_assert_str_eq(lines.way[1], "all.lr=0.5, 0");
-    ck_assert_str_eq(lines.way[2], "=, 3");
-    ck_assert_str_eq(lines.way[3], "wire=bf16, 1"); // as all tensors here have it
+    ck_assert_str_eq(lines.way[3], "=, 3");
+    ck_assert_str_eq(lines.way[4], "wire=bf16, 1"); // as all tensors here have it
     lines.count = 0;
-    ck_assert_uint_eq(cairn_spec_diff(&here, &there, 2, keep_line, &lines), 6);
+    ck_assert_uint_eq(cairn_spec_diff(&here, &there, 2, keep_line, &lines), 7);
     ck_assert_uint_eq(lines.count, 2);
     cairn_spec_release(&here);
     cairn_spec_release(&there);

@@ -190,7 +190,8 @@ class PlaceTaken(CairnError):
 
 
 class Reopen(CairnError):
-    """The job is another one now (a tensor came, or it was made anew): close this handle and open the job again."""
+    """The job is another one now (a tensor came, or it was made anew), or this worker was put out at the step's
+    deadline: close this handle and open the job again."""
     status = 68
 
 

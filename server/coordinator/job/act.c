@@ -252,8 +252,9 @@ static void say_late(const struct cairn_cluster_job *job, const struct cairn_rou
         cairn_sentence_add(out, " did not get all that it contributes to round %" PRIu64,
                            action->round);
     }
-    cairn_sentence_add(out, " within round.step_deadline (%" PRId64 " ms); open the job again",
-                       job->cluster->options->step_deadline_ms);
+    cairn_sentence_add(
+        out, " within round.step_deadline (%" PRId64 " ms); close the job and open it again",
+        job->cluster->options->step_deadline_ms);
 }
 
 /* Whoever is to blame, no worker is: the round goes on. */
@@ -282,7 +283,8 @@ static void fence_worker(struct cairn_cluster_job *job, const struct cairn_round
     struct cairn_sentence text;
     if (member == NULL) return;
     cairn_status status = CAIRN_ERR_FENCED;
-    if (action->status == CAIRN_ERR_TIMEOUT) {
+    if (action->status == CAIRN_ERR_TIMEOUT) { // nobody has its place: it may come again
+        status = CAIRN_ERR_REOPEN;
         say_late(job, action, &text);
         cairn_sentence_set(&job->rounds.epoch_reason,
                            "worker %s (rank %" PRIu32 ") was put out: %s", member->session->name,
