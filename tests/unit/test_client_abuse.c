@@ -211,6 +211,31 @@ NOTHING(cairn_job_close)
     cairn_job_close(NULL);
     return CAIRN_ERR_HANDLE;
 }
+GIVEN(cairn_job_list)
+{
+    size_t count = 0;
+    return cairn_job_list(a->session, NULL, &count, SHORT_MS);
+}
+NOTHING(cairn_job_list)
+{
+    return cairn_job_list(a->session, NULL, NULL, -1);
+}
+GIVEN(cairn_job_drop)
+{
+    return cairn_job_drop(a->session, "none of this name", 0, SHORT_MS);
+}
+NOTHING(cairn_job_drop)
+{
+    return cairn_job_drop(a->session, NULL, UINT32_MAX, -1);
+}
+GIVEN(cairn_job_restore)
+{
+    return cairn_job_restore(a->session, "none of this name", "latest", 0, SHORT_MS, NULL, NULL);
+}
+NOTHING(cairn_job_restore)
+{
+    return cairn_job_restore(a->session, NULL, NULL, UINT32_MAX, -1, NULL, NULL);
+}
 GIVEN(cairn_job_stats)
 {
     struct cairn_stats stats = { .struct_size = sizeof stats };
@@ -611,6 +636,9 @@ static const struct call {
     CALL(cairn_unregister, OF_SESSION),
     CALL(cairn_job_open, OF_SESSION),
     CALL(cairn_job_close, OF_JOB),
+    CALL(cairn_job_list, OF_SESSION),
+    CALL(cairn_job_drop, OF_SESSION),
+    CALL(cairn_job_restore, OF_SESSION),
     CALL(cairn_job_stats, OF_JOB),
     CALL(cairn_job_describe, OF_JOB),
     CALL(cairn_job_tensor, OF_JOB),
