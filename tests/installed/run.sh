@@ -104,6 +104,21 @@ END
     -o "$tmp/example" $flags -lz -lm ||
     fail "the example is not C11 with what POSIX adds"
 
+# A page that is missing is said, whether scdoc is, or nobody built it.
+missing=0
+for page in "$source"/deploy/man/*.scd; do
+    name=$(basename "$page" .scd)
+    [ -n "$(find "$tmp" -path "*/man/*/$name")" ] || missing=$((missing + 1))
+done
+[ "$missing" = 0 ] || grep -qE "scdoc is not here|is not made, and not installed" "$tmp/install.log" ||
+    fail "$missing man pages are not installed, and nobody was told"
+if grep -q "$build/man/" "$build/cmake_install.cmake"; then
+    sed "s|$build/man/|$tmp/nowhere/|g" "$build/cmake_install.cmake" >"$tmp/no_pages.cmake"
+    DESTDIR=$tmp/without cmake -P "$tmp/no_pages.cmake" 2>&1 | tr -s '[:space:]' ' ' >"$tmp/no_pages.log"
+    grep -q "cairn.1 is not made, and not installed" "$tmp/no_pages.log" || fail "pages that nobody built are not told of"
+    rm -rf "$tmp/without"
+fi
+
 if command -v scdoc >/dev/null && command -v man >/dev/null; then
     for page in "$source"/deploy/man/*.scd; do
         scdoc <"$page" >"$tmp/page" || fail "$page"
