@@ -241,11 +241,15 @@ static cairn_status converse(struct cairn_admin *admin, struct cairn_frame_decod
     if (status != CAIRN_OK) return status;
     cairn_sentence_set(why, "sending to the coordinator at %s failed", admin->endpoint);
     status = send_message(admin, CAIRN_MSG_HELLO, 1, &hello.base);
+    if (status == CAIRN_ERR_TIMEOUT) return say_late(admin, why);
     if (status == CAIRN_OK)
         status = await_reply(admin, decoder, admin->deadline_ms, 1, CAIRN_MSG_WELCOME, &welcome,
                              why);
     cairn_message_free(welcome);
-    if (status == CAIRN_OK) status = send_message(admin, type, REQUEST, message);
+    if (status == CAIRN_OK) {
+        status = send_message(admin, type, REQUEST, message);
+        if (status == CAIRN_ERR_TIMEOUT) return say_late(admin, why);
+    }
     if (status == CAIRN_OK) status = await_answer(admin, decoder, reply_type, reply_out, why);
     if (status != CAIRN_OK || pages == NULL) return status;
     status = await_pages(admin, decoder, pages, why);

@@ -134,6 +134,7 @@ TEST(a_program_lists_drops_and_restores_jobs_of_its_cluster)
     ck_assert(strcmp(entries[0].state, "running") == 0 && entries[0].version_known &&
               entries[0].version.step == 2 && entries[0].elems == 10 && entries[0].tensors == 1);
 
+    fails(cairn_job_list(session, entries, &count, 0), CAIRN_ERR_TIMEOUT, "within 0 ms");
     fails(cairn_job_drop(session, "none", 0, CLUSTER_WAIT_MS), CAIRN_ERR_NOT_FOUND, "none");
     fails(cairn_job_drop(session, "tiny", 0, CLUSTER_WAIT_MS), CAIRN_ERR_BUSY, "CAIRN_DROP_FORCE");
     fails(cairn_job_drop(session, "tiny", 2, CLUSTER_WAIT_MS), CAIRN_ERR_INVALID, "flags");

@@ -115,7 +115,8 @@ done
 if grep -q "$build/man/" "$build/cmake_install.cmake"; then
     sed "s|$build/man/|$tmp/nowhere/|g" "$build/cmake_install.cmake" >"$tmp/no_pages.cmake"
     DESTDIR=$tmp/without cmake -P "$tmp/no_pages.cmake" 2>&1 | tr -s '[:space:]' ' ' >"$tmp/no_pages.log"
-    grep -q "cairn.1 is not made, and not installed" "$tmp/no_pages.log" || fail "pages that nobody built are not told of"
+    grep -q "cairn.1 is not made, and not installed" "$tmp/no_pages.log" ||
+        fail "pages that nobody built are not told of"
     rm -rf "$tmp/without"
 fi
 
