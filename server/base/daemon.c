@@ -13,6 +13,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#define DESCRIPTORS_MIN 64
+
 static const int signal_numbers[] = { SIGTERM, SIGINT, SIGHUP, SIGUSR1 };
 _Static_assert(sizeof signal_numbers / sizeof *signal_numbers == CAIRN_DAEMON_SIGNALS, "daemon.h");
 
@@ -177,14 +179,22 @@ static void on_watchdog(uv_timer_t *timer)
     cairn_notify_watchdog();
 }
 
-// Each connection is a descriptor: take as many as the system lets this process have.
-static void raise_descriptor_limit(void)
+/* Each connection is a descriptor: as many are taken as the system lets this process have. With fewer than
+ * these a library ends the process where it likes. */
+static cairn_status raise_descriptor_limit(struct cairn_sentence *why)
 {
     struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return CAIRN_OK;
+    if (limit.rlim_max < DESCRIPTORS_MIN)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY,
+                          "this process may have %llu files open, and needs %d at least: raise "
+                          "LimitNOFILE of its unit, or ulimit -n",
+                          (unsigned long long)limit.rlim_max, DESCRIPTORS_MIN);
+    if (limit.rlim_cur == limit.rlim_max) return CAIRN_OK;
     limit.rlim_cur = limit.rlim_max;
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
         cairn_log_warn("cannot raise the limit of open files");
+    return CAIRN_OK;
 }
 
 /* Without them the next descriptors that are opened would be these three: the log would go into a socket, and
@@ -195,7 +205,7 @@ static void hold_standard_descriptors(void)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) _exit(1);
 }
 
-static void start_handles(struct cairn_daemon *daemon)
+static cairn_status start_handles(struct cairn_daemon *daemon, struct cairn_sentence *why)
 {
     int error = uv_loop_init(&daemon->loop);
     for (size_t i = 0; i < CAIRN_DAEMON_SIGNALS && error == 0; i++) {
@@ -205,8 +215,10 @@ static void start_handles(struct cairn_daemon *daemon)
         error = uv_signal_start(&daemon->signals[i], on_signal, signal_numbers[i]);
     }
     if (error == 0) error = uv_timer_init(&daemon->loop, &daemon->watchdog);
-    assert(error == 0); // no descriptors at start-up: there is nobody to tell yet
+    if (error != 0)
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no event loop: %s", uv_strerror(error));
     daemon->watchdog.data = daemon;
+    return CAIRN_OK;
 }
 
 bool cairn_daemon_begin(struct cairn_daemon *daemon, const struct cairn_daemon_spec *spec, int argc,
@@ -227,9 +239,14 @@ bool cairn_daemon_begin(struct cairn_daemon *daemon, const struct cairn_daemon_s
     cairn_log_init(daemon->log_name != NULL ? daemon->log_name : spec->name, command.log_level);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); // a file over its limit fails a snapshot, not the daemon
-    raise_descriptor_limit();
-    start_handles(daemon);
-    return true;
+    struct cairn_sentence why;
+    cairn_status status = raise_descriptor_limit(&why);
+    if (status == CAIRN_OK) status = start_handles(daemon, &why);
+    if (status == CAIRN_OK) return true;
+    cairn_log_error("cannot start: %s", why.text);
+    cairn_config_release(&daemon->config);
+    *exit_code_out = cairn_status_exit((int)status);
+    return false;
 }
 
 void cairn_daemon_log(const struct cairn_daemon *daemon, const char *name,

@@ -89,20 +89,23 @@ static const struct cairn_option options[] = {
 struct program {
     struct values values;
     struct cairn_daemon daemon;
-    struct cairn_shard *shard;
+    struct cairn_shard *shard; /* NULL: it is being closed, or could not be opened */
+    int exit_code;
     char coordinator[CAIRN_ADDRESS_TEXT_BYTES]; /* where it is looked for, if none is named */
 };
 
 static void on_closed(void *context)
 {
     struct program *program = context;
-    cairn_daemon_stop(&program->daemon, 0);
+    cairn_daemon_stop(&program->daemon, program->exit_code);
 }
 
-static void end_shard(struct program *program)
+/* The process leaves the cluster, and then ends with that code. */
+static void end_shard(struct program *program, int exit_code)
 {
     struct cairn_shard *shard = program->shard;
     program->shard = NULL;
+    program->exit_code = exit_code;
     cairn_shard_close(shard, on_closed, program);
 }
 
@@ -116,13 +119,13 @@ static void on_stop(struct cairn_daemon *daemon, void *context)
     if (strcmp(program->values.on_sigterm, "drain") == 0)
         cairn_shard_drain(program->shard, (uint32_t)program->values.drain_seconds);
     else
-        end_shard(program);
+        end_shard(program, 0);
 }
 
 static void on_drained(struct cairn_shard *shard, void *context)
 {
     (void)shard;
-    end_shard(context);
+    end_shard(context, 0);
 }
 
 static void on_ready(struct cairn_shard *shard, void *context)
@@ -130,35 +133,22 @@ static void on_ready(struct cairn_shard *shard, void *context)
     (void)shard;
     struct program *program = context;
     struct cairn_sentence why;
-    cairn_status status = cairn_daemon_ready(&program->daemon, program->values.name, &why);
+    const cairn_status status = cairn_daemon_ready(&program->daemon, program->values.name, &why);
     if (status == CAIRN_OK) return;
-    cairn_daemon_fail(&program->daemon, status, &why);
-}
-
-static void on_fenced_closed(void *context)
-{
-    struct program *program = context;
-    cairn_daemon_stop(&program->daemon, cairn_status_exit(CAIRN_ERR_FENCED));
-}
-
-static void on_unfit_closed(void *context)
-{
-    struct program *program = context;
-    cairn_daemon_stop(&program->daemon, cairn_status_exit(CAIRN_ERR_IO));
-}
-
-static void on_unfit(struct cairn_shard *shard, void *context)
-{
-    struct program *program = context;
-    program->shard = NULL;
-    cairn_shard_close(shard, on_unfit_closed, program);
+    cairn_log_error("cannot start: %s", why.text);
+    end_shard(program, cairn_status_exit((int)status));
 }
 
 static void on_fenced(struct cairn_shard *shard, void *context)
 {
-    struct program *program = context;
-    program->shard = NULL;
-    cairn_shard_close(shard, on_fenced_closed, program);
+    (void)shard;
+    end_shard(context, cairn_status_exit(CAIRN_ERR_FENCED));
+}
+
+static void on_unfit(struct cairn_shard *shard, void *context)
+{
+    (void)shard;
+    end_shard(context, cairn_status_exit(CAIRN_ERR_IO));
 }
 
 static bool is_local(const struct values *values)

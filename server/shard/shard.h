@@ -109,7 +109,7 @@ struct cairn_shard_options {
     const char *fabric_transports; /* NULL: the fabric's default; ucx only */
     enum cairn_one_sided fabric_one_sided;
     struct cairn_fabric_hub *hub; /* mem only */
-    /* The first Welcome came: the shard serves. May be NULL. */
+    /* The first Welcome came: the shard serves; it may be closed in here. May be NULL. */
     void (*on_ready)(struct cairn_shard *shard, void *context);
     /* The coordinator said that this process is to end (the log has the sentence); it may be closed in here.
      * NULL: it goes on asking for its place. */

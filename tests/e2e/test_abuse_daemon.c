@@ -328,6 +328,40 @@ TEST(an_open_address_is_refused_unless_it_is_asked_for_and_then_warned_of)
     abuse_says(output, "insecure");
 }
 
+/* It has its place in the cluster by then: it leaves that, and says with which status. */
+TEST(a_shard_whose_ready_file_cannot_be_written_ends_with_a_status)
+{
+    struct cluster cluster;
+    char log[300], set_coordinator[300], ready[300];
+    cluster_start(&cluster, 1, NULL);
+    snprintf(log, sizeof log, "%s/unready.log", cluster.folder);
+    snprintf(ready, sizeof ready, "%s/nowhere/ready", cluster.folder);
+    snprintf(set_coordinator, sizeof set_coordinator, "shard.coordinator=%s", cluster.address);
+    const char *const argv[] = { SHARD,           "--set", "shard.name=unready", "--set",
+                                 set_coordinator, "--set", "memory.limit=64MiB", "--ready-file",
+                                 ready,           NULL };
+    const pid_t pid = cluster_spawn(argv, log);
+    ck_assert_int_eq(cluster_wait(pid, ABUSE_WAIT_MS), cairn_status_exit(CAIRN_ERR_IO));
+    FILE *file = fopen(log, "re");
+    ck_assert_ptr_nonnull(file);
+    output[fread(output, 1, sizeof output - 1, file)] = 0;
+    fclose(file);
+    abuse_says(output, "cannot start: ");
+    abuse_says(output, "nowhere");
+    cluster_stop(&cluster);
+}
+
+TEST_EACH(a_daemon_that_may_open_too_few_files_says_so_and_ends, 0, 2)
+{
+    char command[400];
+    snprintf(command, sizeof command, "ulimit -n 12; exec '%s' --set %s",
+             _i == 0 ? COORDINATOR : SHARD,
+             _i == 0 ? "network.listen=127.0.0.1:0" : "shard.name=s");
+    const char *const argv[] = { "/bin/sh", "-c", command, NULL };
+    ck_assert_int_eq(run(argv), cairn_status_exit(CAIRN_ERR_NO_MEMORY));
+    abuse_says(output, "LimitNOFILE");
+}
+
 /* ---- the command line ---- */
 
 static const char *const subcommands[] = { "cluster status", "job list",         "job show",
