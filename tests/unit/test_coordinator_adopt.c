@@ -342,6 +342,30 @@ TEST(one_that_is_refused_is_no_leftover_when_another_is_adopted)
     cairn_message_free(&adopted->base);
 }
 
+/* What is wrong with the second shows in its pages only; a plan says so, too. */
+TEST(one_whose_pages_are_not_whole_does_not_keep_another_from_being_adopted)
+{
+    fake_shard_away(&fake, 0);
+    fake_shard_away(&fake, 1);
+    lose_store(0);
+    const uint64_t second = make_second("second");
+    lose_store(4);
+    struct cairn_paged *layout = &fake.shards[2].layout_pages;
+    layout->bytes[layout->have_bytes / 2] ^= 1;
+    for (int plans = 1; plans >= 0; plans--) {
+        Cairn__ClusterAdopted *adopted = adopt(plans != 0);
+        ck_assert_str_eq(adopted_of(adopted, job)->refused, "");
+        const char *refused = adopted_of(adopted, second)->refused;
+        ck_assert_msg(strstr(refused, "does not fit its spec") != NULL, "%s", refused);
+        cairn_message_free(&adopted->base);
+    }
+    for (int i = 0; i < 4; i++)
+        fake_until(&fake, fake.shards[i].seen[CAIRN_MSG_STORE_ADOPTED] == 1);
+    fake_shards_up(&fake, 4);
+    fake_goes_on(&fake, 1, 2);
+    ck_assert(fake.shards[2].has_job && fake.shards[3].has_job);
+}
+
 TEST(one_that_is_being_amended_is_refused_until_that_has_ended)
 {
     fake.shards[1].holds_create = true;
@@ -382,6 +406,16 @@ TEST(shards_that_do_not_answer_are_named_and_their_late_answer_is_of_no_other_qu
     fake_expect_error(&fake, &admin, request, CAIRN_ERR_TIMEOUT, "s1");
 }
 
+/* The only job, which stays as it is. */
+static void expect_refused(uint32_t request, const char *word)
+{
+    Cairn__ClusterAdopted *adopted = fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_ADOPTED, request);
+    const char *refused = adopted_of(adopted, job)->refused;
+    ck_assert_msg(strstr(refused, word) != NULL, "\"%s\": %s", word, refused);
+    ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_STORE_ADOPTED], 0);
+    cairn_message_free(&adopted->base);
+}
+
 /* Shard 0 is asked for its part of the job, and does not answer; returns the request of the adoption. */
 static uint32_t ask_for_part(void)
 {
@@ -400,7 +434,7 @@ TEST(a_shard_that_does_not_send_its_part_is_named)
 {
     const uint32_t request = ask_for_part();
     wind_on();
-    fake_expect_error(&fake, &admin, request, CAIRN_ERR_TIMEOUT, "s0");
+    expect_refused(request, "s0 does not send its part");
     fake.shards[0].holds_parts = fake.shards[1].holds_parts = false;
     expect_adopted(1, "");
     fake_goes_on(&fake, 1, 2);
@@ -411,7 +445,7 @@ TEST(a_part_that_is_answered_without_its_pages_is_not_written)
     const Cairn__Done done = CAIRN__DONE__INIT;
     const uint32_t request = ask_for_part();
     fake_send(&fake.shards[0].peer, CAIRN_MSG_DONE, fake.shards[0].part_request, &done.base);
-    fake_expect_error(&fake, &admin, request, CAIRN_ERR_PROTOCOL, "s0 answered without its part");
+    expect_refused(request, "s0 answered without its part");
 }
 
 TEST(a_layout_that_is_of_other_tensors_is_not_written)
@@ -419,8 +453,7 @@ TEST(a_layout_that_is_of_other_tensors_is_not_written)
     lose_store(2);
     struct cairn_paged *layout = &fake.shards[0].layout_pages;
     layout->bytes[layout->have_bytes / 2] ^= 1;
-    fake_expect_error(&fake, &admin, ask_adopt(false), CAIRN_ERR_MALFORMED,
-                      "s0 sent a layout that does not fit its spec");
+    expect_refused(ask_adopt(false), "s0 sent a layout that does not fit its spec");
     layout->bytes[layout->have_bytes / 2] ^= 1;
     expect_adopted(1, "");
 }

@@ -1,6 +1,7 @@
 /* A store rebuilt from the shards: each says what it holds; what is whole and agrees is written to the
  * store in one transaction, with a new identity and with numbers above all that the shards have seen. They
- * keep that identity, and connect anew: the ordinary path (fence, answers, outcome) does the rest. */
+ * keep that identity, and connect anew: the ordinary path (fence, answers, outcome) does the rest. Each job is
+ * judged for itself: one that is refused keeps no other from being adopted. */
 #include "server/coordinator/restore/adopt.h"
 
 #include <stdlib.h>
@@ -126,6 +127,14 @@ static struct cairn_cluster_adoptee *find_request(struct cairn_cluster_session *
     return NULL;
 }
 
+/* It is answered: no page of it is taken any more. */
+static void end_part(struct cairn_cluster_adoptee *job, cairn_status status, const char *why)
+{
+    const uint32_t request = job->request;
+    job->request = 0;
+    cairn_cluster_calls_reply(job->from, request, status, why);
+}
+
 void cairn_cluster_adopt_on_part(struct cairn_cluster_session *session, uint32_t request,
                                  const Cairn__Part *part)
 {
@@ -136,8 +145,7 @@ void cairn_cluster_adopt_on_part(struct cairn_cluster_session *session, uint32_t
     if (part->spec_bytes == 0 || part->layout_bytes == 0 ||
         cairn_paged_init(&job->spec, part->spec_bytes) != CAIRN_OK ||
         cairn_paged_init(&job->layout, part->layout_bytes) != CAIRN_OK)
-        cairn_cluster_adoption_fail(session->cluster->adoption, CAIRN_ERR_MALFORMED,
-                                    "a part without a spec or a layout");
+        end_part(job, CAIRN_ERR_MALFORMED, "it sent a part without a spec or a layout");
 }
 
 void cairn_cluster_adopt_on_page(struct cairn_cluster_session *session, uint32_t request,
@@ -148,16 +156,13 @@ void cairn_cluster_adopt_on_page(struct cairn_cluster_session *session, uint32_t
     if (job == NULL) return;
     struct cairn_paged *paged = page->what == CAIRN_PAGE_SPEC ? &job->spec : &job->layout;
     if (cairn_paged_add(paged, page) != CAIRN_OK) {
-        cairn_cluster_adoption_fail(adoption, CAIRN_ERR_PROTOCOL,
-                                    "the pages of a part do not follow each other");
+        end_part(job, CAIRN_ERR_PROTOCOL, "the pages of its part do not follow each other");
         return;
     }
     adoption->began_ms = cairn_cluster_now_ms(adoption->cluster); // it is being answered
-    if (job->spec.total_bytes == 0 || !cairn_paged_whole(&job->spec) ||
-        !cairn_paged_whole(&job->layout))
-        return;
-    job->request = 0; // no page of it is taken any more
-    cairn_cluster_calls_reply(session->seat, request, CAIRN_OK, "");
+    if (job->spec.total_bytes > 0 && cairn_paged_whole(&job->spec) &&
+        cairn_paged_whole(&job->layout))
+        end_part(job, CAIRN_OK, "");
 }
 
 static void get_next(struct cairn_cluster_adoption *adoption);
@@ -166,10 +171,12 @@ static void on_part(void *context, cairn_status status, const char *why)
 {
     struct cairn_cluster_adoption *adoption = close_question(context);
     if (adoption == NULL) return;
-    if (status == CAIRN_OK)
-        get_next(adoption);
-    else
-        cairn_cluster_adoption_fail(adoption, status, why);
+    if (status != CAIRN_OK) {
+        struct cairn_cluster_adoptee *job = &adoption->jobs[adoption->asked_count - 1];
+        job->request = 0;
+        cairn_sentence_set(&job->refused, "%s", why); // which names the shard
+    }
+    get_next(adoption);
 }
 
 /* One after the other: a shard copies what it sends. */
@@ -206,7 +213,7 @@ static void on_held(void *context, cairn_status status, const char *why)
     }
     for (size_t i = 0; i < adoption->job_count; i++)
         whole += adoption->jobs[i].refused.text[0] == '\0';
-    if (adoption->plan || whole == 0)
+    if (whole == 0)
         cairn_cluster_adoption_answer(adoption);
     else
         get_next(adoption);
@@ -252,6 +259,22 @@ void cairn_cluster_adopt_forget(struct cairn_cluster *cluster,
         cairn_cluster_waiters_forget(&cluster->adoption->waiter, session);
 }
 
+/* What that shard was asked for, and would be asked for after it. */
+static void refuse_silent(struct cairn_cluster_adoption *adoption)
+{
+    const size_t asked = adoption->asked_count - 1;
+    const struct cairn_cluster_seat *silent = adoption->jobs[asked].from;
+    for (size_t i = asked; i < adoption->job_count; i++) {
+        struct cairn_cluster_adoptee *job = &adoption->jobs[i];
+        job->request = 0;
+        if (job->from == silent && job->refused.text[0] == '\0')
+            cairn_sentence_set(&job->refused, "shard %s does not send its part", silent->name);
+    }
+    adoption->number = cairn_cluster_request_new(adoption->cluster); // a late answer is of no use
+    adoption->gather = NULL;
+    get_next(adoption);
+}
+
 void cairn_cluster_adopt_tick(struct cairn_cluster *cluster)
 {
     struct cairn_cluster_adoption *adoption = cluster->adoption;
@@ -259,6 +282,10 @@ void cairn_cluster_adopt_tick(struct cairn_cluster *cluster)
     if (adoption == NULL || adoption->gather == NULL || // it is being written
         cairn_cluster_now_ms(cluster) - adoption->began_ms < ADOPT_TIMEOUT_MS)
         return;
+    if (adoption->asked_count > 0) {
+        refuse_silent(adoption);
+        return;
+    }
     cairn_sentence_set(&why, "adopt again; these shards do not say what they hold: ");
     cairn_cluster_gather_awaited(adoption->gather, &why);
     cairn_cluster_adoption_fail(adoption, CAIRN_ERR_TIMEOUT, why.text);

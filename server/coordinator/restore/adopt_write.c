@@ -137,18 +137,24 @@ static cairn_status judge_pages(const struct cairn_cluster_adoptee *job, struct 
 
 void cairn_cluster_adoption_write(struct cairn_cluster_adoption *adoption)
 {
-    struct cairn_sentence why = { "no memory" };
     if (cairn_cluster_keys_are_changing(adoption->cluster)) {
         cairn_cluster_adoption_fail(adoption, CAIRN_ERR_BUSY,
                                     "a key is being trusted or untrusted: adopt again");
         return;
     }
     adoption->rows = calloc(adoption->job_count + 1, sizeof *adoption->rows);
-    cairn_status status = adoption->rows == NULL ? CAIRN_ERR_NO_MEMORY : CAIRN_OK;
-    for (size_t i = 0; i < adoption->job_count && status == CAIRN_OK; i++) {
-        const struct cairn_cluster_adoptee *job = &adoption->jobs[i];
+    if (adoption->rows == NULL) {
+        cairn_cluster_adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "no memory");
+        return;
+    }
+    for (size_t i = 0; i < adoption->job_count; i++) {
+        struct cairn_cluster_adoptee *job = &adoption->jobs[i];
+        struct cairn_sentence why = { "no memory" };
         if (job->refused.text[0] != '\0') continue;
-        status = judge_pages(job, &why);
+        if (judge_pages(job, &why) != CAIRN_OK) {
+            job->refused = why;
+            continue;
+        }
         for (uint32_t s = 0; s < job->shard_count; s++)
             if (job->shards[s] == NULL) job->shards[s] = ""; // a hole
         adoption->rows[adoption->row_count++] =
@@ -167,8 +173,8 @@ void cairn_cluster_adoption_write(struct cairn_cluster_adoption *adoption)
                                         .base_step = job->base_step,
                                         .initialized = true };
     }
-    if (status != CAIRN_OK) {
-        cairn_cluster_adoption_fail(adoption, status, why.text);
+    if (adoption->plan || adoption->row_count == 0) {
+        cairn_cluster_adoption_answer(adoption);
         return;
     }
     adoption->task = (struct cairn_task) { .run = run_write, .done = on_written, .item_count = 1 };
