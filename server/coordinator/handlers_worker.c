@@ -9,6 +9,7 @@
 #include "server/coordinator/cut/cuts.h"
 #include "server/coordinator/handlers.h"
 #include "server/coordinator/job/bytes.h"
+#include "server/coordinator/member/relapse.h"
 #include "server/coordinator/member/seats.h"
 #include "server/coordinator/restore/resume.h"
 
@@ -200,6 +201,12 @@ static bool is_contested(const struct cairn_cluster_member *member)
            member->opening.contested_ms != 0;
 }
 
+/* Its job is there, and it failed too often. */
+static bool is_put_off(const struct cairn_cluster_member *member)
+{
+    return member->phase == CAIRN_MEMBER_WAITING && member->job == NULL && member->opening.put_off;
+}
+
 /* Before the job is there, or all its shards know the member, the request to open waits. */
 static void describe_opening(const struct cairn_cluster_session *session,
                              struct cairn_sentence *out)
@@ -224,6 +231,13 @@ static void describe_opening(const struct cairn_cluster_session *session,
                                m->rank, m->job_name);
             return;
         }
+    for (const struct cairn_cluster_member *m = session->members; m != NULL;
+         m = m->next_of_session) {
+        struct cairn_cluster_job *job = cairn_cluster_job_find(session->cluster, m->job_name);
+        if (job == NULL || !is_put_off(m)) continue;
+        cairn_cluster_relapse_waiting(job, m, out);
+        return;
+    }
     if (up < (uint64_t)cluster->options->shards) {
         const uint64_t more = (uint64_t)cluster->options->shards - up;
         cairn_sentence_set(out, "%" PRIu64 " more shard%s (%" PRIu32 " of %" PRId64 " up)", more,
@@ -241,7 +255,8 @@ static void on_who_is_awaited(struct cairn_cluster_session *session, uint32_t re
     Cairn__Awaited awaited = CAIRN__AWAITED__INIT;
     for (struct cairn_cluster_member *m = session->members; m != NULL && job == NULL;
          m = m->next_of_session) {
-        if (m->job == NULL && m->phase == CAIRN_MEMBER_WAITING && !is_contested(m))
+        if (m->job == NULL && m->phase == CAIRN_MEMBER_WAITING && !is_contested(m) &&
+            !is_put_off(m))
             job = cairn_cluster_job_find(session->cluster, m->job_name);
     }
     const struct cairn_cluster_member *member = job != NULL

@@ -99,6 +99,40 @@ TEST(another_number_of_workers_joins_where_the_bounds_allow_it)
     fake_peer_close(&other);
 }
 
+static struct fake_peer relapsing;
+
+/* Rank 1, which fails as soon as it is in. */
+static void relapse(uint64_t session)
+{
+    relapsing = worker("w1");
+    cairn_message_free(
+        fake_expect(&fake, &relapsing, CAIRN_MSG_ATTACHED, open_as(&relapsing, session, 1, 1, 4)));
+    fake_peer_close(&relapsing);
+    fake_until(&fake, toy()->members.count == 1);
+}
+
+TEST(a_worker_that_fails_after_each_attach_is_put_off_while_others_train)
+{
+    tick_fast();
+    fake_expect_amended(&fake, &admin, amend("toy", 1, 4), 1);
+    for (uint64_t i = 0; i < 3; i++) relapse(20 + i); // nobody trains: it harms nobody
+    train();
+    relapsing = worker("w1");
+    const uint32_t request = open_as(&relapsing, 30, 1, 1, 4);
+    Cairn__Awaited *awaited = fake_awaited(&fake, &relapsing, 0);
+    ck_assert_msg(strstr(awaited->text, "rank 1 of job toy was lost 3 times in a row") != NULL,
+                  "%s", awaited->text);
+    cairn_message_free(&awaited->base);
+    for (int i = 0; i < 3; i++) train();
+    // Another rank is in at once; and so is that one, when its time has come.
+    struct fake_peer other = worker("w2");
+    cairn_message_free(
+        fake_expect(&fake, &other, CAIRN_MSG_ATTACHED, open_as(&other, 40, 2, 1, 4)));
+    cairn_message_free(fake_expect(&fake, &relapsing, CAIRN_MSG_ATTACHED, request));
+    fake_peer_close(&other);
+    fake_peer_close(&relapsing);
+}
+
 /* What the coordinator logs while `count` rounds are made; the caller's to free. */
 static char *log_of_rounds(uint32_t count)
 {

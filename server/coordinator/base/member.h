@@ -33,6 +33,7 @@ struct cairn_cluster_member {
     /* owned: [shard_count], enum member_known in member/members.c; tiles.known_to behind it */
     uint8_t *known_to;
     uint32_t open_request, begin_request;
+    bool has_ended_round;         /* a round that it was in has ended, since it attached */
     uint64_t opened_round;        /* the last that it was told of */
     struct cairn_step_ring times; /* of a worker */
     uint64_t read_bytes;          /* of published memory, by itself: as it told last */

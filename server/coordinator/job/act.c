@@ -10,6 +10,7 @@
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/cut/cuts.h"
+#include "server/coordinator/member/relapse.h"
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/round/groups.h"
 #include "server/coordinator/round/terms.h"
@@ -219,6 +220,7 @@ static void send_result(struct cairn_cluster_job *job, const struct cairn_round_
 {
     struct cairn_cluster_member *member = cairn_cluster_job_member(job, action->member);
     if (member == NULL) return;
+    if (action->status != CAIRN_ERR_EPOCH_CHANGED) cairn_cluster_relapse_over(member);
     Cairn__RoundResult result = CAIRN__ROUND_RESULT__INIT;
     struct cairn_sentence text;
     char tensors[CAIRN_RESULTS_BYTES];

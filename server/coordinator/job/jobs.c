@@ -16,6 +16,7 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/job/jobs.h"
 #include "server/coordinator/job/missed.h"
+#include "server/coordinator/member/relapse.h"
 #include "server/coordinator/member/seats.h"
 #include "server/coordinator/round/groups.h"
 #include "server/coordinator/round/terms.h"
@@ -38,6 +39,7 @@ static void free_body(void *arg)
 void cairn_cluster_job_free(struct cairn_cluster_job *job)
 {
     while (job->members.list != NULL) cairn_cluster_member_free(job->members.list);
+    cairn_cluster_relapses_release(job);
     cairn_cluster_job_core_close(job);
     cairn_cluster_groups_free(job);
     cairn_cluster_tiles_release(job);

@@ -106,6 +106,7 @@ static void take_over(struct cairn_cluster_member *member, struct cairn_cluster_
         member->tiles.world = same->tiles.world;
     }
     member->tiles.declared = same->tiles.declared;
+    member->has_ended_round = same->has_ended_round;
     cairn_cluster_member_free(same);
 }
 

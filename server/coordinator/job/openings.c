@@ -12,6 +12,7 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/job/first.h"
 #include "server/coordinator/job/jobs.h"
+#include "server/coordinator/member/relapse.h"
 #include "server/coordinator/member/seats.h"
 #include "server/coordinator/restore/resume.h"
 
@@ -120,6 +121,11 @@ static bool advance(struct cairn_cluster_member *member)
         if (!cairn_cluster_opening_compare(member, job)) return true;
         const bool fits = member->role != CAIRN_ROLE_WIRE_WORKER || member->opening.joins;
         if (!lost && fits && is_contested(member, job, &gone)) return gone;
+        member->opening.put_off = !lost && fits && cairn_cluster_relapse_wait_ms(job, member) > 0;
+        if (member->opening.put_off) {
+            cluster->openings.contested = true; // looked at with the next tick
+            return false;
+        }
         cairn_cluster_opening_join(member, job);
         return true;
     }

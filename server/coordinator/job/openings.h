@@ -23,13 +23,14 @@ struct cairn_cluster_opening {
     uint32_t restarts;                 /* of the launcher's run */
     uint64_t run;                      /* 0: not known */
     uint64_t contested_ms; /* since when it waits for its rank (now_ms + 1); 0: it does not */
+    bool put_off;          /* it failed too often: member/relapse.h */
 };
 
 /* Of the cluster: cairn_cluster_openings_advance is not entered twice. */
 struct cairn_cluster_openings {
     bool advancing, again;
     struct cairn_cluster_plan *plans; /* jobs.c: jobs that a thread plans */
-    bool contested;                   /* one waits for its rank to be free */
+    bool contested;                   /* one waits for its rank to be free, or is put off */
 };
 
 /* JobOpen: answered at once, or when the job is there. */

@@ -10,6 +10,7 @@
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/base/works.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/member/relapse.h"
 #include "server/coordinator/round/groups.h"
 #include "server/coordinator/store/events.h"
 
@@ -165,6 +166,7 @@ static void go(struct cairn_cluster_member *member, bool lost, const char *reaso
         cairn_sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") left: %s",
                            member->session->name, member->rank, reason);
         if (lost) cairn_cluster_halts_lost(job, member, reason);
+        cairn_cluster_relapse_lost(member);
     }
     cairn_cluster_member_free(member);
     if (contributes && job->core != NULL) cairn_cluster_job_event(job, &event);
@@ -213,6 +215,7 @@ void cairn_cluster_member_put_out(struct cairn_cluster_member *member, cairn_sta
     if (contributes) {
         cairn_sentence_set(&job->rounds.epoch_reason, "%s", text);
         cairn_cluster_halts_lost(job, member, text);
+        cairn_cluster_relapse_lost(member);
     }
     cairn_cluster_member_expel(member, status, text);
     if (contributes && job->core != NULL) cairn_cluster_job_event(job, &event);

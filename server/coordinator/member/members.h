@@ -17,6 +17,8 @@ struct cairn_cluster_job_members {
     struct cairn_version version_told; /* readers were told that it is there */
     /* the longest of those who were put out for a restore, and come back */
     struct cairn_cluster_pause pause;
+    struct cairn_cluster_relapse *relapses; /* owned: relapse.h; [relapse_count] */
+    uint32_t relapse_count;
 };
 
 /* The session's member of the job, JOINING or ATTACHED; NULL: there is none. */

@@ -1,7 +1,7 @@
 /* A store rebuilt from the shards: each says what it holds; what is whole and agrees is written to the
  * store in one transaction, with a new identity and with numbers above all that the shards have seen. They
- * keep that identity, and connect anew: the ordinary path (fence, answers, outcome) does the rest. Each job is
- * judged for itself: one that is refused keeps no other from being adopted. */
+ * keep that identity, and connect anew: the ordinary path (fence, answers, outcome) does the rest. Each job
+ * is judged for itself: one that is refused keeps no other from being adopted. */
 #include "server/coordinator/restore/adopt.h"
 
 #include <stdlib.h>
