@@ -210,6 +210,11 @@ cairn_status cairn_cluster_options_judge(const struct cairn_cluster_options *opt
                           " ms) must be at least twice lease.heartbeat (%" PRId64 " ms)",
                           options->lease_timeout_ms, options->heartbeat_ms);
     }
+    if (options->shards_min > options->shards)
+        return cairn_fail(why, CAIRN_ERR_CONFIG,
+                          "cluster.shards_min (%" PRId64
+                          ") must not be above cluster.shards (%" PRId64 ")",
+                          options->shards_min, options->shards);
     if (options->reshard != NULL && strcmp(options->reshard, "manual") != 0 &&
         strcmp(options->reshard, "on_join") != 0)
         return cairn_fail(why, CAIRN_ERR_CONFIG, "reshard.policy is \"%s\": give manual or on_join",

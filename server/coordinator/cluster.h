@@ -59,6 +59,8 @@ struct cairn_option;
 struct cairn_cluster_options {
     char *name;
     int64_t shards; /* a job is spread over so many */
+    /* so many are enough for a lost job that restores itself, shards_wait_ms after it was; 0: `shards` */
+    int64_t shards_min, shards_wait_ms;
     char *store_path;
     char *snapshots_path;
     char *snapshots_trust; /* "signed", "any" */

@@ -7,6 +7,12 @@ static const struct cairn_option table[] = {
     { "cluster", "name", CAIRN_OPTION_STRING, AT(name), "cairn", 0, 0, "Name, for people." },
     { "cluster", "shards", CAIRN_OPTION_INT, AT(shards), "1", 1, 4096,
       "Shards that a job is spread over. A job is made when so many are up." },
+    { "cluster", "shards_min", CAIRN_OPTION_INT, AT(shards_min), "0", 0, 4096,
+      "So many are enough for a lost job with on_shard_loss = restore-latest, when it has waited "
+      "for "
+      "shards_wait. 0: cluster.shards." },
+    { "cluster", "shards_wait", CAIRN_OPTION_DURATION, AT(shards_wait_ms), "1min", 0, 86400000,
+      "For so long a lost job waits for cluster.shards before fewer are taken." },
     { "store", "path", CAIRN_OPTION_PATH, AT(store_path), "coordinator", 0, 0,
       "Data folder: jobs, layouts, epochs. One coordinator at a time." },
     { "snapshots", "path", CAIRN_OPTION_PATH, AT(snapshots_path), "snapshots", 0, 0,

@@ -94,6 +94,36 @@ TEST(a_shard_that_stays_away_is_given_up_for_one_that_is_there)
     train();
 }
 
+TEST(fewer_shards_than_the_cluster_has_are_taken_when_it_has_waited_for_so_long)
+{
+    char folder[300];
+    save(folder);
+    amend(1);
+    fake_shard_away(&fake, 1); // for good
+    expect_rolled_back();
+    const uint32_t request = ask_open();
+    fake_expect_silence(&fake, &w, 0);
+    ck_assert_msg(strstr(toy()->loss.why.text, "once 2 shards are here, or cluster.shards_min "
+                                               "allows fewer") != NULL,
+                  "%s", toy()->loss.why.text);
+    fake.options.shards_min = 1; // as the advice says
+    fake.options.shards_wait_ms = 300;
+    struct cairn_sentence advice;
+    cairn_cluster_recovery_advise(toy(), &advice);
+    const uint64_t waited_ms = cairn_cluster_now_ms(fake.cluster) + 1 -
+                               toy()->loss.recovery.lost_ms;
+    if (waited_ms < 300)
+        ck_assert_msg(strstr(advice.text, "over those that are here, 1 at least, when it has "
+                                          "waited for cluster.shards_wait") != NULL,
+                      "%s", advice.text);
+    expect_attached(request, 2, 1);
+    ck_assert_uint_eq(toy()->seat_count, 1);
+    train();
+    fake_shard_up(&fake, 1); // with a part that is of no use now
+    fake_until(&fake, !fake.shards[1].has_job);
+    train();
+}
+
 TEST(a_part_that_comes_back_first_ends_it)
 {
     char folder[300];

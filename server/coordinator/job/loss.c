@@ -37,28 +37,59 @@ static void note_loss(struct cairn_cluster_job *job, const char *why)
     if (cairn_cluster_job_version(job).step > job->base_step)
         job->loss.recovery =
             (struct cairn_cluster_recovery) { .running = job->loss.recovery.running };
+    if (job->loss.recovery.lost_ms == 0)
+        job->loss.recovery.lost_ms = cairn_cluster_now_ms(job->cluster) + 1; // not 0
     snprintf(job->loss.recovery.why, sizeof job->loss.recovery.why, "%.*s",
              (int)sizeof job->loss.recovery.why - 1,
              cairn_sentence_brief(why, sizeof job->loss.recovery.why - 1).text);
 }
 
+/* It has waited for all for so long that fewer are taken. */
+static bool takes_fewer(const struct cairn_cluster_job *job)
+{
+    const struct cairn_cluster_options *options = job->cluster->options;
+    const uint64_t lost_ms = job->loss.recovery.lost_ms;
+    return options->shards_min > 0 && job->state == CAIRN_CLUSTER_JOB_LOST && lost_ms != 0 &&
+           cairn_cluster_recovery_wanted(job) &&
+           cairn_cluster_now_ms(job->cluster) + 1 - lost_ms >= (uint64_t)options->shards_wait_ms;
+}
+
 uint32_t cairn_cluster_recovery_shards(const struct cairn_cluster_job *job)
 {
-    const uint32_t wanted = (uint32_t)job->cluster->options->shards;
+    const struct cairn_cluster_options *options = job->cluster->options;
+    const uint32_t wanted = (uint32_t)options->shards, least = (uint32_t)options->shards_min;
     uint32_t staying = 0;
     CAIRN_EACH_SHARD (job, i) staying += !job->shards[i].seat->leaving;
     if (staying == 0 || staying > wanted) staying = wanted;
+    if (takes_fewer(job)) {
+        const uint32_t here = cairn_cluster_seats_staying(job->cluster, false);
+        if (here < staying) staying = here > least ? here : least < staying ? least : staying;
+    }
     return cairn_plan_job_shards(&job->spec, staying);
+}
+
+/* By an operator's word it goes on with fewer. */
+static void advise_fewer(const struct cairn_cluster_job *job, struct cairn_sentence *out)
+{
+    const struct cairn_cluster_options *options = job->cluster->options;
+    if (options->shards_min == 0)
+        cairn_sentence_add(out, ", or cluster.shards_min allows fewer");
+    else if (!takes_fewer(job))
+        cairn_sentence_add(out,
+                           ", or over those that are here, %" PRId64
+                           " at least, when it has waited for cluster.shards_wait",
+                           options->shards_min);
 }
 
 static void advise_to_wait(const struct cairn_cluster_job *job, struct cairn_sentence *out)
 {
     const uint32_t count = cairn_cluster_recovery_shards(job);
     cairn_sentence_set(out, "its newest snapshot is restored by itself (on_shard_loss)");
-    if (cairn_cluster_seats_staying(job->cluster, false) < count)
+    if (cairn_cluster_seats_staying(job->cluster, false) < count) {
         cairn_sentence_add(out, ", once %" PRIu32 " shard%s here", count,
                            count == 1 ? " is" : "s are");
-    else if (job->loss.recovery.unseen)
+        advise_fewer(job, out);
+    } else if (job->loss.recovery.unseen)
         cairn_sentence_add(out, ", once it is mounted at every shard (`cairn cluster status` shows "
                                 "where snapshots cannot be saved)");
 }

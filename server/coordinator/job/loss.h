@@ -12,6 +12,7 @@ struct cairn_cluster_recovery {
     uint32_t restores;                  /* begun without a step applied in between */
     struct cairn_snapshot_place behind; /* the oldest that was found damaged */
     uint64_t retry_ms;                  /* cairn_cluster_now_ms: not before */
+    uint64_t lost_ms;                   /* cairn_cluster_now_ms: the job was */
     char why[300];                      /* the job was lost */
     struct cairn_sentence damaged;      /* the newest of those, and how; while behind.id says one */
     bool running, gave_up;
@@ -39,7 +40,8 @@ void cairn_cluster_job_behind(struct cairn_cluster_job *job, const char *shard, 
 
 /* Its on_shard_loss says so. */
 bool cairn_cluster_recovery_wanted(const struct cairn_cluster_job *job);
-/* Over so many shards at least: cluster.shards, less those that it was moved off. */
+/* Over so many shards at least: cluster.shards, less those that it was moved off; after cluster.shards_wait
+ * as many as are here, at least cluster.shards_min. */
 uint32_t cairn_cluster_recovery_shards(const struct cairn_cluster_job *job);
 /* The job is LOST, and will be restored by itself: nobody need give it up yet. */
 bool cairn_cluster_recovery_pending(const struct cairn_cluster_job *job);

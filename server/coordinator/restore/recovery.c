@@ -36,6 +36,7 @@ static void watch_away(struct cairn_cluster_job *job)
         else if (now_ms >= s->away_ms + wait_ms)
             gone = s->seat;
     }
+    job->loss.recovery.lost_ms = 0;
     job->loss.recovery.gave_up = false; // there may be other snapshots the next time
     job->loss.recovery.behind.id[0] = '\0';
     if (gone != NULL) lose_away(job, gone);
