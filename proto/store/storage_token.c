@@ -12,19 +12,70 @@
 #include <unistd.h>
 
 #include "proto/base/file_mode.h"
+#include "proto/base/text.h"
 
-enum { TEXT_BYTES = 17, NAME_BYTES = 64, MODE = 0640 };
+enum { TOKEN_BYTES = 17, NAME_BYTES = 64, TEXT_BYTES = 512, MODE = 0640 };
 
-static bool parse_token(const char text[TEXT_BYTES + 1], uint64_t *token_out)
+/* What the file says. */
+struct marker {
+    uint64_t token;
+    uint64_t store; /* whose; 0: nobody's */
+    char who[CAIRN_STORAGE_WHO_BYTES];
+    uid_t user; /* whose file it is */
+};
+
+static bool parse_number(const char *text, uint64_t *number_out)
 {
-    if (strspn(text, "0123456789abcdef") != 16 || text[16] != '\n') return false;
-    *token_out = strtoull(text, NULL, 16);
-    return *token_out != 0;
+    if (strspn(text, "0123456789abcdef") != 16) return false;
+    *number_out = strtoull(text, NULL, 16);
+    return *number_out != 0;
+}
+
+/* A second line that is none leaves the folder nobody's. */
+static bool parse_marker(const char *text, struct marker *out)
+{
+    out->store = 0;
+    out->who[0] = '\0';
+    if (!parse_number(text, &out->token) || text[16] != '\n') return false;
+    const char *line = text + TOKEN_BYTES;
+    if (!parse_number(line, &out->store) || line[16] != ' ') return true;
+    const size_t bytes = strcspn(line + TOKEN_BYTES, "\n");
+    if (bytes < sizeof out->who) {
+        memcpy(out->who, line + TOKEN_BYTES, bytes);
+        out->who[bytes] = '\0';
+        cairn_text_mend(out->who, "");
+    }
+    return true;
+}
+
+/* To the end of the file, or of the room; how many bytes, -1: see errno. */
+static ssize_t read_whole(int fd, char *text, size_t room)
+{
+    size_t have = 0;
+    while (have < room) {
+        const ssize_t got = read(fd, text + have, room - have);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return -1;
+        if (got == 0) break;
+        have += (size_t)got;
+    }
+    return (ssize_t)have;
+}
+
+static bool write_whole(int fd, const char *text, size_t bytes)
+{
+    for (size_t done = 0; done < bytes;) {
+        const ssize_t written = write(fd, text + done, bytes - done);
+        if (written < 0 && errno == EINTR) continue;
+        if (written <= 0) return false;
+        done += (size_t)written;
+    }
+    return true;
 }
 
 /* CAIRN_ERR_NOT_FOUND: there is none. CAIRN_ERR_IO: see errno; 0: it is not a regular file. Never waits for a
- * FIFO. *owner_out: whose file it is. */
-static cairn_status read_token(int root_fd, uint64_t *token_out, uid_t *owner_out)
+ * FIFO. */
+static cairn_status read_marker(int root_fd, struct marker *out)
 {
     char text[TEXT_BYTES + 1] = "";
     struct stat info;
@@ -33,40 +84,42 @@ static cairn_status read_token(int root_fd, uint64_t *token_out, uid_t *owner_ou
     if (fd < 0) return errno == ENOENT ? CAIRN_ERR_NOT_FOUND : CAIRN_ERR_IO;
     cairn_status status = CAIRN_ERR_IO;
     const bool is_other = fstat(fd, &info) == 0 && !S_ISREG(info.st_mode);
-    if (!is_other && read(fd, text, TEXT_BYTES) >= 0) {
-        *owner_out = info.st_uid;
-        status = parse_token(text, token_out) ? CAIRN_OK : CAIRN_ERR_MALFORMED;
+    if (!is_other && read_whole(fd, text, TEXT_BYTES) >= 0) {
+        out->user = info.st_uid;
+        status = parse_marker(text, out) ? CAIRN_OK : CAIRN_ERR_MALFORMED;
     }
     close(fd);
     if (is_other) errno = 0;
     return status;
 }
 
-/* Why read_token failed, or a token could not be made. */
+/* Why read_marker failed, or a token could not be made. */
 static const char *error_text(void)
 {
     return errno != 0 ? strerror(errno) : "it is no regular file; remove it";
 }
 
-/* A new file with the token, of a name of its own. *owner_out: whose it is, by the storage's word, which may
+/* A new file of that, of a name of its own; marker->user: whose it is, by the storage's word, which may
  * know us as another user than this host does. A file that cannot be made is none. */
-static bool write_token(int root_fd, uint64_t token, char name_out[NAME_BYTES], uid_t *owner_out)
+static bool write_marker(int root_fd, struct marker *marker, char name_out[NAME_BYTES])
 {
-    char text[TEXT_BYTES + 1];
+    char text[TEXT_BYTES];
     struct stat info;
     uint64_t random;
     randombytes_buf(&random, sizeof random);
-    snprintf(text, sizeof text, "%016" PRIx64 "\n", token);
+    int bytes = snprintf(text, sizeof text, "%016" PRIx64 "\n", marker->token);
+    if (marker->store != 0)
+        bytes += snprintf(text + bytes, sizeof text - (size_t)bytes, "%016" PRIx64 " %s\n",
+                          marker->store, marker->who);
     snprintf(name_out, NAME_BYTES, "%s.%016" PRIx64, CAIRN_STORAGE_FILE, random);
     const int fd = openat(root_fd, name_out, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, MODE);
     if (fd < 0) return false;
-    const bool ok = cairn_file_mode_set(fd, MODE) == 0 &&
-                    write(fd, text, TEXT_BYTES) == TEXT_BYTES && fsync(fd) == 0 &&
-                    fstat(fd, &info) == 0;
+    const bool ok = cairn_file_mode_set(fd, MODE) == 0 && write_whole(fd, text, (size_t)bytes) &&
+                    fsync(fd) == 0 && fstat(fd, &info) == 0;
     const int error = errno;
     close(fd);
     if (ok)
-        *owner_out = info.st_uid;
+        marker->user = info.st_uid;
     else
         unlinkat(root_fd, name_out, 0);
     errno = error;
@@ -74,11 +127,10 @@ static bool write_token(int root_fd, uint64_t token, char name_out[NAME_BYTES], 
 }
 
 /* Whole or not at all, and not over another's. */
-static bool make_token(int root_fd, uint64_t token)
+static bool make_token(int root_fd, struct marker *marker)
 {
     char name[NAME_BYTES];
-    uid_t owner;
-    if (!write_token(root_fd, token, name, &owner)) return false;
+    if (!write_marker(root_fd, marker, name)) return false;
     const bool ok = (linkat(root_fd, name, root_fd, CAIRN_STORAGE_FILE, 0) == 0 ||
                      errno == EEXIST) &&
                     fsync(root_fd) == 0;
@@ -97,19 +149,28 @@ static cairn_status open_root(const char *root, int *fd_out, struct cairn_senten
                       strerror(errno));
 }
 
-cairn_status cairn_storage_mark(const char *root, uint64_t *token_out, struct cairn_sentence *why)
+static struct marker marker_of(uint64_t token, const struct cairn_storage_owner *owner)
 {
-    uint64_t token = 0;
-    uid_t owner;
+    struct marker marker = { .token = token, .store = owner->store };
+    memcpy(marker.who, owner->who, sizeof marker.who);
+    return marker;
+}
+
+cairn_status cairn_storage_mark(const char *root, const struct cairn_storage_owner *owner,
+                                uint64_t *token_out, struct cairn_sentence *why)
+{
+    struct marker marker = { 0 };
     int fd;
     cairn_status status = open_root(root, &fd, why);
     if (status != CAIRN_OK) return status;
-    status = read_token(fd, &token, &owner);
-    while (token == 0) randombytes_buf(&token, sizeof token);
-    if (status == CAIRN_ERR_NOT_FOUND)
-        status = make_token(fd, token) ? read_token(fd, &token, &owner) : CAIRN_ERR_IO;
+    status = read_marker(fd, &marker);
+    if (status == CAIRN_ERR_NOT_FOUND) {
+        marker = marker_of(0, owner);
+        while (marker.token == 0) randombytes_buf(&marker.token, sizeof marker.token);
+        status = make_token(fd, &marker) ? read_marker(fd, &marker) : CAIRN_ERR_IO;
+    }
     if (status == CAIRN_OK)
-        *token_out = token;
+        *token_out = marker.token;
     else
         status = cairn_fail(
             why, status,
@@ -119,17 +180,26 @@ cairn_status cairn_storage_mark(const char *root, uint64_t *token_out, struct ca
     return status;
 }
 
-static cairn_status judge_token(const char *root, int fd, uint64_t token, uid_t *owner_out,
+static cairn_status judge_token(const char *root, int fd, uint64_t token, struct marker *found_out,
                                 struct cairn_sentence *why)
 {
-    uint64_t found = 0;
-    const cairn_status status = read_token(fd, &found, owner_out);
+    const cairn_status status = read_marker(fd, found_out);
     if (status == CAIRN_ERR_IO)
         return cairn_fail(why, status, "%s/%s cannot be read as user %u: %s", root,
                           CAIRN_STORAGE_FILE, (unsigned)geteuid(), error_text());
-    if (status == CAIRN_OK && found == token) return CAIRN_OK;
+    if (status == CAIRN_OK && found_out->token == token) return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "%s is another folder here than the coordinator's",
                       root);
+}
+
+static cairn_status judge_owner(const char *root, const struct marker *found,
+                                const struct cairn_storage_owner *owner, struct cairn_sentence *why)
+{
+    if (found->store == 0 || found->store == owner->store || found->store == owner->former)
+        return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_EXISTS,
+                      "the folder %s belongs to another cluster: %s, store %016" PRIx64, root,
+                      found->who[0] != '\0' ? found->who : "it does not say which", found->store);
 }
 
 static cairn_status fail_to_write(const char *root, struct cairn_sentence *why)
@@ -139,64 +209,93 @@ static cairn_status fail_to_write(const char *root, struct cairn_sentence *why)
 }
 
 /* The coordinator makes a folder for each snapshot, which nobody but its user writes to. */
-static cairn_status judge_user(const char *root, int fd, uint64_t token, uid_t owner,
+static cairn_status judge_user(const char *root, int fd, const struct marker *found,
                                struct cairn_sentence *why)
 {
     char name[NAME_BYTES];
-    uid_t own;
-    if (!write_token(fd, token, name, &own)) return fail_to_write(root, why);
+    struct marker own = *found;
+    if (!write_marker(fd, &own, name)) return fail_to_write(root, why);
     unlinkat(fd, name, 0);
-    if (own == 0 || own == owner) return CAIRN_OK;
+    if (own.user == 0 || own.user == found->user) return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_REFUSED,
                       "%s is the coordinator's, which runs as user %u, and this shard runs as user "
                       "%u; give the account one number on all hosts",
-                      root, (unsigned)owner, (unsigned)own);
+                      root, (unsigned)found->user, (unsigned)own.user);
 }
 
 /* Opens the root, if it has the token. */
-static cairn_status open_own(const char *root, uint64_t token, int *fd_out, uid_t *owner_out,
-                             struct cairn_sentence *why)
+static cairn_status open_own(const char *root, uint64_t token, int *fd_out,
+                             struct marker *found_out, struct cairn_sentence *why)
 {
     cairn_status status = open_root(root, fd_out, why);
     if (status != CAIRN_OK) return status;
-    status = judge_token(root, *fd_out, token, owner_out, why);
+    status = judge_token(root, *fd_out, token, found_out, why);
     if (status != CAIRN_OK) close(*fd_out);
     return status;
 }
 
-cairn_status cairn_storage_seen(const char *root, uint64_t token, struct cairn_sentence *why)
+cairn_status cairn_storage_seen(const char *root, uint64_t token,
+                                const struct cairn_storage_owner *owner, struct cairn_sentence *why)
 {
-    uid_t owner;
+    struct marker found;
     int fd;
-    const cairn_status status = open_own(root, token, &fd, &owner, why);
-    if (status == CAIRN_OK) close(fd);
-    return status;
+    const cairn_status status = open_own(root, token, &fd, &found, why);
+    if (status != CAIRN_OK) return status;
+    close(fd);
+    return judge_owner(root, &found, owner, why);
 }
 
 cairn_status cairn_storage_check(const char *root, uint64_t token, struct cairn_sentence *why)
 {
-    uid_t owner = 0;
+    struct marker found;
     int fd;
-    cairn_status status = open_own(root, token, &fd, &owner, why);
+    cairn_status status = open_own(root, token, &fd, &found, why);
     if (status != CAIRN_OK) return status;
-    status = judge_user(root, fd, token, owner, why);
+    status = judge_user(root, fd, &found, why);
     close(fd);
     return status;
 }
 
-cairn_status cairn_storage_own(const char *root, uint64_t token, struct cairn_sentence *why)
+/* Writes it in any case, which shows that we can; and puts it in place of what was found, if that is another
+ * one. */
+static cairn_status put_own(const char *root, int fd, const struct marker *found,
+                            const struct cairn_storage_owner *owner, struct cairn_sentence *why)
 {
     char name[NAME_BYTES];
-    uid_t owner = 0, own;
-    int fd;
-    cairn_status status = open_own(root, token, &fd, &owner, why);
-    if (status != CAIRN_OK) return status;
-    if (!write_token(fd, token, name, &own))
-        status = fail_to_write(root, why);
-    else if (own == owner)
+    struct marker own = marker_of(found->token, owner);
+    if (!write_marker(fd, &own, name)) return fail_to_write(root, why);
+    if (own.user == found->user && own.store == found->store) {
         unlinkat(fd, name, 0);
-    else if (renameat(fd, name, fd, CAIRN_STORAGE_FILE) != 0 || fsync(fd) != 0)
-        status = fail_to_write(root, why);
+        return CAIRN_OK;
+    }
+    if (renameat(fd, name, fd, CAIRN_STORAGE_FILE) == 0 && fsync(fd) == 0) return CAIRN_OK;
+    const int error = errno;
+    unlinkat(fd, name, 0);
+    errno = error;
+    return fail_to_write(root, why);
+}
+
+cairn_status cairn_storage_own(const char *root, uint64_t token,
+                               const struct cairn_storage_owner *owner, struct cairn_sentence *why)
+{
+    struct marker found;
+    int fd;
+    cairn_status status = open_own(root, token, &fd, &found, why);
+    if (status != CAIRN_OK) return status;
+    status = judge_owner(root, &found, owner, why);
+    if (status == CAIRN_OK) status = put_own(root, fd, &found, owner, why);
+    close(fd);
+    return status;
+}
+
+cairn_status cairn_storage_take(const char *root, uint64_t token,
+                                const struct cairn_storage_owner *owner, struct cairn_sentence *why)
+{
+    struct marker found;
+    int fd;
+    cairn_status status = open_own(root, token, &fd, &found, why);
+    if (status != CAIRN_OK) return status;
+    status = put_own(root, fd, &found, owner, why);
     close(fd);
     return status;
 }

@@ -11,7 +11,9 @@
 struct cairn_storage_look {
     struct cairn_task task;
     struct cairn_storage_watch *watch; /* borrowed; the loop's */
-    cairn_status (*judge)(const char *path, uint64_t token, struct cairn_sentence *why);
+    cairn_status (*judge)(const char *path, uint64_t token, const struct cairn_storage_owner *owner,
+                          struct cairn_sentence *why);
+    struct cairn_storage_owner owner;
     char *path; /* owned */
     uint64_t token;
     cairn_status found;
@@ -50,7 +52,7 @@ static void run_look(struct cairn_task *task, uint32_t item, uint32_t thread)
 {
     struct cairn_storage_look *look = (struct cairn_storage_look *)task;
     (void)item, (void)thread;
-    look->found = look->judge(look->path, look->token, &look->why);
+    look->found = look->judge(look->path, look->token, &look->owner, &look->why);
 }
 
 static void say(struct cairn_storage_watch *watch, const struct cairn_sentence *why)
@@ -69,7 +71,8 @@ static void on_looked(struct cairn_task *task)
     watch->is_looking = false;
     watch->since_ms = uv_now(watch->loop);
     if (watch->path == NULL) return;
-    if (look->token != watch->token || strcmp(watch->path, look->path) != 0) {
+    if (look->token != watch->token || look->owner.store != watch->owner.store ||
+        strcmp(watch->path, look->path) != 0) {
         look_again(watch); // it was told anew meanwhile
         return;
     }
@@ -90,6 +93,7 @@ static void look_again(struct cairn_storage_watch *watch)
         .task = { .run = run_look, .done = on_looked, .item_count = 1 },
         .watch = watch,
         .judge = watch->judge,
+        .owner = watch->owner,
         .path = path,
         .token = watch->token,
     };

@@ -4,16 +4,21 @@
 #ifndef CAIRN_BASE_STORAGE_WATCH_H
 #define CAIRN_BASE_STORAGE_WATCH_H
 
+#include "proto/store/storage_token.h"
 #include "server/base/pool.h"
 
 struct cairn_storage_look;
 
 struct cairn_storage_watch {
     /* the owner's, before it is opened */
-    /* On the thread, may hang: is the folder the one that has the token, and what is to be done? */
-    cairn_status (*judge)(const char *path, uint64_t token, struct cairn_sentence *why);
+    /* On the thread, may hang: is the folder the one that has the token, may the owner use it, and what is to
+     * be done? */
+    cairn_status (*judge)(const char *path, uint64_t token, const struct cairn_storage_owner *owner,
+                          struct cairn_sentence *why);
     void (*on_said)(struct cairn_storage_watch *watch); /* `said` is another one now */
     void *context;
+    struct cairn_storage_owner
+        owner; /* a look has that of when it begins; cairn_storage_watch_doubt */
 
     struct cairn_sentence said; /* what is wrong; empty: nothing, or it is not known yet */
 

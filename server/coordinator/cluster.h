@@ -64,6 +64,7 @@ struct cairn_cluster_options {
     char *store_path;
     char *snapshots_path;
     char *snapshots_trust; /* "signed", "any" */
+    bool snapshots_foreign;
     struct cairn_listener_options network;
     int64_t heartbeat_ms, lease_timeout_ms, step_deadline_ms;
     int64_t workers_max; /* of a job */

@@ -20,6 +20,9 @@ static const struct cairn_option table[] = {
     { "snapshots", "trust", CAIRN_OPTION_STRING, AT(snapshots_trust), "signed", 0, 0,
       "What is restored without an operator: signed (by a key of `cairn key list`, or older than "
       "signatures) or any." },
+    { "snapshots", "foreign", CAIRN_OPTION_BOOL, AT(snapshots_foreign), "no", 0, 0,
+      "Take snapshots.path at the start though another cluster has it, which writes there no "
+      "more." },
     CAIRN_LISTENER_CONFIG(struct cairn_cluster_options, network),
     { "lease", "heartbeat", CAIRN_OPTION_DURATION, AT(heartbeat_ms), "1s", 10, 60000,
       "How often members are told that the coordinator lives, and say so themselves." },

@@ -4,8 +4,10 @@
 #include "server/shard/connection.h"
 #include "server/shard/shard.h"
 
-static cairn_status judge(const char *path, uint64_t token, struct cairn_sentence *why)
+static cairn_status judge(const char *path, uint64_t token, const struct cairn_storage_owner *owner,
+                          struct cairn_sentence *why)
 {
+    (void)owner; // the coordinator has judged that
     const cairn_status status = cairn_storage_check(path, token, why);
     if (status != CAIRN_OK)
         cairn_sentence_add(why,

@@ -183,6 +183,8 @@ static void start_coordinator(struct cluster *cluster)
     add(&args, "--set", shards);
     add(&args, "--set", store);
     add(&args, "--set", snapshots);
+    if (cluster->options.snapshots_path != NULL) // of a cluster that the test had before
+        add(&args, "--set", "snapshots.foreign=yes");
     cluster->coordinator = start_daemon(cluster, &args, "coordinator",
                                         cluster->options.coordinator_set, cluster->address,
                                         sizeof cluster->address);

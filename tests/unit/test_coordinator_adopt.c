@@ -160,6 +160,8 @@ TEST(what_the_lost_store_has_signed_is_trusted_by_who_adopts_its_jobs)
     fake_expect_error(&fake, &admin, ask_restore("other", "", snapshot->path), CAIRN_ERR_REFUSED,
                       "put the cluster.key of then back"); // planned is not done
     expect_adopted(1, "");
+    fake_goes_on(&fake, 1, 2);
+    cairn_message_free(&take_snapshot()->base); // the folder is this cluster's, too
     expect_restored(snapshot);
     fake_coordinator_stop(&fake); // it is in the store
     fake_coordinator_start(&fake);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "proto/store/storage_token.h"
+#include "server/coordinator/store/store.h"
 #include "tests/support/pages.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
@@ -175,16 +176,69 @@ TEST(a_folder_in_which_there_was_nothing_is_not_missed)
     cairn_message_free(&take_snapshot()->base);
 }
 
-/* As a coordinator finds it that was upgraded, or whose store is a new one. */
+/* As a coordinator finds it that was upgraded. */
 TEST(a_folder_that_has_snapshots_is_remembered_at_the_start)
 {
     cairn_message_free(&take_snapshot()->base);
-    drop_job();
-    fake_peer_close(&w);
-    fake_peer_close(&admin);
-    fake_store_lose(&fake);
+    ck_assert_int_eq(cairn_store_set_storage(fake.cluster->store, 0, NULL), CAIRN_OK);
+    restart();
     ck_assert(fake.cluster->storage.remembered);
     restart_without_storage();
+}
+
+#define FOREIGN "belongs to another cluster: cluster test, coordinator at "
+
+/* A coordinator with a store of its own comes to the folder; the first one's is aside. */
+static void another_cluster(bool takes)
+{
+    char kept[sizeof fake.store + 8];
+    snprintf(kept, sizeof kept, "%s-kept", fake.store);
+    fake_peer_close(&w);
+    fake_peer_close(&admin);
+    fake_coordinator_stop(&fake);
+    ck_assert_int_eq(rename(fake.store, kept), 0);
+    fake.options.snapshots_foreign = takes;
+    fake.options.snapshots_trust = (char *)(uintptr_t) "any"; // it has a key of its own
+    fake_coordinator_start(&fake);
+    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
+    w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w");
+}
+
+TEST(another_clusters_folder_is_not_written_to_before_it_is_taken)
+{
+    cairn_message_free(&take_snapshot()->base);
+    drop_job();
+    another_cluster(false);
+    fake_until(&fake, fake.cluster->storage.watch.said.text[0] != '\0');
+    expect_status(FOREIGN);
+    ck_assert(!fake.cluster->storage.remembered); // it may be given another one
+    fake_shards_up(&fake, 2);
+    fake_expect_error(&fake, &w, ask_resume(), CAIRN_ERR_REFUSED, FOREIGN);
+    Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
+    fake_expect_error(&fake, &admin, fake_request(&admin, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base),
+                      CAIRN_ERR_REFUSED, "snapshots.foreign=yes");
+}
+
+TEST(who_takes_a_folder_has_it_and_who_had_it_is_told)
+{
+    char other[sizeof fake.store + 8], kept[sizeof fake.store + 8];
+    cairn_message_free(&take_snapshot()->base);
+    drop_job();
+    another_cluster(true);
+    fake_shards_up(&fake, 2);
+    expect_restored();
+    expect_status(NULL);
+    drop_job();
+    fake_coordinator_stop(&fake);
+    snprintf(other, sizeof other, "%s-other", fake.store); // the first one again
+    snprintf(kept, sizeof kept, "%s-kept", fake.store);
+    ck_assert_int_eq(rename(fake.store, other), 0);
+    ck_assert_int_eq(rename(kept, fake.store), 0);
+    fake.options.snapshots_foreign = false;
+    fake_coordinator_start(&fake);
+    fake_until(&fake, fake.cluster->storage.watch.said.text[0] != '\0');
+    ck_assert_msg(strstr(fake.cluster->storage.watch.said.text, FOREIGN) != NULL, "%s",
+                  fake.cluster->storage.watch.said.text);
 }
 
 SUITE(30, set_up, close_fake);

@@ -206,17 +206,24 @@ static bool is_part_of(const struct cairn_cluster_adoption *adoption, uint64_t j
     return false;
 }
 
-/* Shards that hold a part of what is adopted have kept the keys by which its snapshots are trusted. */
-static void take_keys(struct cairn_cluster_adoption *adoption)
+/* Shards that hold a part of what is adopted have kept the keys by which its snapshots are trusted, and know
+ * whose store it was of. */
+static void take_heritage(struct cairn_cluster_adoption *adoption)
 {
+    const uint64_t own = adoption->cluster->identity.id.store;
+    bool is_one = true;
     for (struct cairn_cluster_seat *s = adoption->cluster->seats; s != NULL; s = s->next) {
         bool holds = false;
         for (size_t i = 0; s->session != NULL && s->parts != NULL && i < s->parts->n_held; i++)
             holds = holds || is_part_of(adoption, s->parts->held[i]->job);
-        if (holds)
-            adoption->key_count = cairn_cluster_keys_unknown(adoption->cluster, s->parts->keys,
-                                                             adoption->keys, adoption->key_count);
+        if (!holds) continue;
+        adoption->key_count = cairn_cluster_keys_unknown(adoption->cluster, s->parts->keys,
+                                                         adoption->keys, adoption->key_count);
+        if (s->seen.store == own || s->seen.store == 0) continue;
+        is_one = is_one && (adoption->former == 0 || adoption->former == s->seen.store);
+        adoption->former = s->seen.store;
     }
+    if (!is_one) adoption->former = 0;
 }
 
 cairn_status cairn_cluster_adoption_plan(struct cairn_cluster_adoption *adoption)
@@ -241,6 +248,6 @@ cairn_status cairn_cluster_adoption_plan(struct cairn_cluster_adoption *adoption
     take_incarnations(adoption);
     for (size_t i = 0; i < adoption->job_count && status == CAIRN_OK; i++)
         judge_job(adoption, &adoption->jobs[i]);
-    if (status == CAIRN_OK) take_keys(adoption);
+    if (status == CAIRN_OK) take_heritage(adoption);
     return status;
 }

@@ -43,6 +43,7 @@ struct cairn_cluster_adoption {
     struct cairn_trusted_key
         keys[CAIRN_KEYS_MAX]; /* [key_count]: who has what is adopted trusts them */
     size_t key_count;
+    uint64_t former; /* the store that they were of; 0: of several, or of ours */
     uint64_t incarnation;
     cairn_status status;
     struct cairn_sentence why;

@@ -83,6 +83,7 @@ static void on_written(struct cairn_task *task)
         cairn_cluster_adoption_fail(adoption, adoption->status, adoption->why.text);
         return;
     }
+    if (adoption->former == 0) adoption->former = cluster->identity.id.store;
     cluster->identity.id.store = cairn_store_identity(cluster->store);
     cluster->identity.id.incarnation = cairn_store_incarnation(cluster->store);
     cairn_log_warn("%zu jobs were adopted: this is store %016" PRIx64 " (start %" PRIu64
@@ -90,6 +91,7 @@ static void on_written(struct cairn_task *task)
                    adoption->row_count, cluster->identity.id.store,
                    cluster->identity.id.incarnation);
     cairn_cluster_keys_adopted(cluster, adoption->keys, adoption->key_count);
+    cairn_cluster_storage_adopted(cluster, adoption->former);
     for (size_t i = 0; i < adoption->row_count; i++) reload(cluster, &adoption->rows[i]);
     tell_shards(cluster);
     cairn_cluster_adoption_answer(adoption);

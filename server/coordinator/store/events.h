@@ -7,39 +7,40 @@
 #include "server/coordinator/base/names.h"
 
 /* kind | its name */
-#define CAIRN_EVENTS(X)                                                          \
-    X(STARTED, "started") /* the coordinator */                                  \
-    X(UP, "up")           /* a shard's process that was not there before */      \
-    X(BACK, "back")       /* one whose connection was lost */                    \
-    X(AWAY, "away")                                                              \
-    X(CLAIMED, "claimed")     /* a second process of its name came, and waits */ \
-    X(FORGOTTEN, "forgotten") /* by an operator */                               \
-    X(ATTACHED, "attached")   /* a worker or reader to a job */                  \
-    X(LEFT, "left")           /* by itself */                                    \
-    X(LOST, "lost")           /* without a word */                               \
-    X(PUT_OUT, "put-out")                                                        \
-    X(FENCED, "fenced") /* another one took its place */                         \
-    X(EPOCH, "epoch")   /* of a job, and why */                                  \
-    X(CREATED, "job-created")                                                    \
-    X(AMENDED, "job-amended")                                                    \
-    X(HALTED, "job-halted")                                                      \
-    X(JOB_LOST, "job-lost")                                                      \
-    X(RESTORED, "job-restored")                                                  \
-    X(DROPPED, "job-dropped")                                                    \
-    X(PARKED, "job-parked")                                                      \
-    X(UNPARKED, "job-unparked")                                                  \
-    X(SNAPSHOT, "snapshot-committed")                                            \
-    X(SNAPSHOT_FAILED, "snapshot-failed")                                        \
-    X(RESHARD, "reshard-begun")                                                  \
-    X(RESHARD_ENDED, "reshard-ended")                                            \
-    X(SHARD_JOINED, "shard-joined")                                              \
-    X(SHARD_LEFT, "shard-left")                                                  \
-    X(DRAIN, "drain-begun")                                                      \
-    X(DRAINED, "drain-ended")                                                    \
-    X(KEY, "key") /* trusted, not any more, or made anew */                      \
-    X(DAMAGED, "snapshot-damaged")                                               \
-    X(ASKED, "asked")        /* by an operator: whatever changes something */    \
-    X(CLOCK, "clock-jumped") /* of the coordinator's host */
+#define CAIRN_EVENTS(X)                                                           \
+    X(STARTED, "started") /* the coordinator */                                   \
+    X(UP, "up")           /* a shard's process that was not there before */       \
+    X(BACK, "back")       /* one whose connection was lost */                     \
+    X(AWAY, "away")                                                               \
+    X(CLAIMED, "claimed")     /* a second process of its name came, and waits */  \
+    X(FORGOTTEN, "forgotten") /* by an operator */                                \
+    X(ATTACHED, "attached")   /* a worker or reader to a job */                   \
+    X(LEFT, "left")           /* by itself */                                     \
+    X(LOST, "lost")           /* without a word */                                \
+    X(PUT_OUT, "put-out")                                                         \
+    X(FENCED, "fenced") /* another one took its place */                          \
+    X(EPOCH, "epoch")   /* of a job, and why */                                   \
+    X(CREATED, "job-created")                                                     \
+    X(AMENDED, "job-amended")                                                     \
+    X(HALTED, "job-halted")                                                       \
+    X(JOB_LOST, "job-lost")                                                       \
+    X(RESTORED, "job-restored")                                                   \
+    X(DROPPED, "job-dropped")                                                     \
+    X(PARKED, "job-parked")                                                       \
+    X(UNPARKED, "job-unparked")                                                   \
+    X(SNAPSHOT, "snapshot-committed")                                             \
+    X(SNAPSHOT_FAILED, "snapshot-failed")                                         \
+    X(RESHARD, "reshard-begun")                                                   \
+    X(RESHARD_ENDED, "reshard-ended")                                             \
+    X(SHARD_JOINED, "shard-joined")                                               \
+    X(SHARD_LEFT, "shard-left")                                                   \
+    X(DRAIN, "drain-begun")                                                       \
+    X(DRAINED, "drain-ended")                                                     \
+    X(KEY, "key") /* trusted, not any more, or made anew */                       \
+    X(DAMAGED, "snapshot-damaged")                                                \
+    X(ASKED, "asked")           /* by an operator: whatever changes something */  \
+    X(STORAGE, "storage-taken") /* the snapshots' folder, from another cluster */ \
+    X(CLOCK, "clock-jumped")    /* of the coordinator's host */
 
 enum cairn_event_kind {
 #define X(kind, name) CAIRN_EVENT_##kind,

@@ -1,12 +1,15 @@
 #include "server/coordinator/store/storage.h"
 
 #include <inttypes.h>
+#include <stdio.h>
+#include <sys/utsname.h>
 
 #include "proto/snapshot_io/snapshot_io.h"
 #include "proto/store/storage_token.h"
 #include "server/base/durable.h"
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/store/events.h"
 #include "server/coordinator/store/store.h"
 
 /* ---- on a thread ---- */
@@ -21,10 +24,23 @@ static cairn_status fail_other(const char *path, uint64_t token, struct cairn_se
         path, path, token, path);
 }
 
-static cairn_status judge(const char *path, uint64_t token, struct cairn_sentence *why)
+static cairn_status explain(cairn_status status, const char *path, uint64_t token,
+                            struct cairn_sentence *why)
 {
-    const cairn_status status = cairn_storage_own(path, token, why);
-    return status == CAIRN_ERR_NOT_FOUND ? fail_other(path, token, why) : status;
+    if (status == CAIRN_ERR_NOT_FOUND) return fail_other(path, token, why);
+    if (status != CAIRN_ERR_EXISTS) return status;
+    cairn_sentence_add(why,
+                       "; give this one a snapshots.path of its own. If the store of that one is "
+                       "lost, and this is its successor, `cairn cluster adopt` takes the folder "
+                       "with the jobs; if that cluster is gone for good, start once with --set "
+                       "snapshots.foreign=yes, which takes it from whoever has it");
+    return CAIRN_ERR_REFUSED;
+}
+
+static cairn_status judge(const char *path, uint64_t token, const struct cairn_storage_owner *owner,
+                          struct cairn_sentence *why)
+{
+    return explain(cairn_storage_own(path, token, owner, why), path, token, why);
 }
 
 cairn_status cairn_cluster_storage_seen(const struct cairn_cluster *cluster,
@@ -33,10 +49,11 @@ cairn_status cairn_cluster_storage_seen(const struct cairn_cluster *cluster,
     const char *path = cluster->storage.path;
     struct cairn_sentence said;
     uint64_t bytes;
-    if (cluster->storage.token != 0) {
-        const cairn_status status = cairn_storage_seen(path, cluster->storage.token, why);
-        return status == CAIRN_ERR_NOT_FOUND ? fail_other(path, cluster->storage.token, why)
-                                             : status;
+    const uint64_t token = cluster->storage.token;
+    if (token != 0) {
+        const struct cairn_storage_owner owner = { .store = cluster->storage.store,
+                                                   .former = cluster->storage.former };
+        return explain(cairn_storage_seen(path, token, &owner, why), path, token, why);
     }
     if (cairn_storage_of(path)->stat(path, "", &bytes, &said) == CAIRN_OK) return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_IO, "snapshots.path %s: %s", path, said.text);
@@ -68,7 +85,36 @@ void cairn_cluster_storage_used(struct cairn_cluster *cluster)
                                   CAIRN_OK;
 }
 
+void cairn_cluster_storage_adopted(struct cairn_cluster *cluster, uint64_t former)
+{
+    struct cairn_storage_owner *owner = &cluster->storage.watch.owner;
+    cluster->storage.former = owner->former = former;
+    cluster->storage.store = owner->store = cluster->identity.id.store;
+    cairn_storage_watch_doubt(&cluster->storage.watch);
+}
+
 /* ---- at the start ---- */
+
+static void name_owner(const struct cairn_cluster *cluster, struct cairn_storage_owner *owner)
+{
+    struct utsname host;
+    *owner = (struct cairn_storage_owner) { .store = cairn_store_identity(cluster->store) };
+    snprintf(owner->who, sizeof owner->who, "cluster %.100s, coordinator at %.64s",
+             cluster->options->name, uname(&host) == 0 ? host.nodename : "a host without a name");
+}
+
+/* By the operator's word. */
+static cairn_status take_over(struct cairn_cluster *cluster, struct cairn_sentence *why)
+{
+    const struct cairn_storage_owner *owner = &cluster->storage.watch.owner;
+    const char *path = cluster->storage.path;
+    const cairn_status seen = cairn_storage_seen(path, cluster->storage.token, owner, why);
+    if (seen != CAIRN_ERR_EXISTS) return CAIRN_OK; // ours; or the watch will say what is wrong
+    cairn_log_warn("%s: this one takes it, as snapshots.foreign says", why->text);
+    cairn_cluster_event_note(cluster, CAIRN_EVENT_STORAGE, NULL, NULL,
+                             "%s: this one has taken it, as snapshots.foreign says", why->text);
+    return cairn_storage_take(path, cluster->storage.token, owner, why);
+}
 
 /* A path leads to another place where nothing is mounted; what a storage makes of its own names does not, and
  * has no token. */
@@ -90,12 +136,17 @@ static cairn_status begin_with(struct cairn_cluster *cluster, struct cairn_sente
     const char *path = cluster->storage.path;
     struct cairn_sentence no_mark;
     if (!is_path(path)) return CAIRN_OK;
-    if (cairn_storage_mark(path, &cluster->storage.token, &no_mark) != CAIRN_OK) {
+    if (cairn_storage_mark(path, &cluster->storage.watch.owner, &cluster->storage.token,
+                           &no_mark) != CAIRN_OK) {
         cairn_log_warn("whether the shards see the snapshots' storage is not known: %s",
                        no_mark.text);
         return CAIRN_OK;
     }
-    if (!cairn_storage_is_used(path)) return CAIRN_OK;
+    struct cairn_sentence other;
+    if (cluster->options->snapshots_foreign && take_over(cluster, why) != CAIRN_OK)
+        return CAIRN_ERR_IO;
+    if (!cairn_storage_is_used(path) || cairn_cluster_storage_seen(cluster, &other) != CAIRN_OK)
+        return CAIRN_OK;
     cluster->storage.remembered = true;
     return cairn_store_set_storage(cluster->store, cluster->storage.token, why);
 }
@@ -105,12 +156,17 @@ cairn_status cairn_cluster_storage_open(struct cairn_cluster *cluster, struct ca
     const char *path = cluster->options->snapshots_path;
     cluster->storage.watch =
         (struct cairn_storage_watch) { .judge = judge, .on_said = on_said, .context = cluster };
+    name_owner(cluster, &cluster->storage.watch.owner);
+    cluster->storage.store = cluster->storage.watch.owner.store;
     cluster->storage.token = cairn_store_storage(cluster->store);
     cluster->storage.remembered = cluster->storage.token != 0;
     cairn_status status = cluster->storage.remembered ? CAIRN_OK : make_root(path, why);
     if (status == CAIRN_OK)
         status = cairn_storage_of(path)->resolve(path, &cluster->storage.path, why);
-    if (status == CAIRN_OK && !cluster->storage.remembered) status = begin_with(cluster, why);
+    if (status == CAIRN_OK && !cluster->storage.remembered)
+        status = begin_with(cluster, why);
+    else if (status == CAIRN_OK && cluster->options->snapshots_foreign)
+        status = take_over(cluster, why);
     if (status == CAIRN_OK)
         status = cairn_storage_watch_open(&cluster->storage.watch, cluster->loop, why);
     if (status == CAIRN_OK)

@@ -1,7 +1,9 @@
 /* The folder of the snapshots, by its token (proto/store/storage_token.h). The store remembers the token
  * once there is something in the folder: where the storage is not mounted, the path leads to another
- * folder, and nothing may be written to that or be missed in it. What is wrong is in storage.watch.said; it
- * is looked at again until the token is there. */
+ * folder, and nothing may be written to that or be missed in it. A folder is one cluster's, by the identity
+ * of its store: another one's is not written to either, until it is taken (snapshots.foreign) or its jobs are
+ * (cairn_cluster_storage_adopted). What is wrong is in storage.watch.said; it is looked at again until the
+ * token is there. */
 #ifndef CAIRN_COORDINATOR_STORE_STORAGE_H
 #define CAIRN_COORDINATOR_STORE_STORAGE_H
 
@@ -13,6 +15,8 @@ struct cairn_cluster_storage {
     char *path;      /* owned: absolute; constant while the cluster is open, as the token */
     uint64_t token;  /* in the folder; 0: there is none */
     bool remembered; /* by the store, or on its way there */
+    /* as which the folder is ours: any thread */
+    _Atomic uint64_t store, former;
     struct cairn_storage_watch watch;
 };
 
@@ -20,9 +24,12 @@ struct cairn_cluster_storage {
  * the store; may block. */
 cairn_status cairn_cluster_storage_open(struct cairn_cluster *cluster,
                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* It is the folder that has the token. Blocks: for another thread than the loop's. CAIRN_ERR_IO. */
+/* It is the folder that has the token, and ours. Blocks: for another thread than the loop's. CAIRN_ERR_IO;
+ * CAIRN_ERR_REFUSED: another cluster's. */
 cairn_status cairn_cluster_storage_seen(const struct cairn_cluster *cluster,
                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* What the store is now, and whose jobs it has taken over: that one's folder, too. */
+void cairn_cluster_storage_adopted(struct cairn_cluster *cluster, uint64_t former);
 /* A snapshot begins in it: the store remembers it. */
 void cairn_cluster_storage_used(struct cairn_cluster *cluster);
 
