@@ -13,9 +13,11 @@
  * or cairn_init_done (puts). Timeouts are milliseconds, finite and not negative; CAIRN_ERR_TIMEOUT changes
  * nothing, and cairn_error() then names who is awaited. CAIRN_ERR_NO_MEMORY (memory, descriptors, threads)
  * changes nothing either: the same call may be made again, of a round and a write, too; where a job has
- * failed with it, close it and open it again. The library never aborts, forks, or touches signals, and prints
- * only what cairn_opts.on_wait would be told, where that is NULL; it owns one thread, from the first
- * cairn_stream_wait on a second one, and one descriptor to poll. Not for use after fork() without exec():
+ * failed with it, close it and open it again. The library never aborts, forks, or touches signals. Where
+ * cairn_opts.on_wait is NULL it prints what that would be told, that a shard is silent or heard again, and
+ * once that it has no room to map shards' memory, which it copies then; else it prints nothing. It owns one
+ * thread, from the first cairn_stream_wait on a second one, and one descriptor to poll. Not for use after
+ * fork() without exec():
  * there the parent's handles are CAIRN_ERR_HANDLE, cairn_close and cairn_job_close of them do nothing, and
  * cairn_open may hang: UCX may have a thread from the moment it is loaded, and a lock of that thread would
  * stay held in the child (UCX_VFS_ENABLE=n starts none). A signal handler may call cairn_status_name and

@@ -390,9 +390,10 @@ bool cairn_cluster_leases_waiting(const struct cairn_cluster_member *member,
 {
     for (const struct cairn_cluster_lease *l = member->job->leases.list; l != NULL; l = l->next) {
         if (l->member != member || l->request == 0 || l->kept == NULL || !l->kept->asking) continue;
-        cairn_sentence_set(
-            out, "these shards have not said that they keep version %" PRIu64 ".%" PRIu64 ": ",
-            l->version.generation, l->version.step);
+        cairn_sentence_set(out,
+                           "the shards that have not said yet that they keep version %" PRIu64
+                           ".%" PRIu64 ": ",
+                           l->version.generation, l->version.step);
         cairn_cluster_gather_awaited(l->kept->gather, out);
         return true;
     }
