@@ -331,6 +331,15 @@ bool cairn_layout_owns(const struct cairn_layout *layout, uint32_t shard)
            layout->shard_extents[shard + 1] > layout->shard_extents[shard];
 }
 
+size_t cairn_layout_pieces(const struct cairn_layout *layout)
+{
+    size_t pieces = 0;
+    for (size_t e = 0; e < layout->extent_count; e++)
+        pieces += e == 0 || layout->extents[e].tensor != layout->extents[e - 1].tensor ||
+                  layout->extents[e].shard != layout->extents[e - 1].shard;
+    return pieces;
+}
+
 bool cairn_layout_same(const struct cairn_layout *a, const struct cairn_layout *b)
 {
     return a->shard_count == b->shard_count && memcmp(a->hash, b->hash, sizeof a->hash) == 0;

@@ -91,6 +91,9 @@ const struct cairn_extent *cairn_layout_find(const struct cairn_layout *layout, 
 
 /* The shard, of any number, has an extent. */
 bool cairn_layout_owns(const struct cairn_layout *layout, uint32_t shard);
+/* Runs of neighbours of one owner: in how many pieces its tensors lie. Extents of one shard that follow each
+ * other are one. */
+size_t cairn_layout_pieces(const struct cairn_layout *layout);
 /* The same owners, perhaps under another number: a version of the one is read by the other. */
 bool cairn_layout_same(const struct cairn_layout *a, const struct cairn_layout *b);
 /* The first 8 bytes of its hash, little-endian: names the table in messages. */

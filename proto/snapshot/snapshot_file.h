@@ -113,7 +113,9 @@ struct cairn_snapshot_plan {
 };
 
 /* The files of shard `shard` (from 0) that owns `ranges`: sorted by tensor and first element,
- * disjoint, whole rows (asserted). A shard that owns nothing has no files. CAIRN_ERR_NO_MEMORY. */
+ * disjoint, whole rows (asserted). Ranges that follow each other are one, in one file: what fills it
+ * (cairn_snapshot_fill_fn) is asked across their edges. A shard that owns nothing has no files.
+ * CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_snapshot_plan_make(const struct cairn_job_spec_data *spec, uint32_t shard,
                                       const struct cairn_snapshot_range *ranges, size_t range_count,
                                       struct cairn_snapshot_plan *plan_out) CAIRN_MUST_CHECK;

@@ -112,20 +112,40 @@ static void move_band_behind_full_files(struct folder *folder, size_t box_count)
     }
 }
 
+static void judge_order(const struct cairn_job_spec_data *spec,
+                        const struct cairn_snapshot_range *ranges, size_t range_count)
+{
+    for (size_t i = 0; i < range_count; i++) {
+        assert(ranges[i].tensor < spec->tensor_count);
+        assert(i == 0 || ranges[i - 1].tensor < ranges[i].tensor ||
+               (ranges[i - 1].tensor == ranges[i].tensor &&
+                ranges[i - 1].first_elem + ranges[i - 1].elem_count <= ranges[i].first_elem));
+    }
+}
+
+/* From ranges[*i] on, those that follow each other as one: extents that a layout's changes have cut, or have
+ * brought together, need no files of their own. *i is the last of them. */
+static struct cairn_snapshot_range join_ranges(const struct cairn_snapshot_range *ranges,
+                                               size_t range_count, size_t *i)
+{
+    struct cairn_snapshot_range joined = ranges[*i];
+    while (*i + 1 < range_count && ranges[*i + 1].tensor == joined.tensor &&
+           ranges[*i + 1].first_elem == joined.first_elem + joined.elem_count)
+        joined.elem_count += ranges[++*i].elem_count;
+    return joined;
+}
+
 static cairn_status fill_folder(struct folder *folder, const struct cairn_snapshot_range *ranges,
                                 size_t range_count)
 {
     size_t box_count = 0;
+    judge_order(folder->spec, ranges, range_count);
     for (size_t i = 0; i < range_count; i++) {
-        const struct cairn_snapshot_range *range = &ranges[i];
-        assert(range->tensor < folder->spec->tensor_count);
-        assert(i == 0 || ranges[i - 1].tensor < range->tensor ||
-               (ranges[i - 1].tensor == range->tensor &&
-                ranges[i - 1].first_elem + ranges[i - 1].elem_count <= range->first_elem));
-        if (cairn_snapshot_folder_planes(folder->spec, range->tensor, folder->which) == 0) continue;
-        cairn_status status = add_range(folder, range, &box_count);
+        const struct cairn_snapshot_range range = join_ranges(ranges, range_count, &i);
+        if (cairn_snapshot_folder_planes(folder->spec, range.tensor, folder->which) == 0) continue;
+        cairn_status status = add_range(folder, &range, &box_count);
         if (status != CAIRN_OK) return status;
-        if (i + 1 < range_count && ranges[i + 1].tensor == range->tensor) continue;
+        if (i + 1 < range_count && ranges[i + 1].tensor == range.tensor) continue;
         move_band_behind_full_files(folder, box_count);
         box_count = 0;
     }

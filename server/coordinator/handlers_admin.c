@@ -188,6 +188,8 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
     s->n_groups = spec->group_count;
     s->layout_hash = view->layout_hash;
     s->heaviest_over_mean = job->planned.heaviest_over_mean;
+    s->extents = job->layout != NULL ? job->layout->extent_count : 0;
+    s->pieces = job->layout != NULL ? cairn_layout_pieces(job->layout) : 0;
     cairn_spec_to_message(spec, &view->spec);
     s->spec = &view->spec;
     list_frozen(view, spec);

@@ -429,6 +429,24 @@ TEST(those_of_another_job_of_the_name_are_nobodys)
     cairn_message_free(&listed->base);
 }
 
+TEST(those_of_before_a_restore_under_another_number_go_with_the_others)
+{
+    amend(1, 2, 1);
+    train_to(3);
+    expect_listed("3p 2p");
+    const uint64_t before = job;
+    drop();
+    cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS,
+                                   ask_restore("toy", "step-000000000003-g1", "")));
+    come_again("again");
+    job = fake_attach(&fake, &w, 79, 0, 1);
+    ck_assert_uint_ne(job, before);
+    train_to(4);
+    expect_listed("4p 3p");
+    train_to(6);
+    expect_listed("6p 5p");
+}
+
 static cairn_status release(const char *id, enum cairn_removal_cause cause)
 {
     struct cairn_snapshot_removed removed;

@@ -206,6 +206,33 @@ START_TEST(the_files_of_all_shards_of_a_layout_hold_everything_once)
 }
 END_TEST
 
+/* As after many changes of a layout. */
+START_TEST(ranges_that_follow_each_other_are_one_box_in_one_file)
+{
+    struct cairn_job_spec_data spec = cairn_sample_spec("adamw");
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 2, { 100, 8 } });
+    struct cairn_snapshot_range pieces[101], whole = { 0, 0, 800 };
+    for (size_t i = 0; i < 100; i++) pieces[i] = (struct cairn_snapshot_range) { 0, 8 * i, 8 };
+    struct cairn_snapshot_plan one, many;
+    ck_assert_int_eq(cairn_snapshot_plan_make(&spec, 0, &whole, 1, &one), CAIRN_OK);
+    ck_assert_int_eq(cairn_snapshot_plan_make(&spec, 0, pieces, 100, &many), CAIRN_OK);
+    ck_assert_uint_eq(many.file_count, 2); // model and optim
+    for (size_t i = 0; i < 2; i++) {
+        ck_assert_uint_eq(many.files[i].entry_count, one.files[i].entry_count);
+        ck_assert_uint_eq(many.files[i].file_bytes, one.files[i].file_bytes);
+        ck_assert_mem_eq(many.files[i].header, one.files[i].header, one.files[i].header_bytes);
+    }
+    cairn_snapshot_plan_release(&many);
+    pieces[50].elem_count = 0; // a gap: another's
+    memmove(&pieces[50], &pieces[51], 49 * sizeof *pieces);
+    ck_assert_int_eq(cairn_snapshot_plan_make(&spec, 0, pieces, 99, &many), CAIRN_OK);
+    ck_assert_uint_eq(many.file_count, 4);
+    cairn_snapshot_plan_release(&many);
+    cairn_snapshot_plan_release(&one);
+    cairn_spec_release(&spec);
+}
+END_TEST
+
 START_TEST(what_is_not_stored_cannot_be_read)
 {
     uint64_t seed = 5;
@@ -405,6 +432,7 @@ static void add_own(TCase *tcase)
 {
     tcase_add_loop_test(tcase, what_any_shards_write_any_shards_read, 0, 25);
     tcase_add_test(tcase, the_files_of_all_shards_of_a_layout_hold_everything_once);
+    tcase_add_test(tcase, ranges_that_follow_each_other_are_one_box_in_one_file);
     tcase_add_test(tcase, what_is_not_stored_cannot_be_read);
     tcase_add_test(tcase, the_bytes_of_a_file_are_nailed_down);
     tcase_add_test(tcase, a_blob_is_one_entry_of_bytes_in_a_folder_of_its_own);

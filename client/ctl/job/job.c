@@ -102,6 +102,8 @@ static json_t *job_json(const Cairn__JobStatus *j)
                              (json_int_t)j->rounds_abandoned, "layout_hash", j->layout_hash);
     json_object_set_new(more, "workers_max",
                         cairn_ctl_json_known(j->workers_max > 0, j->workers_max));
+    json_object_set_new(more, "extents", json_integer((json_int_t)j->extents));
+    json_object_set_new(more, "pieces", json_integer((json_int_t)j->pieces));
     json_object_set_new(more, "skips", json_integer((json_int_t)j->skips));
     json_object_set_new(more, "skips_in_row", json_integer((json_int_t)j->skips_in_row));
     json_object_set_new(more, "nonfinite", json_integer((json_int_t)j->nonfinite));
@@ -318,6 +320,9 @@ static void print_job(const struct ctl *ctl, const Cairn__JobStatus *j)
                        j->heaviest_over_mean, j->layout_hash);
     else
         cairn_ctl_line("shards", "%u, layout %s", j->shards, j->layout_hash);
+    if (j->extents > 0)
+        cairn_ctl_line("pieces", "%llu of its tensors on shards, in %llu extents",
+                       (unsigned long long)j->pieces, (unsigned long long)j->extents);
     cairn_ctl_line("tensors", "%llu, %llu elements, memory: %s", (unsigned long long)j->tensors,
                    (unsigned long long)j->elems, told_bytes(j, j->state_bytes, text));
     if (j->blobs > 0)

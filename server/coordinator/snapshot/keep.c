@@ -47,7 +47,17 @@ static bool has_tag(const struct cairn_snapshot_words *words, const char *id)
     return false;
 }
 
-/* A periodic one says whose it is; of one that somebody asked for nobody needs to know. */
+/* A periodic one says whose it is; of one that somebody asked for nobody needs to know. A job that was
+ * dropped and restored has another number, and what it goes back on is its past all the same: it says where
+ * it was restored from, and what lies before that on the way is its own. Where a job says nothing of its
+ * past, only what has its number is. */
+static bool is_others(const struct keeping *keeping, const struct cairn_found_snapshot *f)
+{
+    const uint64_t of = f->manifest.periodic;
+    if (of == 0 || of == keeping->number) return false;
+    return keeping->number == 0 || keeping->origin.generation == 0 || f->is_left;
+}
+
 static struct cairn_retention_item item_of(const struct keeping *keeping,
                                            const struct cairn_found_snapshot *f)
 {
@@ -56,8 +66,8 @@ static struct cairn_retention_item item_of(const struct keeping *keeping,
                                                                           f->place.id);
     struct cairn_retention_item item = { .created_unix_s = m->created_unix_s, .step = m->step };
     for (size_t i = 0; i < m->file_count; i++) item.bytes += m->files[i].bytes;
-    item.is_periodic = m->periodic != 0 && m->periodic == keeping->number;
-    item.is_others = m->periodic != 0 && m->periodic != keeping->number;
+    item.is_others = is_others(keeping, f);
+    item.is_periodic = m->periodic != 0 && !item.is_others;
     item.is_tagged = has_tag(&keeping->words, f->place.id);
     item.is_latest = strcmp(keeping->words.latest, f->place.id) == 0;
     item.is_damaged = m->nonfinite.nonfinite > 0 || (check != NULL && !check->is_good);

@@ -202,12 +202,11 @@ static cairn_status read_plane(struct writing *w, uint64_t elems, uint8_t *to,
     return status == CAIRN_OK ? hash(w, to, elems, why) : status;
 }
 
-/* cairn_snapshot_fill_fn: a box of a file is an extent, or one of several that follow each other in it. */
-static cairn_status give_bytes(void *context, const struct cairn_safetensors_entry *entry,
-                               uint64_t first_elem, uint64_t elem_count, void *to,
-                               struct cairn_sentence *why)
+/* To the end of the extent, or `elem_count`; *done_out: how many elements. */
+static cairn_status give_of_extent(struct writing *w, const struct cairn_safetensors_entry *entry,
+                                   uint64_t first_elem, uint64_t elem_count, uint8_t *to,
+                                   uint64_t *done_out, struct cairn_sentence *why)
 {
-    struct writing *w = context;
     const struct cairn_shard_map *map = &w->view->table.map;
     const struct cairn_local_extent *extent = cairn_shard_map_find(
         map, entry->tensor,
@@ -216,6 +215,7 @@ static cairn_status give_bytes(void *context, const struct cairn_safetensors_ent
     const size_t number = (size_t)(extent - map->extents);
     const enum cairn_plane plane = (enum cairn_plane)entry->plane;
     const bool begins = first_elem == extent->first_elem;
+    const uint64_t left = extent->first_elem + extent->elem_count - first_elem;
     if (begins || number != w->at.extent || plane != w->at.plane) {
         const cairn_status status = put_aside(w, why);
         if (status != CAIRN_OK) return status;
@@ -225,7 +225,25 @@ static cairn_status give_bytes(void *context, const struct cairn_safetensors_ent
             take_up(w, number, plane);
     }
     assert(extent == extent_of(w) && first_elem == extent->first_elem + w->at.elem);
-    return read_plane(w, elem_count, to, why);
+    *done_out = elem_count < left ? elem_count : left;
+    return read_plane(w, *done_out, to, why);
+}
+
+/* cairn_snapshot_fill_fn: a box of a file is an extent, one of several that an extent is cut into, or several
+ * that follow each other. */
+static cairn_status give_bytes(void *context, const struct cairn_safetensors_entry *entry,
+                               uint64_t first_elem, uint64_t elem_count, void *to,
+                               struct cairn_sentence *why)
+{
+    struct writing *w = context;
+    uint8_t *at = to;
+    cairn_status status = CAIRN_OK;
+    for (uint64_t some; elem_count > 0 && status == CAIRN_OK; elem_count -= some) {
+        status = give_of_extent(w, entry, first_elem, elem_count, at, &some, why);
+        first_elem += some;
+        at += some * elem_bytes(w);
+    }
+    return status;
 }
 
 /* ---- the files ---- */
