@@ -151,6 +151,7 @@ struct ucx_link {
     uint64_t end_by_ms;               /* we end it: it is lost by then; 0: we do not */
     in_port_t made;                   /* our port, if we made the connection, else 0 */
     in_port_t accepted;               /* the node's, if it made it, and has said so; else 0 */
+    uint64_t proof_by_ms;             /* PROOF has to come; 0: it has */
     bool has_listener;
     bool has_said_port;
     bool is_lost;   /* no handle is made on it any more, and those that it has are told */
@@ -262,6 +263,8 @@ struct ucx_link *ucx_link_find(struct ucx_fabric *ucx, uint64_t node);
 void ucx_link_end(struct ucx_link *link, bool is_told);
 /* It is of no use any more: those who have handles on it are told why. */
 void ucx_link_lose(struct ucx_link *link, cairn_status why);
+/* The node has said PORT; where PROOF does not follow, its end of the link is of no use, and is told so. */
+void ucx_link_await_proof(struct ucx_link *link);
 /* Forced: waits for nobody. Flying sends, and receives that came by it, are canceled by the next
  * progresses. */
 void ucx_endpoint_close(struct ucx_fabric *ucx, ucp_ep_h ep);
@@ -319,7 +322,7 @@ void ucx_meet(struct ucx_link *link);
 void ucx_part(struct ucx_link *link);
 /* Asks the node to end the link: its own end of it is of no use any more. */
 void ucx_say_bye(struct ucx_link *link);
-/* Says which connection the node has from us, before the first message. */
+/* Says which connection the node has from us, before the first message, and that the link is a pair. */
 void ucx_say_port(struct ucx_link *link);
 /* Sends a frame; `rest` follows it. CAIRN_ERR_BUSY: the peer takes none. */
 cairn_status ucx_control_send(struct ucx_link *link, const void *frame, size_t frame_bytes,

@@ -11,6 +11,7 @@ static const size_t sizes[] = {
     [UCX_FRAME_DECLINE] = sizeof(struct ucx_frame_release),
     [UCX_FRAME_BYE] = sizeof(struct ucx_frame_hello),
     [UCX_FRAME_PORT] = sizeof(struct ucx_frame_port),
+    [UCX_FRAME_PROOF] = sizeof(struct ucx_frame_head),
 };
 
 static bool judge_hello(const struct ucx_frame_hello *f)
@@ -50,6 +51,7 @@ static bool judge(const union ucx_frame *frame, size_t rest)
     case UCX_FRAME_RELEASE: return rest == 0 && frame->release.why == 0 && frame->release.zero == 0;
     case UCX_FRAME_DECLINE:
         return rest == 0 && frame->release.why <= UCX_DECLINE_CANNOT && frame->release.zero == 0;
+    case UCX_FRAME_PROOF: return rest == 0;
     case UCX_FRAME_PORT:
         return rest == 0 && (frame->port.zero[0] | frame->port.zero[1] | frame->port.zero[2]) == 0;
     default: return false;
@@ -64,7 +66,7 @@ enum ucx_frame_kind ucx_frame_judge(const void *bytes, size_t count, union ucx_f
     if (count < sizeof head) return UCX_FRAME_MALFORMED;
     memcpy(&head, bytes, sizeof head);
     if (head.magic != UCX_FRAME_MAGIC || head.kind == UCX_FRAME_MALFORMED ||
-        head.kind > UCX_FRAME_PORT || count < sizes[head.kind])
+        head.kind > UCX_FRAME_PROOF || count < sizes[head.kind])
         return UCX_FRAME_MALFORMED;
     memcpy(&frame, bytes, sizes[head.kind]);
     if (!judge(&frame, count - sizes[head.kind])) return UCX_FRAME_MALFORMED;

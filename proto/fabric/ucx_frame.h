@@ -17,6 +17,7 @@
  * The end of an endpoint ends the other one of its pair: who closes one without an end of the connection says
  * BYE { its number }, and HELLO says which is the oldest that is left. BYE and PORT { of its socket } are
  * said without reads, too: a node that ends a link looks for the socket, which either of the two has made.
+ * PROOF follows PORT on the same endpoint, and comes only if what that is a pair with is there: else BYE.
  *
  * `from` names the sender: the hash of its worker's address, which only members have. Frames MAY OVERTAKE
  * EACH OTHER: slots carry generations, serials too, and a REFERENCE of a region that is not known (yet)
@@ -47,6 +48,7 @@ enum ucx_frame_kind {
     UCX_FRAME_DECLINE = 6,
     UCX_FRAME_BYE = 7,
     UCX_FRAME_PORT = 8,
+    UCX_FRAME_PROOF = 9,
 };
 
 enum ucx_decline {                          /* DECLINE: why */

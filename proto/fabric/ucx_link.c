@@ -26,7 +26,8 @@
 enum {
     SEND_GRACE_MS = 500,     /* after its handle was closed a send may wait for its receiver */
     RECEIVE_GRACE_MS = 2000, /* and a receive for a sender of which a handle was closed */
-    SHUT_MS = 200,           /* in which UCX notices that a socket was shut down here */
+    PROOF_MS = 1500, /* behind PORT, on the same connection: the node may still be connecting */
+    SHUT_MS = 200,   /* in which UCX notices that a socket was shut down here */
     BYE_MS =
         6000 /* or by the peer; more than UCX_UNACKED_MS: what is closed then has nothing to send */
 };
@@ -158,6 +159,12 @@ void ucx_link_end(struct ucx_link *link, bool is_told)
     plan(link->ucx, link->end_by_ms);
 }
 
+void ucx_link_await_proof(struct ucx_link *link)
+{
+    link->proof_by_ms = ucx_now_ms() + PROOF_MS;
+    plan(link->ucx, link->proof_by_ms);
+}
+
 void ucx_endpoint_close(struct ucx_fabric *ucx, ucp_ep_h ep)
 {
     const ucp_request_param_t param = {
@@ -242,6 +249,18 @@ static void judge_flying(struct ucx_fabric *ucx, uint64_t now_ms)
     }
 }
 
+/* UCX gave the node an endpoint that is a pair with one that we have closed: it sends into nothing. */
+static void judge_proof(struct ucx_link *link, uint64_t now_ms)
+{
+    if (link->proof_by_ms == 0 || link->is_lost || link->end_by_ms != 0) return;
+    if (link->proof_by_ms > now_ms) {
+        plan(link->ucx, link->proof_by_ms);
+        return;
+    }
+    link->proof_by_ms = 0;
+    ucx_say_bye(link);
+}
+
 /* Handles of a link that was lost are told by fabric.c, and the last one frees it. */
 static void judge_links(struct ucx_fabric *ucx, uint64_t now_ms)
 {
@@ -249,6 +268,7 @@ static void judge_links(struct ucx_fabric *ucx, uint64_t now_ms)
     for (size_t i = 0; i < UCX_NODES; i++) {
         for (link = LIST_FIRST(&ucx->links[i]); link != NULL; link = next) {
             next = LIST_NEXT(link, entry);
+            judge_proof(link, now_ms);
             if (!link->is_lost && link->end_by_ms > now_ms)
                 plan(ucx, link->end_by_ms);
             else if (link->end_by_ms != 0)

@@ -92,10 +92,14 @@ static void on_control_sent(void *request, ucs_status_t status, void *arg)
     ucp_request_free(request);
 }
 
-static bool is_of_reads(const void *frame)
+static bool is_of_reads(enum ucx_frame_kind kind)
 {
-    const uint32_t kind = ((const struct ucx_frame_head *)frame)->kind;
-    return kind != UCX_FRAME_BYE && kind != UCX_FRAME_PORT;
+    return kind != UCX_FRAME_BYE && kind != UCX_FRAME_PORT && kind != UCX_FRAME_PROOF;
+}
+
+static enum ucx_frame_kind kind_of(const void *frame)
+{
+    return (enum ucx_frame_kind)((const struct ucx_frame_head *)frame)->kind;
 }
 
 /* UCX tells the receiver by which of its endpoints a frame comes (REPLY), and drops the frame where that
@@ -123,7 +127,8 @@ cairn_status ucx_control_send(struct ucx_link *link, const void *frame, size_t f
     LIST_INSERT_HEAD(&ucx->controls, control, link);
     ucp_request_param_t own = param;
     own.user_data = control;
-    if (is_of_reads(frame)) own.flags |= UCP_AM_SEND_FLAG_REPLY;
+    if (is_of_reads(kind_of(frame)) || kind_of(frame) == UCX_FRAME_PROOF)
+        own.flags |= UCP_AM_SEND_FLAG_REPLY;
     ucs_status_ptr_t request = ucp_am_send_nbx(link->ep, CONTROL_ID, control->bytes,
                                                frame_bytes + rest_bytes, NULL, 0, &own);
     if (UCS_PTR_IS_PTR(request)) return CAIRN_OK;
@@ -163,6 +168,8 @@ void ucx_say_port(struct ucx_link *link)
     link->has_said_port = true;
     const cairn_status status = ucx_control_send(link, &frame, sizeof frame, NULL, 0);
     (void)status; // without it the node asks us to end a link
+    const struct ucx_frame_head proof = ucx_frame_head(UCX_FRAME_PROOF, link->ucx->node);
+    if (status == CAIRN_OK) (void)!ucx_control_send(link, &proof, sizeof proof, NULL, 0);
 }
 
 /* -- frames in ---------------------------------------------------------------------------------- */
@@ -193,19 +200,27 @@ static void on_port(struct ucx_fabric *ucx, const struct ucx_frame_port *port)
     struct ucx_link *living = ucx_link_find(ucx, port->head.from);
     if (living == NULL) return;
     living->accepted = htons(port->port);
+    ucx_link_await_proof(living);
     if (port->port == 0 && living->made != 0) ucx_say_port(living);
+}
+
+static void on_proof(struct ucx_fabric *ucx, uint64_t node)
+{
+    struct ucx_link *living = ucx_link_find(ucx, node);
+    if (living != NULL) living->proof_by_ms = 0;
 }
 
 /* What concerns reads is of the link whose endpoint it came by. */
 static void take(struct ucx_fabric *ucx, struct ucx_link *link, enum ucx_frame_kind kind,
                  const union ucx_frame *frame, const void *rest)
 {
-    if (is_of_reads(frame) && !ucx->common.is_one_sided) return;
-    if (is_of_reads(frame) && kind != UCX_FRAME_HELLO && link == NULL) return;
+    if (is_of_reads(kind) && !ucx->common.is_one_sided) return;
+    if (is_of_reads(kind) && kind != UCX_FRAME_HELLO && link == NULL) return;
     switch (kind) {
     case UCX_FRAME_HELLO: on_hello(ucx, link, &frame->hello); break;
     case UCX_FRAME_BYE: on_bye(ucx, &frame->hello); break;
     case UCX_FRAME_PORT: on_port(ucx, &frame->port); break;
+    case UCX_FRAME_PROOF: on_proof(ucx, frame->head.from); break;
     case UCX_FRAME_REGION: ucx_on_region(link, &frame->region, rest); break;
     case UCX_FRAME_REGION_GONE: ucx_on_region_gone(link, &frame->gone); break;
     case UCX_FRAME_REFERENCE: ucx_on_reference(link, &frame->reference, rest); break;
