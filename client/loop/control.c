@@ -323,6 +323,7 @@ static void on_welcome(struct session *s, const Cairn__Welcome *welcome)
     s->control.welcome_ms = cairn_client_now_ms();
     s->control.heartbeat_ms = welcome->heartbeat_ms >= 10 ? welcome->heartbeat_ms : 10;
     s->control.lease_ms = welcome->lease_ms >= 100 ? welcome->lease_ms : 100;
+    cairn_fabric_set_patience(s->path.fabric, s->control.lease_ms);
     pthread_mutex_lock(&s->lock);
     s->reach.welcome = true;
     s->reach.away_since_ms = 0;

@@ -233,6 +233,13 @@ static void auto_hold_off(struct cairn_fabric *common, bool is_off)
     if (fabric->insides[0] != NULL) cairn_fabric_hold_off(fabric->insides[0], is_off);
 }
 
+static void auto_set_patience(struct cairn_fabric *common, uint32_t ms)
+{
+    const struct auto_fabric *fabric = auto_of(common);
+    for (int i = 0; i < fabric->count; i++)
+        if (fabric->insides[i] != NULL) cairn_fabric_set_patience(fabric->insides[i], ms);
+}
+
 /* -- driving ------------------------------------------------------------------------------------ */
 
 static unsigned auto_progress(struct cairn_fabric *common)
@@ -300,5 +307,6 @@ const struct fabric_backend fabric_auto = {
     .region_show = auto_region_show,
     .region_drop = auto_region_drop,
     .hold_off = auto_hold_off,
+    .set_patience = auto_set_patience,
     .stats = auto_stats,
 };

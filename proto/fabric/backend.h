@@ -108,6 +108,7 @@ struct fabric_backend {
     bool (*imports)(const struct cairn_fabric_peer *peer, const uint8_t *uuid);
 
     void (*hold_off)(struct cairn_fabric *fabric, bool is_off);
+    void (*set_patience)(struct cairn_fabric *fabric, uint32_t ms);
 
     /* Of a fabric that is made of others ("auto"): peers and regions are theirs, and everything that is
      * done with those, and with messages, goes to them. */

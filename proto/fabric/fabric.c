@@ -11,6 +11,7 @@ static const struct fabric_backend *const backends[] = { &fabric_auto, &fabric_m
                                                          &fabric_ucx };
 
 enum { COUNT_MAX = 1 << 20 }; /* of held_max and sends_max */
+enum { PATIENCE_MIN_MS = 1000, PATIENCE_MAX_MS = 600000 };
 
 static const struct fabric_backend *find_backend(const char *kind,
                                                  const struct cairn_fabric_hub *hub)
@@ -370,6 +371,14 @@ const char *cairn_fabric_payload_path(const struct cairn_fabric_peer *peer, cons
     if (device != NULL) return goes ? "device" : "";
     return backend->payload_path != NULL ? backend->payload_path(peer, payload, bytes)
                                          : backend->kind;
+}
+
+void cairn_fabric_set_patience(struct cairn_fabric *fabric, uint32_t ms)
+{
+    const uint32_t bounded_ms = ms < PATIENCE_MIN_MS   ? PATIENCE_MIN_MS
+                                : ms > PATIENCE_MAX_MS ? PATIENCE_MAX_MS
+                                                       : ms;
+    if (fabric->backend->set_patience != NULL) fabric->backend->set_patience(fabric, bounded_ms);
 }
 
 void cairn_fabric_hold_off(struct cairn_fabric *fabric, bool is_off)

@@ -62,7 +62,7 @@ typedef void cairn_fabric_done_fn(void *arg, cairn_status status);
  * peer, and not after cairn_fabric_peer_close. Its sends complete with an error, before or after this. The
  * peer stays valid (every send answers CAIRN_ERR_CLOSED) until it is closed, which may be done right here. A
  * peer that is stopped is NOT noticed: leases and deadlines are the application's. One that a silent network
- * cuts off is noticed 5 s after what it does not acknowledge was sent (UCX over TCP). */
+ * cuts off is noticed (cairn_fabric_set_patience). */
 typedef void cairn_fabric_down_fn(void *arg, struct cairn_fabric_peer *peer, cairn_status why);
 
 /* A message arrived. `header` is valid inside this call only: copy what is needed.
@@ -297,6 +297,11 @@ const void *cairn_fabric_mapping_note(const struct cairn_fabric_mapping *mapping
 const uint8_t *cairn_fabric_mapping_uuid(const struct cairn_fabric_mapping *mapping);
 void cairn_fabric_mapping_hold(struct cairn_fabric_mapping *mapping);
 void cairn_fabric_mapping_release(struct cairn_fabric_mapping *mapping);
+
+/* How long a node may acknowledge nothing of what was sent to it before it is taken for gone, from 1 s to 10
+ * minutes: the lease after which the application gives it up. Of the connections that are made from now on,
+ * over "ucx" by TCP. Default 5 s. */
+void cairn_fabric_set_patience(struct cairn_fabric *fabric, uint32_t ms);
 
 /* true: the connections that peers made end, what they showed is taken back (on_mapping_gone), and none
  * is taken until this is called with false; in the next progress. Ours stay, and so does the address: the

@@ -99,6 +99,8 @@ static cairn_status ucx_start(struct cairn_fabric *fabric,
                            cairn_status_text((int)status));
         goto err_destroy_worker;
     }
+    ucx->unacked_ms = UCX_UNACKED_MS;
+    ucx_bound_listeners(ucx);
     if (!ucx_links_open(ucx)) {
         status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "fabric ucx: no timer: %m");
         goto err_destroy_worker;
@@ -153,6 +155,14 @@ static cairn_status ucx_arm(struct cairn_fabric *fabric)
     return status == UCS_OK ? CAIRN_OK : CAIRN_ERR_BUSY;
 }
 
+static void ucx_set_patience(struct cairn_fabric *fabric, uint32_t ms)
+{
+    struct ucx_fabric *ucx = ucx_of(fabric);
+    if (ucx->unacked_ms == ms) return;
+    ucx->unacked_ms = ms;
+    ucx_bound_listeners(ucx);
+}
+
 /* What is canceled ends within a few progresses. What does not, all the same, ends with the worker, after
  * which UCX writes no more. */
 static void ucx_stop(struct cairn_fabric *fabric)
@@ -195,4 +205,5 @@ const struct fabric_backend fabric_ucx = {
     .region_drop = ucx_region_drop,
     .message_path = ucx_message_path,
     .payload_path = ucx_payload_path,
+    .set_patience = ucx_set_patience,
 };

@@ -27,9 +27,9 @@
 #include "proto/fabric/where.h"
 
 enum {
-    UCX_NODES = 256,          /* lists of links by the hash of their node */
-    UCX_UNACKED_MS = 5000,    /* after which a node that acknowledges nothing is gone: a lease */
-    UCX_READS_MAX = 64,       /* in flight at a time; others wait for their turn */
+    UCX_NODES = 256,       /* lists of links by the hash of their node */
+    UCX_UNACKED_MS = 5000, /* after which a node that acknowledges nothing is gone: the default */
+    UCX_READS_MAX = 64,    /* in flight at a time; others wait for their turn */
     UCX_CONTROLS_MAX = 16384, /* frames that a peer does not take, before it is given up */
     UCX_FAR_MIN =
         256 << 10, /* bytes: a smaller payload may well be read before it leaves the cache */
@@ -103,9 +103,10 @@ struct ucx_fabric {
 
     /* links */
     LIST_HEAD(, ucx_link) links[UCX_NODES]; /* by node */
-    bool has_lost;                          /* one that has to be seen to */
-    uint64_t due_ms;                        /* when there is something to do; 0: there is not */
-    int timer_fd;                           /* owned: wakes us then */
+    uint32_t unacked_ms; /* after which a node that acknowledges nothing is gone */
+    bool has_lost;       /* one that has to be seen to */
+    uint64_t due_ms;     /* when there is something to do; 0: there is not */
+    int timer_fd;        /* owned: wakes us then */
 
     /* receives around the caches */
     ucp_datatype_t far_type;
@@ -248,6 +249,8 @@ CAIRN_MUST_CHECK cairn_status ucx_reach(struct ucx_fabric *ucx, const void *raw,
 void ucx_blocked(struct ucx_fabric *ucx, const void *raw, size_t bytes, uint64_t ms);
 void ucx_reach_close(struct ucx_fabric *ucx);
 
+/* Bounds the sockets that this node listens on (ucx_socket.c). */
+void ucx_bound_listeners(const struct ucx_fabric *ucx);
 /* Where the owner of an address listens. False: its address does not say it. */
 bool ucx_find_listener(const void *raw, size_t bytes, struct sockaddr_storage *out);
 
@@ -272,13 +275,13 @@ cairn_status ucx_connect(struct cairn_fabric_peer *peer, const void *address, si
 void ucx_disconnect(struct cairn_fabric_peer *peer);
 
 /* ucx_socket.c */
-/* A node that acknowledges nothing on it for UCX_UNACKED_MS ends it. What a listening socket accepts has it
- * from there. */
-void ucx_socket_bound(int fd);
+/* A node that acknowledges nothing on it for so long ends it. What a listening socket accepts has it from
+ * there. */
+void ucx_socket_bound(int fd, unsigned unacked_ms);
 /* The descriptor that the next socket of this process gets, unless another thread is faster. Then bounds the
  * one that leads to the listener and was made since, and returns its port on this side; 0: there is none. */
 int ucx_socket_next(void);
-in_port_t ucx_socket_made(int next, const struct sockaddr_storage *listener);
+in_port_t ucx_socket_made(int next, const struct sockaddr_storage *listener, unsigned unacked_ms);
 /* Shuts down what this process has connected to the listener, and what the node of the listener has connected
  * to this process from that port (0: nothing). False: there was neither. */
 bool ucx_socket_shut(const struct sockaddr_storage *listener, in_port_t accepted);

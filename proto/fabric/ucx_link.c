@@ -107,7 +107,7 @@ static cairn_status connect_link(struct ucx_link *link, const void *address, siz
         return ucx_status(status);
     }
     link->has_listener = ucx_find_listener(address, bytes, &link->listener);
-    if (link->has_listener) link->made = ucx_socket_made(socket, &link->listener);
+    if (link->has_listener) link->made = ucx_socket_made(socket, &link->listener, ucx->unacked_ms);
     return CAIRN_OK;
 }
 
@@ -154,7 +154,7 @@ void ucx_link_end(struct ucx_link *link, bool is_told)
     if (link->is_lost || link->end_by_ms != 0) return;
     const bool is_shut = link->has_listener && ucx_socket_shut(&link->listener, link->accepted);
     const bool is_awaited = !is_shut && !is_told && link->has_listener;
-    link->end_by_ms = ucx_now_ms() + (is_awaited ? BYE_MS : SHUT_MS);
+    link->end_by_ms = ucx_now_ms() + (is_awaited ? link->ucx->unacked_ms + BYE_MS : SHUT_MS);
     if (!is_shut && !is_told) ucx_say_bye(link);
     plan(link->ucx, link->end_by_ms);
 }

@@ -64,7 +64,6 @@ size_t ucx_add_port(const struct cairn_place *place, uint8_t *raw, size_t bytes,
     for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) {
         if (!find_listener(atoi(entry->d_name), &one, one_ip)) continue;
         if (memmem(raw, bytes, &one, sizeof one) == NULL) continue;
-        ucx_socket_bound(atoi(entry->d_name));
         port = one;
         memcpy(ip, one_ip, sizeof ip);
         found++;
@@ -75,6 +74,21 @@ size_t ucx_add_port(const struct cairn_place *place, uint8_t *raw, size_t bytes,
     memcpy(raw + bytes, &port, sizeof port);
     memcpy(raw + bytes + sizeof port, port_magic, sizeof port_magic);
     return bytes + sizeof port + sizeof port_magic;
+}
+
+void ucx_bound_listeners(const struct ucx_fabric *ucx)
+{
+    char ip[INET6_ADDRSTRLEN];
+    in_port_t port;
+    DIR *folder = opendir("/proc/self/fd");
+    if (folder == NULL) return;
+    for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+        const int fd = atoi(entry->d_name);
+        if (find_listener(fd, &port, ip) &&
+            memmem(ucx->common.address, ucx->common.address_bytes, &port, sizeof port) != NULL)
+            ucx_socket_bound(fd, ucx->unacked_ms);
+    }
+    closedir(folder);
 }
 
 /* Where a peer listens. False: its address does not say it. */

@@ -1,7 +1,7 @@
 /* The TCP sockets of UCX, which UCX shows to nobody: found among our descriptors, by whom they are connected
  * to.
  *
- * Two things are done to them. What was sent on one and nobody acknowledged for UCX_UNACKED_MS ends it: a
+ * Two things are done to them. What was sent on one and nobody acknowledged for too long ends it: a
  * node that vanished without a word (power, cable) says so to nobody, and the kernel would try for a quarter
  * of an hour. And a connection that we end is shut down: its endpoint must not be closed (ucx_link.c). */
 #include <dirent.h>
@@ -37,9 +37,8 @@ static bool leads_to(int fd, const struct sockaddr_storage *listener)
     return getpeername(fd, (struct sockaddr *)&there, &bytes) == 0 && is_same(&there, listener);
 }
 
-void ucx_socket_bound(int fd)
+void ucx_socket_bound(int fd, unsigned unacked_ms)
 {
-    const unsigned unacked_ms = UCX_UNACKED_MS;
     (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacked_ms, sizeof unacked_ms);
 }
 
@@ -56,13 +55,13 @@ static in_port_t *port_of(struct sockaddr_storage *address)
                                          : &((struct sockaddr_in6 *)address)->sin6_port;
 }
 
-in_port_t ucx_socket_made(int next, const struct sockaddr_storage *listener)
+in_port_t ucx_socket_made(int next, const struct sockaddr_storage *listener, unsigned unacked_ms)
 {
     struct sockaddr_storage here;
     socklen_t bytes = sizeof here;
     for (int fd = next; next >= 0 && fd < next + NEW_MAX; fd++) {
         if (!leads_to(fd, listener)) continue;
-        ucx_socket_bound(fd);
+        ucx_socket_bound(fd, unacked_ms);
         if (getsockname(fd, (struct sockaddr *)&here, &bytes) == 0) return *port_of(&here);
     }
     return 0;

@@ -138,6 +138,7 @@ static void on_welcome(struct cairn_shard *shard, const Cairn__Welcome *welcome)
     session->welcome = true;
     session->heartbeat_ms = welcome->heartbeat_ms;
     session->lease_ms = welcome->lease_ms;
+    cairn_fabric_set_patience(shard->fabric, session->lease_ms);
     session->backoff_ms = BACKOFF_FIRST_MS;
     session->roll_due_ms = uv_now(shard->loop) + 2ull * session->lease_ms;
     session->coordinator = (struct cairn_coordinator_id) { welcome->store,

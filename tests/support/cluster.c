@@ -142,6 +142,13 @@ static const char *netns_of(const struct cluster *cluster, int shard)
     return has_own ? cluster->options.shard_netns[shard] : NULL;
 }
 
+/* Of the coordinator. */
+static const char *home_netns(const struct cluster *cluster)
+{
+    const char *netns = cluster->options.coordinator_netns;
+    return netns != NULL ? netns : netns_of(cluster, 0);
+}
+
 /* The last --set of a key wins, so the test's own come last. */
 static pid_t start_daemon(const struct cluster *cluster, struct arguments *args, const char *name,
                           const char *const *settings, char *ready_out, size_t ready_bytes)
@@ -176,9 +183,7 @@ static void start_coordinator(struct cluster *cluster)
     snprintf(store, sizeof store, "store.path=%s/coordinator", cluster->folder);
     snprintf(snapshots, sizeof snapshots, "snapshots.path=%s", cluster->snapshots_path);
     struct arguments args = { .argc = 0 };
-    const char *netns = cluster->options.coordinator_netns;
-    add_program(&args, netns != NULL ? netns : netns_of(cluster, 0),
-                program_path(program, "cairn-coordinator"));
+    add_program(&args, home_netns(cluster), program_path(program, "cairn-coordinator"));
     add(&args, "--set", listen);
     add(&args, "--set", shards);
     add(&args, "--set", store);
@@ -338,11 +343,13 @@ static int unlinked_file(void)
 static void begin_cli(const struct cluster *cluster, struct cluster_command *command, va_list list)
 {
     char program[PATH_BYTES];
-    struct arguments args = { .argv = { program_path(program, "cairn") }, .argc = 1 };
+    struct arguments args = { .argc = 0 };
+    add_program(&args, home_netns(cluster), program_path(program, "cairn"));
     add(&args, "--endpoint", cluster->address);
+    const int first = args.argc;
     for (const char *arg; (arg = va_arg(list, const char *)) != NULL;) add(&args, arg, NULL);
-    snprintf(command->name, sizeof command->name, "cairn %s %s", args.argv[3],
-             args.argc > 4 ? args.argv[4] : "");
+    snprintf(command->name, sizeof command->name, "cairn %s %s", args.argv[first],
+             args.argc > first + 1 ? args.argv[first + 1] : "");
     command->out_fd = unlinked_file();
     command->err_fd = unlinked_file();
     command->pid = start_child(args.argv, command->out_fd, command->err_fd);

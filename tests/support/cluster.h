@@ -83,7 +83,7 @@ struct cluster_said {
     char err[8 * 1024];
 };
 
-/* Runs `cairn --endpoint ADDRESS ARGUMENTS...`, ended by NULL, to its end. */
+/* Runs `cairn --endpoint ADDRESS ARGUMENTS...`, ended by NULL, to its end, where the coordinator is. */
 void cluster_cli(const struct cluster *cluster, struct cluster_said *said, ...)
     __attribute__((sentinel));
 
