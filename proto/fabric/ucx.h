@@ -29,7 +29,8 @@
 enum {
     UCX_NODES = 256,       /* lists of links by the hash of their node */
     UCX_UNACKED_MS = 5000, /* after which a node that acknowledges nothing is gone: the default */
-    UCX_READS_MAX = 64,    /* in flight at a time; others wait for their turn */
+    UCX_HEARD = 4096,
+    UCX_READS_MAX = 64,       /* in flight at a time; others wait for their turn */
     UCX_CONTROLS_MAX = 16384, /* frames that a peer does not take, before it is given up */
     UCX_FAR_MIN =
         256 << 10, /* bytes: a smaller payload may well be read before it leaves the cache */
@@ -92,6 +93,13 @@ struct ucx_asked {
     int fd;                 /* owned: connects; -1: none does */
 };
 
+/* What a node has said of its end of our connection, whether we have a link to it or not. */
+struct ucx_heard {
+    uint64_t node;
+    in_port_t port; /* from which it has connected to us; 0: it has not */
+    ucp_ep_h ep;    /* UCX's end here of what it said PROOF by: may be gone, to be compared only */
+};
+
 struct ucx_fabric {
     struct cairn_fabric common;
     ucp_context_h context;
@@ -103,6 +111,8 @@ struct ucx_fabric {
 
     /* links */
     LIST_HEAD(, ucx_link) links[UCX_NODES]; /* by node */
+    struct ucx_heard heard[UCX_HEARD];      /* by node; a newer one takes the place */
+    in_port_t own_port;                     /* that we listen on; 0: not known */
     uint32_t unacked_ms; /* after which a node that acknowledges nothing is gone */
     bool has_lost;       /* one that has to be seen to */
     uint64_t due_ms;     /* when there is something to do; 0: there is not */
@@ -151,7 +161,6 @@ struct ucx_link {
     struct sockaddr_storage listener; /* of the node, if has_listener: where UCX connects to */
     uint64_t end_by_ms;               /* we end it: it is lost by then; 0: we do not */
     in_port_t made;                   /* our port, if we made the connection, else 0 */
-    in_port_t accepted;               /* the node's, if it made it, and has said so; else 0 */
     uint64_t proof_by_ms;             /* PROOF has to come; 0: it has */
     bool has_listener;
     bool has_said_port;
@@ -250,7 +259,7 @@ void ucx_blocked(struct ucx_fabric *ucx, const void *raw, size_t bytes, uint64_t
 void ucx_reach_close(struct ucx_fabric *ucx);
 
 /* Bounds the sockets that this node listens on (ucx_socket.c). */
-void ucx_bound_listeners(const struct ucx_fabric *ucx);
+void ucx_bound_listeners(struct ucx_fabric *ucx);
 /* Where the owner of an address listens. False: its address does not say it. */
 bool ucx_find_listener(const void *raw, size_t bytes, struct sockaddr_storage *out);
 
@@ -260,6 +269,8 @@ void ucx_links_stop(struct ucx_fabric *ucx);  /* while the worker is there */
 void ucx_links_close(struct ucx_fabric *ucx); /* when it is not */
 /* What is due; returns how much was done. Outside of UCX's callbacks. */
 unsigned ucx_links_tend(struct ucx_fabric *ucx);
+/* What a node said, to be written to; of another node it is forgotten. */
+struct ucx_heard *ucx_hear(struct ucx_fabric *ucx, uint64_t node);
 /* The link to a node that lives on; NULL: there is none. */
 struct ucx_link *ucx_link_find(struct ucx_fabric *ucx, uint64_t node);
 /* Both ends are to begin anew: its handles are told soon. is_told: the node wants it so, or takes no word. */
@@ -282,9 +293,10 @@ void ucx_socket_bound(int fd, unsigned unacked_ms);
  * one that leads to the listener and was made since, and returns its port on this side; 0: there is none. */
 int ucx_socket_next(void);
 in_port_t ucx_socket_made(int next, const struct sockaddr_storage *listener, unsigned unacked_ms);
-/* Shuts down what this process has connected to the listener, and what the node of the listener has connected
- * to this process from that port (0: nothing). False: there was neither. */
-bool ucx_socket_shut(const struct sockaddr_storage *listener, in_port_t accepted);
+/* Shuts down what this process has connected to the listener (NULL: nothing), and what was accepted from that
+ * port (0: nothing) of its host, if there is a listener. False: there was neither. */
+bool ucx_socket_shut(const struct ucx_fabric *ucx, const struct sockaddr_storage *listener,
+                     in_port_t accepted);
 
 /* ucx_message.c */
 ucs_status_t ucx_listen(struct ucx_fabric *ucx);

@@ -25,7 +25,7 @@
 
 enum {
     SEND_GRACE_MS = 500,     /* after its handle was closed a send may wait for its receiver */
-    RECEIVE_GRACE_MS = 2000, /* and a receive for a sender of which a handle was closed */
+    RECEIVE_GRACE_MS = 1000, /* and a receive for a sender of which a handle was closed */
     PROOF_MS = 1500, /* behind PORT, on the same connection: the node may still be connecting */
     SHUT_MS = 200,   /* in which UCX notices that a socket was shut down here */
     BYE_MS =
@@ -50,6 +50,22 @@ bool ucx_links_open(struct ucx_fabric *ucx)
     ucx->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     return ucx->timer_fd >= 0 &&
            epoll_ctl(ucx->common.event_fd, EPOLL_CTL_ADD, ucx->timer_fd, &event) == 0;
+}
+
+/* ---- what nodes say ---- */
+
+struct ucx_heard *ucx_hear(struct ucx_fabric *ucx, uint64_t node)
+{
+    struct ucx_heard *heard = &ucx->heard[node % UCX_HEARD];
+    if (heard->node != node) *heard = (struct ucx_heard) { .node = node };
+    return heard;
+}
+
+/* Shuts down every connection between that node and us, whoever made it. */
+static bool shut_node(struct ucx_fabric *ucx, uint64_t node,
+                      const struct sockaddr_storage *listener)
+{
+    return ucx_socket_shut(ucx, listener, ucx_hear(ucx, node)->port);
 }
 
 /* ---- making one ---- */
@@ -152,7 +168,8 @@ cairn_status ucx_connect(struct cairn_fabric_peer *peer, const void *address, si
 void ucx_link_end(struct ucx_link *link, bool is_told)
 {
     if (link->is_lost || link->end_by_ms != 0) return;
-    const bool is_shut = link->has_listener && ucx_socket_shut(&link->listener, link->accepted);
+    const bool is_shut = shut_node(link->ucx, link->node,
+                                   link->has_listener ? &link->listener : NULL);
     const bool is_awaited = !is_shut && !is_told && link->has_listener;
     link->end_by_ms = ucx_now_ms() + (is_awaited ? link->ucx->unacked_ms + BYE_MS : SHUT_MS);
     if (!is_shut && !is_told) ucx_say_bye(link);
@@ -195,15 +212,18 @@ static void free_link(struct ucx_link *link)
     free(link);
 }
 
-/* What flies by a handle that is closed ends in a bounded time. */
+/* What flies by a handle that is closed ends in a bounded time, and what is received from its node. */
 static void bound_flying(struct ucx_link *link, const struct cairn_fabric_peer *handle)
 {
     const uint64_t now_ms = ucx_now_ms();
+    const ucp_ep_h other = ucx_hear(link->ucx, link->node)->ep; // where the two are no pair
     struct fabric_op *op;
     TAILQ_FOREACH (op, &link->ucx->common.flying, link) {
         const bool is_sent = op->is_send && op->to == handle;
         if (is_sent) op->to = NULL;
-        if (!is_sent && (op->is_send || op->by != link->ep)) continue;
+        const bool is_received = !op->is_send && op->by != NULL &&
+                                 (op->by == link->ep || op->by == other);
+        if (!is_sent && !is_received) continue;
         if (op->due_ms == 0) op->due_ms = now_ms + (is_sent ? SEND_GRACE_MS : RECEIVE_GRACE_MS);
         plan(link->ucx, op->due_ms);
     }
@@ -234,18 +254,38 @@ static struct ucx_link *link_of(struct ucx_fabric *ucx, const void *ep)
     return NULL;
 }
 
+/* A receive that came by no endpoint of ours: UCX made its own as the node connected. */
+static void end_stray(struct ucx_fabric *ucx, ucp_ep_h ep)
+{
+    for (size_t i = 0; i < UCX_HEARD; i++) {
+        if (ucx->heard[i].ep != ep) continue;
+        struct ucx_link *link = ucx_link_find(ucx, ucx->heard[i].node);
+        if (link != NULL) ucx_link_end(link, false);
+        if (link != NULL || shut_node(ucx, ucx->heard[i].node, NULL)) return;
+    }
+    ucx_endpoint_close(ucx, ep);
+}
+
+static void end_by(struct ucx_fabric *ucx, ucp_ep_h ep)
+{
+    struct ucx_link *link = link_of(ucx, ep);
+    if (link != NULL)
+        ucx_link_end(link, false);
+    else
+        end_stray(ucx, ep);
+}
+
 static void judge_flying(struct ucx_fabric *ucx, uint64_t now_ms)
 {
-    struct fabric_op *op;
-    TAILQ_FOREACH (op, &ucx->common.flying, link) {
-        if (op->due_ms == 0) continue;
-        if (op->due_ms > now_ms) {
-            plan(ucx, op->due_ms);
-            continue;
-        }
+    struct fabric_op *op = TAILQ_FIRST(&ucx->common.flying), *next;
+    for (; op != NULL; op = next) {
+        next = TAILQ_NEXT(op, link);
+        if (op->due_ms > now_ms) plan(ucx, op->due_ms);
+        if (op->due_ms == 0 || op->due_ms > now_ms) continue;
         op->due_ms = 0;
-        struct ucx_link *link = op->by != NULL ? link_of(ucx, op->by) : NULL;
-        if (link != NULL) ucx_link_end(link, false);
+        if (op->by == NULL) continue; // UCX cancels it
+        end_by(ucx, op->by);
+        next = TAILQ_FIRST(&ucx->common.flying); // others may have ended with it
     }
 }
 

@@ -198,29 +198,32 @@ static void on_bye(struct ucx_fabric *ucx, const struct ucx_frame_hello *bye)
 static void on_port(struct ucx_fabric *ucx, const struct ucx_frame_port *port)
 {
     struct ucx_link *living = ucx_link_find(ucx, port->head.from);
+    ucx_hear(ucx, port->head.from)->port = htons(port->port);
     if (living == NULL) return;
-    living->accepted = htons(port->port);
     ucx_link_await_proof(living);
     if (port->port == 0 && living->made != 0) ucx_say_port(living);
 }
 
-static void on_proof(struct ucx_fabric *ucx, uint64_t node)
+static void on_proof(struct ucx_fabric *ucx, uint64_t node, ucp_ep_h ep)
 {
     struct ucx_link *living = ucx_link_find(ucx, node);
+    ucx_hear(ucx, node)->ep = ep;
     if (living != NULL) living->proof_by_ms = 0;
 }
 
 /* What concerns reads is of the link whose endpoint it came by. */
-static void take(struct ucx_fabric *ucx, struct ucx_link *link, enum ucx_frame_kind kind,
+static void take(struct ucx_fabric *ucx, ucp_ep_h ep, enum ucx_frame_kind kind,
                  const union ucx_frame *frame, const void *rest)
 {
+    struct ucx_link *link = ucx_link_find(ucx, frame->head.from);
+    if (link != NULL && link->ep != ep) link = NULL;
     if (is_of_reads(kind) && !ucx->common.is_one_sided) return;
     if (is_of_reads(kind) && kind != UCX_FRAME_HELLO && link == NULL) return;
     switch (kind) {
     case UCX_FRAME_HELLO: on_hello(ucx, link, &frame->hello); break;
     case UCX_FRAME_BYE: on_bye(ucx, &frame->hello); break;
     case UCX_FRAME_PORT: on_port(ucx, &frame->port); break;
-    case UCX_FRAME_PROOF: on_proof(ucx, frame->head.from); break;
+    case UCX_FRAME_PROOF: on_proof(ucx, frame->head.from, ep); break;
     case UCX_FRAME_REGION: ucx_on_region(link, &frame->region, rest); break;
     case UCX_FRAME_REGION_GONE: ucx_on_region_gone(link, &frame->gone); break;
     case UCX_FRAME_REFERENCE: ucx_on_reference(link, &frame->reference, rest); break;
@@ -246,9 +249,7 @@ static ucs_status_t on_control(void *arg, const void *header, size_t header_byte
         return UCS_OK;
     }
     const bool has_ep = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0;
-    struct ucx_link *link = ucx_link_find(ucx, frame.head.from);
-    if (link != NULL && (!has_ep || link->ep != param->reply_ep)) link = NULL;
-    take(ucx, link, kind, &frame, (const uint8_t *)header + size);
+    take(ucx, has_ep ? param->reply_ep : NULL, kind, &frame, (const uint8_t *)header + size);
     return UCS_OK;
 }
 

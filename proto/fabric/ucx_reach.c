@@ -76,7 +76,7 @@ size_t ucx_add_port(const struct cairn_place *place, uint8_t *raw, size_t bytes,
     return bytes + sizeof port + sizeof port_magic;
 }
 
-void ucx_bound_listeners(const struct ucx_fabric *ucx)
+void ucx_bound_listeners(struct ucx_fabric *ucx)
 {
     char ip[INET6_ADDRSTRLEN];
     in_port_t port;
@@ -84,9 +84,11 @@ void ucx_bound_listeners(const struct ucx_fabric *ucx)
     if (folder == NULL) return;
     for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) {
         const int fd = atoi(entry->d_name);
-        if (find_listener(fd, &port, ip) &&
-            memmem(ucx->common.address, ucx->common.address_bytes, &port, sizeof port) != NULL)
-            ucx_socket_bound(fd, ucx->unacked_ms);
+        if (!find_listener(fd, &port, ip) ||
+            memmem(ucx->common.address, ucx->common.address_bytes, &port, sizeof port) == NULL)
+            continue;
+        ucx_socket_bound(fd, ucx->unacked_ms);
+        ucx->own_port = port;
     }
     closedir(folder);
 }

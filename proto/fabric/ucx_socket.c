@@ -75,16 +75,33 @@ static void shut(int fd)
     (void)shutdown(fd, SHUT_RDWR);
 }
 
-bool ucx_socket_shut(const struct sockaddr_storage *listener, in_port_t accepted)
+/* Accepted where we listen, from that port. */
+static bool comes_from(const struct ucx_fabric *ucx, int fd,
+                       const struct sockaddr_storage *listener, in_port_t port)
 {
-    struct sockaddr_storage maker = *listener;
+    struct sockaddr_storage here, there, wanted;
+    socklen_t here_bytes = sizeof here, there_bytes = sizeof there;
+    if (port == 0 || getsockname(fd, (struct sockaddr *)&here, &here_bytes) != 0 ||
+        (here.ss_family != AF_INET && here.ss_family != AF_INET6) ||
+        *port_of(&here) != ucx->own_port ||
+        getpeername(fd, (struct sockaddr *)&there, &there_bytes) != 0 || *port_of(&there) != port)
+        return false;
+    if (listener == NULL) return true;
+    wanted = *listener;
+    *port_of(&wanted) = port;
+    return is_same(&there, &wanted);
+}
+
+bool ucx_socket_shut(const struct ucx_fabric *ucx, const struct sockaddr_storage *listener,
+                     in_port_t accepted)
+{
     bool found = false;
     DIR *folder = opendir("/proc/self/fd");
     if (folder == NULL) return false;
-    *port_of(&maker) = accepted;
     for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) {
         const int fd = atoi(entry->d_name);
-        if (!leads_to(fd, listener) && (accepted == 0 || !leads_to(fd, &maker))) continue;
+        const bool is_ours = listener != NULL && leads_to(fd, listener);
+        if (!is_ours && !comes_from(ucx, fd, listener, accepted)) continue;
         shut(fd);
         found = true;
     }

@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,7 @@
 #include "tests/support/suite.h"
 
 enum { SHARDS = 3, JOBS = 2, ROUNDS = 2, STEP_MAX_MS = 1000, PAUSE_MS = 2 };
+enum { LEASE_MS = 1500, OVER_MS = 2000, STOPS_LONG = 60 };
 
 static struct cluster cluster;
 static struct elastic_shared *shared[JOBS];
@@ -113,11 +115,18 @@ static void check_connections(void)
 
 /* ---- the scene ---- */
 
-static void start(void)
+static void start_shards(void)
 {
+    static const char *const leases[] = { "lease.heartbeat=300ms", "lease.timeout=1500ms", NULL };
     static const char *const set[] = { "fabric.kind=ucx", "compute.threads=1",
                                        "memory.limit=256MiB", NULL };
-    cluster_start(&cluster, SHARDS, &(struct cluster_options) { .shard_set = set });
+    cluster_start(&cluster, SHARDS,
+                  &(struct cluster_options) { .shard_set = set, .coordinator_set = leases });
+}
+
+static void start(void)
+{
+    start_shards();
     for (int j = 0; j < JOBS; j++) shared[j] = elastic_share();
     atomic_store(&shared[0]->until, UINT64_MAX);
     atomic_store(&shared[1]->until, 3); // then it leaves, and its job is idle
@@ -156,4 +165,36 @@ TEST(a_re_sharding_of_two_jobs_stops_neither_and_connects_nobody_twice)
     stop();
 }
 
-SUITE(100);
+/* It may be stopped with anything half sent: what a shard has begun to receive of it ends, too. */
+TEST(a_trainer_that_is_stopped_holds_the_others_up_for_a_lease)
+{
+    const int stops = getenv("CAIRN_TEST_LONG") != NULL ? STOPS_LONG : 1;
+    start_shards();
+    shared[0] = elastic_share();
+    atomic_store(&shared[0]->until, UINT64_MAX);
+    for (int i = 0; i < JOBS; i++)
+        workers[i] = elastic_start(cluster.address, &elastic_models[0], (uint32_t)i, shared[0]);
+    watch.since_ms = now_ms();
+    await_steps(4);
+    srand((unsigned)now_ms());
+    for (int i = 0; i < stops; i++) {
+        await_steps(3 + (uint64_t)rand() % 3);
+        pause_ms(rand() % 30);
+        watch.since_ms = now_ms();
+        watch.longest_ms = 0;
+        kill(workers[1], SIGSTOP);
+        await_steps(6);
+        printf("note: stopped: %" PRId64 " ms\n", watch.longest_ms);
+        fflush(stdout);
+        ck_assert_int_lt(watch.longest_ms, LEASE_MS + OVER_MS);
+        kill(workers[1], SIGCONT);
+        const uint64_t rounds = atomic_load(&shared[0]->rounds);
+        while (atomic_load(&shared[0]->rounds) < rounds + 8) look();
+    }
+    for (int i = 0; i < JOBS; i++) cluster_kill(workers[i]);
+    cluster_says(&cluster, 0, "", "job", "drop", "--force", "--yes", elastic_models[0].name, NULL);
+    cluster_stop(&cluster);
+    munmap(shared[0], sizeof *shared[0]);
+}
+
+SUITE(600);
