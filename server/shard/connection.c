@@ -212,6 +212,7 @@ static void on_close(struct cairn_stream *stream, cairn_status status, const cha
     cairn_log_limited(&session->down, news ? CAIRN_LOG_WARN : CAIRN_LOG_INFO,
                       "no coordinator: %s (%s); trying again in %u ms", why,
                       cairn_status_code_name((int)status), session->backoff_ms);
+    const bool was_welcome = session->welcome;
     session->welcome = false;
     session->serial++; // what was asked on the lost session is answered to nobody
     cairn_arriving_drop_all(shard);
@@ -219,6 +220,7 @@ static void on_close(struct cairn_stream *stream, cairn_status status, const cha
         job->move.fence.epoch = 0; // what the next Hello says is in force stays so
         cairn_pin_session_ended(job);
     }
+    if (was_welcome) cairn_drain_on_lost(shard);
     uv_timer_start(&session->timer, on_timer, session->backoff_ms, 0);
     session->backoff_ms = session->backoff_ms * 2 < BACKOFF_MAX_MS ? session->backoff_ms * 2
                                                                    : BACKOFF_MAX_MS;

@@ -82,6 +82,26 @@ TEST(one_that_nobody_answers_ends_when_its_time_is_over)
     scene_close(&scene);
 }
 
+/* Two leases are long enough for one that is started again. */
+TEST_EACH(one_whose_coordinator_is_gone_does_not_wait_for_its_whole_time, 0, 2)
+{
+    struct cairn_shard *shard;
+    open_shard();
+    scene_serve(&scene, 1, 1);
+    shard = scene.shard;
+    if (_i == 1) ask(100); // and then it goes
+    shard->session.address.port = 1;
+    shard->session.lease_ms = 200;
+    const uint64_t serial = shard->session.serial, begin_ms = uv_hrtime() / 1000000;
+    cairn_peer_close(scene.session, CAIRN_OK, "it is gone");
+    while (shard->session.serial == serial) uv_run(&scene.loop, UV_RUN_ONCE);
+    if (_i == 0) cairn_shard_drain(shard, 100);
+    await_end();
+    const uint64_t took_ms = uv_hrtime() / 1000000 - begin_ms;
+    ck_assert(took_ms >= 400 && took_ms < 10000);
+    scene_close(&scene);
+}
+
 TEST(a_coordinator_that_comes_meanwhile_is_asked_too)
 {
     const Cairn__Done done = CAIRN__DONE__INIT;
