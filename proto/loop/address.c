@@ -71,10 +71,23 @@ cairn_status cairn_address_parse(const char *text, struct cairn_address *address
         return bad_address(text, "a v6 address stands in brackets", why);
     }
     if (host_bytes == 0) return bad_address(text, "there is no host", why);
+    if (host_bytes == 1 && host[0] == '*')
+        return bad_address(text, "* is every address of a host that listens, and none to go to",
+                           why);
     if (host_bytes >= sizeof address.host) return bad_address(text, "the host is too long", why);
     memcpy(address.host, host, host_bytes);
     *address_out = address;
     return CAIRN_OK;
+}
+
+cairn_status cairn_address_parse_listen(const char *text, struct cairn_address *address_out,
+                                        struct cairn_sentence *why)
+{
+    char all[16];
+    if (strncmp(text, "*:", 2) != 0 || strlen(text) > 7)
+        return cairn_address_parse(text, address_out, why);
+    snprintf(all, sizeof all, "0.0.0.0%s", text + 1);
+    return cairn_address_parse(all, address_out, why);
 }
 
 void cairn_address_print(const struct cairn_address *address,

@@ -26,6 +26,10 @@ struct cairn_address {
 CAIRN_MUST_CHECK cairn_status cairn_address_parse(const char *text,
                                                   struct cairn_address *address_out,
                                                   struct cairn_sentence *why);
+/* The same of where a listener listens: *:port is every IPv4 address of this host. */
+CAIRN_MUST_CHECK cairn_status cairn_address_parse_listen(const char *text,
+                                                         struct cairn_address *address_out,
+                                                         struct cairn_sentence *why);
 /* The written form of it. */
 void cairn_address_print(const struct cairn_address *address,
                          char text_out[CAIRN_ADDRESS_TEXT_BYTES]);

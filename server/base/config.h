@@ -19,7 +19,7 @@ enum cairn_option_type {
     CAIRN_OPTION_STRING,  /* char *, owned by the configuration; never NULL after _finish */
     CAIRN_OPTION_PATH,    /* char *, absolute, or relative to the working folder; not empty */
     CAIRN_OPTION_ADDRESS, /* char *, "host:port", "[v6]:port" or "/path"; empty if its default is */
-    CAIRN_OPTION_ADDRESSES, /* char *, several, blanks between; may be empty */
+    CAIRN_OPTION_ADDRESSES, /* char *, several to listen on, blanks between; may be empty */
     CAIRN_OPTION_BOOL,      /* bool: yes no true false on off */
     CAIRN_OPTION_INT,       /* int64_t */
     CAIRN_OPTION_BYTES,     /* int64_t, bytes: B KiB MiB GiB TiB */

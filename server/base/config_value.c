@@ -160,7 +160,7 @@ static const char *judge_addresses(const char *text, struct cairn_sentence *what
         const size_t length = strcspn(at, " ");
         if (length >= sizeof one) return "an address in it is too long";
         snprintf(one, sizeof one, "%.*s", (int)length, at);
-        if (cairn_address_parse(one, &address, what) != CAIRN_OK) return what->text;
+        if (cairn_address_parse_listen(one, &address, what) != CAIRN_OK) return what->text;
     }
     return NULL;
 }

@@ -2,6 +2,7 @@
 #include "server/base/control_socket.h"
 #include "server/base/listener_private.h"
 
+#include <arpa/inet.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -15,11 +16,34 @@ struct place {
     bool is_loopback;
 };
 
+/* A number, or the name that means loopback everywhere. */
+static bool is_plain(const char *host)
+{
+    struct in6_addr number;
+    return inet_pton(AF_INET, host, &number) == 1 || inet_pton(AF_INET6, host, &number) == 1 ||
+           strcmp(host, "localhost") == 0;
+}
+
+/* Whoever allows other hosts, and names an address, does not mean one that none of them reaches. */
+static cairn_status judge_name(const struct place *place, struct cairn_sentence *why)
+{
+    char found[CAIRN_ADDRESS_TEXT_BYTES];
+    const struct cairn_address *address = &place->address;
+    if (address->is_unix || !place->is_loopback || is_plain(address->host)) return CAIRN_OK;
+    cairn_address_print_socket(&place->addr, found);
+    *strrchr(found, ':') = '\0';
+    return cairn_fail(why, CAIRN_ERR_CONFIG,
+                      "the name %s leads to %s here, which no other host reaches (look at "
+                      "/etc/hosts), though insecure_network = yes: listen on the address that the "
+                      "others know, or *:%u for every one of this host",
+                      address->host, found, address->port);
+}
+
 static cairn_status find_place(const char *text, const struct cairn_listener_options *options,
                                struct place *place, struct cairn_sentence *why)
 {
     socklen_t addr_bytes;
-    cairn_status status = cairn_address_parse(text, &place->address, why);
+    cairn_status status = cairn_address_parse_listen(text, &place->address, why);
     if (status != CAIRN_OK) return status;
     status = cairn_address_resolve(&place->address, &place->addr, &addr_bytes, why);
     if (status != CAIRN_OK) return CAIRN_ERR_CONFIG;
@@ -31,7 +55,7 @@ static cairn_status find_place(const char *text, const struct cairn_listener_opt
                           "use it; listen on a socket or 127.0.0.1, or set insecure_network = yes "
                           "in [network] if everyone who can reach it may do everything",
                           text);
-    return CAIRN_OK;
+    return options->insecure_network ? judge_name(place, why) : CAIRN_OK;
 }
 
 cairn_status cairn_door_judge(const char *text, const struct cairn_listener_options *options,

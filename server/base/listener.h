@@ -45,8 +45,8 @@ struct cairn_listener_options {
       0,                                                                                     \
       0,                                                                                     \
       "Control addresses: the /path of a socket (mode 0660), or host:port, which each user " \
-      "of the host can reach (port 0: any free one). Empty: cairn/coordinator.sock in "      \
-      "$XDG_RUNTIME_DIR, else in /run." },                                                   \
+      "of the host can reach (port 0: any free one; *: every IPv4 address). Empty: "         \
+      "cairn/coordinator.sock in $XDG_RUNTIME_DIR, else in /run." },                         \
         { "network",                                                                         \
           "insecure_network",                                                                \
           CAIRN_OPTION_BOOL,                                                                 \

@@ -29,8 +29,9 @@ static const struct cairn_option options[] = {
     { "shard", "name", CAIRN_OPTION_STRING, offsetof(struct values, name), NULL, 0, 0,
       "What the cluster calls this shard: unique, and the same after a restart." },
     { "shard", "coordinator", CAIRN_OPTION_ADDRESS, offsetof(struct values, coordinator), "", 0, 0,
-      "The coordinator's control address. Empty: CAIRN_ENDPOINT of the environment, else "
-      "cairn/coordinator.sock in $XDG_RUNTIME_DIR, else in /run." },
+      "The coordinator's control address; a name is looked up for each connection, so that what it "
+      "leads to may move. Empty: CAIRN_ENDPOINT of the environment, else cairn/coordinator.sock in "
+      "$XDG_RUNTIME_DIR, else in /run." },
     { "shard", "on_sigterm", CAIRN_OPTION_STRING, offsetof(struct values, on_sigterm), "exit", 0, 0,
       "exit: it ends at once, and what it holds is lost; drain: what it holds is brought to other "
       "shards first." },

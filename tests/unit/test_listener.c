@@ -381,6 +381,34 @@ TEST(only_loopback_unless_insecure_is_said)
     open_listener();
 }
 
+/* The name service takes it for loopback. */
+TEST(a_star_is_every_address)
+{
+    struct cairn_sentence why;
+    options.listen = "*:0";
+    ck_assert_int_eq(cairn_listener_judge(&options, &why), CAIRN_ERR_REFUSED);
+    ck_assert_ptr_nonnull(strstr(why.text, "*:0: it is not a loopback address"));
+    options.insecure_network = true;
+    open_listener();
+    ck_assert_int_eq(strncmp(cairn_listener_address(listener), "0.0.0.0:", 8), 0);
+}
+
+/* As the host's own name does where /etc/hosts has it at 127.0.1.1. */
+TEST(a_name_that_leads_to_loopback_is_refused_where_other_hosts_are_to_come)
+{
+    struct cairn_sentence why;
+    options.listen = "127.1:0"; // no written form of an address, but the name service takes it
+    ck_assert_int_eq(cairn_listener_judge(&options, &why), CAIRN_OK);
+    options.insecure_network = true;
+    ck_assert_int_eq(cairn_listener_judge(&options, &why), CAIRN_ERR_CONFIG);
+    ck_assert_msg(strstr(why.text, "127.1 leads to 127.0.0.1 here, which no other host reaches") !=
+                      NULL,
+                  "%s", why.text);
+    ck_assert_ptr_nonnull(strstr(why.text, "or *:0"));
+    options.listen = "localhost:0 127.0.0.1:0";
+    ck_assert_int_eq(cairn_listener_judge(&options, &why), CAIRN_OK);
+}
+
 TEST(a_port_in_use_is_named)
 {
     struct cairn_sentence why;

@@ -578,6 +578,7 @@ TEST(an_address_has_one_written_form)
         { "a:", NULL, 0, false },
         { "", NULL, 0, false },
         { "run/cairn.sock", NULL, 0, false },
+        { "*:80", NULL, 0, false },
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct cairn_address parsed;
