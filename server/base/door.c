@@ -76,12 +76,29 @@ static void say_who_may_come(const struct place *place, const char *text)
                        text);
 }
 
+/* No device of this host has the address: at boot one may have it a moment later (DHCP, a floating address).
+ * Who ended for that, again and again, would be given up by the supervisor. */
+static int bind_early(struct cairn_door *door, const struct sockaddr_storage *addr)
+{
+    const int on = 1;
+    int fd;
+    int error = uv_fileno(&door->io.handle, &fd);
+    if (error == 0 && setsockopt(fd, SOL_IP, IP_FREEBIND, &on, sizeof on) != 0) error = UV_EINVAL;
+    if (error == 0) error = uv_tcp_bind(&door->io.tcp, (const struct sockaddr *)addr, 0);
+    if (error == 0)
+        cairn_log_warn("no device of this host has the address of %s: it is listened on all the "
+                       "same, and reached as soon as one has; `ip -br addr` shows those there are",
+                       door->address);
+    return error;
+}
+
 static cairn_status open_tcp(struct cairn_door *door, const struct sockaddr_storage *addr,
                              struct cairn_sentence *why)
 {
     struct sockaddr_storage bound = { 0 };
     int bound_bytes = sizeof bound;
     int error = uv_tcp_bind(&door->io.tcp, (const struct sockaddr *)addr, 0);
+    if (error == UV_EADDRNOTAVAIL) error = bind_early(door, addr);
     if (error == 0) error = uv_listen(&door->io.stream, BACKLOG, cairn_listener_on_connection);
     if (error == UV_EADDRINUSE)
         return cairn_fail(why, CAIRN_ERR_BUSY,

@@ -10,6 +10,7 @@
 #include "server/base/daemon.h"
 #include "server/base/headroom.h"
 #include "server/base/host_lock.h"
+#include "server/shard/addresses.h"
 #include "server/shard/device.h"
 #include "server/shard/shard.h"
 
@@ -90,7 +91,8 @@ static const struct cairn_option options[] = {
 struct program {
     struct values values;
     struct cairn_daemon daemon;
-    struct cairn_shard *shard; /* NULL: it is being closed, or could not be opened */
+    struct cairn_addresses addresses;
+    struct cairn_shard *shard; /* NULL: not open yet, or being closed */
     int exit_code;
     char coordinator[CAIRN_ADDRESS_TEXT_BYTES]; /* where it is looked for, if none is named */
 };
@@ -113,6 +115,7 @@ static void end_shard(struct program *program, int exit_code)
 static void on_stop(struct cairn_daemon *daemon, void *context)
 {
     struct program *program = context;
+    cairn_addresses_close(&program->addresses);
     if (program->shard == NULL) {
         cairn_daemon_stop(daemon, 0);
         return;
@@ -350,6 +353,16 @@ static cairn_status open_shard(struct program *program, struct cairn_sentence *w
     return cairn_shard_open(&program->daemon.loop, &shard_options, &program->shard, why);
 }
 
+static void on_addresses(void *context)
+{
+    struct program *program = context;
+    struct cairn_sentence why;
+    const cairn_status status = open_shard(program, &why);
+    if (status == CAIRN_OK) return;
+    program->shard = NULL;
+    cairn_daemon_fail(&program->daemon, status, &why);
+}
+
 int main(int argc, char **argv)
 {
     static struct program program;
@@ -366,12 +379,9 @@ int main(int argc, char **argv)
     };
     int exit_code;
     if (!cairn_daemon_begin(&program.daemon, &spec, argc, argv, &exit_code)) return exit_code;
-    struct cairn_sentence why;
     cairn_daemon_log(&program.daemon, program.values.name, &program.values.log);
-    cairn_status status = open_shard(&program, &why);
-    if (status != CAIRN_OK) {
-        program.shard = NULL;
-        cairn_daemon_fail(&program.daemon, status, &why);
-    }
+    const bool is_far = strcmp(program.values.fabric_kind, "mapped") != 0;
+    cairn_addresses_await(&program.addresses, &program.daemon.loop,
+                          is_far ? program.values.fabric_device : "", on_addresses, &program);
     return cairn_daemon_run(&program.daemon);
 }

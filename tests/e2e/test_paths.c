@@ -3,6 +3,7 @@
  *
  * `test_paths worker ADDRESS` is the worker: it prints its data path, trains, and says what went wrong. */
 #include <check.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -198,6 +199,55 @@ TEST(the_status_says_where_the_data_of_each_comes_to)
     ck_assert_msg(status == 0, "%d: %s", status, said);
     need_text(said, "10.81.0.2 data0 tcp");
     need_text(said, "10.82.0.2 data1 tcp");
+}
+
+static bool log_has(const char *path, const char *part)
+{
+    static char text[16384];
+    FILE *file = fopen(path, "re");
+    if (file == NULL) return false;
+    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    fclose(file);
+    return strstr(text, part) != NULL;
+}
+
+/* As DHCP that comes after the daemon. */
+TEST(a_device_that_has_no_address_yet_is_waited_for)
+{
+    char log[300], set_coordinator[300];
+    ck_assert(netns_ip("-n %s link add late type veth peer name later", worker));
+    ck_assert(netns_ip("-n %s link set late up", worker));
+    snprintf(log, sizeof log, "%s/late.log", cluster.folder);
+    snprintf(set_coordinator, sizeof set_coordinator, "shard.coordinator=%s", cluster.address);
+    const char *const argv[] = { "ip",
+                                 "netns",
+                                 "exec",
+                                 worker,
+                                 CAIRN_BIN_DIR "/cairn-shard",
+                                 "--set",
+                                 "shard.name=late",
+                                 "--set",
+                                 set_coordinator,
+                                 "--set",
+                                 "fabric.device=late",
+                                 "--set",
+                                 "network.insecure_network=yes",
+                                 "--set",
+                                 "memory.limit=64MiB",
+                                 NULL };
+    const pid_t pid = cluster_spawn(argv, log);
+    for (int i = 0; i < 600 && !log_has(log, "device late has no address yet, or"); i++)
+        ck_assert_int_eq(cluster_wait(pid, 10), -1);
+    ck_assert(log_has(log, "or is not up: this shard waits for that"));
+    ck_assert(netns_ip("-n %s address add 10.95.0.1/24 dev late", worker));
+    ck_assert_int_eq(cluster_wait(pid, 600), -1); // it has looked again: there is no carrier
+    ck_assert(netns_ip("-n %s link set later up", worker));
+    for (int i = 0; i < 600 && !log_has(log, "msg=ready"); i++)
+        ck_assert_int_eq(cluster_wait(pid, 10), -1);
+    ck_assert(log_has(log, "msg=ready"));
+    kill(pid, SIGTERM);
+    ck_assert_int_eq(cluster_wait(pid, CLUSTER_WAIT_MS), 0);
+    ck_assert(netns_ip("-n %s link delete late", worker));
 }
 
 SUITE(60, set_up, tear_down);

@@ -393,6 +393,15 @@ TEST(a_star_is_every_address)
     ck_assert_int_eq(strncmp(cairn_listener_address(listener), "0.0.0.0:", 8), 0);
 }
 
+/* Of those that no host has (RFC 5737), as before DHCP has given one. */
+TEST(an_address_that_no_device_has_yet_is_listened_on)
+{
+    options.listen = "198.51.100.7:0 127.0.0.1:0";
+    options.insecure_network = true;
+    open_listener();
+    ck_assert_int_eq(strncmp(cairn_listener_address(listener), "198.51.100.7:", 13), 0);
+}
+
 /* As the host's own name does where /etc/hosts has it at 127.0.1.1. */
 TEST(a_name_that_leads_to_loopback_is_refused_where_other_hosts_are_to_come)
 {
