@@ -16,10 +16,25 @@ static cairn_status scan(const char *root, const char *path, struct cairn_names 
     return cairn_fail(why, status, "listing the snapshots in %s: %s", root, said.text);
 }
 
-static bool has_manifest(const char *folder)
+/* Goes on without it; `why` says so in the end. */
+static void note_unread(struct cairn_sentence *why, const struct cairn_sentence *said)
 {
+    if (why != NULL)
+        cairn_sentence_add(why, "%s%s", why->text[0] != '\0' ? "; " : "",
+                           cairn_sentence_brief(said->text, 300).text);
+}
+
+/* By its path beneath the root, so that no link is followed. */
+static bool has_manifest(const char *root, const char *job, const char *id,
+                         struct cairn_sentence *why)
+{
+    char path[CAIRN_NAME_MAX + CAIRN_SNAPSHOT_ID_BYTES + sizeof CAIRN_MANIFEST_NAME + 2];
+    struct cairn_sentence said = { "" };
     uint64_t bytes;
-    return cairn_storage_of(folder)->stat(folder, CAIRN_MANIFEST_NAME, &bytes, NULL) == CAIRN_OK;
+    snprintf(path, sizeof path, "%s/%s/" CAIRN_MANIFEST_NAME, job, id);
+    const cairn_status status = cairn_storage_of(root)->stat(root, path, &bytes, &said);
+    if (status == CAIRN_ERR_IO) note_unread(why, &said);
+    return status == CAIRN_OK;
 }
 
 static cairn_status list_job(const char *root, const char *job, cairn_snapshot_fn on_snapshot,
@@ -30,12 +45,14 @@ static cairn_status list_job(const char *root, const char *job, cairn_snapshot_f
     for (size_t i = 0; i < names.count && status == CAIRN_OK; i++) {
         char *folder = NULL;
         uint64_t generation, step;
-        if (!cairn_snapshot_id_parse(names.list[i], &generation, &step)) continue;
+        if (!cairn_snapshot_id_parse(names.list[i], &generation, &step) ||
+            !has_manifest(root, job, names.list[i], why))
+            continue;
         if (asprintf(&folder, "%s/%s/%s", root, job, names.list[i]) < 0) {
             status = CAIRN_ERR_NO_MEMORY;
             break;
         }
-        if (has_manifest(folder)) on_snapshot(context, job, names.list[i], folder);
+        on_snapshot(context, job, names.list[i], folder);
         free(folder);
     }
     cairn_names_release(&names);
@@ -61,12 +78,17 @@ cairn_status cairn_snapshot_list(const char *root, const char *job, cairn_snapsh
                                  void *context, struct cairn_sentence *why)
 {
     struct cairn_names names;
+    if (why != NULL) why->text[0] = '\0';
     if (job != NULL) // none has another name
         return cairn_job_name_ok(job) ? list_job(root, job, on_snapshot, context, why) : CAIRN_OK;
     cairn_status status = scan(root, "", &names, why);
-    for (size_t i = 0; i < names.count && status == CAIRN_OK; i++)
-        if (cairn_job_name_ok(names.list[i]))
-            status = list_job(root, names.list[i], on_snapshot, context, why);
+    for (size_t i = 0; i < names.count && status == CAIRN_OK; i++) {
+        struct cairn_sentence said = { "" };
+        if (!cairn_job_name_ok(names.list[i])) continue;
+        status = list_job(root, names.list[i], on_snapshot, context, &said);
+        if (said.text[0] != '\0') note_unread(why, &said);
+        if (status == CAIRN_ERR_IO) status = CAIRN_OK; // another job's folder is no reason
+    }
     cairn_names_release(&names);
     return status;
 }

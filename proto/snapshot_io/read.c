@@ -81,9 +81,11 @@ cairn_status cairn_manifest_load(const char *folder, struct cairn_manifest *out,
     const struct cairn_storage *storage = cairn_storage_of(folder);
     struct cairn_storage_file *file = NULL;
     uint64_t bytes;
-    if (storage->stat(folder, "", &bytes, why) == CAIRN_ERR_NOT_FOUND)
+    cairn_status status = storage->stat(folder, "", &bytes, why);
+    if (status == CAIRN_ERR_NOT_FOUND)
         return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "there is no snapshot %s", folder);
-    cairn_status status = storage->open(folder, CAIRN_MANIFEST_NAME, false, &file, why);
+    if (status != CAIRN_OK) return status;
+    status = storage->open(folder, CAIRN_MANIFEST_NAME, false, &file, why);
     if (status == CAIRN_ERR_NOT_FOUND)
         return cairn_fail(
             why, CAIRN_ERR_NOT_FOUND,

@@ -16,6 +16,75 @@ struct removal {
     struct cairn_sentence *why;
 };
 
+/* ---- what is in it ---- */
+
+/* The folder, or a part of it, is looked through for what is not of a snapshot. */
+struct looking {
+    const char *part;                      /* "": the folder itself */
+    char stray[CAIRN_SNAPSHOT_PATH_BYTES]; /* empty: none */
+};
+
+static bool is_own_file(const char *name)
+{
+    static const char *const own[] = { CAIRN_MANIFEST_NAME, CAIRN_MANIFEST_NAME ".tmp",
+                                       CAIRN_MANIFEST_SIGNATURE_NAME,
+                                       CAIRN_MANIFEST_SIGNATURE_NAME ".tmp" };
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        if (strcmp(name, own[i]) == 0) return true;
+    return false;
+}
+
+static bool is_part(const char *name)
+{
+    for (int i = 0; i < CAIRN_SNAPSHOT_FOLDERS; i++)
+        if (strcmp(name, cairn_snapshot_folder_name((enum cairn_snapshot_folder)i)) == 0)
+            return true;
+    return false;
+}
+
+/* A file of a part, whole or begun. */
+static bool is_data(const char *part, const char *name)
+{
+    char path[2 * CAIRN_SNAPSHOT_PATH_BYTES];
+    const int length = snprintf(path, sizeof path, "%s/%s", part, name);
+    if (length < 4 || (size_t)length >= sizeof path) return false;
+    if (strcmp(path + length - 4, ".tmp") == 0) path[length - 4] = '\0';
+    return cairn_snapshot_path_ok(path);
+}
+
+static void look_at(void *context, const char *name, bool is_folder)
+{
+    struct looking *l = context;
+    const bool is_top = l->part[0] == '\0';
+    const bool is_own = is_top && is_part(name) ? is_folder
+                        : is_top                ? is_own_file(name) && !is_folder
+                                                : is_data(l->part, name) && !is_folder;
+    // A file that somebody has open on NFS: it goes when that is closed.
+    if (is_own || strncmp(name, ".nfs", 4) == 0 || l->stray[0] != '\0') return;
+    snprintf(l->stray, sizeof l->stray, "%s%s%.40s", l->part, is_top ? "" : "/", name);
+}
+
+/* Nothing is removed where all of it cannot be: half a snapshot is none, and nobody's either. */
+static cairn_status judge_content(const struct removal *r)
+{
+    struct looking l = { .part = "", .stray = "" };
+    cairn_status status = r->storage->list(r->root, r->place, look_at, &l, r->why);
+    for (int i = 0; i < CAIRN_SNAPSHOT_FOLDERS && status == CAIRN_OK && l.stray[0] == '\0'; i++) {
+        char path[sizeof r->place + 16];
+        l.part = cairn_snapshot_folder_name((enum cairn_snapshot_folder)i);
+        snprintf(path, sizeof path, "%s/%s", r->place, l.part);
+        status = r->storage->list(r->root, path, look_at, &l, r->why);
+        if (status == CAIRN_ERR_NOT_FOUND) status = CAIRN_OK; // it has no such part
+    }
+    if (status != CAIRN_OK || l.stray[0] == '\0') return status;
+    return cairn_fail(r->why, CAIRN_ERR_REFUSED,
+                      "%s is not removed: in it is %s, a link or a file that is not of a snapshot; "
+                      "move that away, then remove it again",
+                      r->place, l.stray);
+}
+
+/* ---- the removal ---- */
+
 /* One that is not there is fine. */
 static cairn_status remove_file(const struct removal *r, const char *part, const char *name)
 {
@@ -85,9 +154,9 @@ cairn_status cairn_snapshot_uncommit(const char *root, const char *job, const ch
     struct removal removal = { cairn_storage_of(root), root, "", removed_out, why };
     *removed_out = (struct cairn_snapshot_removed) { 0 };
     snprintf(removal.place, sizeof removal.place, "%s/%s", job, id);
-    return cairn_snapshot_committed(root, job, id, why) == CAIRN_ERR_NOT_FOUND
-               ? CAIRN_OK
-               : remove_manifest(&removal);
+    if (cairn_snapshot_committed(root, job, id, why) == CAIRN_ERR_NOT_FOUND) return CAIRN_OK;
+    const cairn_status status = judge_content(&removal);
+    return status == CAIRN_OK ? remove_manifest(&removal) : status;
 }
 
 cairn_status cairn_snapshot_remove(const char *root, const char *job, const char *id,
@@ -97,9 +166,7 @@ cairn_status cairn_snapshot_remove(const char *root, const char *job, const char
     struct removal removal = { cairn_storage_of(root), root, "", removed_out, why };
     *removed_out = (struct cairn_snapshot_removed) { 0 };
     snprintf(removal.place, sizeof removal.place, "%s/%s", job, id);
-    struct cairn_names names;
-    cairn_status status = cairn_names_list(root, removal.place, &names, why);
-    cairn_names_release(&names);
+    cairn_status status = judge_content(&removal);
     if (status == CAIRN_ERR_NOT_FOUND)
         return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "there is no snapshot %s of job %s", id, job);
     if (status == CAIRN_OK) status = remove_all(&removal);

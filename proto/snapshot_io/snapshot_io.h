@@ -70,7 +70,8 @@ cairn_status cairn_manifest_load(const char *folder, struct cairn_manifest *out,
 
 /* Calls on_snapshot for every committed snapshot of `job` (NULL = of all jobs) under root, oldest
  * step first; the strings are borrowed for the call. The manifest is there, but not judged yet. A
- * missing root or job has none. */
+ * missing root or job has none. A folder that cannot be read is passed over, but for the root and the job
+ * that was asked for: then it is CAIRN_OK, and `why`, else empty, says which. Links are not followed. */
 typedef void (*cairn_snapshot_fn)(void *context, const char *job, const char *id,
                                   const char *folder);
 cairn_status cairn_snapshot_list(const char *root, const char *job, cairn_snapshot_fn on_snapshot,

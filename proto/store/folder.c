@@ -24,6 +24,8 @@ cairn_status cairn_folder_failed(struct cairn_sentence *why, const char *step, c
     return cairn_fail(why, status, "%s of %s: %s%s", step, path, strerror(error),
                       full ? "; free space or name another snapshot folder, then take it again"
                       : error == ENOENT ? "; is the storage mounted?"
+                      : error == ELOOP  ? "; it is a link, which is not followed: give the folder "
+                                          "that it leads to"
                                         : "");
 }
 
@@ -101,6 +103,8 @@ static cairn_status make(const char *at, const char *path, bool exclusive,
     const cairn_status status = !made && (errno != EEXIST || exclusive)
                                     ? cairn_folder_failed(why, "mkdir", name)
                                     : settle_made(parent_fd, name, made, why);
+    if (made && status != CAIRN_OK) // nobody knows of it: it would stay
+        (void)unlinkat(parent_fd, name, AT_REMOVEDIR);
     close(parent_fd);
     return status;
 }
@@ -135,20 +139,31 @@ static cairn_status list(const char *at, const char *path, cairn_storage_name_fn
     return status;
 }
 
+/* A root may be reached by a link, a snapshot's folder, which lies among what others may write to, not. */
+static cairn_status stat_location(const char *at, struct cairn_sentence *why)
+{
+    struct stat info;
+    if (lstat(at, &info) != 0) return cairn_folder_missed(why, "open", at);
+    if (S_ISDIR(info.st_mode)) return CAIRN_OK;
+    errno = S_ISLNK(info.st_mode) ? ELOOP : ENOTDIR;
+    return cairn_folder_missed(why, "open", at);
+}
+
 static cairn_status stat_file(const char *at, const char *path, uint64_t *bytes_out,
                               struct cairn_sentence *why)
 {
     const char *name;
     struct stat info;
-    const int parent_fd = cairn_folder_open_parent(at, path, &name);
-    if (parent_fd < 0) return cairn_folder_missed(why, "open", path[0] != '\0' ? path : at);
-    cairn_status status = CAIRN_OK;
     *bytes_out = 0;
-    if (path[0] != '\0' && fstatat(parent_fd, name, &info, AT_SYMLINK_NOFOLLOW) != 0)
+    if (path[0] == '\0') return stat_location(at, why);
+    const int parent_fd = cairn_folder_open_parent(at, path, &name);
+    if (parent_fd < 0) return cairn_folder_missed(why, "open", path);
+    cairn_status status = CAIRN_OK;
+    if (fstatat(parent_fd, name, &info, AT_SYMLINK_NOFOLLOW) != 0)
         status = cairn_folder_missed(why, "reading", path);
-    else if (path[0] != '\0' && !S_ISREG(info.st_mode))
+    else if (!S_ISREG(info.st_mode))
         status = cairn_fail(why, CAIRN_ERR_CORRUPT, "%s is no regular file", path);
-    else if (path[0] != '\0')
+    else
         *bytes_out = (uint64_t)info.st_size;
     close(parent_fd);
     return status;

@@ -14,7 +14,7 @@
  *   commit                          the same of a small one, at once; with `replace`, the one before it
  *                                   stays until the new one is there whole. Readers see one of the two
  *   list, open                      see what was made before they were called, from whichever host
- *   failure                         what a failed put or commit has written is not there, but with
+ *   failure                         what a failed make, put or commit has made is not there, but with
  *                                   `replace` one of the two is, whole; nothing is synced a second time
  *                                   after a failed sync, which may have lost the data
  *

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include "proto/spec/planes.h"
@@ -392,6 +393,87 @@ static void on_snapshot(void *context, const char *job, const char *id, const ch
     cairn_manifest_release(&manifest);
 }
 
+/* Each is in the way of a removal; what would be left of it were none and nobody's. */
+START_TEST(a_snapshot_with_something_strange_in_it_is_removed_wholly_or_not_at_all)
+{
+    static const char *const strays[][2] = {
+        { "mv optim ../o && ln -s ../o optim", "optim" },
+        { "echo x >notes.txt", "notes.txt" },
+        { "echo x >model/notes.txt", "model/notes.txt" },
+        { "mkdir model/shard-00001-model-00009-of-00009.safetensors", "model/shard" },
+        { "mkdir .mine", ".mine" },
+    };
+    for (size_t i = 0; i < sizeof strays / sizeof *strays; i++) {
+        uint64_t seed = 3;
+        struct cairn_job_spec_data spec = cairn_sample_spec("adamw");
+        struct cairn_snapshot_removed removed;
+        struct cairn_sentence why = { "" };
+        char command[3 * CAIRN_SCRATCH_BYTES + 200];
+        cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 10 } });
+        char *folder = take_snapshot(&spec, 1, 100 + i, &seed);
+        const char *id = strrchr(folder, '/') + 1;
+        snprintf(command, sizeof command, "cd %s && %s", folder, strays[i][0]);
+        ck_assert_int_eq(system(command), 0);
+        ck_assert_int_eq(cairn_snapshot_uncommit(scratch, "job", id, &removed, &why),
+                         CAIRN_ERR_REFUSED);
+        ck_assert_int_eq(cairn_snapshot_remove(scratch, "job", id, &removed, &why),
+                         CAIRN_ERR_REFUSED);
+        ck_assert_msg(strstr(why.text, strays[i][1]) != NULL, "%s", why.text);
+        ck_assert_uint_eq(removed.files, 0);
+        ck_assert_int_eq(cairn_snapshot_committed(scratch, "job", id, &why), CAIRN_OK);
+        free(folder);
+        cairn_spec_release(&spec);
+    }
+}
+END_TEST
+
+START_TEST(a_folder_that_is_a_link_is_neither_listed_nor_opened)
+{
+    uint64_t seed = 3;
+    struct cairn_job_spec_data spec = cairn_sample_spec("adamw");
+    struct cairn_snapshot snapshot;
+    struct cairn_sentence why = { "" };
+    struct listing all = { .count = 0 };
+    char command[3 * CAIRN_SCRATCH_BYTES + 200];
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 10 } });
+    char *folder = take_snapshot(&spec, 1, 9, &seed);
+    snprintf(command, sizeof command, "mv %s %s-there && ln -s %s-there %s", folder, folder, folder,
+             folder);
+    ck_assert_int_eq(system(command), 0);
+    ck_assert_int_eq(cairn_snapshot_list(scratch, NULL, on_snapshot, &all, &why), CAIRN_OK);
+    ck_assert_uint_eq(all.count, 0);
+    ck_assert_int_eq(cairn_snapshot_open(folder, &snapshot, &why), CAIRN_ERR_IO);
+    ck_assert_msg(strstr(why.text, "it is a link, which is not followed") != NULL, "%s", why.text);
+    free(folder);
+    cairn_spec_release(&spec);
+}
+END_TEST
+
+START_TEST(a_list_of_all_jobs_lives_with_a_folder_that_it_may_not_read)
+{
+    uint64_t seed = 3;
+    struct cairn_job_spec_data spec = cairn_sample_spec("adamw");
+    struct cairn_sentence why = { "" };
+    struct listing all = { .count = 0 };
+    char path[CAIRN_SCRATCH_BYTES + 16];
+    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct cairn_shape) { 1, { 10 } });
+    free(take_snapshot(&spec, 1, 9, &seed));
+    snprintf(path, sizeof path, "chmod -R a+rX %s", scratch);
+    ck_assert_int_eq(system(path), 0);
+    snprintf(path, sizeof path, "%s/other", scratch);
+    ck_assert_int_eq(mkdir(path, 0), 0);
+    if (geteuid() == 0) ck_assert_int_eq(seteuid(4711), 0); // root may read all
+    const cairn_status status = cairn_snapshot_list(scratch, NULL, on_snapshot, &all, &why);
+    ck_assert_int_eq(seteuid(getuid()), 0);
+    ck_assert_int_eq(status, CAIRN_OK);
+    ck_assert_uint_eq(all.count, 1);
+    ck_assert_msg(strstr(why.text, "other") != NULL, "%s", why.text);
+    ck_assert_int_eq(cairn_snapshot_list(scratch, "job", on_snapshot, &all, &why), CAIRN_OK);
+    ck_assert_str_eq(why.text, "");
+    cairn_spec_release(&spec);
+}
+END_TEST
+
 START_TEST(only_committed_snapshots_are_listed_oldest_first)
 {
     uint64_t seed = 3;
@@ -432,6 +514,9 @@ static void add_own(TCase *tcase)
 {
     tcase_add_loop_test(tcase, what_any_shards_write_any_shards_read, 0, 25);
     tcase_add_test(tcase, the_files_of_all_shards_of_a_layout_hold_everything_once);
+    tcase_add_test(tcase, a_snapshot_with_something_strange_in_it_is_removed_wholly_or_not_at_all);
+    tcase_add_test(tcase, a_folder_that_is_a_link_is_neither_listed_nor_opened);
+    tcase_add_test(tcase, a_list_of_all_jobs_lives_with_a_folder_that_it_may_not_read);
     tcase_add_test(tcase, ranges_that_follow_each_other_are_one_box_in_one_file);
     tcase_add_test(tcase, what_is_not_stored_cannot_be_read);
     tcase_add_test(tcase, the_bytes_of_a_file_are_nailed_down);

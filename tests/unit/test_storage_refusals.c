@@ -131,6 +131,21 @@ TEST(direct_io_that_is_refused_to_several_threads_at_once_goes_through_the_page_
     storage->close(file);
 }
 
+TEST(a_folder_that_cannot_be_made_durable_is_not_there)
+{
+    const struct cairn_storage *storage = cairn_storage_of(folder);
+    uint64_t bytes;
+    folders_fail = true;
+    ck_assert_int_eq(storage->make(folder, "step", true, &why), CAIRN_ERR_IO);
+    folders_fail = false;
+    ck_assert_int_eq(storage->remove(folder, "step", true, &bytes, &why), CAIRN_ERR_NOT_FOUND);
+    ck_assert_int_eq(storage->make(folder, "step", false, &why), CAIRN_OK);
+    folders_fail = true;
+    ck_assert_int_eq(storage->make(folder, "step", false, &why), CAIRN_ERR_IO); // another's stays
+    folders_fail = false;
+    ck_assert_int_eq(storage->remove(folder, "step", true, &bytes, &why), CAIRN_OK);
+}
+
 TEST(of_a_word_and_its_replacement_one_is_there_though_the_folder_cannot_be_synced)
 {
     const struct cairn_storage *storage = cairn_storage_of(folder);

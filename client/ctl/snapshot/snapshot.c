@@ -239,6 +239,7 @@ int cairn_ctl_snapshot_list(struct ctl *ctl)
             if (list->snapshots[i]->check_failed)
                 cairn_ctl_warn_damaged(list->snapshots[i], "is no good one");
     }
+    if (list->unread[0] != '\0') fprintf(stderr, "cairn: not all are listed: %s\n", list->unread);
     cairn_message_free(reply);
     return 0;
 }

@@ -172,6 +172,7 @@ static void send_list(struct listing *listing)
         }
         message.snapshots = list;
         message.n_snapshots = listing->found.count;
+        message.unread = listing->found.unread.text;
         cairn_cluster_session_send(listing->work.session, CAIRN_MSG_SNAPSHOT_LIST,
                                    listing->work.request, &message.base);
     } else {

@@ -24,7 +24,7 @@ void cairn_cluster_found_release(struct cairn_cluster_found *found)
 {
     for (size_t i = 0; i < found->count; i++) release_one(&found->list[i]);
     free(found->list);
-    *found = (struct cairn_cluster_found) { NULL, 0 };
+    *found = (struct cairn_cluster_found) { .list = NULL };
 }
 
 static int newer_place(const struct cairn_snapshot_place *m, const struct cairn_snapshot_place *n)
@@ -110,7 +110,7 @@ cairn_status cairn_cluster_find_snapshots(const struct cairn_cluster *cluster, c
 {
     struct finding finding = { out, id, CAIRN_OK, why };
     struct cairn_sentence list_why;
-    out->count = 0;
+    *out = (struct cairn_cluster_found) { .count = 0 };
     out->list = calloc(CAIRN_FOUND_MAX + 1, sizeof *out->list);
     if (out->list == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     cairn_status status = cairn_cluster_storage_seen(cluster, why);
@@ -118,6 +118,7 @@ cairn_status cairn_cluster_find_snapshots(const struct cairn_cluster *cluster, c
     status = cairn_snapshot_list(cluster->storage.path, job, on_snapshot, &finding, &list_why);
     qsort(out->list, out->count, sizeof *out->list, job != NULL ? newer_first : by_job);
     if (job != NULL) cairn_find_line(out, NULL);
+    if (status == CAIRN_OK) out->unread = list_why;
     if (status != CAIRN_OK && finding.status == CAIRN_OK) {
         finding.status = status;
         *why = list_why;

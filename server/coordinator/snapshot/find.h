@@ -25,6 +25,7 @@ struct cairn_found_snapshot {
 struct cairn_cluster_found {
     struct cairn_found_snapshot *list; /* owned: [count], the newest first */
     size_t count;
+    struct cairn_sentence unread; /* which folders could not be read; empty: none */
 };
 
 /* Of `job` (NULL = of all), the one of that id (NULL = all). Blocks: for another thread than the loop's. One

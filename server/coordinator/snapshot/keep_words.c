@@ -78,7 +78,7 @@ static const struct cairn_found_snapshot *listed(const struct cairn_cluster_foun
 static cairn_status move_latest(const struct cairn_cluster *cluster, const char *job,
                                 const char *id, struct cairn_sentence *why)
 {
-    struct cairn_cluster_found found = { NULL, 0 };
+    struct cairn_cluster_found found = { .list = NULL };
     struct cairn_snapshot_words words;
     cairn_status status = look(cluster, job, &found, &words, why);
     const struct cairn_found_snapshot *mine = listed(&found, id),
@@ -99,7 +99,7 @@ static cairn_status leave_damaged(const struct cairn_cluster *cluster, const cha
                                   const char *id, struct cairn_sentence *why)
 {
     const char *root = cluster->storage.path;
-    struct cairn_cluster_found found = { NULL, 0 };
+    struct cairn_cluster_found found = { .list = NULL };
     struct cairn_snapshot_words words;
     cairn_status status = look(cluster, job, &found, &words, why);
     if (status == CAIRN_OK && strcmp(words.latest, id) == 0) {
@@ -187,7 +187,7 @@ cairn_status cairn_cluster_snapshot_release(const struct cairn_cluster *cluster,
                                             struct cairn_sentence *why)
 {
     const char *root = cluster->storage.path;
-    struct cairn_cluster_found found = { NULL, 0 };
+    struct cairn_cluster_found found = { .list = NULL };
     struct cairn_snapshot_words words = { .latest = "" };
     pthread_mutex_lock(&one_writer);
     cairn_status status = look(cluster, job, &found, &words, why);

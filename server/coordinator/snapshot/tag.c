@@ -41,7 +41,7 @@ static cairn_status take_off(const struct tagging *t, const struct cairn_snapsho
 static cairn_status put_on(const struct tagging *t, const struct cairn_snapshot_words *words,
                            struct cairn_sentence *why)
 {
-    struct cairn_cluster_found found = { NULL, 0 };
+    struct cairn_cluster_found found = { .list = NULL };
     const struct cairn_snapshot_tag *tag = find(words, t->name);
     if (tag == NULL && words->tag_count >= CAIRN_SNAPSHOT_WORDS_MAX)
         return cairn_fail(why, CAIRN_ERR_REFUSED, "job %s has %d tags, which is all there may be",
