@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/support/suite.h"
@@ -79,6 +80,33 @@ TEST(damage_is_named_and_ends_with_5)
     says(5, "block 0");
     cluster_cli(&cluster, &said, "snapshot", "verify", "--path", folder, "-o", "json", NULL);
     says(5, "\"state\": \"damaged\"");
+}
+
+TEST(damage_that_verify_finds_is_said_by_list_and_restore)
+{
+    char command[700];
+    snprintf(command, sizeof command, "until [ -e %s/tiny/checks/%s ]; do sleep 0.02; done",
+             cluster.snapshots_path, id);
+    ck_assert_int_eq(system(command), 0); // the coordinator has read it, and found it good
+    damage();
+    cluster_cli(&cluster, &said, "snapshot", "list", "tiny", NULL);
+    says(0, "s ago");
+    cluster_cli(&cluster, &said, "snapshot", "verify", "tiny", id, NULL);
+    says(5, "block 0");
+    cluster_cli(&cluster, &said, "snapshot", "list", "tiny", NULL);
+    says(0, "damaged, ");
+}
+
+TEST(a_copy_says_whose_it_is)
+{
+    char root[300], words[400];
+    snprintf(root, sizeof root, "%s/copies", cluster.folder);
+    ck_assert_int_eq(mkdir(root, 0750), 0);
+    if (geteuid() == 0) ck_assert_int_eq(chown(root, 4711, 4711), 0);
+    cluster_cli(&cluster, &said, "snapshot", "copy", "tiny", id, "--to", root, NULL);
+    says(0, "folders 0750, files 0640");
+    snprintf(words, sizeof words, "chown -R 4711:4711 %s/tiny/%s", root, id);
+    if (geteuid() == 0) says(0, words);
 }
 
 /* As the coordinator notes it, behind its own reading of the new one. */

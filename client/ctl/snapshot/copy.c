@@ -1,11 +1,15 @@
 /* cairn snapshot copy: a snapshot into another storage. */
+#include <grp.h>
+#include <pwd.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "client/ctl/progress.h"
 #include "client/ctl/snapshot/place.h"
 #include "proto/snapshot_io/copy.h"
+#include "proto/store/storage.h"
 
 static volatile sig_atomic_t interrupted;
 
@@ -21,20 +25,61 @@ static bool on_progress(void *context, uint64_t done)
     return !interrupted;
 }
 
+/* Whose the copy is: a coordinator of another user can neither list, restore nor remove it. */
+struct owner {
+    char text[200]; /* "cairn:cairn" */
+    uid_t user;
+    gid_t group;
+};
+
+static struct owner owner_of(const char *folder)
+{
+    struct owner owner = { .text = "" };
+    struct stat info;
+    if (stat(folder, &info) != 0) return owner;
+    const struct passwd *user = getpwuid(info.st_uid);
+    char name[64];
+    snprintf(name, sizeof name, "%u", (unsigned)info.st_uid);
+    snprintf(owner.text, sizeof owner.text, "%.64s", user != NULL ? user->pw_name : name);
+    const struct group *group = getgrgid(info.st_gid);
+    snprintf(name, sizeof name, "%u", (unsigned)info.st_gid);
+    const size_t used = strlen(owner.text);
+    snprintf(owner.text + used, sizeof owner.text - used, ":%.64s",
+             group != NULL ? group->gr_name : name);
+    owner.user = info.st_uid;
+    owner.group = info.st_gid;
+    return owner;
+}
+
+static void warn_of_owner(const struct owner *copy, const char *root, const char *folder)
+{
+    const struct owner there = owner_of(root);
+    if (copy->text[0] == '\0' || there.text[0] == '\0' || copy->user == there.user) return;
+    fprintf(stderr,
+            "cairn: the copy is %s's, and %s is %s's, who can neither restore nor remove it: chown "
+            "-R %s %s\n",
+            copy->text, root, there.text, there.text, folder);
+}
+
 static int print(const struct ctl *ctl, const struct cairn_snapshot *snapshot, uint64_t bytes,
-                 const char *folder)
+                 const char *root, const char *folder)
 {
     const struct cairn_manifest *m = &snapshot->manifest;
+    const struct owner owner = owner_of(folder);
+    warn_of_owner(&owner, root, folder);
     if (ctl->json)
-        return cairn_ctl_print_json(json_pack("{s:s, s:s, s:I, s:i, s:b}", "job", m->spec.name,
+        return cairn_ctl_print_json(json_pack("{s:s, s:s, s:I, s:i, s:b, s:s}", "job", m->spec.name,
                                               "path", folder, "bytes", (json_int_t)bytes, "files",
-                                              (int)m->file_count, "signed", m->signature != NULL));
+                                              (int)m->file_count, "signed", m->signature != NULL,
+                                              "owner", owner.text));
     if (ctl->quiet) {
         printf("%s\n", folder);
         return 0;
     }
     cairn_ctl_line("copied", "%s", folder);
     cairn_ctl_line("size", "%s in %zu files", cairn_ctl_bytes(bytes), m->file_count);
+    cairn_ctl_line("owner", "%s, folders %04o, files %04o", owner.text, CAIRN_SNAPSHOT_FOLDER_MODE,
+                   CAIRN_SNAPSHOT_FILE_MODE);
     cairn_ctl_line("signature", "%s", m->signature != NULL ? "along" : "none");
     return 0;
 }
@@ -55,7 +100,7 @@ static int copy_to(struct ctl *ctl, struct cairn_snapshot *snapshot, const char 
     cairn_ctl_progress_begin(&progress, ctl, "copied", bytes);
     const cairn_status status = cairn_snapshot_copy(snapshot, root, &copy, &folder, &why);
     cairn_ctl_progress_end(&progress);
-    const int done = status == CAIRN_OK ? print(ctl, snapshot, bytes, folder)
+    const int done = status == CAIRN_OK ? print(ctl, snapshot, bytes, root, folder)
                                         : cairn_ctl_fail(status, "%s", why.text);
     cairn_snapshot_close(snapshot);
     free(folder);

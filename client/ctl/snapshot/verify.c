@@ -1,10 +1,15 @@
 /* cairn snapshot verify: every block of a snapshot against its checksum, and its signature. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "client/ctl/progress.h"
 #include "client/ctl/snapshot/place.h"
 #include "proto/snapshot/manifest_trust.h"
+#include "proto/snapshot_io/word.h"
 
 struct verification {
     const struct ctl *ctl;
@@ -78,6 +83,55 @@ static int print(const struct verification *v, const char *folder, uint64_t byte
     return 0;
 }
 
+/* The folder of its job, and the snapshots' root above it. False: it lies elsewhere than snapshots do, and
+ * nobody looks for a word of it there. */
+static bool split_place(const char *folder, const struct cairn_manifest *m, char root[PATH_MAX],
+                        char id[CAIRN_SNAPSHOT_ID_BYTES])
+{
+    uint64_t generation, step;
+    snprintf(root, PATH_MAX, "%s", folder);
+    char *slash = strrchr(root, '/');
+    if (slash == NULL || strlen(slash + 1) >= CAIRN_SNAPSHOT_ID_BYTES ||
+        !cairn_snapshot_id_parse(slash + 1, &generation, &step))
+        return false;
+    snprintf(id, CAIRN_SNAPSHOT_ID_BYTES, "%s", slash + 1);
+    *slash = '\0';
+    slash = strrchr(root, '/');
+    if (slash == NULL || strcmp(slash + 1, m->spec.name) != 0) return false;
+    *slash = '\0';
+    return true;
+}
+
+/* By root: the word stays the coordinator's, who replaces and removes it. */
+static void give_to_owner(const char *root, const char *job, const char *id)
+{
+    char path[PATH_MAX + CAIRN_NAME_MAX + CAIRN_SNAPSHOT_ID_BYTES + 16];
+    struct stat info;
+    snprintf(path, sizeof path, "%s/%s", root, job);
+    if (geteuid() != 0 || stat(path, &info) != 0) return;
+    snprintf(path, sizeof path, "%s/%s/checks", root, job);
+    int done = lchown(path, info.st_uid, info.st_gid);
+    snprintf(path, sizeof path, "%s/%s/checks/%s", root, job, id);
+    if (done == 0) done = lchown(path, info.st_uid, info.st_gid);
+    if (done != 0) fprintf(stderr, "cairn: %s stays root's: %s\n", path, strerror(errno));
+}
+
+/* Beside the snapshot, where the coordinator's own reading leaves its word: list and restore go by it. */
+static void note_damage(const char *folder, const struct cairn_manifest *m)
+{
+    struct cairn_snapshot_check check = { .is_good = false, .unix_s = (uint64_t)time(NULL) };
+    struct cairn_sentence why = { "" };
+    char root[PATH_MAX];
+    if (!split_place(folder, m, root, check.id)) return;
+    if (cairn_snapshot_check_set(root, m->spec.name, &check, &why) == CAIRN_OK)
+        give_to_owner(root, m->spec.name, check.id);
+    else
+        fprintf(stderr,
+                "cairn: that it is damaged is not noted beside it, so that `cairn snapshot list` "
+                "does not say it: %s; verify it as the user that the snapshots are of\n",
+                why.text);
+}
+
 static int verify(struct verification *v, const char *folder, struct cairn_snapshot *snapshot)
 {
     struct cairn_sentence why = { "" };
@@ -94,6 +148,7 @@ static int verify(struct verification *v, const char *folder, struct cairn_snaps
     cairn_ctl_progress_end(&v->progress);
     const bool is_damage = status == CAIRN_ERR_CHECKSUM || status == CAIRN_ERR_CORRUPT;
     if (status != CAIRN_OK && !is_damage) return cairn_ctl_fail(status, "%s", why.text);
+    if (v->damage_count > 0) note_damage(folder, &snapshot->manifest);
     print(v, folder, bytes, v->damage_count == 0);
     return v->damage_count == 0 ? 0 : cairn_status_exit((int)CAIRN_ERR_CHECKSUM);
 }
