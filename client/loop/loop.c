@@ -8,6 +8,7 @@
 
 #include "client/job.h"
 #include "client/op.h"
+#include "proto/base/at_hand.h"
 
 #define DESCRIPTORS 32 /* that a session opens at most before it is welcome; 21 were counted */
 #define THREADS     2  /* ours, and UCX's */
@@ -112,46 +113,13 @@ static void *session_thread(void *arg)
 
 /* ---- its beginning and end ---- */
 
-/* libuv and UCX end the process where they find no descriptor, or no thread, in the middle of their beginning
- * (libuv 1.44, uv__signal_global_init; UCX 1.13, ucs/async/thread.c). So it is seen before they begin that
- * there are as many as a session takes. */
-static cairn_status find_descriptors(const struct session *s)
+/* What a session takes, before it is taken: proto/base/at_hand.h says why. */
+static cairn_status find_room(const struct session *s)
 {
-    int taken[DESCRIPTORS], count = 0;
-    while (count < DESCRIPTORS &&
-           (taken[count] = fcntl(s->event_fd, F_DUPFD_CLOEXEC, s->event_fd)) >= 0)
-        count++;
-    const int error = errno;
-    for (int i = 0; i < count; i++) close(taken[i]);
-    if (count == DESCRIPTORS || (error != EMFILE && error != ENFILE)) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_NO_MEMORY,
-                             "this process may open %d descriptors more, and a session needs up to "
-                             "%d: close some, or raise the limit (ulimit -n)",
-                             count, DESCRIPTORS);
-}
-
-static void *stand_by(void *gate)
-{
-    pthread_mutex_lock(gate);
-    pthread_mutex_unlock(gate);
-    return NULL;
-}
-
-static cairn_status find_threads(void)
-{
-    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
-    pthread_t threads[THREADS];
-    int count = 0, error = 0;
-    pthread_mutex_lock(&gate);
-    while (count < THREADS && (error = pthread_create(&threads[count], NULL, stand_by, &gate)) == 0)
-        count++;
-    pthread_mutex_unlock(&gate);
-    for (int i = 0; i < count; i++) pthread_join(threads[i], NULL);
-    if (error == 0) return CAIRN_OK;
-    return cairn_client_fail(CAIRN_ERR_NO_MEMORY,
-                             "this process cannot begin the %d threads of a session (%s): raise "
-                             "its limits (ulimit -u, pids.max of its cgroup), or its memory's",
-                             THREADS, strerror(error));
+    struct cairn_sentence why = { "" };
+    cairn_status status = cairn_descriptors_at_hand(s->event_fd, DESCRIPTORS, "a session", &why);
+    if (status == CAIRN_OK) status = cairn_threads_at_hand(THREADS, "a session", &why);
+    return status == CAIRN_OK ? CAIRN_OK : cairn_client_fail(status, "%s", why.text);
 }
 
 static cairn_status open_fabric(struct session *s)
@@ -211,8 +179,7 @@ cairn_status cairn_loop_start(struct session *s)
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    cairn_status status = find_descriptors(s);
-    if (status == CAIRN_OK) status = find_threads();
+    cairn_status status = find_room(s);
     if (status == CAIRN_OK) status = open_inside(s);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     return status;

@@ -1,5 +1,6 @@
 /* How Cairn runs UCX. The settings that the measurements of this project forced, each with its reason;
  * README.md says which of the environment's UCX_* still count. */
+#include "proto/base/at_hand.h"
 #include "proto/fabric/ucx.h"
 
 #include <dlfcn.h>
@@ -170,6 +171,8 @@ cairn_status ucx_context_open(const struct cairn_fabric_options *options,
         .name = "cairn",
     };
     ucp_config_t *config;
+    const cairn_status room = cairn_threads_at_hand(1, "UCX", why); // without it UCX aborts
+    if (room != CAIRN_OK) return room;
     ucs_status_t status = ucp_config_read(NULL, NULL, &config);
     if (status != UCS_OK)
         return cairn_fail(why, CAIRN_ERR_CONFIG,

@@ -1,5 +1,6 @@
 #include "server/base/daemon.h"
 
+#include "proto/base/at_hand.h"
 #include "server/base/durable.h"
 #include "server/base/log.h"
 #include "server/base/notify.h"
@@ -13,7 +14,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#define DESCRIPTORS_MIN 64
+enum { DESCRIPTORS = 40, THREADS = 24 }; // with fewer no daemon comes to serve anybody
 
 static const int signal_numbers[] = { SIGTERM, SIGINT, SIGHUP, SIGUSR1 };
 _Static_assert(sizeof signal_numbers / sizeof *signal_numbers == CAIRN_DAEMON_SIGNALS, "daemon.h");
@@ -179,22 +180,14 @@ static void on_watchdog(uv_timer_t *timer)
     cairn_notify_watchdog();
 }
 
-/* Each connection is a descriptor: as many are taken as the system lets this process have. With fewer than
- * these a library ends the process where it likes. */
-static cairn_status raise_descriptor_limit(struct cairn_sentence *why)
+// Each connection is a descriptor: take as many as the system lets this process have.
+static void raise_descriptor_limit(void)
 {
     struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return CAIRN_OK;
-    if (limit.rlim_max < DESCRIPTORS_MIN)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY,
-                          "this process may have %llu files open, and needs %d at least: raise "
-                          "LimitNOFILE of its unit, or ulimit -n",
-                          (unsigned long long)limit.rlim_max, DESCRIPTORS_MIN);
-    if (limit.rlim_cur == limit.rlim_max) return CAIRN_OK;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
     limit.rlim_cur = limit.rlim_max;
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
         cairn_log_warn("cannot raise the limit of open files");
-    return CAIRN_OK;
 }
 
 /* Without them the next descriptors that are opened would be these three: the log would go into a socket, and
@@ -205,8 +198,12 @@ static void hold_standard_descriptors(void)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) _exit(1);
 }
 
+/* CAIRN_ERR_NO_MEMORY: there are too few descriptors or threads to begin with. */
 static cairn_status start_handles(struct cairn_daemon *daemon, struct cairn_sentence *why)
 {
+    cairn_status status = cairn_descriptors_at_hand(STDERR_FILENO, DESCRIPTORS, "a daemon", why);
+    if (status == CAIRN_OK) status = cairn_threads_at_hand(THREADS, "a daemon", why);
+    if (status != CAIRN_OK) return status;
     int error = uv_loop_init(&daemon->loop);
     for (size_t i = 0; i < CAIRN_DAEMON_SIGNALS && error == 0; i++) {
         error = uv_signal_init(&daemon->loop, &daemon->signals[i]);
@@ -239,9 +236,9 @@ bool cairn_daemon_begin(struct cairn_daemon *daemon, const struct cairn_daemon_s
     cairn_log_init(daemon->log_name != NULL ? daemon->log_name : spec->name, command.log_level);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); // a file over its limit fails a snapshot, not the daemon
+    raise_descriptor_limit();
     struct cairn_sentence why;
-    cairn_status status = raise_descriptor_limit(&why);
-    if (status == CAIRN_OK) status = start_handles(daemon, &why);
+    const cairn_status status = start_handles(daemon, &why);
     if (status == CAIRN_OK) return true;
     cairn_log_error("cannot start: %s", why.text);
     cairn_config_release(&daemon->config);

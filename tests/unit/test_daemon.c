@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -61,6 +62,23 @@ static int begin(const char *const *arguments)
     int exit_code = 99;
     for (; arguments[argc - 1] != NULL; argc++) argv[argc] = (char *)arguments[argc - 1];
     return cairn_daemon_begin(&daemon_under_test, &spec, argc, argv, &exit_code) ? -1 : exit_code;
+}
+
+/* libuv and UCX would end the process. */
+TEST_EACH(too_few_descriptors_are_said_and_end_it, 5, 9)
+{
+    const struct rlimit few = { (rlim_t)_i, (rlim_t)_i };
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &few), 0); // of this test's process only
+    ck_assert_int_eq(begin((const char *[]) { NULL }), 1);
+}
+
+TEST(too_few_threads_are_said_and_end_it)
+{
+    const struct rlimit few = { 10, 10 };
+    if (geteuid() != 0) return; // root's are not limited, and others may run as any other user
+    ck_assert_int_eq(setrlimit(RLIMIT_NPROC, &few), 0);
+    ck_assert_int_eq(setuid(4711), 0);
+    ck_assert_int_eq(begin((const char *[]) { NULL }), 1);
 }
 
 TEST_EACH(a_signal_stops_it_cleanly, 0, 2)
