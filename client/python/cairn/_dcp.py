@@ -17,6 +17,7 @@ from ._stored import Stored, load
 from .errors import Invalid
 
 METADATA_S = 180  # that reading .metadata may take
+COMPARED_MAX = 20_000_000  # pairs of chunks of one tensor, whether they overlap
 _DTYPE = {ours: torchs for torchs, ours in DTYPES.items()}
 
 
@@ -132,8 +133,12 @@ def cover(key: str, shape: Sequence[int], boxes: Sequence[Box]) -> None:
     if elems != product(shape):
         raise Invalid(f"{key}: its chunks have {elems} elements, it has {product(shape)}")
     live: List[Box] = []  # those that reach the row where the next one begins
+    compared = 0
     for box in sorted((box for box in boxes if product(box[1]) > 0), key=lambda box: list(box[0])):
         live = [one for one in live if not one[0] or one[0][0] + one[1][0] > box[0][0]]
+        compared += len(live)
+        if compared > COMPARED_MAX:
+            raise Invalid(f"{key}: its {len(boxes)} chunks lie so that nobody can tell in time whether they overlap")
         for one in live:
             if _overlap(one, box):
                 raise Invalid(f"{key}: its chunks at {list(one[0])} and {list(box[0])} overlap, so others lack")

@@ -2,19 +2,27 @@
 
 The file is a pickle, and unpickling calls whatever a pickle names. Here nothing is called but stand-ins: classes
 without code that keep what they are given, in place of the few of torch that such a file has; any other name is
-refused. The program takes little memory and time and opens nothing but that file: a hostile one ends it, and nothing
-else. (torch's own reader is a plain pickle.load.)
+refused. The program opens nothing but that file, and takes memory and time by the size of that: a hostile one ends it,
+and nothing else. What it prints is bounded likewise: a place in a file is one chunk's, so that few bytes, which a
+pickle may repeat without end, do not become many. (torch's own reader is a plain pickle.load.)
 
   python3 -I _metadata.py FILE    exit 0: JSON on stdout; 1: a sentence on stderr
 """
 
+import errno
 import io
 import json
+import os
 import pickle
 import resource
+import stat
 import sys
 
-MEMORY_BYTES, SECONDS, FILE_BYTES = 4 << 30, 120, 1 << 30
+FILE_BYTES = 1 << 30
+MEMORY_BYTES, MEMORY_TIMES, MEMORY_MAX = 512 << 20, 64, 4 << 30  # TIMES: so many bytes a byte of the file
+SECONDS, BYTES_A_SECOND, SECONDS_MAX = 10, 1 << 20, 120
+PRINTED_BYTES, PRINTED_TIMES = 4 << 20, 8
+RANK_MAX, NAME_CHARS = 64, 4096
 DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64", "int64": "i64", "int32": "i32",
           "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "bool"}
 OTHERS = ("complex32 complex64 complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu "
@@ -47,8 +55,10 @@ class Kept:
         except KeyError:
             raise AttributeError(name) from None
 
-    def __hash__(self):  # of a key: what it says
-        return hash(repr(sorted(self.state.items(), key=str)) + repr(self.given))
+    def __hash__(self):  # of a key: where it points to. What else it says may be nested without end
+        fqn, offset = self.state.get("fqn"), self.state.get("offset")
+        plain = type(offset) is tuple and all(type(n) is int for n in offset)
+        return hash((fqn if isinstance(fqn, str) else None, offset if plain else None))
 
     def __eq__(self, other):
         return type(self) is type(other) and self.given == other.given and self.state == other.state
@@ -104,15 +114,15 @@ def count(value):
 
 
 def counts(of):
-    if not isinstance(of, (tuple, list)):
-        raise Refused("a shape in it is no list of numbers")
+    if not isinstance(of, (tuple, list)) or len(of) > RANK_MAX:
+        raise Refused(f"a shape in it is no list of at most {RANK_MAX} numbers")
     return [count(n) for n in of]
 
 
 def named(value):
     """A name that may be printed, and be a key of JSON."""
-    if not isinstance(value, str) or not value.isprintable():
-        raise Refused("a name in it is no text that can be printed")
+    if not isinstance(value, str) or len(value) > NAME_CHARS or not value.isprintable():
+        raise Refused(f"a name in it is no text that can be printed, of at most {NAME_CHARS} characters")
     return value
 
 
@@ -139,32 +149,37 @@ def place_of(info):
     return {"file": path, "at": count(info.offset), "bytes": count(info.length)}
 
 
-def place_in(places, key, offset):
+def take_place(places, key, offset):
+    """Each is one chunk's: so there are no more chunks than places, however often one is named."""
     try:
-        return places[key, offset]
+        return places.pop((key, offset))
     except KeyError:
-        raise Refused(f"it does not say where {key[:80]} lies") from None
+        raise Refused(f"it does not say where {key[:80]} lies, or says it of one chunk twice") from None
 
 
-def tensors_of(metadata):
+def tensors_of(metadata, room):
     """{key: {"path", "shape", "dtype", "chunks": [{"offsets", "sizes", "file", "at", "bytes"}]}}, objects without
-    shape."""
+    shape; at most `room` characters of paths."""
     places = {}
     for index, info in metadata.storage_data.items():
         offset = index.state.get("offset")
         places[named(index.fqn), tuple(counts(offset)) if offset is not None else None] = place_of(info)
     found, planned = {}, metadata.state.get("planner_data")
     for key, entry in metadata.state_dict_metadata.items():
+        path = path_of(planned, key)
+        room -= sum(len(str(part)) for part in path)
+        if room < 0:
+            raise Refused("its keys have paths longer than any such file needs")
         if isinstance(entry, BytesStorage):
-            found[key] = {"path": path_of(planned, key), "chunks": [place_in(places, named(key), None)]}
+            found[key] = {"path": path, "chunks": [take_place(places, named(key), None)]}
             continue
         chunks, shape = [], counts(entry.size)
         for chunk in entry.chunks:
             offsets, sizes = counts(chunk.offsets), counts(chunk.sizes)
             if not len(offsets) == len(sizes) == len(shape):
                 raise Refused(f"a chunk of {named(key)[:80]} has other dimensions than the tensor")
-            chunks.append({"offsets": offsets, "sizes": sizes, **place_in(places, named(key), tuple(offsets))})
-        found[named(key)] = {"path": path_of(planned, key), "shape": shape, "dtype": dtype_of(entry.properties),
+            chunks.append({"offsets": offsets, "sizes": sizes, **take_place(places, named(key), tuple(offsets))})
+        found[named(key)] = {"path": path, "shape": shape, "dtype": dtype_of(entry.properties),
                              "chunks": chunks}
     return found
 
@@ -176,7 +191,10 @@ def judge(data):
         metadata = Unpickler(io.BytesIO(data)).load()
         if type(metadata) is not Metadata:
             raise Refused("it is no metadata of a checkpoint")
-        return json.dumps(tensors_of(metadata)), None
+        printed = json.dumps(tensors_of(metadata, PRINTED_BYTES + len(data)))
+        if len(printed) > PRINTED_BYTES + PRINTED_TIMES * len(data):
+            raise Refused("it describes more than any file of its size does")
+        return printed, None
     except Refused as why:
         said = str(why)
     except (pickle.UnpicklingError, EOFError) as why:
@@ -190,17 +208,32 @@ def judge(data):
     return None, "".join(c if c.isprintable() else "?" for c in said[:400])
 
 
-def main(path):
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+def read(path):
+    """A FIFO is not waited for. OSError; of none."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        there = os.fstat(fd)
+        if not stat.S_ISREG(there.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return file.read(min(there.st_size, FILE_BYTES) + 1)
+
+
+def limit(data):
+    memory = min(MEMORY_BYTES + MEMORY_TIMES * len(data), MEMORY_MAX)
+    seconds = min(SECONDS + len(data) // BYTES_A_SECOND, SECONDS_MAX)
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * FILE_BYTES, 2 * FILE_BYTES))
+
+
+def main(path):
     try:
-        with open(path, "rb") as file:
-            data = file.read(FILE_BYTES + 1)
+        data = read(path)
     except OSError as why:
         return f"it cannot be read: {why.strerror}"
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    limit(data)
     if len(data) > FILE_BYTES:
         return "it is larger than 1 GiB"
     catalog, said = judge(data)

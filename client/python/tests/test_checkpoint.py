@@ -13,6 +13,7 @@ import pickle
 import shutil
 import sys
 import tempfile
+import time
 import unittest
 import unittest.mock
 import zipfile
@@ -23,7 +24,7 @@ import torched
 
 torch = torched.torch
 import cairn  # noqa: E402
-from cairn import _found, _pouring, _stored, _tree  # noqa: E402
+from cairn import _dcp, _found, _metadata, _pouring, _stored, _tree  # noqa: E402
 from cluster import Cluster  # noqa: E402
 
 STEPS_BEFORE, STEPS_AFTER = 5, 4
@@ -522,6 +523,50 @@ class Checkpoints(unittest.TestCase):
             dcp_of(self.folder / str(i), net, optimizer, change=change)
             with self.assertRaisesRegex(cairn.Invalid, word):
                 read_all(self.folder / str(i))
+
+    def test_few_bytes_of_metadata_do_not_become_many(self):
+        net, optimizer = trained()
+
+        def repeated(metadata):  # the same chunk, 20,000 times of each tensor: two bytes each in a pickle
+            for entry in metadata.state_dict_metadata.values():
+                if hasattr(entry, "chunks"):
+                    entry.chunks *= 20_000
+            return metadata
+
+        def long_paths(metadata):
+            metadata.planner_data = {key: ("x" * 4000,) * 32 for key in metadata.state_dict_metadata}
+            return metadata
+
+        def long_shapes(metadata):
+            entry = metadata.state_dict_metadata["optim.state.0.weight.step"]
+            entry.__dict__["size"] = torch.Size([1] * 10_000)
+            return metadata
+
+        def nested(metadata):  # its repr would have 2^60 words
+            inside = ()
+            for _ in range(60):
+                inside = (inside, inside)
+            for index in metadata.storage_data:
+                index.__dict__["index"] = inside
+            return metadata
+
+        for i, (change, word) in enumerate(((repeated, "of one chunk twice"), (long_shapes, "at most 64 numbers"),
+                                            (long_paths, "paths longer than"), (nested, None))):
+            dcp_of(self.folder / str(i), net, optimizer, change=change)
+            data = (self.folder / str(i) / ".metadata").read_bytes()
+            began = time.process_time()
+            room = 0 if change is long_paths else _metadata.PRINTED_BYTES
+            with unittest.mock.patch.object(_metadata, "PRINTED_BYTES", room):
+                catalog, said = _metadata.judge(data)
+            self.assertLess(time.process_time() - began, 3)
+            self.assertTrue(said is None if word is None else word in (said or ""), said)
+            self.assertLess(len(catalog or ""), 8 * len(data))
+
+    def test_metadata_that_is_a_fifo_is_not_waited_for(self):
+        (self.folder / "dcp").mkdir()
+        os.mkfifo(self.folder / "dcp" / ".metadata")
+        with self.assertRaisesRegex(cairn.Invalid, "no regular file"):
+            _dcp.read(self.folder / "dcp")
 
     def test_metadata_that_is_damaged_or_a_bomb_is_refused(self):
         net, optimizer = trained()
