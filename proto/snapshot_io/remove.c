@@ -154,9 +154,17 @@ cairn_status cairn_snapshot_uncommit(const char *root, const char *job, const ch
     struct removal removal = { cairn_storage_of(root), root, "", removed_out, why };
     *removed_out = (struct cairn_snapshot_removed) { 0 };
     snprintf(removal.place, sizeof removal.place, "%s/%s", job, id);
-    if (cairn_snapshot_committed(root, job, id, why) == CAIRN_ERR_NOT_FOUND) return CAIRN_OK;
-    const cairn_status status = judge_content(&removal);
-    return status == CAIRN_OK ? remove_manifest(&removal) : status;
+    return cairn_snapshot_committed(root, job, id, why) == CAIRN_ERR_NOT_FOUND
+               ? CAIRN_OK
+               : remove_manifest(&removal);
+}
+
+cairn_status cairn_snapshot_removable(const char *root, const char *job, const char *id,
+                                      struct cairn_sentence *why)
+{
+    struct removal removal = { cairn_storage_of(root), root, "", NULL, why };
+    snprintf(removal.place, sizeof removal.place, "%s/%s", job, id);
+    return judge_content(&removal);
 }
 
 cairn_status cairn_snapshot_remove(const char *root, const char *job, const char *id,

@@ -50,13 +50,18 @@ struct cairn_snapshot_removed {
 /* Has it a manifest, whatever is in that? CAIRN_ERR_NOT_FOUND: it has none, or is not there. */
 cairn_status cairn_snapshot_committed(const char *root, const char *job, const char *id,
                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* All that is in its folder is of a snapshot, whole or begun. CAIRN_ERR_REFUSED: something is not, which
+ * `why` names: it could be removed in part alone. CAIRN_ERR_NOT_FOUND: there is no such folder. */
+cairn_status cairn_snapshot_removable(const char *root, const char *job, const char *id,
+                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The first of it: the manifest goes, durably, and from then on nobody lists it. One without is fine. */
 cairn_status cairn_snapshot_uncommit(const char *root, const char *job, const char *id,
                                      struct cairn_snapshot_removed *removed_out,
                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Removes a snapshot, whole or begun or removed in part: the manifest first and durably, then the rest.
  * After a crash, and after a failure, what is left is no snapshot, and is removed by another call.
- * CAIRN_ERR_NOT_FOUND: there is no such folder. The caller knows that nobody writes it or reads it. */
+ * CAIRN_ERR_NOT_FOUND: there is no such folder. CAIRN_ERR_REFUSED: it is not removable. The caller knows that
+ * nobody writes it or reads it. */
 cairn_status cairn_snapshot_remove(const char *root, const char *job, const char *id,
                                    struct cairn_snapshot_removed *removed_out,
                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;

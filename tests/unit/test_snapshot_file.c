@@ -414,8 +414,7 @@ START_TEST(a_snapshot_with_something_strange_in_it_is_removed_wholly_or_not_at_a
         const char *id = strrchr(folder, '/') + 1;
         snprintf(command, sizeof command, "cd %s && %s", folder, strays[i][0]);
         ck_assert_int_eq(system(command), 0);
-        ck_assert_int_eq(cairn_snapshot_uncommit(scratch, "job", id, &removed, &why),
-                         CAIRN_ERR_REFUSED);
+        ck_assert_int_eq(cairn_snapshot_removable(scratch, "job", id, &why), CAIRN_ERR_REFUSED);
         ck_assert_int_eq(cairn_snapshot_remove(scratch, "job", id, &removed, &why),
                          CAIRN_ERR_REFUSED);
         ck_assert_msg(strstr(why.text, strays[i][1]) != NULL, "%s", why.text);

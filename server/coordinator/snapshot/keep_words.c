@@ -195,6 +195,8 @@ cairn_status cairn_cluster_snapshot_release(const struct cairn_cluster *cluster,
         status = judge_left(root, job, id, why);
     else if (status == CAIRN_OK && cause != CAIRN_REMOVAL_FORCED)
         status = judge_release(&found, &words, job, id, cause, why);
+    if (status == CAIRN_OK && listed(&found, id) != NULL) // before its words go
+        status = cairn_snapshot_removable(root, job, id, why);
     const char *latest = status == CAIRN_OK ? newest(&found, &words, id, stands) : NULL;
     if (latest != NULL && strcmp(words.latest, id) == 0)
         status = cairn_snapshot_latest_set(root, job, latest, why);
