@@ -231,14 +231,34 @@ static void add_advice_here(const struct shard_link *link, const struct cairn_pl
     add_advice(address, bytes, there, out);
 }
 
-/* It was never heard. */
-static void fail_job(struct shard_link *link, const struct cairn_place *there)
+/* To a shard that listens on no network. */
+static void add_advice_mapped(const struct shard_link *link, struct cairn_sentence *out)
 {
+    size_t bytes;
+    const void *address = cairn_fabric_address(link->job->session->path.fabric, &bytes);
+    cairn_sentence_add(
+        out,
+        "it takes data from its own host only, by mapped memory, and fabric %s of this process "
+        "does "
+        "not lead there: on another host set fabric.device of that cairn-shard to the device of "
+        "the data network; on its host leave CAIRN_FABRIC here unset, or set fabric.kind = ucx "
+        "there",
+        cairn_fabric_address_kind(address, bytes));
+}
+
+/* It was never heard. */
+static void fail_job(struct shard_link *link)
+{
+    struct cairn_place there;
     struct cairn_sentence why;
     cairn_sentence_set(&why, "nothing came from shard %s in %d s: ", link->name, SILENCE_MS / 1000);
-    add_way(link, there, &why);
-    cairn_sentence_add(&why, " does not lead there and back; ");
-    add_advice_here(link, there, &why);
+    if (cairn_fabric_address_place(link->address, link->address_bytes, 0, &there)) {
+        add_way(link, &there, &why);
+        cairn_sentence_add(&why, " does not lead there and back; ");
+        add_advice_here(link, &there, &why);
+    } else {
+        add_advice_mapped(link, &why);
+    }
     cairn_job_fail(link->job, CAIRN_ERR_UNREACHABLE, why.text);
 }
 
@@ -346,7 +366,6 @@ static bool would_speak(const struct shard_link *link, bool has_left)
 
 void cairn_datapath_judge(struct shard_link *link, uint64_t now_ms)
 {
-    struct cairn_place there;
     const bool has_left = cairn_bodies_left_by(link->job, link->index);
     const bool speaks = would_speak(link, has_left), is_heard = link->unheard_since_ms == 0;
     const bool is_late = now_ms - link->judged_ms > LATE_MS;
@@ -364,7 +383,5 @@ void cairn_datapath_judge(struct shard_link *link, uint64_t now_ms)
         return;
     }
     link->unheard_since_ms = 0;
-    if (link->job->failure.status == CAIRN_OK &&
-        cairn_fabric_address_place(link->address, link->address_bytes, 0, &there))
-        fail_job(link, &there);
+    if (link->job->failure.status == CAIRN_OK) fail_job(link);
 }

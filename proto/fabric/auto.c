@@ -2,6 +2,11 @@
  * others. Several fabrics behind one face; peers and messages are of one of them, and whatever is
  * done with them goes there by itself. A region is one of each.
  *
+ * Over loopback nobody of another host comes. So on "lo" alone there is no ucx fabric: every user of this
+ * host could speak to its port, and end the process by it (README.md). Two cases need one all the same: the
+ * mapped fabric cannot be opened, or hosts are told apart by names (options.host), several of which share a
+ * loopback.
+ *
  * There is a ucx one for each network that is not reached from the others ("eth1;eth2"): of a fabric on
  * several devices UCX takes any pair, and a peer on one network alone may be given the address on another
  * (1.13, seen). Here the kernel's routes pair them.
@@ -19,7 +24,7 @@ enum { UCX_FIRST = 1, INSIDES_MAX = UCX_FIRST + CAIRN_NETWORKS_MAX };
 
 struct auto_fabric {
     struct cairn_fabric common;
-    /* owned; [0] the mapped one, or NULL: it could not be opened; then the ucx ones, at least one */
+    /* owned; [0] the mapped one, or NULL: it could not be opened; then the ucx ones. At least one of all */
     struct cairn_fabric *insides[INSIDES_MAX];
     int count; /* of insides */
 };
@@ -42,10 +47,17 @@ static bool watch(int epoll, const struct cairn_fabric *inside)
     return inside == NULL || epoll_ctl(epoll, EPOLL_CTL_ADD, inside->event_fd, &event) == 0;
 }
 
+/* Without a network it is the mapped one's, so that everybody sees by which way we can be reached. */
 static cairn_status publish_address(struct auto_fabric *fabric)
 {
     uint8_t all[CAIRN_FABRIC_ADDRESS_MAX];
     size_t bytes = 0;
+    if (fabric->count == UCX_FIRST) {
+        const struct cairn_fabric *mapped = fabric->insides[0];
+        memcpy(fabric->common.address, mapped->address, mapped->address_bytes);
+        fabric->common.address_bytes = mapped->address_bytes;
+        return CAIRN_OK;
+    }
     for (int i = 0; i < fabric->count; i++) {
         const struct cairn_fabric *inside = fabric->insides[i];
         if (inside == NULL) continue;
@@ -63,6 +75,14 @@ static void close_insides(struct auto_fabric *fabric)
     if (fabric->common.event_fd >= 0) close(fabric->common.event_fd);
 }
 
+static bool is_network_needed(const struct auto_fabric *fabric,
+                              const struct cairn_fabric_options *options)
+{
+    const bool is_loopback = options->net_devices == NULL ||
+                             strcmp(options->net_devices, "lo") == 0;
+    return !is_loopback || options->host != NULL || fabric->insides[0] == NULL;
+}
+
 /* One for each network that the options name. */
 static cairn_status open_ucx(struct auto_fabric *fabric, const struct cairn_fabric_options *options,
                              struct cairn_sentence *why)
@@ -70,7 +90,6 @@ static cairn_status open_ucx(struct auto_fabric *fabric, const struct cairn_fabr
     struct cairn_fabric_options one = *options;
     char devices[CAIRN_PLACE_DEVICES_BYTES * 2];
     const char *at = options->net_devices != NULL ? options->net_devices : "";
-    fabric->count = UCX_FIRST;
     do {
         const size_t length = strcspn(at, ";");
         if (fabric->count == INSIDES_MAX || length >= sizeof devices)
@@ -105,10 +124,12 @@ static cairn_status auto_start(struct cairn_fabric *common,
 {
     struct auto_fabric *fabric = auto_of(common);
     struct cairn_sentence no_mapped = { "" };
-    cairn_status status = open_ucx(fabric, options, why);
-    if (status != CAIRN_OK) goto err_close;
+    cairn_status status = CAIRN_OK;
+    fabric->count = UCX_FIRST;
     if (cairn_fabric_open("mapped", options, &fabric->insides[0], &no_mapped) != CAIRN_OK)
         fabric->insides[0] = NULL;
+    if (is_network_needed(fabric, options)) status = open_ucx(fabric, options, why);
+    if (status != CAIRN_OK) goto err_close;
     if (!watch_all(fabric)) {
         status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "fabric auto: no event descriptor: %m");
         goto err_close;
@@ -121,7 +142,8 @@ static cairn_status auto_start(struct cairn_fabric *common,
     }
     snprintf(common->describe, sizeof common->describe, "auto: %.240s; else %.240s",
              fabric->insides[0] != NULL ? fabric->insides[0]->describe : no_mapped.text,
-             fabric->insides[UCX_FIRST]->describe);
+             fabric->count > UCX_FIRST ? fabric->insides[UCX_FIRST]->describe
+                                       : "nobody: it listens on no network");
     return CAIRN_OK;
 err_close:
     close_insides(fabric);
@@ -146,13 +168,15 @@ static bool is_on(const struct cairn_fabric *ucx, const char *device)
            cairn_devices_have(own.devices, device);
 }
 
-/* Which of ours, to which of theirs: as the kernel's routes go; else the first to the first. */
+/* Which of ours, to which of theirs: as the kernel's routes go; else the first to the first. NULL: we have
+ * none. */
 static struct cairn_fabric *find_way(struct auto_fabric *fabric, const void **address,
                                      size_t *bytes)
 {
     struct cairn_place theirs;
     struct cairn_route route;
     size_t part_bytes;
+    if (fabric->count == UCX_FIRST) return NULL;
     const void *part = fabric_find_part(*address, *bytes, "ucx", 1, &part_bytes);
     if (part != NULL || fabric->count > UCX_FIRST + 1) {
         for (int n = 0; (part = fabric_find_part(*address, *bytes, "ucx", n, &part_bytes)) != NULL;
@@ -181,6 +205,7 @@ static cairn_status auto_connect(struct cairn_fabric *common, const void *addres
         mapped = cairn_fabric_connect(fabric->insides[0], address, bytes, on_down, arg, peer_out);
     if (mapped == CAIRN_OK) return CAIRN_OK;
     struct cairn_fabric *way = find_way(fabric, &address, &bytes);
+    if (way == NULL) return mapped;
     const cairn_status ucx = cairn_fabric_connect(way, address, bytes, on_down, arg, peer_out);
     return ucx == CAIRN_ERR_MALFORMED ? mapped : ucx;
 }

@@ -64,7 +64,8 @@ static const struct cairn_option options[] = {
       "Empty: the first." },
     { "fabric", "kind", CAIRN_OPTION_STRING, offsetof(struct values, fabric_kind), "auto", 0, 0,
       "How bulk data travels: mapped (memory that processes of this host share), ucx, or auto: "
-      "mapped where it can, else ucx." },
+      "mapped where it can, else ucx; without ucx, and without a port, where device is lo alone "
+      "and host is empty." },
     { "fabric", "device", CAIRN_OPTION_STRING, offsetof(struct values, fabric_device), "lo", 0, 0,
       "Network device of the bulk data, such as lo, eth1 or mlx5_0:1,eth1. Of several networks: "
       "eth1;eth2. Workers take the device of their route to it." },

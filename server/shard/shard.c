@@ -170,7 +170,8 @@ static cairn_status open_fabric(struct cairn_shard *shard,
     const void *address = cairn_fabric_address(shard->fabric, &bytes);
     cairn_fabric_address_print_places(address, bytes, places);
     cairn_log_info("fabric: %s", cairn_fabric_describe(shard->fabric));
-    if (places[0] != '\0') cairn_log_info("data from other hosts comes to %s", places);
+    cairn_log_info("data from other hosts %s%s", places[0] != '\0' ? "comes to " : "does not come",
+                   places);
     if (without.text[0] != '\0') cairn_log_info("without %s", without.text);
     return CAIRN_OK;
 }

@@ -173,7 +173,7 @@ static void check(const char *kind, uint32_t stage, uint32_t micros, uint64_t pu
 static void set_up(void)
 {
     static const char *const quick[] = { "lease.heartbeat=50ms", NULL };
-    const struct cluster_options options = { .coordinator_set = quick };
+    const struct cluster_options options = { .coordinator_set = quick, .both_ways = true };
     cluster_start(&cluster, SHARDS, &options);
 }
 

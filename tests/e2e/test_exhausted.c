@@ -21,7 +21,7 @@ static struct cluster cluster;
 
 static void set_up(void)
 {
-    cluster_start(&cluster, 1, NULL);
+    cluster_start(&cluster, 1, &(struct cluster_options) { .both_ways = true });
 }
 
 static void tear_down(void)

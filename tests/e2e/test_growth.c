@@ -215,7 +215,7 @@ static struct processes measure_processes(const char *fabric, uint32_t count)
     pid_t workers[WORKERS_MAX];
     int said[2], go_on[2];
     struct processes out;
-    cluster_start(&cluster, SHARDS, NULL);
+    cluster_start(&cluster, SHARDS, &(struct cluster_options) { .both_ways = true });
     ck_assert(pipe(said) == 0 && pipe(go_on) == 0); // not before: daemons would hold them open
     for (uint32_t i = 0; i < count; i++) {
         workers[i] = fork();

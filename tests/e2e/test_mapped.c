@@ -40,7 +40,7 @@ static void open_job(const char *name, const char *fabric)
 
 static void set_up(void)
 {
-    cluster_start(&cluster, SHARDS, NULL);
+    cluster_start(&cluster, SHARDS, &(struct cluster_options) { .both_ways = true });
 }
 
 static void tear_down(void)

@@ -100,7 +100,7 @@ static void start_with(struct cluster *cluster, unsigned long long bytes)
     char limit[64];
     snprintf(limit, sizeof limit, "memory.limit=%lluB", bytes);
     const char *const set[] = { limit, NULL };
-    cluster_start(cluster, 1, &(struct cluster_options) { .shard_set = set });
+    cluster_start(cluster, 1, &(struct cluster_options) { .shard_set = set, .both_ways = true });
 }
 
 /* By the network's way: what is fetched needs replies, far more at a time than one. */

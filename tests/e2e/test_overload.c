@@ -39,7 +39,7 @@ static uint64_t now_ms(void)
 
 static void set_up(void)
 {
-    const struct cluster_options options = { .coordinator_set = settings };
+    const struct cluster_options options = { .coordinator_set = settings, .both_ways = true };
     signal(SIGPIPE, SIG_IGN); // of a process that ended by itself
     cluster_start(&cluster, SHARDS, &options);
 }

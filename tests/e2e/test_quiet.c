@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tests/support/descriptors.h"
 #include "tests/support/suite.h"
 #include "tests/support/tiny_job.h"
 
@@ -108,6 +109,23 @@ TEST(rounds_write_nothing_to_disk)
     run_rounds(job, 1);
     int windows = 1;
     while (!is_quiet(&cluster, job)) ck_assert_int_lt(windows++, WINDOWS);
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+
+/* ---- the network ---- */
+
+/* Its coordinator listens at a socket, so strangers of this host speak to none of its processes. */
+TEST(a_cluster_of_one_host_listens_on_no_port)
+{
+    struct cluster cluster;
+    cluster_start(&cluster, SHARDS, NULL);
+    cairn *session = tiny_session(&cluster, NULL);
+    run_rounds(open_job(session, 1), 2);
+    for (int i = 0; i < DAEMONS; i++)
+        ck_assert_uint_eq(descriptors_listening(daemon_of(&cluster, i)), 0);
+    ck_assert_uint_eq(descriptors_listening(getpid()), 0);
+    cluster_says(&cluster, 0, "mapped", "cluster", "status", NULL);
     cairn_close(session);
     cluster_stop(&cluster);
 }

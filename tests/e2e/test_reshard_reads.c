@@ -32,7 +32,8 @@ static uint8_t seen[JOBS][ELEMS_MAX * 4];
 static void set_up(void)
 {
     static const char *const coordinator_set[] = { "cluster.shards=2", NULL };
-    const struct cluster_options options = { .coordinator_set = coordinator_set };
+    const struct cluster_options options = { .coordinator_set = coordinator_set,
+                                             .both_ways = true };
     struct cairn_job_spec spec = trainer_spec(model, TENSORS);
     spec.chunk_leaves = 4;
     cluster_start(&cluster, SHARDS, &options);

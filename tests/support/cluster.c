@@ -16,6 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define HOST "here" /* of who may be reached both ways */
+
 enum { ARGS_MAX = 64, PATH_BYTES = 256, READY_POLL_MS = 5 };
 
 static int64_t now_ms(void)
@@ -221,6 +223,7 @@ static void start_shard(struct cluster *cluster, int shard)
         snprintf(set_host, sizeof set_host, "fabric.host=%s", cluster->options.shard_hosts[shard]);
         add(&args, "--set", set_host);
     }
+    if (cluster->options.both_ways) add(&args, "--set", "fabric.host=" HOST);
     add_settings(&args, cluster->options.shard_set);
     const char *const *own = cluster->options.shard_each != NULL && is_first
                                  ? cluster->options.shard_each[shard]
@@ -247,6 +250,7 @@ void cluster_start(struct cluster *cluster, int shard_count, const struct cluste
                  cluster->options.coordinator_ip);
     else
         snprintf(cluster->address, sizeof cluster->address, "%s/coordinator.sock", cluster->folder);
+    if (cluster->options.both_ways) setenv("CAIRN_HOST", HOST, 1);
     start_coordinator(cluster);
     for (int i = 0; i < shard_count; i++) start_shard(cluster, i);
 }
@@ -267,6 +271,7 @@ void cluster_stop(struct cluster *cluster)
     if (cluster->coordinator != 0) kill(cluster->coordinator, SIGTERM);
     for (int i = 0; i < cluster->shard_count; i++) stop_daemon(&cluster->shards[i], "a shard");
     stop_daemon(&cluster->coordinator, "the coordinator");
+    if (cluster->options.both_ways) unsetenv("CAIRN_HOST");
     cairn_scratch_remove(cluster->folder);
 }
 

@@ -38,6 +38,9 @@ struct cluster_options {
     const char *const *const *shard_each; /* of each shard, behind shard_set */
     const char *
         coordinator_ip; /* it listens there, on a port of its choice. Default: a socket in the folder */
+    /* The shards and this process name their host, so that trainers reach them by mapped and by ucx;
+     * default: by mapped alone */
+    bool both_ways;
     const char *snapshots_path; /* default: "snapshots" in the folder */
     const char *log_level;      /* default: "info" */
 };

@@ -60,6 +60,23 @@ TEST(a_shard_that_is_never_heard_fails_the_job)
     ck_assert_int_eq(job.failure.status, CAIRN_ERR_UNREACHABLE);
 }
 
+/* Such a shard has no place in the network by which it could be named. */
+TEST(a_shard_that_listens_on_no_network_says_how_it_is_reached)
+{
+    struct cairn_sentence why = { "" };
+    const struct cairn_fabric_options options = { .on_message = on_nothing };
+    struct cairn_fabric *its;
+    ck_assert_int_eq(cairn_fabric_open("auto", &options, &its, &why), CAIRN_OK);
+    shard.address = (uint8_t *)(uintptr_t)cairn_fabric_address(its, &shard.address_bytes);
+    judge_until(BEGIN_MS, BEGIN_MS + 5000);
+    ck_assert_int_eq(job.failure.status, CAIRN_ERR_UNREACHABLE);
+    const char *text = job.failure.why.text;
+    ck_assert_ptr_nonnull(strstr(text, "from its own host only, by mapped memory"));
+    ck_assert_ptr_nonnull(strstr(text, "fabric ucx of this process"));
+    ck_assert_ptr_nonnull(strstr(text, "set fabric.kind = ucx there"));
+    cairn_fabric_close(its);
+}
+
 /* It was stopped, or its host asleep: what came meanwhile is not read yet. */
 TEST(time_in_which_the_worker_did_not_run_does_not_count)
 {

@@ -13,6 +13,8 @@
 #include "tests/support/mem.h"
 #include "tests/support/suite.h"
 
+#define HOST "here"
+
 enum { SHARDS = 3, TENSORS = 3, ELEMS = 20000, CHUNKS = 5, NOTES = 4096, WAIT_MS = 15000 };
 
 /* What a shard got, in order. */
@@ -269,6 +271,7 @@ static void attach(void)
     const struct cairn_opts opts = { .struct_size = sizeof opts,
                                      .endpoint = fake.listen,
                                      .fabric = "auto" };
+    setenv("CAIRN_HOST", HOST, 1); // with a name auto has ucx, too
     good(cairn_client_open(&opts, hub, &session));
     good(cairn_job_open(session, "relayed", &spec, CAIRN_WORKER, WAIT_MS, &job));
     good(cairn_init_done(job, NULL, WAIT_MS));
@@ -349,6 +352,7 @@ static void open_node(uint32_t i, const char *kind)
     const struct cairn_fabric_options options = { .on_message = on_message,
                                                   .on_message_arg = &nodes[i],
                                                   .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
+                                                  .host = HOST,
                                                   .hub = hub };
     nodes[i] = (struct node) { .index = i, .endpoint = 1 };
     ck_assert_msg(cairn_fabric_open(kind, &options, &nodes[i].fabric, &why) == CAIRN_OK, "%s",

@@ -508,13 +508,15 @@ TEST(with_a_folder_the_socket_is_a_file_there_and_goes_with_the_fabric)
     ck_assert_int_eq(rmdir(folder), 0);
 }
 
+/* A name of the host says that others share its loopback. */
 TEST(auto_meets_each_kind_by_the_way_that_both_have)
 {
     static const char *const kinds[] = { "auto", "mapped", "ucx" };
     static const char *const paths[] = { "mapped", "mapped", "ucx" };
-    node_open(&a, "auto", NULL);
+    const struct cairn_fabric_options named = { .host = "here" };
+    node_open(&a, "auto", &named);
     for (unsigned i = 0; i < 3; i++) {
-        node_open(&b, kinds[i], NULL);
+        node_open(&b, kinds[i], &named);
         to_b = node_connect_to(&a, &b);
         struct cairn_fabric_peer *to_a = node_connect_to(&b, &a);
         ck_assert_str_eq(cairn_fabric_peer_path(to_b), paths[i]);
@@ -526,6 +528,28 @@ TEST(auto_meets_each_kind_by_the_way_that_both_have)
         cairn_fabric_peer_close(to_b);
         node_close(&b);
     }
+    node_close(&a);
+}
+
+/* A packet of 24 bytes to UCX's port ends the process that listens there. */
+TEST(on_loopback_alone_auto_is_mapped_and_listens_on_no_port)
+{
+    static const struct cairn_fabric_options loopback = { .net_devices = "lo" },
+                                             named = { .net_devices = "lo", .host = "here" };
+    size_t count;
+    node_open(&a, "auto", NULL);
+    node_open(&b, "auto", &loopback);
+    ck_assert_uint_eq(descriptors_listening(getpid()), 0);
+    const void *address = cairn_fabric_address(a.fabric, &count);
+    ck_assert_str_eq(cairn_fabric_address_kind(address, count), "mapped");
+    to_b = node_connect_to(&a, &b);
+    ck_assert_str_eq(cairn_fabric_peer_path(to_b), "mapped");
+    node_send(&a, to_b, 1, bytes, BYTES);
+    pump(&a, &b, &b.arrived, 1);
+    node_close(&b);
+    node_open(&b, "auto", &named);
+    ck_assert_uint_eq(descriptors_listening(getpid()), 1);
+    node_close(&b);
     node_close(&a);
 }
 
@@ -615,7 +639,7 @@ TEST(auto_without_a_place_for_its_socket_is_ucx_and_says_why)
 {
     const struct cairn_fabric_options nowhere = { .socket_folder = "/nonexistent" };
     node_open(&a, "auto", &nowhere);
-    node_open(&b, "auto", NULL);
+    node_open(&b, "ucx", NULL);
     ck_assert_ptr_nonnull(strstr(cairn_fabric_describe(a.fabric), "/nonexistent"));
     to_b = node_connect_to(&a, &b);
     struct cairn_fabric_peer *to_a = node_connect_to(&b, &a);

@@ -35,7 +35,8 @@ static struct cairn_fabric *open_fabric(const char *kind, const char *devices)
     struct cairn_sentence why = { "" };
     struct cairn_fabric *fabric;
     const struct cairn_fabric_options options = { .on_message = on_nothing,
-                                                  .net_devices = devices };
+                                                  .net_devices = devices,
+                                                  .host = "here" };
     ck_assert_msg(cairn_fabric_open(kind, &options, &fabric, &why) == CAIRN_OK, "%s", why.text);
     return fabric;
 }

@@ -177,6 +177,13 @@ static unsigned long long memory_mib(int shards)
     return share > 0 ? share : 1;
 }
 
+/* Behind what was written to the text. */
+static void add(char *text, size_t text_bytes, const char *format, const char *value)
+{
+    const size_t used = strlen(text);
+    snprintf(text + used, text_bytes - used, format, value);
+}
+
 static long threads(const struct local *local, int shards)
 {
     if (local->threads > 0) return (long)local->threads;
@@ -206,7 +213,10 @@ bool cairn_local_config_write(const struct local *local, const char *name,
                  "limit = %lluMiB\n[compute]\nthreads = %ld\n%s[import]\nfolders = %s\n",
                  name, local->endpoint, memory_mib(shards), threads(local, shards), home,
                  local->import);
-    if (local->is_debug) strncat(text, "[log]\nlevel = debug\n", sizeof text - strlen(text) - 1);
+    if (local->is_debug) add(text, sizeof text, "[log]\nlevel = %s\n", "debug");
+    // Of a bench: what it is to measure the shards have to have.
+    if (local->endpoint[0] != 0 && local->ctl->path != NULL)
+        add(text, sizeof text, "[fabric]\nkind = %s\n", local->ctl->path);
     return cairn_local_file_write(path, text, why);
 }
 

@@ -15,9 +15,13 @@ DEADLINE_S = 60
 
 
 class Cluster:
-    def __init__(self, shards: int = 1, *of_shards: str):
-        """`of_shards`: more settings of each, KEY=VALUE."""
-        self._of_shards = of_shards
+    def __init__(self, shards: int = 1, *of_shards: str, both_ways: bool = False):
+        """`of_shards`: more settings of each, KEY=VALUE. `both_ways`: trainers reach shards by mapped and by ucx, since
+        shards and this process name their host; else by mapped alone."""
+        self._of_shards = of_shards + (("fabric.host=here",) if both_ways else ())
+        self._both_ways = both_ways
+        if both_ways:
+            os.environ["CAIRN_HOST"] = "here"
         self._folder = Path(tempfile.mkdtemp(prefix="cairn-python-"))
         self.weights = self._folder / "weights"  # where files of init_from may be
         self._daemons = []
@@ -81,6 +85,8 @@ class Cluster:
         return self.ctl("job", "digest", job)["content_root"]
 
     def stop(self) -> None:
+        if self._both_ways:
+            os.environ.pop("CAIRN_HOST", None)
         for daemon in reversed(self._daemons):
             daemon.terminate()
         for daemon in self._daemons:

@@ -23,6 +23,7 @@ from cairn.timeline import Span
 
 class Case(ClusterCase):
     shards = 2
+    both_ways = True
 
     def attach(self, session, model=None, **options):
         m = session.attach(gpt.gpt() if model is None else model, cairn.AdamW(lr=1e-3), rank=0, workers_min=1,

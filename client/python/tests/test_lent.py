@@ -20,6 +20,7 @@ import gpt
 
 class Case(ClusterCase):
     shards = 2
+    both_ways = True
 
     def attach(self, model, session=None, **options):
         m = (session or self.connect()).attach(model, cairn.SGD(lr=0.1), workers_min=1, timeout=20, **{

@@ -75,7 +75,7 @@ class Memory(unittest.TestCase):
         nn.Linear(8, 8)(torch.ones(1, 8)).tanh().square().sum().backward()
 
     def setUp(self):
-        self.cluster = Cluster(shards=2)
+        self.cluster = Cluster(shards=2, both_ways=True)
         self.addCleanup(self.cluster.stop)
 
     def attach(self, model, fabric="auto", **options):

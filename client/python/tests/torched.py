@@ -21,10 +21,11 @@ class ClusterCase(unittest.TestCase):
     """All its tests have one cluster of so many shards, and a session with it, which the first that asks for makes."""
 
     shards = 1
+    both_ways = False
 
     @classmethod
     def setUpClass(cls):
-        cls.cluster = Cluster(cls.shards)
+        cls.cluster = Cluster(cls.shards, both_ways=cls.both_ways)
         cls.addClassCleanup(cls.cluster.stop)
 
     @property

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "proto/fabric/fabric.h"
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/member/seats.h"
@@ -15,13 +16,18 @@ static void add_place(struct cairn_cluster_places *places, const struct cairn_pl
     places->list[places->count++] = text;
 }
 
+/* Of a shard that listens on no network: loopback, so that workers know that they need none for it. */
 static void add_places(struct cairn_cluster_places *places, const struct cairn_cluster_seat *seat)
 {
     struct cairn_place place;
-    for (int i = 0;
-         places->count < CAIRN_CLUSTER_PLACES_MAX &&
-         cairn_fabric_address_place(seat->fabric_address, seat->fabric_address_bytes, i, &place);
+    int i = 0;
+    for (; places->count < CAIRN_CLUSTER_PLACES_MAX &&
+           cairn_fabric_address_place(seat->fabric_address, seat->fabric_address_bytes, i, &place);
          i++)
+        add_place(places, &place);
+    const char *kind = cairn_fabric_address_kind(seat->fabric_address, seat->fabric_address_bytes);
+    if (strcmp(kind, "mapped") == 0 && places->count < CAIRN_CLUSTER_PLACES_MAX &&
+        cairn_place_of("lo", "tcp", &place))
         add_place(places, &place);
 }
 

@@ -57,12 +57,15 @@ static void say_unreachable(struct cairn_member *member, cairn_status status)
     const void *address = cairn_fabric_address(member->job->shard->fabric, &bytes);
     cairn_fabric_address_print_places(address, bytes, here);
     cairn_fabric_address_print_places(member->address, member->address_bytes, there);
+    const bool is_networked = here[0] != '\0' && there[0] != '\0';
     cairn_log_limited(&member->refusals, CAIRN_LOG_WARN,
-                      "cannot reach %s of job %s, from here (%s) to it (%s): %s; if it runs, look "
-                      "for a firewall on the way, in both directions, or set fabric.device here "
-                      "and CAIRN_FABRIC_DEVICE there to devices of one network",
-                      member->name, member->job->spec.name, here, there,
-                      cairn_status_text((int)status));
+                      "cannot reach %s of job %s, from here (%s) to it (%s): %s; if it runs, %s "
+                      "set fabric.device here and CAIRN_FABRIC_DEVICE there to devices of one "
+                      "network",
+                      member->name, member->job->spec.name, here[0] != '\0' ? here : "no network",
+                      there[0] != '\0' ? there : "no network", cairn_status_text((int)status),
+                      is_networked ? "look for a firewall on the way, in both directions, or"
+                                   : "and is on another host,");
 }
 
 static void connect_member(struct cairn_member *member)
