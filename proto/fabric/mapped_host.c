@@ -51,10 +51,12 @@ bool cairn_fabric_host_is_name(const char *host)
     return length > 0 && length < CAIRN_FABRIC_HOST_BYTES;
 }
 
+/* By the name of the kind, not by fabric_mapped: who only reads addresses, as the coordinator does, links no
+ * fabric, and so loads no UCX. */
 static bool find_mapped(const void *address, size_t bytes, struct mapped_address *out)
 {
     size_t raw_bytes;
-    const void *raw = fabric_open_part(address, bytes, fabric_mapped.kind, &raw_bytes);
+    const void *raw = fabric_open_part(address, bytes, "mapped", &raw_bytes);
     if (raw == NULL || raw_bytes != sizeof *out) return false;
     memcpy(out, raw, sizeof *out);
     return true;

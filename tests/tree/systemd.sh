@@ -31,6 +31,9 @@ done
 grep -q '^WatchdogSec=' "$tmp/cairn-shard@.service" && fail "the shard's unit has a watchdog"
 grep -q '^WatchdogSec=' "$tmp/cairn-coordinator.service" || fail "the coordinator's unit has no watchdog"
 
+# UCX looks through /proc when it is loaded, and complains on stdout where ProcSubset=pid hides it.
+ldd "$2/bin/cairn-coordinator" | grep -q libuc && fail "the coordinator loads UCX, which its unit has no use for"
+
 # The words of ExecStart, with the samples for configurations.
 for daemon in cairn-coordinator:coordinator cairn-shard:shard; do
     unit=$(echo "$tmp/${daemon%:*}"*.service | cut -d ' ' -f 1)
