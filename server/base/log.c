@@ -263,12 +263,142 @@ static void put_out(const char *line, size_t line_bytes)
     pthread_mutex_unlock(&lock);
 }
 
+/* ---- fields that words make ---- */
+
+static const struct {
+    const char *word; /* in front of a conversion; the key, too */
+    bool is_text;
+} words[] = { { "job", true },    { "shard", true },  { "snapshot", true }, { "step", false },
+              { "round", false }, { "epoch", false }, { "rank", false } };
+
+enum { WORDS = sizeof words / sizeof *words, FIELDS_MAX = 32 };
+
+// What printf makes of one argument.
+struct conversion {
+    int longs;        // of "l"; "z", "j" and "t" are as wide as two
+    char kind;        // 'd', 's', 'f', ...
+    const char *end;  // behind it
+    int stars;        // widths and precisions that are arguments
+    bool is_bare;     // neither flags nor width nor precision
+    bool is_long_one; // "L"
+};
+
+static struct conversion read_conversion(const char *at) // behind '%'
+{
+    struct conversion c = { .is_bare = true };
+    for (; *at != '\0' && strchr("-+ #0123456789.*", *at) != NULL; at++) {
+        c.stars += *at == '*';
+        c.is_bare = false;
+    }
+    for (; *at != '\0' && strchr("hlzjtL", *at) != NULL; at++) {
+        c.longs += *at == 'l' ? 1 : *at == 'z' || *at == 'j' || *at == 't' ? 2 : 0;
+        c.is_long_one |= *at == 'L';
+    }
+    c.kind = *at;
+    c.end = *at != '\0' ? at + 1 : at;
+    return c;
+}
+
+// A list that functions take one after the other of.
+struct arguments {
+    va_list list;
+};
+
+static long long take_signed(struct arguments *args, int longs)
+{
+    if (longs == 0) return va_arg(args->list, int);
+    return longs == 1 ? va_arg(args->list, long) : va_arg(args->list, long long);
+}
+
+static unsigned long long take_unsigned(struct arguments *args, int longs)
+{
+    if (longs == 0) return va_arg(args->list, unsigned);
+    return longs == 1 ? va_arg(args->list, unsigned long) : va_arg(args->list, unsigned long long);
+}
+
+// The argument, used up. False: it is no value of a field, which is a plain text or a number that is not
+// negative.
+static bool take_argument(const struct conversion *c, struct arguments *args,
+                          struct cairn_log_field *out)
+{
+    *out = (struct cairn_log_field) { .key = NULL };
+    switch (c->kind) {
+    case '\0':
+    case '%':
+    case 'm': return false; // without an argument
+    case 'd':
+    case 'i': {
+        const long long value = take_signed(args, c->longs);
+        out->number = (uint64_t)value;
+        return value >= 0;
+    }
+    case 'u':
+    case 'x':
+    case 'X':
+    case 'o': out->number = take_unsigned(args, c->longs); return c->kind == 'u';
+    case 's': out->text = va_arg(args->list, const char *); return c->is_bare && out->text != NULL;
+    case 'c': (void)va_arg(args->list, int); return false;
+    case 'p': (void)va_arg(args->list, void *); return false;
+    default: // a number with a point
+        if (c->is_long_one)
+            (void)va_arg(args->list, long double);
+        else
+            (void)va_arg(args->list, double);
+        return false;
+    }
+}
+
+// The word of the table that stands before `at`; WORDS: none.
+static size_t find_word(const char *format, const char *at)
+{
+    for (size_t i = 0; i < WORDS; i++) {
+        const size_t length = strlen(words[i].word);
+        if ((size_t)(at - format) < length + 1 || at[-1] != ' ') continue;
+        const char *word = at - 1 - length;
+        const bool is_whole = word == format || word[-1] == ' ' || word[-1] == '(';
+        if (is_whole && strncmp(word, words[i].word, length) == 0) return i;
+    }
+    return WORDS;
+}
+
+static bool has_key(const struct cairn_log_field *fields, size_t count, const char *key)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(fields[i].key, key) == 0) return true;
+    return false;
+}
+
+// Behind the `count` fields that are there. Returns how many there are then.
+static size_t add_words(struct cairn_log_field fields[FIELDS_MAX], size_t count, const char *format,
+                        struct arguments *args)
+{
+    for (const char *at = strchr(format, '%'); at != NULL; at = strchr(at, '%')) {
+        const struct conversion c = read_conversion(at + 1);
+        struct cairn_log_field field;
+        const size_t word = find_word(format, at);
+        for (int i = 0; i < c.stars; i++) (void)va_arg(args->list, int);
+        const bool is_value = take_argument(&c, args, &field);
+        at = c.end;
+        if (word == WORDS || !is_value || words[word].is_text != (c.kind == 's')) continue;
+        field.key = words[word].word;
+        if (count < FIELDS_MAX && !has_key(fields, count, field.key)) fields[count++] = field;
+    }
+    return count;
+}
+
 static void emit(enum cairn_log_level level, const struct cairn_log_field *fields,
                  size_t field_count, const char *format, va_list args)
 {
     char message[MESSAGE_BYTES], line[LINE_BYTES];
+    struct cairn_log_field all[FIELDS_MAX];
+    struct arguments again;
+    for (size_t i = 0; i < field_count && i < FIELDS_MAX; i++) all[i] = fields[i];
+    va_copy(again.list, args);
+    const size_t count = add_words(all, field_count < FIELDS_MAX ? field_count : FIELDS_MAX, format,
+                                   &again);
+    va_end(again.list);
     vsnprintf(message, sizeof message, format, args);
-    put_out(line, make_line(line, level, message, fields, field_count));
+    put_out(line, make_line(line, level, message, all, count));
 }
 
 void cairn_log(enum cairn_log_level level, const char *format, ...)

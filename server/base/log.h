@@ -6,6 +6,10 @@
  * With log.format = json a line is one object with the same keys. Where stderr is systemd's journal, each
  * line begins with its priority, as sd-daemon(3) has it ("<4>"), which the journal takes off.
  *
+ * What a line is about tools find in fields: the words of a sentence make them. Where a format has "job %s",
+ * "shard %s" or "snapshot %s", or "step %llu", "round %u", "epoch %u" or "rank %u" (of any width), the line has
+ * job=, shard=, ... of the first of each kind. A string from outside is a value, and makes no field.
+ *
  * Values with spaces, quotes, control or non-ASCII bytes are quoted and escaped, so a stranger's
  * text cannot forge a line. A line is at most 2,048 bytes; longer ones are cut. Volume: error and
  * warn ask for an operator, info is proportional to events of the cluster (members, epochs,
@@ -72,7 +76,7 @@ void cairn_log(enum cairn_log_level level, const char *format, ...)
 #define cairn_log_info(...)  cairn_log(CAIRN_LOG_INFO, __VA_ARGS__)
 #define cairn_log_debug(...) cairn_log(CAIRN_LOG_DEBUG, __VA_ARGS__)
 
-/* A sentence with fields that tools read:
+/* A sentence with more fields than its words make; of a key that is given here the words make none:
  *   cairn_log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "port", NULL, port }, { "job", name, 0 }),
  *                    "attached %s", worker); */
 struct cairn_log_field {

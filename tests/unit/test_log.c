@@ -149,6 +149,26 @@ TEST(the_journal_gets_priorities)
     ck_assert_ptr_null(strstr(text, "unheard"));
 }
 
+static void log_of_jobs(void)
+{
+    cairn_log_init("s1", CAIRN_LOG_INFO);
+    cairn_log_warn("job %s: shard %s holds round %llu up: %.1f s, %zu bytes, %d of %*d, shard %s",
+                   "a", "s0", 7ull, 1.5, (size_t)9, -1, 4, 5, "s1");
+    cairn_log_info("snapshot %s of job %s at step %u, rank %d: 100 %%", "s 1", "b", 12u, -3);
+    cairn_log_info("job %016llx, the shard%s, %s", 5ull, "s", "job c shard d");
+    cairn_log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "job", "given", 0 }), "of job %s", "said");
+}
+
+TEST(the_words_of_a_sentence_are_fields)
+{
+    const char *text = capture(log_of_jobs);
+    ck_assert_ptr_nonnull(
+        strstr(text, "up: 1.5 s, 9 bytes, -1 of    5, shard s1\" job=a shard=s0 round=7\n"));
+    ck_assert_ptr_nonnull(strstr(text, "100 %\" snapshot=\"s 1\" job=b step=12\n"));
+    ck_assert_ptr_nonnull(strstr(text, "job c shard d\"\n"));
+    ck_assert_ptr_nonnull(strstr(text, "msg=\"of job said\" job=given\n"));
+}
+
 static void log_a_flood(void)
 {
     struct cairn_log_limit limit = { 0 };

@@ -59,7 +59,7 @@ static void fail(struct cairn_cluster_job *job, uint64_t revision, cairn_status 
     cairn_sentence_set(
         &why, "job %s: the amended spec is in the coordinator's store, but not on all shards: %s",
         job->spec.name, text);
-    cairn_log_error("%s", why.text);
+    cairn_log_fields(CAIRN_LOG_ERROR, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
     if (job->amends.revision == revision)
         cairn_cluster_waiters_fail(&job->amends.waiters, status, why.text);
     for (struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {

@@ -96,7 +96,7 @@ static void fail(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
 {
     struct cairn_sentence why, event;
     cairn_sentence_set(&why, "shard %s is not drained: %s", seat->name, text);
-    cairn_log_warn("%s", why.text);
+    cairn_log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "shard", seat->name, 0 }), "%s", why.text);
     cairn_sentence_set(&event, "given up: %s", text);
     cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAINED, NULL, seat->name, event.text);
     seat->leaving = seat->drain.is_saving = false;

@@ -87,7 +87,7 @@ static void give_up(struct cairn_cluster_job *job, cairn_status status, const ch
     struct cairn_sentence why;
     cairn_sentence_set(&why, "job %s was not amended, it goes on as it was: %s", job->spec.name,
                        text);
-    cairn_log_warn("%s", why.text);
+    cairn_log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
     // To a worker CLOSED would mean that its own connection was lost.
     if (status == CAIRN_ERR_CLOSED) status = CAIRN_ERR_NOT_READY;
     fail_waiting(job, status, why.text);

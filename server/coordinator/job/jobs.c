@@ -340,7 +340,7 @@ static void begin_itself(struct cairn_cluster_job *job)
 
 static void creation_failed(struct cairn_cluster_job *job, cairn_status status, const char *text)
 {
-    cairn_log_warn("%s", text);
+    cairn_log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", text);
     // A shard that went away: the openers wait for the next one.
     if (status != CAIRN_ERR_CLOSED)
         cairn_cluster_job_openers_fail(job->cluster, job->spec.name, status, text);

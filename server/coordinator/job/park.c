@@ -63,7 +63,7 @@ static void undo(struct cairn_cluster_job *job, cairn_status status, const char 
     struct cairn_sentence why;
     cairn_sentence_set(&why, "job %s was not %s: %s", job->spec.name,
                        job->park.wanted ? "parked, it goes on as it was" : "unparked", text);
-    cairn_log_warn("%s", why.text);
+    cairn_log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
     if (status == CAIRN_ERR_CLOSED) status = CAIRN_ERR_NOT_READY; // not the asker's connection
     cairn_cluster_waiters_fail(&job->park.waiters, status, why.text);
     if (job->park.undoes) {

@@ -74,7 +74,9 @@ static void start_over(struct cairn_cluster_job *job, const struct cairn_cluster
                        "shard %s restarted before job %s was initialized; open the job and put the "
                        "initial state again",
                        seat->name, job->spec.name);
-    cairn_log_warn("%s", why.text);
+    cairn_log_fields(CAIRN_LOG_WARN,
+                     CAIRN_FIELDS({ "job", job->spec.name, 0 }, { "shard", seat->name, 0 }), "%s",
+                     why.text);
     while (job->members.list != NULL)
         cairn_cluster_member_expel(job->members.list, CAIRN_ERR_REOPEN, why.text);
     cairn_cluster_job_drop(job);

@@ -70,7 +70,7 @@ struct cairn_results cairn_cluster_halts_damage(const struct cairn_cluster_job *
 
 static void say_halted(struct cairn_cluster_job *job, const struct cairn_sentence *text)
 {
-    cairn_log_error("%s", text->text);
+    cairn_log_fields(CAIRN_LOG_ERROR, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", text->text);
     cairn_cluster_event_note(job->cluster, CAIRN_EVENT_HALTED, job->spec.name, NULL, "%s",
                              text->text);
 }
