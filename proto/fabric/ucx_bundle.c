@@ -28,12 +28,18 @@ struct ucx_bundle {
 
 /* -- sending ------------------------------------------------------------------------------------ */
 
-static void finish(struct ucx_bundle *bundle, cairn_status status)
+static void end(struct ucx_bundle *bundle, cairn_status status)
 {
     for (uint32_t i = 0; i < bundle->count; i++) fabric_op_done(bundle->ops[i], status);
     LIST_REMOVE(bundle, entry);
-    if (bundle->link != NULL) bundle->link->bundles_out--;
     free(bundle);
+}
+
+/* Of one that was under way. */
+static void finish(struct ucx_bundle *bundle, cairn_status status)
+{
+    if (bundle->link != NULL) bundle->link->bundles_out--;
+    end(bundle, status);
 }
 
 static void on_ucx_sent(void *request, ucs_status_t status, void *arg)
@@ -129,10 +135,17 @@ unsigned ucx_bundles_flush(struct ucx_fabric *ucx)
     return count;
 }
 
+/* UCX does not survive the end of an endpoint that has much to send (ucx_link.c): what waits for a node that
+ * is lost is not given to it any more. */
 void ucx_bundles_part(struct ucx_link *link)
 {
-    struct ucx_bundle *bundle;
-    if (link->bundle != NULL) post(link);
+    struct ucx_bundle *bundle = link->bundle;
+    if (bundle != NULL && link->is_lost) {
+        link->bundle = NULL;
+        end(bundle, CAIRN_ERR_CLOSED);
+    } else if (bundle != NULL) {
+        post(link);
+    }
     LIST_FOREACH (bundle, &link->ucx->bundles_out, entry)
         if (bundle->link == link) bundle->link = NULL;
 }

@@ -199,8 +199,8 @@ static void close_link(struct ucx_link *link)
 {
     if (link->is_closed) return;
     link->is_closed = true;
+    ucx_bundles_part(link); // it may say PORT first: a frame, which ucx_part takes the link from
     ucx_part(link);
-    ucx_bundles_part(link);
     ucx_endpoint_close(link->ucx, link->ep);
     link->ucx->common.stats.endpoints_now--;
 }

@@ -100,6 +100,17 @@ TEST(a_node_that_ends_unwatched_leaves_no_connection)
     node_close(&a);
 }
 
+/* The connection is being made yet, and who made it is to be said before the message. */
+TEST(a_node_may_end_in_the_turn_of_its_first_small_message)
+{
+    open_nodes();
+    node_send(&a, node_connect_to(&a, &b), 1, bytes, 100);
+    node_close(&a);
+    ck_assert_uint_eq(a.sent, 1);
+    pump_for_ms(&b, NULL, 5);
+    node_close(&b);
+}
+
 enum { MADE_BY_US = 1, HANGS = 2, RECEIVES = 4, CASES = 8 };
 
 /* b holds what a sent, or a receives what b sent; then a closes its peer. b does nothing about it, and may
@@ -154,6 +165,33 @@ TEST_EACH(what_a_closed_peer_left_behind_ends_and_both_nodes_meet_again_at_once,
     cairn_fabric_peer_close(to_a);
     meet(node_connect_to(&a, &b), node_connect_to(&b, &a));
     ck_assert_uint_eq(a.downs + b.downs, 2);
+    close_nodes();
+}
+
+/* More than sockets take: some are on their way, the others wait for the turn in which they leave. */
+TEST(small_messages_that_a_node_does_not_take_end_with_their_peer_and_both_meet_again)
+{
+    enum { COUNT = 4000, SMALL = 8000 };
+    open_nodes();
+    struct cairn_fabric_peer *to_b = node_connect_to(&a, &b), *to_a = node_connect_to(&b, &a);
+    meet(to_b, to_a);
+    const unsigned over = a.sent;
+    for (unsigned i = 0; i < COUNT; i++) {
+        node_send(&a, to_b, i, bytes, SMALL);
+        if (i % 100 == 99) pump_for_ms(&a, NULL, 0);
+    }
+    ck_assert_uint_lt(a.sent, over + COUNT);
+    cairn_fabric_peer_close(to_b);
+    const int64_t begin_ms = now_ms();
+    while (a.sent < over + COUNT) {
+        pump_for_ms(&a, NULL, 5);
+        ck_assert_int_lt(now_ms() - begin_ms, END_MS);
+    }
+    ck_assert_uint_gt(a.send_errors, 0);
+    b.manner = NODE_DROPS;
+    pump(&a, &b, &b.downs, 1);
+    cairn_fabric_peer_close(to_a);
+    meet(node_connect_to(&a, &b), node_connect_to(&b, &a));
     close_nodes();
 }
 
