@@ -138,6 +138,35 @@ uint64_t cairn_control_job_read(struct job *job)
 }
 
 /* What no shard sees. */
+enum { UNHEARD_MAX = 16 };
+
+/* Shards that are silent over the data path, by name: [UNHEARD_MAX], borrowed. */
+static uint32_t list_unheard(const struct session *s, char **names)
+{
+    uint32_t count = 0;
+    for (const struct job *job = s->jobs; job != NULL; job = job->next)
+        for (uint32_t i = 0; i < job->shards.count && count < UNHEARD_MAX; i++)
+            if (job->shards.links[i]->silent) names[count++] = job->shards.links[i]->name;
+    return count;
+}
+
+static void send_heartbeat(struct session *s, Cairn__Heartbeat *heartbeat)
+{
+    char *names[UNHEARD_MAX];
+    heartbeat->n_unheard = s->control.unheard_told = list_unheard(s, names);
+    heartbeat->unheard = names;
+    cairn_control_send(s, CAIRN_MSG_HEARTBEAT, 0, &heartbeat->base);
+}
+
+/* At once, when it changes: who trains has no need of heartbeats. */
+static void tell_unheard(struct session *s)
+{
+    char *names[UNHEARD_MAX];
+    Cairn__Heartbeat heartbeat = CAIRN__HEARTBEAT__INIT;
+    if (s->control.ready && list_unheard(s, names) != s->control.unheard_told)
+        send_heartbeat(s, &heartbeat);
+}
+
 static void tell_reads(struct session *s, uint64_t now_ms)
 {
     if (!s->control.ready || now_ms - s->control.reads_told_ms < s->control.heartbeat_ms) return;
@@ -154,16 +183,17 @@ static void tell_reads(struct session *s, uint64_t now_ms)
         read.fetched_shared = bytes;
         heartbeat.bytes = list;
         heartbeat.n_bytes = 1;
-        cairn_control_send(s, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
+        send_heartbeat(s, &heartbeat);
     }
 }
 
 static void keep_alive(struct session *s, uint64_t now_ms)
 {
     tell_reads(s, now_ms);
+    tell_unheard(s);
     Cairn__Heartbeat heartbeat = CAIRN__HEARTBEAT__INIT;
     if (s->control.ready && now_ms - s->control.spoke_ms >= s->control.heartbeat_ms)
-        cairn_control_send(s, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
+        send_heartbeat(s, &heartbeat);
     const uint64_t lease_ms = s->control.lease_ms != 0 ? s->control.lease_ms : 5000;
     if (s->control.hello_sent && now_ms - s->control.heard_ms > lease_ms)
         cairn_stream_close(s->control.stream, CAIRN_ERR_CLOSED,
@@ -321,6 +351,7 @@ static void on_welcome(struct session *s, const Cairn__Welcome *welcome)
     s->control.was_given_up = welcome->coordinator_incarnation == s->control.incarnation;
     s->control.incarnation = welcome->coordinator_incarnation;
     s->control.welcome_ms = cairn_client_now_ms();
+    s->control.unheard_told = 0;
     s->control.heartbeat_ms = welcome->heartbeat_ms >= 10 ? welcome->heartbeat_ms : 10;
     s->control.lease_ms = welcome->lease_ms >= 100 ? welcome->lease_ms : 100;
     cairn_fabric_set_patience(s->path.fabric, s->control.lease_ms);

@@ -58,6 +58,7 @@ static void fill_session(Cairn__MemberStatus *out, const struct cairn_cluster_se
     out->path = path_of(session->fabric_address, session->fabric_address_bytes);
     out->place = place_of(session->fabric_address, session->fabric_address_bytes, place);
     out->since_ms = now_ms - session->since_ms;
+    out->unheard = (char *)(uintptr_t)session->unheard;
 }
 
 #define MEMBERS_MAX 4096 /* so that a frame holds them */

@@ -237,7 +237,16 @@ TEST(workers_that_nothing_reaches_are_named_and_hold_nobody_up)
     check_good();
 }
 
-/* It is said on standard error when it begins, and first of all by the call that ends in time. */
+/* The coordinator is told of it: its own way to both is not cut. */
+static void await_logged(const char *text)
+{
+    for (const int64_t end_ms = now_ms() + WAIT_MS;
+         cluster_logged(&cluster, "coordinator.log", text) == 0; poll(NULL, 0, 10))
+        ck_assert_msg(now_ms() < end_ms, "the coordinator does not say \"%s\"", text);
+}
+
+/* It is said on standard error when it begins, and first of all by the call that ends in time; and by the
+ * coordinator, of both. */
 TEST(a_way_that_is_lost_in_mid_training_is_named_by_who_waits)
 {
     static const char way[] = "nothing has come from shard shard-0 for 5 s and more over the data "
@@ -248,6 +257,9 @@ TEST(a_way_that_is_lost_in_mid_training_is_named_by_who_waits)
     break_way();
     const int64_t broken_ms = now_ms();
     await_text("cut", way);
+    await_logged(" hears nothing from shard-0 over the data path");
+    cluster_says(&cluster, 0, " hears nothing from shard-0 over the data path: look for a firewall",
+                 "cluster", "status", NULL);
     ck_assert_int_lt(now_ms() - broken_ms, NAMED_MS);
     ck_assert_int_eq(cluster_wait(worker, CLUSTER_WAIT_MS), 1);
     read_log("cut", said, sizeof said);
@@ -264,6 +276,7 @@ TEST(a_way_that_leads_there_again_is_trained_over)
     await_text("again", "nothing has come from shard shard-0");
     mend_way();
     await_text("again", "shard shard-0 is heard again");
+    await_logged(" hears every shard over the data path again");
     stop_workers();
     ck_assert_int_eq(cluster_wait(worker, CLUSTER_WAIT_MS), 0);
 }

@@ -70,6 +70,9 @@ static void check_cluster(struct check *check, const Cairn__ClusterStatus *statu
     const char *version = status->version;
     for (size_t i = 0; i < status->n_members; i++) {
         const Cairn__MemberStatus *m = status->members[i];
+        if (m->unheard[0] != '\0')
+            add(check, TROUBLE_WAITS, m->name, "hears nothing over the data path of %s",
+                m->unheard);
         if (m->role != CAIRN_ROLE_WIRE_SHARD) continue;
         check_shard(check, m);
         if (strcmp(m->state, "up") != 0) continue;

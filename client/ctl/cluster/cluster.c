@@ -105,6 +105,17 @@ static void print_storage(const Cairn__ClusterStatus *status)
     }
 }
 
+static void print_unheard(const Cairn__ClusterStatus *status)
+{
+    for (size_t i = 0; i < status->n_members; i++) {
+        const Cairn__MemberStatus *m = status->members[i];
+        if (m->unheard[0] != '\0')
+            printf("\n%s hears nothing from %s over the data path: look for a firewall or a cut "
+                   "between them, in both directions\n",
+                   m->name, m->unheard);
+    }
+}
+
 static json_t *strange_json(const Cairn__StrangePart *s)
 {
     char number[20];
@@ -151,13 +162,14 @@ static int print_json(const Cairn__ClusterStatus *status)
     for (size_t i = 0; i < status->n_members; i++) {
         const Cairn__MemberStatus *m = status->members[i];
         json_array_append_new(
-            members, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:s, s:o, s:o}",
-                               "name", m->name, "role", cairn_role_name(m->role), "state", m->state,
-                               "address", m->address, "path", m->path, "place", m->place, "storage",
-                               m->storage, "since_ms", (json_int_t)m->since_ms, "state_bytes",
-                               (json_int_t)m->state_bytes, "memory_bytes",
-                               (json_int_t)m->memory_bytes, "version", m->version, "without",
-                               without_json(m->without), "home", home_json(m)));
+            members,
+            json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:s, s:o, s:o}",
+                      "name", m->name, "role", cairn_role_name(m->role), "state", m->state,
+                      "address", m->address, "path", m->path, "place", m->place, "storage",
+                      m->storage, "unheard", m->unheard, "since_ms", (json_int_t)m->since_ms,
+                      "state_bytes", (json_int_t)m->state_bytes, "memory_bytes",
+                      (json_int_t)m->memory_bytes, "version", m->version, "without",
+                      without_json(m->without), "home", home_json(m)));
     }
     return cairn_ctl_print_json(
         json_pack("{s:s, s:s, s:s, s:I, s:I, s:i, s:i, s:s, s:o, s:o}", "cluster", status->cluster,
@@ -234,6 +246,7 @@ int cairn_ctl_cluster_status(struct ctl *ctl)
         if (!ctl->quiet) print_homes(status);
         if (!ctl->quiet) print_without(status);
         if (!ctl->quiet) print_storage(status);
+        if (!ctl->quiet) print_unheard(status);
         if (status->n_strangers > 0) {
             if (!ctl->quiet)
                 printf("\nheld by shards, but not acted on (`cairn cluster adopt` takes it, `cairn "
