@@ -287,7 +287,8 @@ void cairn_cluster_session_on_frame(struct cairn_peer *peer, const struct cairn_
     }
     if (session->closing) return;
     session->last_frame_ms = uv_now(cluster->loop);
-    if (session->role == CAIRN_ROLE_WIRE_ADMIN) session->unanswered += frame->request != 0;
+    if (session->role == CAIRN_ROLE_WIRE_ADMIN && frame->type != CAIRN_MSG_HEARTBEAT)
+        session->unanswered += frame->request != 0;
     if (!cairn_cluster_early_hold(session, frame)) take_frame(session, frame);
     cairn_cluster_sessions_take_early(cluster);
 }

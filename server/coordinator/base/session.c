@@ -14,8 +14,8 @@ void cairn_cluster_session_send(struct cairn_cluster_session *session, uint16_t 
                                 uint32_t request, const ProtobufCMessage *message)
 {
     if (session == NULL || session->closing) return;
-    if (request != 0 && session->unanswered > 0) session->unanswered--;
     const cairn_status status = cairn_peer_send(session->peer, type, request, message);
+    if (status == CAIRN_OK && request != 0 && session->unanswered > 0) session->unanswered--;
     if (status == CAIRN_OK) return;
     if (status == CAIRN_ERR_INVALID && request != 0 && type != CAIRN_MSG_ERROR) {
         cairn_cluster_session_error(session, request, CAIRN_ERR_UNSUPPORTED,
