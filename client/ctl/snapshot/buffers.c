@@ -11,7 +11,7 @@ static const struct ctl_number_type types[] = {
     { "F64", "float64", "DoubleStorage", 8 }, { "I64", "int64", "LongStorage", 8 },
     { "I32", "int32", "IntStorage", 4 },      { "I16", "int16", "ShortStorage", 2 },
     { "I8", "int8", "CharStorage", 1 },       { "U8", "uint8", "ByteStorage", 1 },
-    { "BOOL", "bool", "BoolStorage", 1 },
+    { "BOOL", "bool", "BoolStorage", 1 },     { "C64", "complex64", "ComplexFloatStorage", 8 },
 };
 
 const struct ctl_number_type *cairn_ctl_number_type(cairn_dtype dtype)

@@ -26,7 +26,7 @@ from .spec import Tensor, Version, at_least
 
 LIST = "cairn.buffers"  # {name: {"dtype", "shape"}} of those that are kept as their bytes, in safetensors' words
 _WORDS = {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
-          torch.bool: "BOOL", torch.float64: "F64"}
+          torch.bool: "BOOL", torch.float64: "F64", torch.complex64: "C64"}
 _CHANGED_BY_FORWARD = ("running_mean", "running_var", "num_batches_tracked", "weight_u", "weight_v", "_u", "_v")
 _SMALL_ELEMS = 1 << 22  # parameters of a model for which a write with every step is little
 _LARGE_EVERY = 10
