@@ -28,6 +28,8 @@ uint64_t cairn_chunk_link_starved_ms(const struct cairn_chunk_link *link, uint64
 static void judge_memory(struct cairn_chunk_link *link, uint64_t now_ms)
 {
     if (!link->starved.is_short || !link->hands->waits(link)) {
+        // What is not awaited will not go, and would be held against all that is smaller.
+        link->starved.is_short = false;
         link->starved.since_ms = 0;
         link->starved.is_told = false;
         return;

@@ -58,6 +58,7 @@ static void send_micro_end(struct cairn_pusher *pusher, const struct cairn_push_
         cairn_chunk_link_note_memory(link, status, max * sizeof *note->tensors);
     } else {
         note->link = link;
+        cairn_chunk_link_note_memory(link, CAIRN_OK, max * sizeof *note->tensors);
         const size_t count = pusher->hands->absent(pusher, action->shard, action->micro,
                                                    note->tensors);
         status = cairn_chunk_link_send(link, &header, count > 0 ? note->tensors : NULL,

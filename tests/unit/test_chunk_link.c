@@ -1,0 +1,62 @@
+/* For how long a link has had no memory to send what is awaited: by what could not be sent, by what went since,
+ * and by whether anything is awaited at all. */
+#include <check.h>
+
+#include "proto/link/chunk_link.h"
+#include "tests/support/suite.h"
+
+static bool is_awaited;
+static unsigned told;
+
+static bool waits(const struct cairn_chunk_link *link)
+{
+    (void)link;
+    return is_awaited;
+}
+
+static void starved(struct cairn_chunk_link *link)
+{
+    (void)link;
+    told++;
+}
+
+static const struct cairn_chunk_link_hands hands = { .waits = waits, .starved = starved };
+
+static uint64_t starved_at(struct cairn_chunk_link *link, uint64_t now_ms)
+{
+    cairn_chunk_link_tick(link, NULL, NULL, 0, now_ms);
+    return cairn_chunk_link_starved_ms(link, now_ms);
+}
+
+TEST(what_could_not_be_sent_is_told_until_as_much_goes)
+{
+    struct cairn_chunk_link link = { .hands = &hands };
+    is_awaited = true;
+    ck_assert_uint_eq(starved_at(&link, 1000), 0);
+    cairn_chunk_link_note_memory(&link, CAIRN_ERR_NO_MEMORY, 4096);
+    ck_assert_uint_eq(starved_at(&link, 2000), 0);
+    cairn_chunk_link_note_memory(&link, CAIRN_OK, 0); // a header goes all the same
+    ck_assert_uint_eq(starved_at(&link, 3500), 1500);
+    ck_assert_uint_eq(told, 1);
+    cairn_chunk_link_note_memory(&link, CAIRN_OK, 4096);
+    ck_assert_uint_eq(starved_at(&link, 4000), 0);
+    ck_assert_uint_eq(told, 1);
+}
+
+/* A round was given up, and nothing as large is sent any more: a shard that is slow later is no want of memory. */
+TEST(what_nobody_awaits_any_more_is_not_held_against_what_is_awaited_later)
+{
+    struct cairn_chunk_link link = { .hands = &hands };
+    is_awaited = true;
+    cairn_chunk_link_note_memory(&link, CAIRN_ERR_NO_MEMORY, 4096);
+    ck_assert_uint_eq(starved_at(&link, 1000), 0);
+    is_awaited = false;
+    ck_assert_uint_eq(starved_at(&link, 2000), 0);
+    is_awaited = true;
+    cairn_chunk_link_note_memory(&link, CAIRN_OK, 100);
+    ck_assert_uint_eq(starved_at(&link, 3000), 0);
+    ck_assert_uint_eq(starved_at(&link, 9000), 0);
+    ck_assert_uint_eq(told, 0);
+}
+
+SUITE(10);
