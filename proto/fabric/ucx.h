@@ -98,6 +98,7 @@ struct ucx_heard {
     uint64_t node;
     in_port_t port; /* from which it has connected to us; 0: it has not */
     ucp_ep_h ep;    /* UCX's end here of what it said PROOF by: may be gone, to be compared only */
+    uint64_t proof_by_ms; /* it said PORT, and PROOF has to come; 0: it has */
 };
 
 struct ucx_fabric {
@@ -161,7 +162,6 @@ struct ucx_link {
     struct sockaddr_storage listener; /* of the node, if has_listener: where UCX connects to */
     uint64_t end_by_ms;               /* we end it: it is lost by then; 0: we do not */
     in_port_t made;                   /* our port, if we made the connection, else 0 */
-    uint64_t proof_by_ms;             /* PROOF has to come; 0: it has */
     bool has_listener;
     bool has_said_port;
     bool is_lost;   /* no handle is made on it any more, and those that it has are told */
@@ -277,8 +277,9 @@ struct ucx_link *ucx_link_find(struct ucx_fabric *ucx, uint64_t node);
 void ucx_link_end(struct ucx_link *link, bool is_told);
 /* It is of no use any more: those who have handles on it are told why. */
 void ucx_link_lose(struct ucx_link *link, cairn_status why);
-/* The node has said PORT; where PROOF does not follow, its end of the link is of no use, and is told so. */
-void ucx_link_await_proof(struct ucx_link *link);
+/* The node has said PORT; where PROOF does not follow, its end of the link is of no use, and is told so as
+ * soon as there is a link. */
+void ucx_link_await_proof(struct ucx_fabric *ucx, uint64_t node);
 /* Forced: waits for nobody. Flying sends, and receives that came by it, are canceled by the next
  * progresses. */
 void ucx_endpoint_close(struct ucx_fabric *ucx, ucp_ep_h ep);

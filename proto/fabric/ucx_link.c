@@ -148,6 +148,7 @@ static cairn_status open_link(struct ucx_fabric *ucx, const void *address, size_
     ucx->common.stats.endpoints_made++;
     ucx->common.stats.endpoints_now++;
     ucx_meet(link);
+    if (ucx_hear(ucx, node)->proof_by_ms != 0) plan(ucx, ucx_hear(ucx, node)->proof_by_ms);
     *out = link;
     return CAIRN_OK;
 }
@@ -176,10 +177,11 @@ void ucx_link_end(struct ucx_link *link, bool is_told)
     plan(link->ucx, link->end_by_ms);
 }
 
-void ucx_link_await_proof(struct ucx_link *link)
+void ucx_link_await_proof(struct ucx_fabric *ucx, uint64_t node)
 {
-    link->proof_by_ms = ucx_now_ms() + PROOF_MS;
-    plan(link->ucx, link->proof_by_ms);
+    struct ucx_heard *heard = ucx_hear(ucx, node);
+    heard->proof_by_ms = ucx_now_ms() + PROOF_MS;
+    plan(ucx, heard->proof_by_ms);
 }
 
 void ucx_endpoint_close(struct ucx_fabric *ucx, ucp_ep_h ep)
@@ -292,12 +294,13 @@ static void judge_flying(struct ucx_fabric *ucx, uint64_t now_ms)
 /* UCX gave the node an endpoint that is a pair with one that we have closed: it sends into nothing. */
 static void judge_proof(struct ucx_link *link, uint64_t now_ms)
 {
-    if (link->proof_by_ms == 0 || link->is_lost || link->end_by_ms != 0) return;
-    if (link->proof_by_ms > now_ms) {
-        plan(link->ucx, link->proof_by_ms);
+    struct ucx_heard *heard = ucx_hear(link->ucx, link->node);
+    if (heard->proof_by_ms == 0 || link->is_lost || link->end_by_ms != 0) return;
+    if (heard->proof_by_ms > now_ms) {
+        plan(link->ucx, heard->proof_by_ms);
         return;
     }
-    link->proof_by_ms = 0;
+    heard->proof_by_ms = 0;
     ucx_say_bye(link);
 }
 

@@ -199,16 +199,15 @@ static void on_port(struct ucx_fabric *ucx, const struct ucx_frame_port *port)
 {
     struct ucx_link *living = ucx_link_find(ucx, port->head.from);
     ucx_hear(ucx, port->head.from)->port = htons(port->port);
-    if (living == NULL) return;
-    ucx_link_await_proof(living);
-    if (port->port == 0 && living->made != 0) ucx_say_port(living);
+    ucx_link_await_proof(ucx, port->head.from);
+    if (living != NULL && port->port == 0 && living->made != 0) ucx_say_port(living);
 }
 
 static void on_proof(struct ucx_fabric *ucx, uint64_t node, ucp_ep_h ep)
 {
-    struct ucx_link *living = ucx_link_find(ucx, node);
-    ucx_hear(ucx, node)->ep = ep;
-    if (living != NULL) living->proof_by_ms = 0;
+    struct ucx_heard *heard = ucx_hear(ucx, node);
+    heard->ep = ep;
+    heard->proof_by_ms = 0;
 }
 
 /* What concerns reads is of the link whose endpoint it came by. */
