@@ -98,6 +98,8 @@ static void tell(struct coordinator *c, int fd, uint32_t request)
     job.moved_bytes = a->moved_bytes;
     job.heaviest_before = 1.5;
     job.heaviest_after = 1;
+    job.pieces_before = 36;
+    job.pieces_after = 39;
     job.expected_s = 2.5;
     job.slices = 4;
     job.slice = a->slice;
@@ -225,6 +227,7 @@ TEST(a_plan_asks_what_was_given_and_says_what_would_move)
     says(text,
          "moves             4.0 MiB in 4 slices; the least that levels the shards is 4.0 MiB\n");
     says(text, "heaviest shard    1.50 of the mean, then 1.00\n");
+    says(text, "pieces            36 of its tensors on shards, then 39\n");
     says(text, "expected          2.5 s\n");
     says(text, "FROM  TO  BYTES\ns1    s3  4.0 MiB\n");
     end(&c);

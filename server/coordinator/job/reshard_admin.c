@@ -142,6 +142,8 @@ static bool view_plan(const struct cairn_cluster_job *job,
     out->moved_bytes = out->elapsed_ms = out->slice = 0;
     out->heaviest_before = report->heaviest_before;
     out->heaviest_after = report->heaviest_after;
+    out->pieces_before = cairn_layout_pieces(job->layout);
+    out->pieces_after = cairn_layout_pieces(target->layout);
     out->slices = target->slices;
     out->shards_before = job->seat_count;
     out->shards_after = cairn_cluster_reshard_wish_owners(wish);
