@@ -161,6 +161,7 @@ TEST(what_the_lost_store_has_signed_is_trusted_by_who_adopts_its_jobs)
                       "put the cluster.key of then back"); // planned is not done
     expect_adopted(1, "");
     fake_goes_on(&fake, 1, 2);
+    fake_until(&fake, fake.cluster->storage.watch.said.text[0] == '\0');
     cairn_message_free(&take_snapshot()->base); // the folder is this cluster's, too
     expect_restored(snapshot);
     fake_coordinator_stop(&fake); // it is in the store
