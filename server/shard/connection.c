@@ -60,6 +60,7 @@ static void send_hello(struct cairn_shard *shard)
     Cairn__Home home;
     cairn_device_tell(shard, &home);
     hello.home = &home;
+    shard->unfit.is_told = home.failed[0] != '\0';
     if (cairn_held_count(shard) > 0) {
         hello.store = shard->seen.store;
         hello.coordinator_incarnation = shard->seen.incarnation;
@@ -253,7 +254,6 @@ static void on_timer(uv_timer_t *timer)
     struct cairn_session *session = &shard->session;
     if (session->stream == NULL) {
         connect_now(shard);
-        cairn_unfit_look(shard);
         return;
     }
     if (!session->welcome) {

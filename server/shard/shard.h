@@ -77,6 +77,7 @@
 #include "server/shard/state/pin.h"
 #include "server/shard/state/put.h"
 #include "server/shard/storage.h"
+#include "server/shard/unfit.h"
 
 enum {
     CAIRN_SHARD_JOBS_MAX = CAIRN_HELD_JOBS_MAX, /* idle ones, and two generations of one, too */
@@ -234,7 +235,7 @@ struct cairn_shard {
     const struct cairn_shard_up *up;
     uint32_t without;                /* bits of enum cairn_without */
     struct cairn_sentence no_device; /* why there is no device; empty: there is one */
-    bool unfit_told;                 /* to the coordinator, that the device failed: unfit.h */
+    struct cairn_unfit unfit;        /* the device failed */
     uv_loop_t *loop;                 /* borrowed */
     struct {
         void (*on_ready)(struct cairn_shard *shard, void *context);

@@ -3,6 +3,10 @@
 #include "server/shard/job/held.h"
 #include "server/shard/shard.h"
 
+/* In which a coordinator gives up the jobs that lay on the device: of a shard that is away it would wait for
+ * them. */
+#define BEATS 5
+
 /* Jobs that go on without the device. */
 static size_t count_others(const struct cairn_shard *shard)
 {
@@ -13,26 +17,34 @@ static size_t count_others(const struct cairn_shard *shard)
     return count;
 }
 
+/* The coordinator knows nothing of it: it hears of it by another Hello. What it has asked meanwhile it asks
+ * again. */
+static void tell(struct cairn_shard *shard, const char *failure)
+{
+    cairn_log_error("this shard is unfit: %s", failure);
+    cairn_stream_close(shard->session.stream, CAIRN_ERR_IO, "the device of this shard failed");
+}
+
 void cairn_unfit_look(struct cairn_shard *shard)
 {
     struct cairn_home *home = shard->device.home;
     const char *failure = home != NULL ? cairn_home_failure(home) : NULL;
     if (failure == NULL || shard->closing || shard->events.on_unfit == NULL) return;
-    const size_t others = count_others(shard);
-    if (others == 0) {
-        cairn_log_error("this shard is unfit and ends, since nothing that it holds is whole: %s",
-                        failure);
-        shard->events.on_unfit(shard, shard->events.context);
+    if (!shard->unfit.is_told) {
+        tell(shard, failure);
         return;
     }
-    if (shard->unfit_told) return;
-    shard->unfit_told = true;
-    cairn_log_error(
-        "this shard is unfit: %s; it serves on those jobs of which nothing lies there (%zu), "
-        "gets no other, and ends with the last of them: `cairn member drain %s` moves "
-        "them",
-        failure, others, shard->name);
-    // The next Hello says it. What the coordinator has asked meanwhile it asks again.
-    if (shard->session.stream != NULL)
-        cairn_stream_close(shard->session.stream, CAIRN_ERR_IO, "the device of this shard failed");
+    const size_t others = count_others(shard);
+    if (others > 0 && !shard->unfit.is_said) {
+        shard->unfit.is_said = true;
+        cairn_log_error(
+            "this shard is unfit, and serves on those jobs of which nothing lies on its "
+            "device (%zu); it ends with the last of them: `cairn member drain %s` moves "
+            "them",
+            others, shard->name);
+    }
+    if (others > 0 || ++shard->unfit.beats < BEATS) return;
+    cairn_log_error("this shard is unfit and ends, since nothing that it holds is whole: %s",
+                    failure);
+    shard->events.on_unfit(shard, shard->events.context);
 }

@@ -130,6 +130,22 @@ TEST_EACH(a_card_that_fails_stops_the_jobs_that_lie_there_and_no_other, 0, 3)
     stop();
 }
 
+/* Nothing else is there: its supervisor starts it anew. */
+TEST(a_shard_whose_card_fails_ends_with_a_status)
+{
+    emulated_choose("ecc_at=150");
+    start("cuda");
+    cairn_job *on_card = open_job("card", 0);
+    cairn_status status = CAIRN_OK;
+    for (int i = 0; i < STEPS_MAX && status == CAIRN_OK; i++) status = step(on_card);
+    ck_assert_int_ne(status, CAIRN_OK);
+    ck_assert_int_eq(cluster_wait(cluster.shards[0], CLUSTER_WAIT_MS),
+                     cairn_status_exit(CAIRN_ERR_IO));
+    cluster.shards[0] = 0;
+    ck_assert_int_eq(cluster_logged(&cluster, "shard-0.log", "this shard is unfit and ends"), 1);
+    stop();
+}
+
 /* The worker's card is another process's, and well. */
 TEST(gradients_on_a_card_that_has_failed_for_their_shard_pass_the_host)
 {

@@ -629,7 +629,8 @@ TEST(an_admin_that_asks_nothing_for_ten_minutes_is_sent_away_and_one_that_waits_
     cairn_message_free(fake_expect(&fake, &waiting, CAIRN_MSG_CLUSTER_STATUS, request));
     ck_assert_uint_eq(session_of("waiting")->unanswered, 0);
     session_of("waiting")->unanswered = 1;
-    const Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT; // which nobody answers, whatever its number is
+    const Cairn__Heartbeat beat =
+        CAIRN__HEARTBEAT__INIT; // which nobody answers, whatever its number is
     fake_request(&admin, CAIRN_MSG_HEARTBEAT, &beat.base);
     const uint32_t behind = fake_request(&admin, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base);
     cairn_message_free(fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_STATUS, behind));

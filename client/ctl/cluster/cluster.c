@@ -80,7 +80,8 @@ static void print_home(const Cairn__MemberStatus *m)
            cairn_ctl_bytes(m->home->total_bytes), cairn_ctl_bytes(m->home->taken_bytes));
     if (m->home->warning[0] != '\0') printf("%s: warning: %s\n", m->name, m->home->warning);
     if (m->home->failed[0] != '\0')
-        printf("%s: unfit, so that it gets no part of a job: %s\n", m->name, m->home->failed);
+        printf("%s: unfit, so that nothing more comes to that device: %s\n", m->name,
+               m->home->failed);
     print_use(m);
 }
 

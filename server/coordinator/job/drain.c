@@ -293,7 +293,7 @@ static cairn_status judge(const struct cairn_cluster *cluster,
         return cairn_fail(why, CAIRN_ERR_NOT_READY,
                           "shard %s is not here: what it holds cannot move", seat->name);
     const uint32_t itself = seat->leaving ? 0 : 1;
-    if (holds_any(cluster, seat) && cairn_cluster_seats_staying(cluster, false) == itself)
+    if (holds_any(cluster, seat) && cairn_cluster_seats_staying(cluster, NULL, false) == itself)
         return cairn_fail(why, CAIRN_ERR_REFUSED,
                           "no shard that stays is here to take what shard %s holds: start another "
                           "one first, or save the jobs and end it",

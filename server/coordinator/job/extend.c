@@ -252,7 +252,8 @@ static cairn_status plan_layout(const struct cairn_cluster_job *job, struct cair
                                                                            : CAIRN_OK;
     for (uint32_t i = 0; i < job->layout->shard_count && status == CAIRN_OK; i++)
         closed[i] = job->shards[i].seat == NULL || job->shards[i].seat->leaving ||
-                    cairn_cluster_seat_unfit(job->shards[i].seat);
+                    (cairn_cluster_seat_unfit(job->shards[i].seat) &&
+                     job->spec.offload_fraction < 1);
     for (uint32_t t = 0; t < count && status == CAIRN_OK; t++) {
         const size_t from = cairn_spec_find_tensor(&job->spec, body->spec.tensors[t].name);
         const bool kept = from != SIZE_MAX && stays(&job->spec, from, &body->spec, t);

@@ -114,26 +114,33 @@ static bool weigh_seats(const struct cairn_cluster_job *body)
     return true;
 }
 
-/* The one that can save and load snapshots, then the less loaded one. */
-static bool is_better(const struct cairn_cluster_seat *a, const struct cairn_cluster_seat *b)
+/* The one that the job can lie on, then the one that can save and load snapshots, then the less loaded. */
+static bool is_better(const struct cairn_cluster_seat *a, const struct cairn_cluster_seat *b,
+                      const struct cairn_job_spec_data *spec)
 {
+    const bool a_fits = cairn_cluster_seat_fits(a, spec), b_fits = cairn_cluster_seat_fits(b, spec);
+    if (a_fits != b_fits) return a_fits;
     const bool a_sees = a->storage.text[0] == '\0', b_sees = b->storage.text[0] == '\0';
     return a_sees != b_sees ? a_sees : a->planned_bytes < b->planned_bytes;
 }
 
 /* Seats that are up for a job that is being planned: those that have the snapshots' storage, of these the
- * least loaded ones, by name where they are equal.
+ * least loaded ones, by name where they are equal. A new job comes to an unfit one, too, where there is no
+ * other, and is refused there with what is wrong; one that is restored waits.
  * CAIRN_ERR_NOT_READY: there are not so many. CAIRN_ERR_NO_MEMORY. */
-static cairn_status choose_shards(struct cairn_cluster_job *job, uint32_t shard_count)
+static cairn_status choose_shards(struct cairn_cluster_job *job, uint32_t shard_count,
+                                  bool restores)
 {
     struct cairn_cluster_seat *seats[CAIRN_SEATS_MAX];
     uint32_t count = 0;
     if (!cairn_cluster_job_shards_init(job, shard_count + CAIRN_JOB_JOINS_MAX) || !weigh_seats(job))
         return CAIRN_ERR_NO_MEMORY;
     for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next) {
-        if (!cairn_cluster_seat_stays(s) || count == CAIRN_SEATS_MAX) continue;
+        const bool takes = restores ? cairn_cluster_seat_fits(s, &job->spec)
+                                    : cairn_cluster_seat_stays(s);
+        if (!takes || count == CAIRN_SEATS_MAX) continue;
         uint32_t place = count++;
-        for (; place > 0 && is_better(s, seats[place - 1]); place--)
+        for (; place > 0 && is_better(s, seats[place - 1], &job->spec); place--)
             seats[place] = seats[place - 1];
         seats[place] = s;
     }
@@ -166,12 +173,13 @@ cairn_status cairn_cluster_judge_packed(const char *job, const struct cairn_pack
         job, packed->size, CAIRN_PAGED_BYTES_MAX);
 }
 
-static uint32_t count_wanted(struct cairn_cluster *cluster, const char *name, bool all)
+static uint32_t count_wanted(struct cairn_cluster *cluster, const struct cairn_job_spec_data *spec,
+                             const char *name, bool all)
 {
     const struct cairn_cluster_job *before = cairn_cluster_job_find(cluster, name);
     const uint32_t least = before == NULL ? (uint32_t)cluster->options->shards
                                           : cairn_cluster_recovery_shards(before);
-    const uint32_t here = cairn_cluster_seats_staying(cluster, true);
+    const uint32_t here = cairn_cluster_seats_staying(cluster, spec, true);
     return all && here > least ? here : least;
 }
 
@@ -227,10 +235,10 @@ static cairn_status plan_body(struct cairn_cluster_job *job, uint32_t shard_coun
 }
 
 /* CAIRN_ERR_NOT_READY: shards went meanwhile. */
-static cairn_status seat_body(struct cairn_cluster_job *job, uint32_t shard_count,
+static cairn_status seat_body(struct cairn_cluster_job *job, uint32_t shard_count, bool restores,
                               struct cairn_sentence *why)
 {
-    const cairn_status status = choose_shards(job, shard_count);
+    const cairn_status status = choose_shards(job, shard_count, restores);
     if (status == CAIRN_ERR_NOT_READY)
         return cairn_fail(why, status, "%" PRIu32 " shards are needed, %" PRIu32 " are up",
                           shard_count, cairn_cluster_seats_up(job->cluster));
@@ -238,10 +246,10 @@ static cairn_status seat_body(struct cairn_cluster_job *job, uint32_t shard_coun
 }
 
 bool cairn_cluster_draft_open(struct cairn_cluster_draft *draft, struct cairn_cluster *cluster,
-                              const char *name, bool all)
+                              const struct cairn_job_spec_data *spec)
 {
     draft->job = new_job(cluster);
-    draft->shard_count = count_wanted(cluster, name, all);
+    draft->shard_count = count_wanted(cluster, spec, spec->name, true);
     return draft->job != NULL;
 }
 
@@ -261,7 +269,7 @@ cairn_status cairn_cluster_draft_take(struct cairn_cluster_draft *draft,
                                       struct cairn_cluster_job **job_out,
                                       struct cairn_sentence *why)
 {
-    const cairn_status status = seat_body(draft->job, draft->shard_count, why);
+    const cairn_status status = seat_body(draft->job, draft->shard_count, true, why);
     if (status != CAIRN_OK) return status;
     *job_out = draft->job;
     draft->job = NULL;
@@ -457,7 +465,7 @@ static void done_plan(struct cairn_cluster_work *work)
     while (*at != plan) at = &(*at)->next;
     *at = plan->next;
     if (!cluster->closing && cairn_cluster_job_find(cluster, plan->name) == NULL) {
-        if (status == CAIRN_OK) status = seat_body(plan->job, plan->shard_count, &why);
+        if (status == CAIRN_OK) status = seat_body(plan->job, plan->shard_count, false, &why);
         if (status == CAIRN_OK) status = begin_creation(plan->job, &why);
         if (status == CAIRN_OK) plan->job = NULL; // it is the cluster's
         // A shard went meanwhile: the openers wait for the next one.
@@ -478,7 +486,7 @@ static cairn_status begin_plan(struct cairn_cluster *cluster, const char *name, 
     plan->packed = cairn_packed_hold(packed);
     plan->name = strdup(name);
     plan->job = new_job(cluster);
-    plan->shard_count = count_wanted(cluster, name, false);
+    plan->shard_count = count_wanted(cluster, NULL, name, false);
     if (plan->name == NULL || plan->job == NULL) {
         plan_free(plan);
         return CAIRN_ERR_NO_MEMORY;

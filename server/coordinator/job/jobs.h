@@ -37,9 +37,9 @@ struct cairn_cluster_draft {
     struct cairn_cluster_job *job; /* owned; NULL: there is none */
     uint32_t shard_count;
 };
-/* False: no memory. */
+/* Of a job that is restored, over all shards that fit. False: no memory. */
 bool cairn_cluster_draft_open(struct cairn_cluster_draft *draft, struct cairn_cluster *cluster,
-                              const char *name, bool all);
+                              const struct cairn_job_spec_data *spec);
 /* Spec and layout. Any thread: a million tensors take seconds. */
 cairn_status cairn_cluster_draft_plan(struct cairn_cluster_draft *draft,
                                       const struct cairn_job_spec_data *spec,

@@ -62,7 +62,7 @@ uint32_t cairn_cluster_recovery_shards(const struct cairn_cluster_job *job)
     CAIRN_EACH_SHARD (job, i) staying += !job->shards[i].seat->leaving;
     if (staying == 0 || staying > wanted) staying = wanted;
     if (takes_fewer(job)) {
-        const uint32_t here = cairn_cluster_seats_staying(job->cluster, false);
+        const uint32_t here = cairn_cluster_seats_staying(job->cluster, &job->spec, false);
         if (here < staying) staying = here > least ? here : least < staying ? least : staying;
     }
     return cairn_plan_job_shards(&job->spec, staying);
@@ -85,7 +85,7 @@ static void advise_to_wait(const struct cairn_cluster_job *job, struct cairn_sen
 {
     const uint32_t count = cairn_cluster_recovery_shards(job);
     cairn_sentence_set(out, "its newest snapshot is restored by itself (on_shard_loss)");
-    if (cairn_cluster_seats_staying(job->cluster, false) < count) {
+    if (cairn_cluster_seats_staying(job->cluster, &job->spec, false) < count) {
         cairn_sentence_add(out, ", once %" PRIu32 " shard%s here", count,
                            count == 1 ? " is" : "s are");
         advise_fewer(job, out);

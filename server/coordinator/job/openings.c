@@ -106,7 +106,7 @@ static bool advance(struct cairn_cluster_member *member)
             return false;
         const bool lost = job->state == CAIRN_CLUSTER_JOB_LOST; // also if its parts may return
         if (lost && wants_restore(member))
-            return cairn_cluster_seats_staying(cluster, false) >=
+            return cairn_cluster_seats_staying(cluster, &job->spec, false) >=
                        cairn_cluster_recovery_shards(job) &&
                    begin_resume(member);
         if (member->opening.attached_id != 0 && member->opening.attached_id != job->id) {

@@ -75,7 +75,9 @@ cairn_status cairn_cluster_reshard_wish_present(const struct cairn_cluster_job *
     if (wish_out->shards == NULL) return CAIRN_ERR_NO_MEMORY;
     for (uint32_t i = 0; i < job->shard_count; i++) {
         struct cairn_cluster_seat *seat = job->shards[i].seat;
-        const bool goes = seat == NULL || seat->leaving || cairn_cluster_seat_unfit(seat);
+        const bool unfit = seat != NULL && cairn_cluster_seat_stays(seat) &&
+                           !cairn_cluster_seat_fits(seat, &job->spec);
+        const bool goes = seat == NULL || seat->leaving || unfit;
         const double weight = goes ? 0 : 1;
         wish_out->shards[wish_out->count++] = (struct cairn_cluster_joiner) { seat, weight };
     }
@@ -87,7 +89,7 @@ void cairn_cluster_reshard_wish_all(const struct cairn_cluster_job *job,
 {
     if (job->spec.stage == 0 && cairn_cluster_reshard_wish_owners(wish) > 0) return;
     for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next)
-        if (cairn_cluster_seat_stays(s) &&
+        if (cairn_cluster_seat_fits(s, &job->spec) &&
             (job->spec.stage != 0 || cairn_cluster_reshard_wish_owners(wish) == 0))
             add(wish, s);
 }
@@ -110,11 +112,11 @@ static cairn_status take_names(const struct cairn_cluster_job *job, const Cairn_
     for (size_t i = 0; i < ask->n_add; i++) {
         struct cairn_cluster_seat *seat = seat_named(job->cluster, ask->add[i], why);
         if (seat == NULL) return CAIRN_ERR_NOT_FOUND;
-        if (!cairn_cluster_seat_stays(seat))
+        if (!cairn_cluster_seat_fits(seat, &job->spec))
             return cairn_fail(why, CAIRN_ERR_NOT_READY, "shard %s %s: nothing can go to it",
                               seat->name,
                               seat->leaving                    ? "is being drained"
-                              : cairn_cluster_seat_unfit(seat) ? "is unfit, since its device failed"
+                              : cairn_cluster_seat_stays(seat) ? "is unfit, since its device failed"
                                                                : "is not here");
         add(wish, seat);
     }
@@ -154,9 +156,9 @@ static cairn_status take_count(const struct cairn_cluster_job *job, const Cairn_
                           " are to have job %s in all: give a higher number",
                           ask->n_add, ask->shards, job->spec.name);
     for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next) {
-        here += cairn_cluster_seat_stays(s);
+        here += cairn_cluster_seat_fits(s, &job->spec);
         const struct cairn_cluster_joiner *there = find(wish, s);
-        if (owners >= ask->shards || !cairn_cluster_seat_stays(s) ||
+        if (owners >= ask->shards || !cairn_cluster_seat_fits(s, &job->spec) ||
             is_named(ask->drain, ask->n_drain, s) || (there != NULL && there->weight > 0))
             continue;
         add(wish, s);

@@ -16,11 +16,12 @@ uint32_t cairn_cluster_seats_up(const struct cairn_cluster *cluster)
     return count;
 }
 
-uint32_t cairn_cluster_seats_staying(const struct cairn_cluster *cluster, bool storing)
+uint32_t cairn_cluster_seats_staying(const struct cairn_cluster *cluster,
+                                     const struct cairn_job_spec_data *spec, bool storing)
 {
     uint32_t count = 0;
     for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
-        count += cairn_cluster_seat_stays(s) && (!storing || s->storage.text[0] == '\0');
+        count += cairn_cluster_seat_fits(s, spec) && (!storing || s->storage.text[0] == '\0');
     return count;
 }
 

@@ -7,8 +7,10 @@
 #define CAIRN_SEATS_MAX 4096 /* shards that are known by name */
 
 uint32_t cairn_cluster_seats_up(const struct cairn_cluster *cluster);
-/* That may get a part of a job; storing: of these, that have nothing to say against their storage. */
-uint32_t cairn_cluster_seats_staying(const struct cairn_cluster *cluster, bool storing);
+/* Counts the shards that may be given part of a job of this spec (NULL: of any job). With `storing`, only
+ * those without a storage complaint. */
+uint32_t cairn_cluster_seats_staying(const struct cairn_cluster *cluster,
+                                     const struct cairn_job_spec_data *spec, bool storing);
 /* NULL: there is none of that name. */
 struct cairn_cluster_seat *cairn_cluster_seat_find(const struct cairn_cluster *cluster,
                                                    const char *name);

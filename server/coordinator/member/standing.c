@@ -63,7 +63,14 @@ bool cairn_cluster_seat_unfit(const struct cairn_cluster_seat *seat)
 
 bool cairn_cluster_seat_stays(const struct cairn_cluster_seat *seat)
 {
-    return cairn_cluster_seat_obeys(seat) && !seat->leaving && !cairn_cluster_seat_unfit(seat);
+    return cairn_cluster_seat_obeys(seat) && !seat->leaving;
+}
+
+bool cairn_cluster_seat_fits(const struct cairn_cluster_seat *seat,
+                             const struct cairn_job_spec_data *spec)
+{
+    const bool uses_device = spec == NULL || spec->offload_fraction < 1;
+    return cairn_cluster_seat_stays(seat) && !(uses_device && cairn_cluster_seat_unfit(seat));
 }
 
 const char *cairn_cluster_seat_standing_text(const struct cairn_cluster_seat *seat)

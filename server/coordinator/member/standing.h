@@ -20,10 +20,13 @@ cairn_status cairn_cluster_standing_open(struct cairn_cluster *cluster,
 void cairn_cluster_dropped_add(struct cairn_cluster *cluster, uint64_t job);
 /* It is here, and what it holds is ours to act on. */
 bool cairn_cluster_seat_obeys(const struct cairn_cluster_seat *seat);
-/* Its device has failed, and no part of a job may come to it (server/shard/unfit.h). */
+/* Its device has failed, and nothing may come to that (server/shard/unfit.h). */
 bool cairn_cluster_seat_unfit(const struct cairn_cluster_seat *seat);
-/* It obeys, is fit and does not leave: it may get a part of a job. */
+/* And it does not leave: it may get a part of a job. */
 bool cairn_cluster_seat_stays(const struct cairn_cluster_seat *seat);
+/* One of this spec: nothing of it would lie on a device that has failed. NULL: of any job. */
+bool cairn_cluster_seat_fits(const struct cairn_cluster_seat *seat,
+                             const struct cairn_job_spec_data *spec);
 /* Notes what the Hello says; false, and logged: we must not act on what it holds. */
 bool cairn_cluster_seat_judge(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
                               const Cairn__Hello *hello);

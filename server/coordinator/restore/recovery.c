@@ -95,7 +95,8 @@ static void begin_restore(struct cairn_cluster_job *job)
     struct cairn_cluster_recovery *r = &job->loss.recovery;
     const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
     if (r->running || job->snapshots.cut != NULL || now_ms < r->retry_ms ||
-        cairn_cluster_seats_staying(job->cluster, r->unseen) < cairn_cluster_recovery_shards(job))
+        cairn_cluster_seats_staying(job->cluster, &job->spec, r->unseen) <
+            cairn_cluster_recovery_shards(job))
         return;
     r->running = cairn_cluster_restore_latest(job->cluster, job->spec.name, job->id, &r->behind,
                                               on_restored);

@@ -257,7 +257,7 @@ static bool plans(struct cairn_cluster_restore *restore)
     restore->work.run = run_plan;
     restore->work.done = on_planned;
     if ((restore->draft.job != NULL ||
-         cairn_cluster_draft_open(&restore->draft, restore->cluster, spec->name, true)) &&
+         cairn_cluster_draft_open(&restore->draft, restore->cluster, spec)) &&
         cairn_cluster_work_do(&restore->work, restore->cluster, NULL, 0,
                               spec->tensor_count * TENSOR_BYTES))
         return true;
