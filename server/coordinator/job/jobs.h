@@ -31,8 +31,8 @@ void cairn_cluster_job_free(struct cairn_cluster_job *job);
 CAIRN_MUST_CHECK cairn_status cairn_cluster_judge_packed(const char *job,
                                                          const struct cairn_packed *packed,
                                                          struct cairn_sentence *why);
-/* A job that nobody knows yet, over as many shards as `shards` of the configuration says; with `all` as many
- * more as are here and see the snapshots. */
+/* A job that nobody knows yet, over as many shards as `shards` of the configuration says, and as many more as
+ * are here and see the snapshots. */
 struct cairn_cluster_draft {
     struct cairn_cluster_job *job; /* owned; NULL: there is none */
     uint32_t shard_count;
