@@ -28,10 +28,10 @@ enum {
     LEASE_MS = 1500,
     LOSS_WAIT_MS = 1000, /* before the job is restored without the shard: the least there is */
     OVER_MS = 2000,
-    BACK_MS = 1000,
+    BACK_MS = 2000,
     WORKERS = 2,
     RETURNS = 1,
-    RETURNS_LONG = 200,
+    RETURNS_LONG = 50,
     PAUSE_MS = 2
 };
 
