@@ -71,7 +71,13 @@ TEST(each_shard_is_divided_by_its_own_steps)
 
 TEST(workers_are_added_up_and_shown_by_rank_the_lowest_64)
 {
+    static struct cairn_cluster_member members[100];
     Cairn__BytesTold down[100], up[100];
+    for (uint32_t i = 0; i < 100; i++) {
+        members[i] = (struct cairn_cluster_member) { .role = CAIRN_ROLE_WIRE_WORKER, .rank = i };
+        members[i].next_of_job = job.members.list;
+        job.members.list = &members[i];
+    }
     for (uint32_t i = 0; i < 100; i++) {
         down[i] = told_of_worker(99 - i, 1);
         up[i] = told_of_worker(i, i);
@@ -97,6 +103,20 @@ TEST(a_shard_that_tells_too_much_is_cut_short)
     ck_assert_double_eq(all->pushed_a_step, 0); // no steps yet
     take(0, many, 0);                           // it replaces what was told before
     ck_assert_uint_eq(cairn_cluster_bytes_of(&job, &view)->pushed_carried, 0);
+}
+
+/* A shard that is away told of it, and says nothing any more. */
+TEST(who_has_left_is_not_shown_and_what_it_pushed_stays_in_the_sum)
+{
+    struct cairn_cluster_member stays = { .role = CAIRN_ROLE_WIRE_WORKER, .rank = 1 };
+    Cairn__BytesTold told[] = { told_of(JOB, 4, 400), told_of_worker(0, 300),
+                                told_of_worker(1, 100) };
+    take(0, told, 3);
+    job.members.list = &stays;
+    const Cairn__BytesTold *all = cairn_cluster_bytes_of(&job, &view);
+    ck_assert_uint_eq(all->pushed_carried, 400);
+    ck_assert_uint_eq(view.count, 2);
+    ck_assert_uint_eq(view.list[1]->rank, 1);
 }
 
 TEST(what_members_read_by_themselves_is_added_and_stays_when_they_leave)

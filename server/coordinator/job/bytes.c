@@ -44,13 +44,22 @@ void cairn_cluster_bytes_read(struct cairn_cluster_member *member, uint64_t byte
     if (bytes > member->read_bytes) member->read_bytes = bytes;
 }
 
-/* The entry of the rank, made in its place; NULL: so many are not shown. */
-static Cairn__BytesTold *worker(struct cairn_bytes_view *out, uint32_t rank)
+/* Shards tell of the workers that they have; one that is away has told of those that it had. */
+static bool is_attached(const struct cairn_cluster_job *job, uint32_t rank)
+{
+    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+        if (m->role == CAIRN_ROLE_WIRE_WORKER && m->rank == rank) return true;
+    return false;
+}
+
+/* The entry of the rank, made in its place; NULL: so many are not shown, or it has left. */
+static Cairn__BytesTold *worker(struct cairn_bytes_view *out, const struct cairn_cluster_job *job,
+                                uint32_t rank)
 {
     size_t at = 1;
     while (at < out->count && out->told[at].rank < rank) at++;
     if (at < out->count && out->told[at].rank == rank) return &out->told[at];
-    if (at > CAIRN_BYTES_WORKERS_SHOWN) return NULL;
+    if (at > CAIRN_BYTES_WORKERS_SHOWN || !is_attached(job, rank)) return NULL;
     if (out->count <= CAIRN_BYTES_WORKERS_SHOWN) out->count++; // else the last one goes
     memmove(&out->told[at + 1], &out->told[at], (out->count - 1 - at) * sizeof *out->told);
     cairn__bytes_told__init(&out->told[at]);
@@ -91,7 +100,7 @@ static void add_members(struct cairn_bytes_view *out, const struct cairn_cluster
     for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job) {
         read += m->read_bytes;
         if (m->read_bytes == 0 || m->role != CAIRN_ROLE_WIRE_WORKER) continue;
-        Cairn__BytesTold *to = worker(out, m->rank);
+        Cairn__BytesTold *to = worker(out, job, m->rank);
         if (to != NULL) add_read(to, m->read_bytes);
     }
     add_read(&out->told[0], read);
@@ -107,7 +116,7 @@ const Cairn__BytesTold *cairn_cluster_bytes_of(const struct cairn_cluster_job *j
         for (size_t i = 0; i < seat->bytes_count; i++) {
             const Cairn__BytesTold *told = &seat->bytes[i];
             if (told->job != job->id) continue;
-            Cairn__BytesTold *to = told->of_worker ? worker(out, told->rank) : &out->told[0];
+            Cairn__BytesTold *to = told->of_worker ? worker(out, job, told->rank) : &out->told[0];
             if (to != NULL) add(to, told);
         }
     }
