@@ -95,6 +95,10 @@ struct job {
     bool stalled; /* its first command could not go on: those behind it wait, other jobs' do not */
     struct parcel_table parcels;
     struct pushing pushing;
+    struct {
+        uint64_t none_fetched_ms,
+            none_pushed_ms; /* when nothing was in flight, last; 0: not looked */
+    } flights;
 };
 
 void cairn_job_ref(struct job *job);   /* not under the lock */

@@ -20,6 +20,8 @@
 #define RETRY_MAX_MS    1000
 #define STEADY_MS       2000 /* a connection that stood so long was no failure */
 #define PLACES_RETRY_MS 100  /* while no shard has joined */
+#define FLIGHT_MS       500  /* what is on its way for so long is told of */
+#define FLIGHTS_MAX     64   /* jobs of a session of which it is told */
 
 /* ---- connection ---- */
 
@@ -137,7 +139,25 @@ uint64_t cairn_control_job_read(struct job *job)
     return job->reads.told - job->reads.told_before;
 }
 
-/* What no shard sees. */
+/* ---- heartbeats ---- */
+
+static void look_at_flights(struct job *job, uint64_t now_ms)
+{
+    bool fetches = false;
+    for (uint32_t i = 0; i < job->shards.count; i++) fetches |= job->shards.links[i]->asked > 0;
+    pthread_mutex_lock(&job->session->lock);
+    const bool pushes = job->filling.pushes_open > 0;
+    pthread_mutex_unlock(&job->session->lock);
+    if (!fetches || job->flights.none_fetched_ms == 0) job->flights.none_fetched_ms = now_ms;
+    if (!pushes || job->flights.none_pushed_ms == 0) job->flights.none_pushed_ms = now_ms;
+}
+
+static uint32_t in_flight(const struct job *job, uint64_t now_ms)
+{
+    return (now_ms - job->flights.none_fetched_ms >= FLIGHT_MS ? CAIRN_FLIES_FETCH : 0u) |
+           (now_ms - job->flights.none_pushed_ms >= FLIGHT_MS ? CAIRN_FLIES_PUSH : 0u);
+}
+
 enum { UNHEARD_MAX = 16 };
 
 /* Shards that are silent over the data path, by name: [UNHEARD_MAX], borrowed. */
@@ -150,23 +170,40 @@ static uint32_t list_unheard(const struct session *s, char **names)
     return count;
 }
 
-static void send_heartbeat(struct session *s, Cairn__Heartbeat *heartbeat)
+/* With what is in flight and who is silent, since each heartbeat replaces what the one before said of it. */
+static void beat(struct session *s, uint64_t now_ms, Cairn__BytesTold *read)
 {
-    char *names[UNHEARD_MAX];
-    heartbeat->n_unheard = s->control.unheard_told = list_unheard(s, names);
-    heartbeat->unheard = names;
-    cairn_control_send(s, CAIRN_MSG_HEARTBEAT, 0, &heartbeat->base);
+    Cairn__InFlight told[FLIGHTS_MAX], *list[FLIGHTS_MAX];
+    char *unheard[UNHEARD_MAX];
+    Cairn__Heartbeat heartbeat = CAIRN__HEARTBEAT__INIT;
+    for (const struct job *job = s->jobs; job != NULL; job = job->next) {
+        const uint32_t what = in_flight(job, now_ms);
+        if (what == 0 || job->attachment.state != JOB_ATTACHED ||
+            heartbeat.n_in_flight == FLIGHTS_MAX)
+            continue;
+        Cairn__InFlight *one = &told[heartbeat.n_in_flight];
+        cairn__in_flight__init(one);
+        one->job = job->attachment.job;
+        one->what = what;
+        list[heartbeat.n_in_flight++] = one;
+    }
+    heartbeat.in_flight = list;
+    heartbeat.bytes = &read;
+    heartbeat.n_bytes = read != NULL;
+    heartbeat.unheard = unheard;
+    heartbeat.n_unheard = s->control.unheard_told = list_unheard(s, unheard);
+    cairn_control_send(s, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
 }
 
 /* At once, when it changes: who trains has no need of heartbeats. */
-static void tell_unheard(struct session *s)
+static void tell_unheard(struct session *s, uint64_t now_ms)
 {
     char *names[UNHEARD_MAX];
-    Cairn__Heartbeat heartbeat = CAIRN__HEARTBEAT__INIT;
     if (s->control.ready && list_unheard(s, names) != s->control.unheard_told)
-        send_heartbeat(s, &heartbeat);
+        beat(s, now_ms, NULL);
 }
 
+/* What no shard sees. */
 static void tell_reads(struct session *s, uint64_t now_ms)
 {
     if (!s->control.ready || now_ms - s->control.reads_told_ms < s->control.heartbeat_ms) return;
@@ -177,23 +214,19 @@ static void tell_reads(struct session *s, uint64_t now_ms)
         const uint64_t bytes = cairn_control_job_read(job);
         if (job->reads.told == told) continue;
         Cairn__BytesTold read = CAIRN__BYTES_TOLD__INIT;
-        Cairn__BytesTold *list[] = { &read };
-        Cairn__Heartbeat heartbeat = CAIRN__HEARTBEAT__INIT;
         read.job = job->attachment.job;
         read.fetched_shared = bytes;
-        heartbeat.bytes = list;
-        heartbeat.n_bytes = 1;
-        send_heartbeat(s, &heartbeat);
+        beat(s, now_ms, &read);
     }
 }
 
 static void keep_alive(struct session *s, uint64_t now_ms)
 {
+    for (struct job *job = s->jobs; job != NULL; job = job->next) look_at_flights(job, now_ms);
     tell_reads(s, now_ms);
-    tell_unheard(s);
-    Cairn__Heartbeat heartbeat = CAIRN__HEARTBEAT__INIT;
+    tell_unheard(s, now_ms);
     if (s->control.ready && now_ms - s->control.spoke_ms >= s->control.heartbeat_ms)
-        send_heartbeat(s, &heartbeat);
+        beat(s, now_ms, NULL);
     const uint64_t lease_ms = s->control.lease_ms != 0 ? s->control.lease_ms : 5000;
     if (s->control.hello_sent && now_ms - s->control.heard_ms > lease_ms)
         cairn_stream_close(s->control.stream, CAIRN_ERR_CLOSED,

@@ -150,6 +150,12 @@ enum cairn_lack_flags {
     CAIRN_LACK_ARRIVED = 4, /* something of the micro-batch is here */
 };
 
+/* InFlight.what */
+enum cairn_in_flight {
+    CAIRN_FLIES_FETCH = 1, /* what it asked a shard for */
+    CAIRN_FLIES_PUSH = 2,  /* what it pushed, and no shard has added up yet */
+};
+
 /* ReshardAsk.op */
 enum cairn_reshard_op {
     CAIRN_RESHARD_PLAN = 0,

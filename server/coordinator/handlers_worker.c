@@ -198,6 +198,13 @@ static void on_heartbeat(struct cairn_cluster_session *session, const Cairn__Hea
         if (member != NULL) cairn_cluster_bytes_read(member, told->fetched_shared);
     }
     take_unheard(session, message);
+    for (struct cairn_cluster_member *m = session->members; m != NULL; m = m->next_of_session)
+        m->in_flight = 0;
+    for (size_t i = 0; i < message->n_in_flight && i < CAIRN_SESSION_MEMBERS_MAX; i++) {
+        struct cairn_cluster_member *member = cairn_cluster_member_find(session,
+                                                                        message->in_flight[i]->job);
+        if (member != NULL) member->in_flight = message->in_flight[i]->what;
+    }
 }
 
 static void on_pause(struct cairn_cluster_session *session, uint32_t request,

@@ -251,6 +251,37 @@ TEST(who_does_not_begin_or_commit_a_round_holds_it_up)
     cairn_message_free(&status->base);
 }
 
+static void say_in_flight(uint32_t what)
+{
+    Cairn__InFlight one = CAIRN__IN_FLIGHT__INIT, *list[] = { &one };
+    Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
+    one.job = job;
+    one.what = what;
+    beat.in_flight = list;
+    beat.n_in_flight = what != 0;
+    fake_send(&second, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
+    toy()->straggler.member = 0;
+}
+
+/* The same silence at the shards: only the worker knows that it is not at work. */
+TEST(who_waits_for_its_link_is_not_said_to_compute)
+{
+    const uint64_t round = fake_begin(&fake, &w, job);
+    fake_ask_commit(&w, job, round);
+    ck_assert_uint_eq(fake_begin(&fake, &second, job), round);
+    toy()->straggler.opened_ms -= 5000;
+    say_in_flight(CAIRN_FLIES_FETCH);
+    fake_until(&fake, toy()->straggler.flies);
+    expect_shown("fetch", "it fetches, and not all of it has arrived (fetch; the others take 0.0 ms"
+                          "): look at its link to the shards");
+    say_in_flight(CAIRN_FLIES_PUSH);
+    fake_until(&fake, toy()->straggler.phase == CAIRN_PHASE_PUSH);
+    expect_shown("push", "it has pushed, and nothing of it has arrived (push");
+    say_in_flight(0);
+    fake_until(&fake, toy()->straggler.member != 0 && !toy()->straggler.flies);
+    expect_shown("compute", "it has pushed nothing yet (compute");
+}
+
 static uint64_t member_named(const char *name)
 {
     const struct cairn_cluster_member *m = toy()->members.list;

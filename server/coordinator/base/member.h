@@ -35,6 +35,7 @@ struct cairn_cluster_member {
     uint32_t open_request, begin_request;
     bool has_ended_round;         /* a round that it was in has ended, since it attached */
     uint64_t opened_round;        /* the last that it was told of */
+    uint32_t in_flight;           /* bits of enum cairn_in_flight, of its last heartbeat */
     struct cairn_step_ring times; /* of a worker */
     uint64_t read_bytes;          /* of published memory, by itself: as it told last */
     /* each is its module's own */

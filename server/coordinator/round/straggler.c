@@ -25,6 +25,12 @@ static const char *const late_signs[CAIRN_TIMES_PHASES] = {
     [CAIRN_PHASE_FETCH] = "has not begun it yet",
 };
 
+static const char *const flight_signs[CAIRN_TIMES_PHASES] = {
+    [CAIRN_PHASE_PUSH] = "has pushed, and nothing of it has arrived",
+    [CAIRN_PHASE_FETCH] = "fetches, and not all of it has arrived",
+};
+#define LOOK "look at its link to the shards"
+
 /* ---- the last steps ---- */
 
 /* The phase is gone through for each micro-batch. */
@@ -213,13 +219,21 @@ static bool is_late(const struct cairn_cluster_job *job, const struct cairn_clus
     return cairn_round_contributes(job->core, m->id);
 }
 
-static enum cairn_phase phase_of(const struct cairn_cluster_straggler *s,
-                                 const struct cairn_cluster_member *m)
+/* By what it said of itself: it can do nothing before that has come. */
+static bool flies(const struct cairn_cluster_member *m, enum cairn_phase *phase_out)
+{
+    *phase_out = (m->in_flight & CAIRN_FLIES_FETCH) != 0 ? CAIRN_PHASE_FETCH : CAIRN_PHASE_PUSH;
+    return m->in_flight != 0;
+}
+
+static void find_phase(struct cairn_cluster_straggler *s, const struct cairn_cluster_member *m)
 {
     const uint32_t lack = find_lack(s, m->id);
+    s->flies = false;
     if (lack < s->lack_count && (s->lacks[lack].begun || has_committed(m, s->round)))
-        return CAIRN_PHASE_PUSH;
-    return m->opened_round == s->round ? CAIRN_PHASE_COMPUTE : CAIRN_PHASE_FETCH;
+        s->phase = CAIRN_PHASE_PUSH;
+    else if (!(s->flies = flies(m, &s->phase)))
+        s->phase = m->opened_round == s->round ? CAIRN_PHASE_COMPUTE : CAIRN_PHASE_FETCH;
 }
 
 /* Those for whom the open round waits, if they are no more than half of its workers. */
@@ -244,7 +258,7 @@ static bool judge_open(struct cairn_cluster_job *job, struct sampled *all)
     ask_shards(job);
     if (is_new || late == 0) return false;
     s->member = all->members[first]->id;
-    s->phase = phase_of(s, all->members[first]);
+    find_phase(s, all->members[first]);
     s->others = (uint32_t)late - 1;
     s->waited_ms = waited_ms;
     s->us = all->samples[first].us[s->phase];
@@ -259,6 +273,7 @@ static bool judge_steps(struct cairn_cluster_job *job, struct sampled *all)
     if (!cairn_straggler_find(all->samples, all->count, all->scratch, &found)) return false;
     s->member = all->members[found.index]->id;
     s->phase = found.phase;
+    s->flies = false;
     s->others = 0;
     s->waited_ms = 0;
     s->us = found.us;
@@ -277,11 +292,12 @@ static void say(const struct cairn_cluster_straggler *s, const struct cairn_clus
     if (s->waited_ms > 0) {
         if (s->others > 0) cairn_sentence_add(out, " and %" PRIu32 " more", s->others);
         cairn_sentence_add(out, ", for %.1f s in the open round: it %s (%s",
-                           (double)s->waited_ms / 1000, late_signs[s->phase], phase);
+                           (double)s->waited_ms / 1000,
+                           (s->flies ? flight_signs : late_signs)[s->phase], phase);
         if (s->others_us != UINT32_MAX)
             cairn_sentence_add(out, "; the others take %.1f ms%s", (double)s->others_us / 1000,
                                by_micro ? " a micro-batch" : "");
-        cairn_sentence_add(out, ")");
+        cairn_sentence_add(out, ")%s", s->flies ? ": " LOOK : "");
         return;
     }
     cairn_sentence_add(out,
@@ -289,6 +305,7 @@ static void say(const struct cairn_cluster_straggler *s, const struct cairn_clus
                        "last %d steps)",
                        phase, (double)s->us / 1000, by_micro ? "micro-batch" : "step",
                        (double)s->others_us / 1000, CAIRN_STRAGGLER_STEPS);
+    if (s->phase != CAIRN_PHASE_COMPUTE) cairn_sentence_add(out, ": " LOOK);
 }
 
 static void tell_log(struct cairn_cluster_job *job)

@@ -1,7 +1,8 @@
 /* Who holds a job's rounds up, by worker and phase. Two signs count: over its last steps a phase takes one
  * worker more than twice what it takes the middle of the others, so that a step is a tenth longer at least;
- * or the open round has waited for it longer than two of the others' steps, and a second. What is not clear
- * is not said. Loop thread only. */
+ * or the open round has waited for it longer than two of the others' steps, and a second. A worker that says
+ * that what it fetches or has pushed is still on its way is held up by its link, not by its compute. What is
+ * not clear is not said. Loop thread only. */
 #ifndef CAIRN_COORDINATOR_ROUND_STRAGGLER_H
 #define CAIRN_COORDINATOR_ROUND_STRAGGLER_H
 
@@ -48,6 +49,7 @@ struct cairn_cluster_straggler {
     uint64_t member, waited_ms; /* waited_ms: by the open round; 0: over the last steps */
     uint32_t others;            /* beside it, for whom the open round waits, too */
     enum cairn_phase phase;
+    bool flies; /* the open round waits for what is on its way to or from the worker */
     uint32_t us, others_us;
     /* what the log was told, and when */
     uint64_t said_member, said_ms;
