@@ -174,6 +174,7 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
     s->put_out = (char *)(uintptr_t)job->rounds.put_out.text;
     s->stepped = job->rounds.has_stepped;
     if (s->stepped) s->stepped_ms_ago = cairn_cluster_now_ms(job->cluster) - job->rounds.stepped_ms;
+    s->still_ms = cairn_cluster_job_still_ms(job);
     s->snapshot_failed = (char *)(uintptr_t)job->snapshots.failed.text;
     s->passed_over = (char *)(uintptr_t)job->snapshots.passed_over.text;
     cairn_cluster_cut_show(job, &view->saving);

@@ -3,7 +3,9 @@
 #include <cairn.h>
 #include <check.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/support/suite.h"
 #include "tests/support/trainer.h"
@@ -21,7 +23,9 @@ static cairn_job *job;
 static void setup(void)
 {
     float values[ELEMS] = { 0 };
-    cluster_start(&cluster, 2, NULL);
+    static const char *const quick[] = { "lease.heartbeat=100ms",
+                                         NULL }; // snapshots are read in time
+    cluster_start(&cluster, 2, &(struct cluster_options) { .coordinator_set = quick });
     session = trainer_session(cluster.address, NULL);
     const struct cairn_job_spec spec = trainer_spec(tensors, 1);
     job = trainer_open(session, "run", &spec);
@@ -35,7 +39,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    cairn_close(session);
+    if (session != NULL) cairn_close(session);
     cluster_stop(&cluster);
 }
 
@@ -66,6 +70,49 @@ TEST(each_kind_of_what_is_not_well_has_its_status)
     cluster_cli(&cluster, &said, "-q", "cluster", "status", "--check", NULL);
     ck_assert_int_eq(said.status, 20);
     ck_assert_str_eq(said.out, "");
+}
+
+/* The last byte of a file of the model. */
+static void corrupt(void)
+{
+    char command[CAIRN_SCRATCH_BYTES + 300];
+    snprintf(command, sizeof command,
+             "f=$(ls %s/run/step-*/model/*.safetensors | head -1) && printf '\\377' | dd of=\"$f\" "
+             "bs=1 seek=$(($(stat -c %%s \"$f\") - 1)) conv=notrunc 2>/dev/null",
+             cluster.snapshots_path);
+    ck_assert_int_eq(system(command), 0);
+}
+
+TEST(what_is_meant_to_be_is_well_and_what_is_damaged_or_lost_is_not)
+{
+    cluster_says(&cluster, 0, "parked", "job", "park", "run", NULL);
+    cluster_says(&cluster, 0, "all is well", "job", "check", "run", NULL);
+    cluster_says(&cluster, 0, "unparked", "job", "unpark", "run", NULL);
+    cluster_says(&cluster, 0, "all is well", "job", "check", "run", NULL);
+    cluster_says(&cluster, 0, "committed", "snapshot", "create", "run", "--wait", NULL);
+    cluster_says(&cluster, 0, "all is well", "job", "check", "run", "--snapshot-age", "1h", NULL);
+    cluster_says(&cluster, 0, "", "job", "amend", "run", "--snapshot-scrub-every", "1s", NULL);
+    corrupt();
+    do // until it is read again
+        cluster_cli(&cluster, &said, "job", "check", "run", NULL);
+    while (said.status == 0);
+    expect(22, "is damaged");
+    cairn_close(session); // a job without workers need not go on
+    session = NULL;
+    cluster_says(&cluster, 22, "is damaged", "cluster", "status", "--check", NULL);
+    cluster_kill_shard(&cluster, 1);
+    cluster_restart_shard(&cluster, 1);
+    do // until its part is given up for lost
+        cluster_cli(&cluster, &said, "cluster", "status", "--check", NULL);
+    while (strstr(said.out, "waits: run: is lost: ") == NULL);
+    ck_assert_int_eq(said.status, 21);
+    char moved[CAIRN_SCRATCH_BYTES + 64];
+    snprintf(moved, sizeof moved, "%s.away", cluster.snapshots_path);
+    ck_assert(rename(cluster.snapshots_path, moved) == 0); // nobody can list them
+    ck_assert(symlink("snapshots", cluster.snapshots_path) == 0);
+    cluster_cli(&cluster, &said, "cluster", "status", "--check", NULL);
+    expect(21, "is lost: "); // which is worse, and not hidden by it
+    expect(21, "its snapshots cannot be listed");
 }
 
 TEST(an_operators_action_has_its_who_and_from_where)

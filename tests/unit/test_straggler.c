@@ -304,6 +304,32 @@ TEST(who_has_committed_and_whose_gradients_are_not_there_holds_it_up)
     expect_shown("push", "it has not pushed all of it (push");
 }
 
+static uint64_t still_ms(void)
+{
+    Cairn__JobStatus *status = show_job("toy");
+    const uint64_t ms = status->still_ms;
+    cairn_message_free(&status->base);
+    return ms;
+}
+
+/* What `cairn job check` goes by. */
+TEST(a_job_stands_still_since_somebody_is_there_who_could_step)
+{
+    ck_assert_uint_lt(still_ms(), 60000);
+    for (struct cairn_cluster_member *m = toy()->members.list; m != NULL; m = m->next_of_job)
+        m->attached_ms -= m->rank == 0 ? 90000 : 10000;
+    toy()->rounds.has_stepped = true;
+    toy()->rounds.stepped_ms = toy()->members.list->attached_ms - 80000;
+    ck_assert_uint_ge(still_ms(), 80000);
+    toy()->rounds.has_stepped = false;
+    ck_assert_uint_ge(still_ms(), 90000);
+    toy()->park.opened_ms = toy()->cluster->clock.last_tick_ms;
+    ck_assert_uint_lt(still_ms(), 60000);
+    toy()->park = (struct cairn_cluster_park) { .shut = true };
+    ck_assert_uint_eq(still_ms(), 0);
+    toy()->park.shut = false;
+}
+
 TEST(while_both_are_at_work_nobody_does)
 {
     const uint64_t round = fake_begin(&fake, &w, job);

@@ -53,7 +53,8 @@ static void answer(struct cairn_cluster_job *job)
 
 static void open_gate(struct cairn_cluster_job *job)
 {
-    job->park = (struct cairn_cluster_park) { .waiters = job->park.waiters };
+    job->park = (struct cairn_cluster_park) { .waiters = job->park.waiters,
+                                              .opened_ms = cairn_cluster_now_ms(job->cluster) };
     cairn_cluster_tiles_advance(job);
 }
 

@@ -9,11 +9,12 @@
 /* Of a job. Not in the store: the shards say whether their parts are parked, and so is a job of which one
  * part is. */
 struct cairn_cluster_park {
-    bool shut;    /* no round opens */
-    bool wanted;  /* that the parts are parked; shut, and not wanted: they are coming back */
-    bool asking;  /* the shards are at work */
-    bool settled; /* all of them have said that it is so */
-    bool undoes;  /* what was asked failed: the parts go back to what they were */
+    bool shut;          /* no round opens */
+    uint64_t opened_ms; /* cairn_cluster_now_ms: when it was open again, last; 0: it always was */
+    bool wanted;        /* that the parts are parked; shut, and not wanted: they are coming back */
+    bool asking;        /* the shards are at work */
+    bool settled;       /* all of them have said that it is so */
+    bool undoes;        /* what was asked failed: the parts go back to what they were */
     struct cairn_cluster_waiter *waiters; /* owned: who asked */
 };
 

@@ -83,6 +83,25 @@ uint64_t cairn_cluster_job_paused_ms(const struct cairn_cluster_job *job)
     return most_ms;
 }
 
+static uint64_t least(uint64_t left, uint64_t right)
+{
+    return left < right ? left : right;
+}
+
+uint64_t cairn_cluster_job_still_ms(const struct cairn_cluster_job *job)
+{
+    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
+    uint64_t still_ms = 0; // since the first of the workers that are there
+    if (job->core == NULL || job->park.shut || cairn_cluster_job_paused_ms(job) > 0) return 0;
+    for (const struct cairn_cluster_member *m = job->members.list; m != NULL; m = m->next_of_job)
+        if (m->role == CAIRN_ROLE_WIRE_WORKER && m->phase == CAIRN_MEMBER_ATTACHED &&
+            now_ms - m->attached_ms > still_ms)
+            still_ms = now_ms - m->attached_ms;
+    if (job->rounds.has_stepped) still_ms = least(still_ms, now_ms - job->rounds.stepped_ms);
+    if (job->park.opened_ms > 0) still_ms = least(still_ms, now_ms - job->park.opened_ms);
+    return still_ms;
+}
+
 bool cairn_cluster_job_waits_for_silent(const struct cairn_cluster_job *job)
 {
     return job->core != NULL && !cairn_cluster_job_dead(job) && job->initialized &&

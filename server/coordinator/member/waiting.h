@@ -16,6 +16,8 @@ struct cairn_cluster_pause {
 void cairn_cluster_job_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out);
 /* All whom the job awaits pause, for so long at most; 0: it awaits somebody else, too. */
 uint64_t cairn_cluster_job_paused_ms(const struct cairn_cluster_job *job);
+/* For how long the job has applied no round though it was to: JobStatus.still_ms. */
+uint64_t cairn_cluster_job_still_ms(const struct cairn_cluster_job *job);
 /* The job's round waits for a worker that lives and has not said why. */
 bool cairn_cluster_job_waits_for_silent(const struct cairn_cluster_job *job);
 /* The job's members are put out for a restore: who pauses is waited for in the restored job, too. */
