@@ -41,7 +41,8 @@ static cairn_status ask(struct session *s, uint64_t deadline_ms, uint16_t type,
                                  .context = s };
     const cairn_status status = cairn_admin_call(&admin, type, message, reply_type, reply_out, NULL,
                                                  &why);
-    if (status == CAIRN_ERR_CLOSED) return cairn_client_fail(status, "the session was closed");
+    if (status == CAIRN_ERR_CLOSED && has_ended(s)) // else it is the coordinator's: of a shard, say
+        return cairn_client_fail(status, "the session was closed");
     return status == CAIRN_OK ? CAIRN_OK : cairn_client_fail(status, "%s", why.text);
 }
 

@@ -18,6 +18,7 @@ enum { TRY_MS = 1600, CONNECTIONS_MAX = 8 }; /* 50 + 100 + 200 + 400 + 800 ms be
 
 static int listening;
 static atomic_int connections;
+static atomic_bool answers;
 
 static void welcome(int fd)
 {
@@ -33,6 +34,21 @@ static void welcome(int fd)
     free(frame);
 }
 
+/* An answer to the second request of the connection. */
+static void fail_it(int fd)
+{
+    Cairn__Error message = CAIRN__ERROR__INIT;
+    uint8_t *frame;
+    size_t bytes;
+    message.status = CAIRN_ERR_CLOSED;
+    message.text = (char *)(uintptr_t) "s1: it restarted without its part";
+    ck_assert_int_eq(cairn_frame_pack(CAIRN_MSG_ERROR, 2, &message.base, CAIRN_FRAME_BYTES_MAX,
+                                      &frame, &bytes, NULL),
+                     CAIRN_OK);
+    ck_assert_int_eq(send(fd, frame, bytes, MSG_NOSIGNAL), (ssize_t)bytes);
+    free(frame);
+}
+
 /* Until the socket is shut down. */
 static void *refuse_all(void *arg)
 {
@@ -41,7 +57,9 @@ static void *refuse_all(void *arg)
         connections++;
         if (recv(fd, words, sizeof words, 0) <= 0) continue; // its Hello
         welcome(fd);
-        if (recv(fd, words, sizeof words, 0) > 0) continue; // of a job, or its end
+        if (recv(fd, words, sizeof words, 0) <= 0) continue; // of a job, or its end
+        if (answers) fail_it(fd);
+        if (answers) (void)!recv(fd, words, sizeof words, 0);
     }
     return arg;
 }
@@ -73,6 +91,27 @@ TEST(a_coordinator_that_closes_at_once_is_asked_less_and_less_often)
                      CAIRN_ERR_TIMEOUT);
     ck_assert_int_ge(connections, 2); // it goes on trying
     ck_assert_int_le(connections, CONNECTIONS_MAX);
+    cairn_close(session);
+    shutdown(listening, SHUT_RDWR);
+    pthread_join(thread, NULL);
+    close(listening);
+}
+
+/* A shard that restarts ends a restore with the same status as a session that is closed. */
+TEST(what_the_coordinator_answers_is_told_as_it_is_also_where_it_says_closed)
+{
+    char endpoint[64];
+    open_listener(endpoint);
+    pthread_t thread;
+    answers = true;
+    ck_assert_int_eq(pthread_create(&thread, NULL, refuse_all, NULL), 0);
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = endpoint };
+    cairn *session;
+    ck_assert_msg(cairn_open(&opts, &session) == CAIRN_OK, "%s", cairn_error());
+    ck_assert_int_eq(cairn_job_restore(session, "toy", "20260101T000000Z-1-1",
+                                       CAIRN_RESTORE_REPLACE, 5000, NULL, NULL),
+                     CAIRN_ERR_CLOSED);
+    ck_assert_str_eq(cairn_error(), "s1: it restarted without its part");
     cairn_close(session);
     shutdown(listening, SHUT_RDWR);
     pthread_join(thread, NULL);
