@@ -210,6 +210,21 @@ static void view_release(struct job_view *view)
     cairn_cluster_times_release(&view->times);
 }
 
+#define BRIEF_CHARS 160
+
+/* What a job is and whom it waits for; `job show` has the rest. So the most jobs that there may be fit a frame. */
+static void shorten(struct job_view *view)
+{
+    Cairn__JobStatus *s = &view->status;
+    s->n_groups = s->n_memory = s->n_leases = s->n_frozen_tensors = 0;
+    view->awaited = cairn_sentence_brief(view->awaited.text, BRIEF_CHARS);
+    view->saving.text[0] = view->moving.text[0] = '\0';
+    if (s->snapshot_failed[0] != '\0')
+        s->snapshot_failed = (char *)(uintptr_t) "`cairn job show` has why";
+    s->put_out = s->passed_over = s->nonfinite_tensors = s->gradient = (char *)(uintptr_t) "";
+    s->straggler = NULL;
+}
+
 static void on_job_list(struct cairn_cluster_session *session, uint32_t request)
 {
     size_t count = 0;
@@ -230,6 +245,9 @@ static void on_job_list(struct cairn_cluster_session *session, uint32_t request)
         Cairn__JobList jobs = CAIRN__JOB_LIST__INIT;
         jobs.jobs = list;
         jobs.n_jobs = count;
+        const bool is_large = cairn__job_list__get_packed_size(&jobs) >
+                              CAIRN_FRAME_BYTES_MAX - CAIRN_FRAME_HEADER_BYTES;
+        for (size_t i = 0; is_large && i < count; i++) shorten(&views[i]);
         cairn_cluster_session_send(session, CAIRN_MSG_JOB_LIST, request, &jobs.base);
     } else {
         cairn_cluster_session_error(session, request, CAIRN_ERR_NO_MEMORY, "no memory");

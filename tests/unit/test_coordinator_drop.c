@@ -206,4 +206,59 @@ TEST(one_that_a_restore_may_fall_back_on_is_not_removed)
     cairn_message_free(&s->base);
 }
 
+/* ---- all of them in one answer ---- */
+
+/* So many parameter groups that the list of sixteen such jobs would be larger than a frame. */
+static struct cairn_job_spec_data spec_of_many_groups(const char *name)
+{
+    struct cairn_job_spec_data spec = fake_spec(1);
+    struct cairn_group_spec group = cairn_group_default();
+    char of_group[32];
+    struct cairn_tensor_spec t = { .name = of_group,
+                                   .group = of_group,
+                                   .kind = CAIRN_TRAINED,
+                                   .wire = CAIRN_F32,
+                                   .reduce = CAIRN_F32,
+                                   .master = CAIRN_F32,
+                                   .shape = { .rank = 1, .dim = { 10 } } };
+    ck_assert_int_eq(cairn_spec_set_name(&spec, name), CAIRN_OK);
+    group.name = of_group;
+    group.optimizer = (char *)(uintptr_t) "adamw";
+    for (size_t i = 0; i < CAIRN_SPEC_GROUPS_MAX - 1; i++) {
+        snprintf(of_group, sizeof of_group, "another group, number %zu", i);
+        ck_assert_int_eq(cairn_spec_add_group(&spec, &group), CAIRN_OK);
+        ck_assert_int_eq(cairn_spec_add_tensor(&spec, &t), CAIRN_OK);
+    }
+    cairn_spec_canonicalize(&spec);
+    return spec;
+}
+
+TEST(a_list_that_is_too_large_for_an_answer_is_told_without_its_details)
+{
+    enum { MANY = 16 };
+    for (unsigned i = 0; i < MANY; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "many-%u", i);
+        struct cairn_job_spec_data spec = spec_of_many_groups(name);
+        struct fake_peer peer = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, name);
+        const uint32_t request = fake_job_open(&peer, &spec, 100 + i, 0);
+        cairn_message_free(fake_expect(&fake, &peer, CAIRN_MSG_ATTACHED, request));
+        fake_peer_close(&peer);
+        cairn_spec_release(&spec);
+    }
+    const Cairn__JobListGet get = CAIRN__JOB_LIST_GET__INIT;
+    const uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_LIST_GET, &get.base);
+    Cairn__JobList *list = fake_expect(&fake, &admin, CAIRN_MSG_JOB_LIST, request);
+    ck_assert_uint_eq(list->n_jobs, MANY + 1);
+    for (size_t i = 0; i < list->n_jobs; i++) {
+        ck_assert_uint_eq(list->jobs[i]->n_groups, 0);
+        ck_assert_uint_ge(list->jobs[i]->tensors, 2);
+        ck_assert_ptr_nonnull(list->jobs[i]->spec);
+    }
+    cairn_message_free(&list->base);
+    Cairn__JobStatus *one = show_job("many-3");
+    ck_assert_uint_eq(one->n_groups, CAIRN_SPEC_GROUPS_MAX);
+    cairn_message_free(&one->base);
+}
+
 SUITE(30, open_trained, close_fake);
