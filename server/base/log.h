@@ -6,9 +6,9 @@
  * With log.format = json a line is one object with the same keys. Where stderr is systemd's journal, each
  * line begins with its priority, as sd-daemon(3) has it ("<4>"), which the journal takes off.
  *
- * What a line is about tools find in fields: the words of a sentence make them. Where a format has "job %s",
- * "shard %s" or "snapshot %s", or "step %llu", "round %u", "epoch %u" or "rank %u" (of any width), the line has
- * job=, shard=, ... of the first of each kind. A string from outside is a value, and makes no field.
+ * Tools find what a line is about in fields: the words of a sentence make them. Where a format has "job %s",
+ * "shard %s" or "snapshot %s", or "step %llu", "round %u", "epoch %u" or "rank %u" (of any width), the line
+ * has job=, shard=, ... of the first of each kind. A string from outside is a value, and makes no field.
  *
  * Values with spaces, quotes, control or non-ASCII bytes are quoted and escaped, so a stranger's
  * text cannot forge a line. A line is at most 2,048 bytes; longer ones are cut. Volume: error and

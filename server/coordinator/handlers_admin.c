@@ -212,7 +212,8 @@ static void view_release(struct job_view *view)
 
 #define BRIEF_CHARS 160
 
-/* What a job is and whom it waits for; `job show` has the rest. So the most jobs that there may be fit a frame. */
+/* What a job is and whom it waits for; `job show` has the rest. So the most jobs that there may be fit a
+ * frame. */
 static void shorten(struct job_view *view)
 {
     Cairn__JobStatus *s = &view->status;

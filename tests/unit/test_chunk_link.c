@@ -1,5 +1,5 @@
-/* For how long a link has had no memory to send what is awaited: by what could not be sent, by what went since,
- * and by whether anything is awaited at all. */
+/* For how long a link has had no memory to send what is awaited: by what could not be sent, by what went
+ * since, and by whether anything is awaited at all. */
 #include <check.h>
 
 #include "proto/link/chunk_link.h"
@@ -43,7 +43,8 @@ TEST(what_could_not_be_sent_is_told_until_as_much_goes)
     ck_assert_uint_eq(told, 1);
 }
 
-/* A round was given up, and nothing as large is sent any more: a shard that is slow later is no want of memory. */
+/* A round was given up, and nothing as large is sent any more: a shard that is slow later is no want of
+ * memory. */
 TEST(what_nobody_awaits_any_more_is_not_held_against_what_is_awaited_later)
 {
     struct cairn_chunk_link link = { .hands = &hands };

@@ -24,7 +24,8 @@ static const struct {
 
 /* A job that has stood still for so long waits, */
 #define WAITS_MS 60000
-/* and so long `latest` may lie before the coordinator reads it again, beyond the interval that it was given. */
+/* and so long `latest` may lie before the coordinator reads it again, beyond the interval that it was
+ * given. */
 #define UNREAD_S 3600
 
 struct check {

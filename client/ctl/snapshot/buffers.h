@@ -1,7 +1,7 @@
 /* What the blobs of a snapshot are, as far as they are tensors of a kind that the servers do not count with:
- * integers, bools, float64, complex64. The Python client keeps such buffers of a model as their bytes, and lists them in
- * the blob CTL_BUFFERS_BLOB, in safetensors' words: {"<name>": {"dtype": "I64", "shape": [..]}, ...}. Also
- * the kinds of numbers that an export writes, as each format calls them. */
+ * integers, bools, float64, complex64. The Python client keeps such buffers of a model as their bytes, and
+ * lists them in the blob CTL_BUFFERS_BLOB, in safetensors' words: {"<name>": {"dtype": "I64", "shape": [..]},
+ * ...}. Also the kinds of numbers that an export writes, as each format calls them. */
 #ifndef CAIRN_CTL_SNAPSHOT_BUFFERS_H
 #define CAIRN_CTL_SNAPSHOT_BUFFERS_H
 
