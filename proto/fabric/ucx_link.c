@@ -24,7 +24,7 @@
 #include "proto/fabric/ucx.h"
 
 enum {
-    SEND_GRACE_MS = 500,     /* after its handle was closed a send may wait for its receiver */
+    SEND_GRACE_MS = 500,    /* after its handle was closed a send may wait for its receiver */
     RECEIVE_GRACE_MS = 700, /* and a receive for a sender of which a handle was closed */
     PROOF_MS = 1500, /* behind PORT, on the same connection: the node may still be connecting */
     SHUT_MS = 200,   /* in which UCX notices that a socket was shut down here */
