@@ -57,9 +57,10 @@ cairn_status cairn_log_judge(const struct cairn_log_options *options, struct cai
     enum cairn_log_format format;
     if (options->level[0] != '\0' && !cairn_log_level_parse(options->level, &level))
         return cairn_fail(why, CAIRN_ERR_CONFIG,
-                          "[log] level = %s: error, warn, info or debug is needed", options->level);
+                          "log.level is \"%.100s\": give error, warn, info or debug",
+                          options->level);
     if (!parse_format(options->format, &format))
-        return cairn_fail(why, CAIRN_ERR_CONFIG, "[log] format = %s: logfmt or json is needed",
+        return cairn_fail(why, CAIRN_ERR_CONFIG, "log.format is \"%.100s\": give logfmt or json",
                           options->format);
     return CAIRN_OK;
 }
