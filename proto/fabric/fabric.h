@@ -150,8 +150,8 @@ struct cairn_fabric_options {
 };
 
 /* kind is "ucx", "mapped" (peers of this host only), "auto" (mapped to peers of this host that can be
- * reached so, ucx to all others), or that of options.hub. CAIRN_ERR_INVALID: unknown kind or an option
- * out of range.
+ * reached so, ucx to all others; on "lo" alone, without options.host, there are no others, and it opens no
+ * port), or that of options.hub. CAIRN_ERR_INVALID: unknown kind or an option out of range.
  * CAIRN_ERR_UNREACHABLE: no such network device or port. CAIRN_ERR_NO_MEMORY.
  * UCX changes its process: it is kept from installing signal handlers, see README.md. */
 CAIRN_MUST_CHECK cairn_status cairn_fabric_open(const char *kind,
