@@ -15,7 +15,7 @@ from ._held import TRIES, Held
 from .errors import CairnError, EpochChanged, Invalid, NotFound, RolledBack, Stale
 from .job import RoundHandle
 from .memory import can_lend
-from .optim import changed_group, group_settings
+from .optim import changed_group, group_settings, why_no_moment
 from .spec import PAIRS, SNAPSHOT_RULES, JobSpec, Version
 from ._wrapped import own_name
 
@@ -162,9 +162,9 @@ class Between(Held):
                       if name in self._raw)
         values = {name: value for name, value in values.items() if name not in opaque}
         for name, value in values.items():
-            if plane == "exp_avg_sq" and bool((value < 0).any()):
-                raise Invalid(f"exp_avg_sq of {name} is below 0 in places: it is a mean of squares, of which the "
-                              "update takes the root")
+            why = why_no_moment(plane, value)
+            if why is not None:
+                raise Invalid(f"{plane} of {name} {why}")
             if name not in slots or tuple(value.shape) != tuple(self._shape(slots[name])):
                 raise Invalid(f"{name} of {list(value.shape)} is no (first) name of a tensor of that shape")
         hosts = {name: value.detach().to(device="cpu", dtype=torch.float32) for name, value in values.items()}

@@ -25,6 +25,7 @@ from ._pouring import Item, Pouring, Values
 from ._stored import Room
 from ._wrapped import own_name
 from .errors import Invalid, Mismatch
+from .optim import why_no_moment
 from .spec import Group
 
 NAMES_SHOWN = 20
@@ -386,10 +387,10 @@ def _read(tree: _tree.Tree, taken: _Taken, items: Sequence[Item], room: Room) ->
     at = [taken.params[name] if plane == "param" else taken.moments[name, plane] for name, plane, _ in items]
     values: Values = {}
     for (name, plane, _), value in zip(items, tree.read(at, room)):
-        if plane == "exp_avg_sq" and bool((value < 0).any()):
-            raise Mismatch(f"{tree.form}: exp_avg_sq of {name} is below 0 in places, and it is a mean of squares, of "
-                           "which the update takes the root: the file is damaged, or of another optimizer. Take the "
-                           "weights alone: moments=False")
+        why = why_no_moment(plane, value)
+        if why is not None:
+            raise Mismatch(f"{tree.form}: {plane} of {name} {why}: the file is damaged, or of another optimizer. Take "
+                           "the weights alone: moments=False")
         values.setdefault(plane, {})[name] = value.detach().to(torch.float32)
     return values
 

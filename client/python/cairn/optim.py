@@ -178,6 +178,15 @@ def driven() -> Schedule:
     return Schedule(_c.SCHEDULE_DRIVEN)
 
 
+def why_no_moment(plane: str, value: Any) -> Optional[str]:
+    """What no optimizer's state can be."""
+    if plane == "exp_avg_sq" and bool((value < 0).any()):
+        return "is below 0 in places, and it is a mean of squares, of which the update takes the root"
+    if plane != "param" and not bool(value.isfinite().all()):
+        return "is not finite in places, and no update makes that finite again"
+    return None
+
+
 def lr_is_zero(group: Group, step: int) -> bool:
     """In the round of this step, and, unless the schedule is a table, ever after."""
     schedule = group.schedule

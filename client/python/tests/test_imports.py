@@ -105,10 +105,17 @@ class Imports(torched.ClusterCase):
         with self.assertRaisesRegex(cairn.Mismatch, f"exp_avg_sq of {NAMES[1]} is below 0"):
             cairn.import_checkpoint(self.session, path, model(), cairn.AdamW(lr=1e-2), name="negative", names=NAMES,
                                     first_step=BEFORE, timeout=10)
+        saved["state"][1]["exp_avg_sq"][0] = float("inf")
+        path = self.save({"model": net.state_dict(), "optimizer": saved}, "infinite.pt")
+        with self.assertRaisesRegex(cairn.Mismatch, f"exp_avg_sq of {NAMES[1]} is not finite"):
+            cairn.import_checkpoint(self.session, path, model(), cairn.AdamW(lr=1e-2), name="infinite", names=NAMES,
+                                    first_step=BEFORE, timeout=10)
         ours = model()
+        ones = torch.ones_like(dict(ours.named_parameters())[NAMES[0]])
         with self.session.attach(ours, cairn.AdamW(lr=1e-2), name="written") as m:
-            with self.assertRaisesRegex(cairn.Invalid, f"exp_avg_sq of {NAMES[0]} is below 0"):
-                m.write({NAMES[0]: -torch.ones_like(dict(ours.named_parameters())[NAMES[0]])}, plane="exp_avg_sq")
+            for plane, value, word in (("exp_avg_sq", -ones, "below 0"), ("exp_avg", ones * float("nan"), "not finite")):
+                with self.assertRaisesRegex(cairn.Invalid, f"{plane} of {NAMES[0]} is {word}"):
+                    m.write({NAMES[0]: value}, plane=plane)
 
     @needs_numbers
     def test_moments_of_another_rule_are_refused(self):
