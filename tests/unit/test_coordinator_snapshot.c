@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "server/coordinator/base/seat.h"
+#include "server/coordinator/base/session.h"
 #include "server/coordinator/member/seats.h"
 #include "server/coordinator/trust/keys.h"
 #include "tests/support/suite.h"
@@ -442,7 +443,19 @@ TEST(a_job_larger_than_the_send_queue_is_made_and_nobody_loses_its_connection)
     for (int i = 0; i < 2; i++) ck_assert(!fake.shards[i].peer.ended);
 }
 
-TEST(a_list_larger_than_a_frame_is_told_without_its_details)
+TEST(an_answer_larger_than_a_frame_is_an_error_and_no_silence)
+{
+    static char text[2 << 20];
+    const uint32_t request = admin.last_request + 1; // as if it had asked
+    struct cairn_cluster_session *session = fake.cluster->sessions;
+    Cairn__JobStatus large = CAIRN__JOB_STATUS__INIT;
+    while (session->role != CAIRN_ROLE_WIRE_ADMIN) session = session->next;
+    large.awaited = memset(text, 'x', sizeof text - 1);
+    cairn_cluster_session_send(session, CAIRN_MSG_JOB_STATUS, request, &large.base);
+    fake_expect_error(&fake, &admin, request, CAIRN_ERR_UNSUPPORTED, "larger than a frame");
+}
+
+TEST(a_list_of_jobs_larger_than_a_frame_is_told_without_what_show_has)
 {
     const char *const names[] = { "wide-0", "wide-1", "wide-2", "wide-3" };
     for (size_t i = 0; i < 4; i++) {
@@ -452,11 +465,16 @@ TEST(a_list_larger_than_a_frame_is_told_without_its_details)
     const Cairn__JobListGet list_get = CAIRN__JOB_LIST_GET__INIT;
     const uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_LIST_GET, &list_get.base);
     Cairn__JobList *list = fake_expect(&fake, &admin, CAIRN_MSG_JOB_LIST, request);
-    ck_assert_uint_eq(list->n_jobs, 5); // and that which was there
-    for (size_t i = 0; i < list->n_jobs; i++) ck_assert_uint_eq(list->jobs[i]->n_groups, 0);
+    ck_assert_uint_eq(list->n_jobs, 5);
+    for (size_t i = 0; i < 5; i++) {
+        ck_assert_uint_eq(list->jobs[i]->n_groups, 0);
+        ck_assert_uint_gt(list->jobs[i]->tensors, 0);
+        ck_assert_ptr_nonnull(list->jobs[i]->spec);
+    }
     cairn_message_free(&list->base);
     Cairn__JobStatus *status = show_job("wide-3");
     ck_assert_str_eq(status->state, "initializing");
+    ck_assert_uint_gt(status->n_groups, 1);
     cairn_message_free(&status->base);
 }
 
