@@ -154,12 +154,14 @@ TEST(what_the_lost_store_has_signed_is_trusted_by_who_adopts_its_jobs)
     cairn_key_name(cairn_cluster_keys_signer(fake.cluster)->public_key.id, signer);
     trust_stranger(other, false);
     lose_store(2);
+    fake_until(&fake, fake.cluster->storage.watch.said.text[0] != '\0'); // the folder is another's
     Cairn__ClusterAdopted *plan = adopt(true);
     expect_keys(plan->keys, 2, signer);
     cairn_message_free(&plan->base);
     fake_expect_error(&fake, &admin, ask_restore("other", "", snapshot->path), CAIRN_ERR_REFUSED,
                       "put the cluster.key of then back"); // planned is not done
     expect_adopted(1, "");
+    ck_assert_str_eq(fake.cluster->storage.watch.said.text, "");
     fake_goes_on(&fake, 1, 2);
     fake_until(&fake, fake.cluster->storage.watch.said.text[0] == '\0');
     cairn_message_free(&take_snapshot()->base); // the folder is this cluster's, too

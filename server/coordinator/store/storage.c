@@ -90,6 +90,8 @@ void cairn_cluster_storage_adopted(struct cairn_cluster *cluster, uint64_t forme
     struct cairn_storage_owner *owner = &cluster->storage.watch.owner;
     cluster->storage.former = owner->former = former;
     cluster->storage.store = owner->store = cluster->identity.id.store;
+    // What was said of the folder was said to another owner, and would refuse the first snapshot.
+    cluster->storage.watch.said.text[0] = '\0';
     cairn_storage_watch_doubt(&cluster->storage.watch);
 }
 
