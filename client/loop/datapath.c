@@ -36,9 +36,11 @@ static bool devices_matter(const struct session *s)
     return s->path.hub == NULL && strcmp(text_of(s, CAIRN_ENV_FABRIC), "mapped") != 0;
 }
 
+/* On loopback, too, it is asked first whether any shard listens there. */
 static bool is_chosen_later(const struct session *s)
 {
-    return devices_matter(s) && text_of(s, CAIRN_ENV_DEVICE)[0] == '\0';
+    const char *device = text_of(s, CAIRN_ENV_DEVICE);
+    return devices_matter(s) && (device[0] == '\0' || strcmp(device, "lo") == 0);
 }
 
 static const char *set_or_null(const char *text)
@@ -54,7 +56,7 @@ static void on_refused(void *session, const char *what)
 }
 
 static cairn_status open_on(struct session *s, const char *devices, const char *transports,
-                            struct cairn_sentence *why)
+                            bool has_loopback, struct cairn_sentence *why)
 {
     enum cairn_one_sided one_sided = CAIRN_ONE_SIDED_AUTO;
     (void)cairn_one_sided_parse(text_of(s, CAIRN_ENV_ONE_SIDED), &one_sided); // was judged
@@ -70,6 +72,7 @@ static cairn_status open_on(struct session *s, const char *devices, const char *
         .host = set_or_null(text_of(s, CAIRN_ENV_HOST)),
         .transports = transports,
         .one_sided = one_sided,
+        .has_loopback = has_loopback,
         .hub = s->path.hub,
         .device = cairn_card_imports_table(s->imports),
     };
@@ -96,14 +99,21 @@ static void describe(struct session *s, const char *who_chose)
              places[0] != '\0' ? who_chose : "");
 }
 
-cairn_status cairn_datapath_open(struct session *s, struct cairn_sentence *why)
+/* Nothing was chosen. */
+static void describe_set(struct session *s)
 {
-    if (is_chosen_later(s)) return CAIRN_OK;
-    const cairn_status status = open_on(s, text_of(s, CAIRN_ENV_DEVICE), set_transports(s), why);
     const char *source = s->env.values[CAIRN_ENV_DEVICE].source;
     char who[64];
     snprintf(who, sizeof who, "which %s sets", source != NULL ? source : "the default");
-    if (status == CAIRN_OK) describe(s, who);
+    describe(s, who);
+}
+
+cairn_status cairn_datapath_open(struct session *s, struct cairn_sentence *why)
+{
+    if (is_chosen_later(s)) return CAIRN_OK;
+    const cairn_status status = open_on(s, text_of(s, CAIRN_ENV_DEVICE), set_transports(s), false,
+                                        why);
+    if (status == CAIRN_OK) describe_set(s);
     return status;
 }
 
@@ -126,23 +136,36 @@ static size_t read_places(const Cairn__Welcome *welcome, struct cairn_place *pla
     return count;
 }
 
+/* A shard listens for ucx on loopback: it is one of this host, or useless. */
+static bool has_loopback(const struct cairn_place *places, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(places[i].devices, "lo") == 0 &&
+            strcmp(places[i].transports, CAIRN_PLACE_MAPPED) != 0)
+            return true;
+    return false;
+}
+
 /* The cards first, if they can be opened. */
 static cairn_status open_chosen(struct session *s, const struct cairn_place *places, size_t count,
                                 struct cairn_sentence *why)
 {
     struct cairn_choice choice;
-    const char *set = set_transports(s);
-    cairn_choose(places, count, INFINIBAND, &choice);
+    const char *set = set_transports(s), *device = text_of(s, CAIRN_ENV_DEVICE);
+    const bool loopback = has_loopback(places, count);
+    cairn_choose(places, device[0] != '\0' ? 0 : count, INFINIBAND, &choice);
     cairn_status status = CAIRN_ERR_UNREACHABLE;
     if (choice.transports != NULL)
-        status = open_on(s, choice.devices, set != NULL ? set : choice.transports, why);
+        status = open_on(s, choice.devices, set != NULL ? set : choice.transports, loopback, why);
     if (status != CAIRN_OK) {
-        cairn_choose(places, count, "", &choice);
+        cairn_choose(places, device[0] != '\0' ? 0 : count, "", &choice);
         if (strcmp(text_of(s, CAIRN_ENV_FABRIC), "ucx") == 0) // it is one fabric
             for (char *c = choice.devices; *c != '\0'; c++) *c = *c == ';' ? ',' : *c;
-        status = open_on(s, choice.devices, set, why);
+        status = open_on(s, device[0] != '\0' ? device : choice.devices, set, loopback, why);
     }
-    if (status == CAIRN_OK)
+    if (status == CAIRN_OK && device[0] != '\0')
+        describe_set(s);
+    else if (status == CAIRN_OK)
         describe(s, choice.devices[0] != '\0' ? "chosen by the routes to the shards"
                                               : "since no shard with a route was known");
     return status;

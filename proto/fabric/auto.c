@@ -3,9 +3,9 @@
  * done with them goes there by itself. A region is one of each.
  *
  * Over loopback nobody of another host comes. So on "lo" alone there is no ucx fabric: every user of this
- * host could speak to its port, and end the process by it (README.md). Two cases need one all the same: the
+ * host could speak to its port, and end the process by it (README.md). Three cases need one all the same: the
  * mapped fabric cannot be opened, or hosts are told apart by names (options.host), several of which share a
- * loopback.
+ * loopback, or peers are known to be ucx there (options.has_loopback).
  *
  * There is a ucx one for each network that is not reached from the others ("eth1;eth2"): of a fabric on
  * several devices UCX takes any pair, and a peer on one network alone may be given the address on another
@@ -80,7 +80,8 @@ static bool is_network_needed(const struct auto_fabric *fabric,
 {
     const bool is_loopback = options->net_devices == NULL ||
                              strcmp(options->net_devices, "lo") == 0;
-    return !is_loopback || options->host != NULL || fabric->insides[0] == NULL;
+    return !is_loopback || options->host != NULL || options->has_loopback ||
+           fabric->insides[0] == NULL;
 }
 
 /* One for each network that the options name. */

@@ -131,6 +131,9 @@ struct cairn_fabric_options {
      * sentence for a log that says what becomes of it. May be NULL */
     void (*on_refused)(void *on_message_arg, const char *what);
 
+    bool
+        has_loopback; /* "auto": some peers are reached by ucx over "lo", so that it is opened there, too */
+
     /* A network of the caller's own: used for its kind. NULL: none. Borrowed, must outlive the fabric */
     struct cairn_fabric_hub *hub;
 
@@ -150,8 +153,8 @@ struct cairn_fabric_options {
 };
 
 /* kind is "ucx", "mapped" (peers of this host only), "auto" (mapped to peers of this host that can be
- * reached so, ucx to all others; on "lo" alone, without options.host, there are no others, and it opens no
- * port), or that of options.hub. CAIRN_ERR_INVALID: unknown kind or an option out of range.
+ * reached so, ucx to all others; on "lo" alone, without host and has_loopback, there are no others, and it
+ * opens no port), or that of options.hub. CAIRN_ERR_INVALID: unknown kind or an option out of range.
  * CAIRN_ERR_UNREACHABLE: no such network device or port. CAIRN_ERR_NO_MEMORY.
  * UCX changes its process: it is kept from installing signal handlers, see README.md. */
 CAIRN_MUST_CHECK cairn_status cairn_fabric_open(const char *kind,

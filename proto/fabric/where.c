@@ -260,7 +260,9 @@ void cairn_choose(const struct cairn_place *places, size_t count, const char *in
     struct cairn_route route;
     *out = (struct cairn_choice) { .transports = NULL };
     for (size_t i = 0; i < count && out->transports == NULL; i++) {
-        if (strcmp(places[i].transports, "tcp") == 0) continue;
+        if (strcmp(places[i].transports, "tcp") == 0 ||
+            strcmp(places[i].transports, CAIRN_PLACE_MAPPED) == 0)
+            continue;
         add_cards(infiniband, out->devices);
         if (out->devices[0] != '\0') out->transports = places[i].transports;
     }

@@ -24,6 +24,8 @@ struct cairn_place {
     char devices[CAIRN_PLACE_DEVICES_BYTES]; /* "mlx5_0:1,eth1", as they were set */
     char transports[CAIRN_PLACE_DEVICES_BYTES / 2]; /* UCX's, as they were set: "tcp", "rc,tcp" */
 };
+/* The transports of a place whose fabric listens on no network: "127.0.0.1 lo mapped". */
+#define CAIRN_PLACE_MAPPED "mapped"
 
 /* The place of a fabric on these devices of this host. False: a name is too long. */
 bool cairn_place_of(const char *devices, const char *transports, struct cairn_place *out);

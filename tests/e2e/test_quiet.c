@@ -130,6 +130,21 @@ TEST(a_cluster_of_one_host_listens_on_no_port)
     cluster_stop(&cluster);
 }
 
+/* Who is told of shards that listen on loopback opens ucx there, also where the device was set. */
+TEST_EACH(shards_of_kind_ucx_are_reached_over_loopback, 0, 2)
+{
+    static const char *const ucx[] = { "fabric.kind=ucx", NULL };
+    struct cluster cluster;
+    if (_i == 1) setenv("CAIRN_FABRIC_DEVICE", "lo", 1);
+    cluster_start(&cluster, SHARDS, &(struct cluster_options) { .shard_set = ucx });
+    cairn *session = tiny_session(&cluster, NULL);
+    run_rounds(open_job(session, 1), 2);
+    ck_assert_uint_eq(descriptors_listening(getpid()), 1);
+    cairn_close(session);
+    cluster_stop(&cluster);
+    unsetenv("CAIRN_FABRIC_DEVICE");
+}
+
 /* ---- processors ---- */
 
 /* Nanoseconds of processor time that it has used, in all of its threads: not of the clock on the wall. */

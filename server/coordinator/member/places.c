@@ -27,7 +27,7 @@ static void add_places(struct cairn_cluster_places *places, const struct cairn_c
         add_place(places, &place);
     const char *kind = cairn_fabric_address_kind(seat->fabric_address, seat->fabric_address_bytes);
     if (strcmp(kind, "mapped") == 0 && places->count < CAIRN_CLUSTER_PLACES_MAX &&
-        cairn_place_of("lo", "tcp", &place))
+        cairn_place_of("lo", CAIRN_PLACE_MAPPED, &place))
         add_place(places, &place);
 }
 
