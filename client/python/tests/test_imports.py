@@ -113,7 +113,8 @@ class Imports(torched.ClusterCase):
         ours = model()
         ones = torch.ones_like(dict(ours.named_parameters())[NAMES[0]])
         with self.session.attach(ours, cairn.AdamW(lr=1e-2), name="written") as m:
-            for plane, value, word in (("exp_avg_sq", -ones, "below 0"), ("exp_avg", ones * float("nan"), "not finite")):
+            for plane, value, word in (("exp_avg_sq", -ones, "below 0"),
+                                       ("exp_avg", ones * float("nan"), "not finite")):
                 with self.assertRaisesRegex(cairn.Invalid, f"{plane} of {NAMES[0]} is {word}"):
                     m.write({NAMES[0]: value}, plane=plane)
 
