@@ -166,6 +166,7 @@ TEST(what_the_lost_store_has_signed_is_trusted_by_who_adopts_its_jobs)
     fake_until(&fake, fake.cluster->storage.watch.said.text[0] == '\0');
     cairn_message_free(&take_snapshot()->base); // the folder is this cluster's, too
     expect_restored(snapshot);
+    fake_peer_close(&admin);
     fake_coordinator_stop(&fake); // it is in the store
     fake_coordinator_start(&fake);
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");

@@ -332,6 +332,7 @@ static bool take_wish(struct cairn_cluster_job *job, const struct cairn_cluster_
 {
     struct cairn_cluster_reshard *r = &job->reshard;
     const uint32_t joiners = wish->count - job->shard_count;
+    free(r->joiners); // of a job that came out of the store: empty
     r->joiners = calloc((size_t)joiners + 1, sizeof *r->joiners);
     if (r->joiners == NULL) return false;
     for (uint32_t i = 0; i < joiners; i++) r->joiners[i] = wish->shards[job->shard_count + i];

@@ -315,7 +315,7 @@ static cairn_status apply_settings(struct cairn_cluster_restore *restore,
 {
     const struct cairn_job_spec_data *was = &restore->manifest.spec;
     const Cairn__SnapshotRestore *asked = restore->settings;
-    bool reopens;
+    bool reopens = false;
     if (asked == NULL) return CAIRN_OK;
     cairn_spec_release(&restore->spec);
     cairn_status status = cairn_spec_copy(was, &restore->spec);
