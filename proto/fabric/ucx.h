@@ -301,6 +301,9 @@ bool ucx_socket_shut(const struct ucx_fabric *ucx, const struct sockaddr_storage
 
 /* ucx_message.c */
 ucs_status_t ucx_listen(struct ucx_fabric *ucx);
+/* Active messages of that number go to `on_message`, with the fabric. */
+ucs_status_t ucx_listen_to(struct ucx_fabric *ucx, unsigned id, uint32_t flags,
+                           ucp_am_recv_callback_t on_message);
 /* The payload goes along, or waits at its sender for UCX's rendezvous. */
 cairn_status ucx_send_whole(struct ucx_link *link, struct fabric_op *op, const void *payload);
 cairn_status ucx_send(struct cairn_fabric_peer *peer, struct fabric_op *op, const void *payload);

@@ -214,13 +214,6 @@ static ucs_status_t on_ucx_bundle(void *arg, const void *header, size_t header_b
 
 ucs_status_t ucx_bundles_listen(struct ucx_fabric *ucx)
 {
-    const ucp_am_handler_param_t param = {
-        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
-                      UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
-        .id = BUNDLE_ID,
-        .flags = UCP_AM_FLAG_WHOLE_MSG | UCP_AM_FLAG_PERSISTENT_DATA,
-        .cb = on_ucx_bundle,
-        .arg = ucx,
-    };
-    return ucp_worker_set_am_recv_handler(ucx->worker, &param);
+    return ucx_listen_to(ucx, BUNDLE_ID, UCP_AM_FLAG_WHOLE_MSG | UCP_AM_FLAG_PERSISTENT_DATA,
+                         on_ucx_bundle);
 }

@@ -152,16 +152,23 @@ static ucs_status_t on_ucx_message(void *arg, const void *header, size_t header_
     return fate == FATE_TAKEN ? UCS_OK : UCS_INPROGRESS;
 }
 
-/* WHOLE_MSG: called once a message is complete. PERSISTENT_DATA: an eager payload can be held. */
-ucs_status_t ucx_listen(struct ucx_fabric *ucx)
+ucs_status_t ucx_listen_to(struct ucx_fabric *ucx, unsigned id, uint32_t flags,
+                           ucp_am_recv_callback_t on_message)
 {
     const ucp_am_handler_param_t param = {
         .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                       UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
-        .id = MESSAGE_ID,
-        .flags = UCP_AM_FLAG_WHOLE_MSG | UCP_AM_FLAG_PERSISTENT_DATA,
-        .cb = on_ucx_message,
+        .id = id,
+        .flags = flags,
+        .cb = on_message,
         .arg = ucx,
     };
     return ucp_worker_set_am_recv_handler(ucx->worker, &param);
+}
+
+/* WHOLE_MSG: called once a message is complete. PERSISTENT_DATA: an eager payload can be held. */
+ucs_status_t ucx_listen(struct ucx_fabric *ucx)
+{
+    return ucx_listen_to(ucx, MESSAGE_ID, UCP_AM_FLAG_WHOLE_MSG | UCP_AM_FLAG_PERSISTENT_DATA,
+                         on_ucx_message);
 }

@@ -255,15 +255,7 @@ static ucs_status_t on_control(void *arg, const void *header, size_t header_byte
 /* Always: without a handler UCX would log every frame of a peer that is set otherwise. */
 ucs_status_t ucx_one_sided_listen(struct ucx_fabric *ucx)
 {
-    const ucp_am_handler_param_t param = {
-        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
-                      UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
-        .id = CONTROL_ID,
-        .flags = UCP_AM_FLAG_WHOLE_MSG,
-        .cb = on_control,
-        .arg = ucx,
-    };
-    return ucp_worker_set_am_recv_handler(ucx->worker, &param);
+    return ucx_listen_to(ucx, CONTROL_ID, UCP_AM_FLAG_WHOLE_MSG, on_control);
 }
 
 /* -- peers come and go -------------------------------------------------------------------------- */
