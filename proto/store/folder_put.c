@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "proto/base/file_mode.h"
+#include "proto/base/whole.h"
 #include "proto/store/folder.h"
 
 #define NAME_BYTES 256
@@ -156,25 +157,12 @@ cairn_status cairn_folder_put_end(struct cairn_storage_put *put, cairn_status st
 
 /* ---- small ones ---- */
 
-static cairn_status write_all(struct draft *d, const void *bytes, size_t count,
-                              struct cairn_sentence *why)
-{
-    const uint8_t *next = bytes;
-    while (count > 0) {
-        const ssize_t written = write(d->fd, next, count);
-        if (written < 0 && errno == EINTR) continue;
-        if (written < 0) return cairn_folder_failed(why, "write", d->temp);
-        next += written;
-        count -= (size_t)written;
-    }
-    return CAIRN_OK;
-}
-
 cairn_status cairn_folder_commit(const char *at, const char *path, const void *bytes, size_t count,
                                  bool replace, struct cairn_sentence *why)
 {
     struct draft draft;
     cairn_status status = begin_draft(&draft, at, path, replace, why);
-    if (status == CAIRN_OK) status = write_all(&draft, bytes, count, why);
+    if (status == CAIRN_OK && !cairn_write_whole(draft.fd, bytes, count))
+        status = cairn_folder_failed(why, "write", draft.temp);
     return end_draft(&draft, replace, status, why);
 }

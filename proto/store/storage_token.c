@@ -13,6 +13,7 @@
 
 #include "proto/base/file_mode.h"
 #include "proto/base/text.h"
+#include "proto/base/whole.h"
 
 enum { TOKEN_BYTES = 17, NAME_BYTES = 64, TEXT_BYTES = 512, MODE = 0640 };
 
@@ -48,31 +49,6 @@ static bool parse_marker(const char *text, struct marker *out)
     return true;
 }
 
-/* To the end of the file, or of the room; how many bytes, -1: see errno. */
-static ssize_t read_whole(int fd, char *text, size_t room)
-{
-    size_t have = 0;
-    while (have < room) {
-        const ssize_t got = read(fd, text + have, room - have);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return -1;
-        if (got == 0) break;
-        have += (size_t)got;
-    }
-    return (ssize_t)have;
-}
-
-static bool write_whole(int fd, const char *text, size_t bytes)
-{
-    for (size_t done = 0; done < bytes;) {
-        const ssize_t written = write(fd, text + done, bytes - done);
-        if (written < 0 && errno == EINTR) continue;
-        if (written <= 0) return false;
-        done += (size_t)written;
-    }
-    return true;
-}
-
 /* CAIRN_ERR_NOT_FOUND: there is none. CAIRN_ERR_IO: see errno; 0: it is not a regular file. Never waits for a
  * FIFO. */
 static cairn_status read_marker(int root_fd, struct marker *out)
@@ -84,7 +60,7 @@ static cairn_status read_marker(int root_fd, struct marker *out)
     if (fd < 0) return errno == ENOENT ? CAIRN_ERR_NOT_FOUND : CAIRN_ERR_IO;
     cairn_status status = CAIRN_ERR_IO;
     const bool is_other = fstat(fd, &info) == 0 && !S_ISREG(info.st_mode);
-    if (!is_other && read_whole(fd, text, TEXT_BYTES) >= 0) {
+    if (!is_other && cairn_read_whole(fd, text, TEXT_BYTES) >= 0) {
         out->user = info.st_uid;
         status = parse_marker(text, out) ? CAIRN_OK : CAIRN_ERR_MALFORMED;
     }
@@ -114,8 +90,9 @@ static bool write_marker(int root_fd, struct marker *marker, char name_out[NAME_
     snprintf(name_out, NAME_BYTES, "%s.%016" PRIx64, CAIRN_STORAGE_FILE, random);
     const int fd = openat(root_fd, name_out, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, MODE);
     if (fd < 0) return false;
-    const bool ok = cairn_file_mode_set(fd, MODE) == 0 && write_whole(fd, text, (size_t)bytes) &&
-                    fsync(fd) == 0 && fstat(fd, &info) == 0;
+    const bool ok = cairn_file_mode_set(fd, MODE) == 0 &&
+                    cairn_write_whole(fd, text, (size_t)bytes) && fsync(fd) == 0 &&
+                    fstat(fd, &info) == 0;
     const int error = errno;
     close(fd);
     if (ok)
@@ -275,29 +252,30 @@ static cairn_status put_own(const char *root, int fd, const struct marker *found
     return fail_to_write(root, why);
 }
 
-cairn_status cairn_storage_own(const char *root, uint64_t token,
-                               const struct cairn_storage_owner *owner, struct cairn_sentence *why)
+/* `takes`: also one that another cluster owns. */
+static cairn_status own(const char *root, uint64_t token, const struct cairn_storage_owner *owner,
+                        bool takes, struct cairn_sentence *why)
 {
     struct marker found;
     int fd;
     cairn_status status = open_own(root, token, &fd, &found, why);
     if (status != CAIRN_OK) return status;
-    status = judge_owner(root, &found, owner, why);
+    if (!takes) status = judge_owner(root, &found, owner, why);
     if (status == CAIRN_OK) status = put_own(root, fd, &found, owner, why);
     close(fd);
     return status;
 }
 
+cairn_status cairn_storage_own(const char *root, uint64_t token,
+                               const struct cairn_storage_owner *owner, struct cairn_sentence *why)
+{
+    return own(root, token, owner, false, why);
+}
+
 cairn_status cairn_storage_take(const char *root, uint64_t token,
                                 const struct cairn_storage_owner *owner, struct cairn_sentence *why)
 {
-    struct marker found;
-    int fd;
-    cairn_status status = open_own(root, token, &fd, &found, why);
-    if (status != CAIRN_OK) return status;
-    status = put_own(root, fd, &found, owner, why);
-    close(fd);
-    return status;
+    return own(root, token, owner, true, why);
 }
 
 bool cairn_storage_is_used(const char *root)

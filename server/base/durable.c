@@ -1,6 +1,7 @@
 #include "server/base/durable.h"
 
 #include "proto/base/file_mode.h"
+#include "proto/base/whole.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -19,18 +20,6 @@ static cairn_status fail_step(struct cairn_sentence *why, const char *step, cons
     const bool is_full = error == ENOSPC || error == EDQUOT;
     return cairn_fail(why, is_full ? CAIRN_ERR_NO_SPACE : CAIRN_ERR_IO, "%s %.300s failed: %s%s",
                       step, path, strerror(error), is_full ? "; free some space" : "");
-}
-
-static int write_all(int fd, const uint8_t *bytes, size_t byte_count)
-{
-    while (byte_count > 0) {
-        const ssize_t written = write(fd, bytes, byte_count);
-        if (written < 0 && errno == EINTR) continue;
-        if (written < 0) return -1;
-        bytes += written;
-        byte_count -= (size_t)written;
-    }
-    return 0;
 }
 
 // The folder of "a/b" is "a", of "b" ".", of "/b" "/".
@@ -64,7 +53,7 @@ static cairn_status fill(const char *fresh, int how, const void *bytes, size_t b
     const int fd = open(fresh, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | how, 0600);
     if (fd < 0) return fail_step(why, "creating", fresh);
     cairn_status status = CAIRN_OK;
-    if (write_all(fd, bytes, byte_count) != 0)
+    if (!cairn_write_whole(fd, bytes, byte_count))
         status = fail_step(why, "writing", fresh);
     else if (fsync(fd) != 0)
         status = fail_step(why, "fsync of", fresh);
@@ -195,8 +184,7 @@ static cairn_status lock_open(int fd, const char *folder, struct cairn_sentence 
         if (errno == EWOULDBLOCK) return refuse_locked(fd, folder, why);
         return fail_step(why, "locking the data folder", folder);
     }
-    if (ftruncate(fd, 0) != 0 || write_all(fd, (const uint8_t *)pid, (size_t)length) != 0 ||
-        fsync(fd) != 0)
+    if (ftruncate(fd, 0) != 0 || !cairn_write_whole(fd, pid, (size_t)length) || fsync(fd) != 0)
         return fail_step(why, "writing the lock in the data folder", folder);
     return CAIRN_OK;
 }
