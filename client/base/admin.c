@@ -8,29 +8,22 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cairn.h>
 
+#include "client/base/clock.h"
 #include "proto/loop/address.h"
 #include "proto/wire/frame.h"
 
 enum { REQUEST = 2, FIRST_QUESTION = 3, QUESTION_EVERY_MS = 1000, FULL_MS = 10, LOOK_MS = 100 };
-
-static uint64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-}
 
 /* Waits until the socket can be read or written; CAIRN_ERR_TIMEOUT at `until_ms`, CAIRN_ERR_CLOSED when the
  * caller's session ends. */
 static cairn_status await(const struct cairn_admin *admin, short events, uint64_t until_ms)
 {
     for (;;) {
-        const uint64_t now = now_ms();
+        const uint64_t now = cairn_client_now_ms();
         if (now >= until_ms) return CAIRN_ERR_TIMEOUT;
         if (admin->ends != NULL && admin->ends(admin->context)) return CAIRN_ERR_CLOSED;
         struct pollfd one = { .fd = admin->fd, .events = events };
@@ -85,7 +78,7 @@ static cairn_status connect_to(struct cairn_admin *admin, struct cairn_sentence 
     do { // a Unix socket with a full queue says so at once
         if (error == EAGAIN) poll(NULL, 0, FULL_MS);
         error = connect(admin->fd, (struct sockaddr *)&socket_address, length) == 0 ? 0 : errno;
-    } while (error == EAGAIN && now_ms() < admin->deadline_ms);
+    } while (error == EAGAIN && cairn_client_now_ms() < admin->deadline_ms);
     if (error == EINPROGRESS) {
         status = await(admin, POLLOUT, admin->deadline_ms);
         if (status != CAIRN_OK)
@@ -198,7 +191,7 @@ static cairn_status await_answer(struct cairn_admin *admin, struct cairn_frame_d
     for (uint32_t number = FIRST_QUESTION;; number++) {
         cairn_status status = send_message(admin, CAIRN_MSG_WHO_IS_AWAITED, number, &question.base);
         if (status != CAIRN_OK) return status;
-        const uint64_t now = now_ms();
+        const uint64_t now = cairn_client_now_ms();
         const bool is_last = admin->deadline_ms <= now + QUESTION_EVERY_MS;
         status = await_reply(admin, decoder, is_last ? admin->deadline_ms : now + QUESTION_EVERY_MS,
                              REQUEST, type, reply_out, why);
@@ -269,7 +262,7 @@ cairn_status cairn_admin_call(struct cairn_admin *admin, uint16_t type,
                                                CAIRN_FRAME_BYTES_MAX };
     why->text[0] = '\0';
     admin->fd = -1;
-    admin->deadline_ms = now_ms() + (uint64_t)admin->timeout_ms;
+    admin->deadline_ms = cairn_client_now_ms() + (uint64_t)admin->timeout_ms;
     cairn_frame_decoder_init(&decoder, limits);
     const cairn_status status = converse(admin, &decoder, type, message, reply_type, reply_out,
                                          pages, why);
