@@ -1,4 +1,4 @@
-#include "server/base/log.h"
+#include "server/base/log_line.h"
 
 #include <limits.h>
 #include <poll.h>
@@ -17,6 +17,10 @@
 
 static const char *const level_names[] = { "error", "warn", "info", "debug" };
 static const char *const format_names[] = { "logfmt", "json" };
+enum {
+    LEVELS = sizeof level_names / sizeof *level_names,
+    FORMATS = sizeof format_names / sizeof *format_names
+};
 static char log_name[64];
 static atomic_int log_level = CAIRN_LOG_INFO;
 static atomic_int level_before = CAIRN_LOG_INFO; // what a second toggle goes back to
@@ -41,14 +45,26 @@ void cairn_log_init(const char *name, enum cairn_log_level level)
     is_journal = find_journal();
 }
 
+/* The place of a word in a list; `count`: it is not there. */
+static size_t find_name(const char *const *names, size_t count, const char *text)
+{
+    size_t i = 0;
+    while (i < count && strcmp(text, names[i]) != 0) i++;
+    return i;
+}
+
+bool cairn_log_level_parse(const char *text, enum cairn_log_level *level_out)
+{
+    const size_t i = find_name(level_names, LEVELS, text);
+    if (i < LEVELS) *level_out = (enum cairn_log_level)i;
+    return i < LEVELS;
+}
+
 static bool parse_format(const char *text, enum cairn_log_format *format_out)
 {
-    for (size_t i = 0; i < sizeof format_names / sizeof *format_names; i++) {
-        if (strcmp(text, format_names[i]) != 0) continue;
-        *format_out = (enum cairn_log_format)i;
-        return true;
-    }
-    return false;
+    const size_t i = find_name(format_names, FORMATS, text);
+    if (i < FORMATS) *format_out = (enum cairn_log_format)i;
+    return i < FORMATS;
 }
 
 cairn_status cairn_log_judge(const struct cairn_log_options *options, struct cairn_sentence *why)
@@ -81,137 +97,9 @@ bool cairn_log_toggle_debug(void)
     return debug;
 }
 
-bool cairn_log_level_parse(const char *text, enum cairn_log_level *level_out)
-{
-    for (size_t i = 0; i < sizeof level_names / sizeof level_names[0]; i++) {
-        if (strcmp(text, level_names[i]) != 0) continue;
-        *level_out = (enum cairn_log_level)i;
-        return true;
-    }
-    return false;
-}
-
 bool cairn_log_enabled(enum cairn_log_level level)
 {
     return (int)level <= atomic_load_explicit(&log_level, memory_order_relaxed);
-}
-
-// A line being written; once full, further bytes are dropped.
-struct line {
-    char *bytes; /* [capacity] */
-    size_t capacity;
-    size_t used;
-};
-
-static void put(struct line *line, const char *text, size_t byte_count)
-{
-    const size_t room = line->capacity - line->used;
-    const size_t taken = byte_count < room ? byte_count : room;
-    memcpy(line->bytes + line->used, text, taken);
-    line->used += taken;
-}
-
-static bool is_plain(const char *value)
-{
-    if (value[0] == '\0') return false;
-    for (const char *p = value; *p != '\0'; p++)
-        if (*p <= ' ' || *p > '~' || *p == '"' || *p == '=' || *p == '\\') return false;
-    return true;
-}
-
-static void put_escaped(struct line *line, char c)
-{
-    char text[8];
-    if (c == '"' || c == '\\')
-        snprintf(text, sizeof text, "\\%c", c);
-    else if (c == '\n')
-        snprintf(text, sizeof text, "\\n");
-    else if (c == '\t')
-        snprintf(text, sizeof text, "\\t");
-    else if (c < ' ' || c > '~')
-        snprintf(text, sizeof text, "\\x%02x", (unsigned char)c);
-    else
-        snprintf(text, sizeof text, "%c", c);
-    const size_t length = strlen(text);
-    if (length <= line->capacity - line->used) put(line, text, length); // no half escape
-}
-
-static void put_quoted(struct line *line, const char *value, void (*put_one)(struct line *, char))
-{
-    put(line, "\"", 1);
-    line->capacity -= line->capacity > 0; // the closing quote always fits
-    for (const char *p = value; *p != '\0'; p++) put_one(line, *p);
-    line->capacity++;
-    put(line, "\"", 1);
-}
-
-static void put_field(struct line *line, const char *key, const char *value)
-{
-    if (line->used > 0) put(line, " ", 1);
-    put(line, key, strlen(key));
-    put(line, "=", 1);
-    if (is_plain(value))
-        put(line, value, strlen(value));
-    else
-        put_quoted(line, value, put_escaped);
-}
-
-/* RFC 8259, section 7. A byte that is not ASCII is escaped by itself: a line that is cut stays JSON. */
-static void put_json_escaped(struct line *line, char c)
-{
-    char text[8];
-    if (c == '"' || c == '\\')
-        snprintf(text, sizeof text, "\\%c", c);
-    else if (c < ' ' || c > '~')
-        snprintf(text, sizeof text, "\\u%04x", (unsigned char)c);
-    else
-        snprintf(text, sizeof text, "%c", c);
-    const size_t length = strlen(text);
-    if (length <= line->capacity - line->used) put(line, text, length); // no half escape
-}
-
-static void put_json_field(struct line *line, const char *key, const char *value, bool is_number)
-{
-    put(line, line->used == 0 ? "{" : ",", 1);
-    put_quoted(line, key, put_json_escaped);
-    put(line, ":", 1);
-    if (is_number)
-        put(line, value, strlen(value));
-    else
-        put_quoted(line, value, put_json_escaped);
-}
-
-size_t cairn_log_format(enum cairn_log_format format, char *line_out, size_t line_bytes,
-                        const char *time_text, const char *level, const char *name,
-                        const char *message, const struct cairn_log_field *fields,
-                        size_t field_count)
-{
-    const bool json = format == CAIRN_LOG_JSON;
-    const char *const heads[][2] = {
-        { "ts", time_text }, { "level", level }, { "name", name }, { "msg", message }
-    };
-    struct line line = { line_out, line_bytes - (json ? 2 : 1), 0 };
-    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
-        if (heads[i][1] == name && name[0] == '\0') continue;
-        if (json)
-            put_json_field(&line, heads[i][0], heads[i][1], false);
-        else
-            put_field(&line, heads[i][0], heads[i][1]);
-    }
-    for (size_t i = 0; i < field_count; i++) {
-        char number[24];
-        const bool is_number = fields[i].text == NULL;
-        snprintf(number, sizeof number, "%llu", (unsigned long long)fields[i].number);
-        const char *value = is_number ? number : fields[i].text;
-        const size_t used = line.used;
-        if (!json)
-            put_field(&line, fields[i].key, value);
-        else if (strlen(fields[i].key) + 6 * strlen(value) + 8 < line.capacity - used)
-            put_json_field(&line, fields[i].key, value, is_number); // a half one is no JSON
-    }
-    if (json) line_out[line.used++] = '}';
-    line_out[line.used] = '\n';
-    return line.used + 1;
 }
 
 static void time_now(char text_out[static 32])
@@ -264,140 +152,14 @@ static void put_out(const char *line, size_t line_bytes)
     pthread_mutex_unlock(&lock);
 }
 
-/* ---- fields that words make ---- */
-
-static const struct {
-    const char *word; /* in front of a conversion; the key, too */
-    bool is_text;
-} words[] = { { "job", true },    { "shard", true },  { "snapshot", true }, { "step", false },
-              { "round", false }, { "epoch", false }, { "rank", false } };
-
-enum { WORDS = sizeof words / sizeof *words, FIELDS_MAX = 32 };
-
-// What printf makes of one argument.
-struct conversion {
-    int longs;        // of "l"; "z", "j" and "t" are as wide as two
-    char kind;        // 'd', 's', 'f', ...
-    const char *end;  // behind it
-    int stars;        // widths and precisions that are arguments
-    bool is_bare;     // neither flags nor width nor precision
-    bool is_long_one; // "L"
-};
-
-static struct conversion read_conversion(const char *at) // behind '%'
-{
-    struct conversion c = { .is_bare = true };
-    for (; *at != '\0' && strchr("-+ #0123456789.*", *at) != NULL; at++) {
-        c.stars += *at == '*';
-        c.is_bare = false;
-    }
-    for (; *at != '\0' && strchr("hlzjtL", *at) != NULL; at++) {
-        c.longs += *at == 'l' ? 1 : *at == 'z' || *at == 'j' || *at == 't' ? 2 : 0;
-        c.is_long_one |= *at == 'L';
-    }
-    c.kind = *at;
-    c.end = *at != '\0' ? at + 1 : at;
-    return c;
-}
-
-// A list that functions take one after the other of.
-struct arguments {
-    va_list list;
-};
-
-static long long take_signed(struct arguments *args, int longs)
-{
-    if (longs == 0) return va_arg(args->list, int);
-    return longs == 1 ? va_arg(args->list, long) : va_arg(args->list, long long);
-}
-
-static unsigned long long take_unsigned(struct arguments *args, int longs)
-{
-    if (longs == 0) return va_arg(args->list, unsigned);
-    return longs == 1 ? va_arg(args->list, unsigned long) : va_arg(args->list, unsigned long long);
-}
-
-// The argument, used up. False: it is no value of a field, which is a plain text or a number that is not
-// negative.
-static bool take_argument(const struct conversion *c, struct arguments *args,
-                          struct cairn_log_field *out)
-{
-    *out = (struct cairn_log_field) { .key = NULL };
-    switch (c->kind) {
-    case '\0':
-    case '%':
-    case 'm': return false; // without an argument
-    case 'd':
-    case 'i': {
-        const long long value = take_signed(args, c->longs);
-        out->number = (uint64_t)value;
-        return value >= 0;
-    }
-    case 'u':
-    case 'x':
-    case 'X':
-    case 'o': out->number = take_unsigned(args, c->longs); return c->kind == 'u';
-    case 's': out->text = va_arg(args->list, const char *); return c->is_bare && out->text != NULL;
-    case 'c': (void)va_arg(args->list, int); return false;
-    case 'p': (void)va_arg(args->list, void *); return false;
-    default: // a number with a point
-        if (c->is_long_one)
-            (void)va_arg(args->list, long double);
-        else
-            (void)va_arg(args->list, double);
-        return false;
-    }
-}
-
-// The word of the table that stands before `at`; WORDS: none.
-static size_t find_word(const char *format, const char *at)
-{
-    for (size_t i = 0; i < WORDS; i++) {
-        const size_t length = strlen(words[i].word);
-        if ((size_t)(at - format) < length + 1 || at[-1] != ' ') continue;
-        const char *word = at - 1 - length;
-        const bool is_whole = word == format || word[-1] == ' ' || word[-1] == '(';
-        if (is_whole && strncmp(word, words[i].word, length) == 0) return i;
-    }
-    return WORDS;
-}
-
-static bool has_key(const struct cairn_log_field *fields, size_t count, const char *key)
-{
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(fields[i].key, key) == 0) return true;
-    return false;
-}
-
-// Behind the `count` fields that are there. Returns how many there are then.
-static size_t add_words(struct cairn_log_field fields[FIELDS_MAX], size_t count, const char *format,
-                        struct arguments *args)
-{
-    for (const char *at = strchr(format, '%'); at != NULL; at = strchr(at, '%')) {
-        const struct conversion c = read_conversion(at + 1);
-        struct cairn_log_field field;
-        const size_t word = find_word(format, at);
-        for (int i = 0; i < c.stars; i++) (void)va_arg(args->list, int);
-        const bool is_value = take_argument(&c, args, &field);
-        at = c.end;
-        if (word == WORDS || !is_value || words[word].is_text != (c.kind == 's')) continue;
-        field.key = words[word].word;
-        if (count < FIELDS_MAX && !has_key(fields, count, field.key)) fields[count++] = field;
-    }
-    return count;
-}
-
 static void emit(enum cairn_log_level level, const struct cairn_log_field *fields,
                  size_t field_count, const char *format, va_list args)
 {
     char message[MESSAGE_BYTES], line[LINE_BYTES];
-    struct cairn_log_field all[FIELDS_MAX];
-    struct arguments again;
-    for (size_t i = 0; i < field_count && i < FIELDS_MAX; i++) all[i] = fields[i];
-    va_copy(again.list, args);
-    const size_t count = add_words(all, field_count < FIELDS_MAX ? field_count : FIELDS_MAX, format,
-                                   &again);
-    va_end(again.list);
+    struct cairn_log_field all[CAIRN_LOG_FIELDS_MAX];
+    size_t count = 0;
+    for (; count < field_count && count < CAIRN_LOG_FIELDS_MAX; count++) all[count] = fields[count];
+    count = cairn_log_words(all, count, format, args);
     vsnprintf(message, sizeof message, format, args);
     put_out(line, make_line(line, level, message, all, count));
 }

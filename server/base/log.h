@@ -100,10 +100,4 @@ struct cairn_log_limit {
 void cairn_log_limited(struct cairn_log_limit *limit, enum cairn_log_level level,
                        const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-/* The formatting of a line, for tests: writes at most line_bytes with a newline, no NUL, and
- * returns its length. */
-size_t cairn_log_format(enum cairn_log_format format, char *line_out, size_t line_bytes,
-                        const char *time, const char *level, const char *name, const char *message,
-                        const struct cairn_log_field *fields, size_t field_count);
-
 #endif
