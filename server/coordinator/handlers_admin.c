@@ -48,7 +48,7 @@ static void on_shard_forget(struct cairn_cluster_session *session, uint32_t requ
 struct job_view {
     Cairn__JobStatus status;
     Cairn__JobSpec spec;
-    struct cairn_sentence awaited, saving, gradient, moving;
+    struct cairn_sentence awaited, saving, gradient, moving, loss;
     char layout_hash[2 * CAIRN_LAYOUT_HASH_BYTES + 1];
     Cairn__GroupSpec *groups; /* owned */
     Cairn__GroupSpec **list;  /* owned */
@@ -171,6 +171,7 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
     s->step = version.step;
     s->version_unknown = job->version_unknown;
     s->awaited = view->awaited.text;
+    if (job->state == CAIRN_CLUSTER_JOB_LOST) s->loss = (char *)(uintptr_t)job->loss.why.text;
     s->put_out = (char *)(uintptr_t)job->rounds.put_out.text;
     s->stepped = job->rounds.has_stepped;
     if (s->stepped) s->stepped_ms_ago = cairn_cluster_now_ms(job->cluster) - job->rounds.stepped_ms;
@@ -219,6 +220,8 @@ static void shorten(struct job_view *view)
     Cairn__JobStatus *s = &view->status;
     s->n_groups = s->n_memory = s->n_leases = s->n_frozen_tensors = 0;
     view->awaited = cairn_sentence_brief(view->awaited.text, BRIEF_CHARS);
+    view->loss = cairn_sentence_brief(s->loss, BRIEF_CHARS);
+    s->loss = view->loss.text;
     view->saving.text[0] = view->moving.text[0] = '\0';
     if (s->snapshot_failed[0] != '\0')
         s->snapshot_failed = (char *)(uintptr_t) "`cairn job show` has why";

@@ -98,21 +98,11 @@ static void check_cluster(struct check *check, const Cairn__ClusterStatus *statu
 
 /* ---- jobs ---- */
 
-/* Of a lost job the coordinator says "job NAME, which is lost: ..." to whom it waits for. */
-static const char *loss_of(const Cairn__JobStatus *j)
-{
-    static const char mark[] = ", which is ";
-    const char *at = strstr(j->awaited, mark);
-    return strcmp(j->state, "lost") != 0 && strcmp(j->state, "behind") != 0 ? NULL
-           : at != NULL                                                     ? at + sizeof mark - 1
-                                                                            : j->state;
-}
-
 static void check_state(struct check *check, const Cairn__JobStatus *j)
 {
     const bool runs = strcmp(j->state, "running") == 0;
-    if (loss_of(j) != NULL)
-        add(check, TROUBLE_WAITS, j->name, "is %s", loss_of(j));
+    if (j->loss[0] != '\0')
+        add(check, TROUBLE_WAITS, j->name, "is %s", j->loss);
     else if (!runs && strcmp(j->state, "parked") != 0)
         add(check, TROUBLE_WAITS, j->name, "is %s%s%s", j->state, j->awaited[0] != 0 ? ": " : "",
             j->awaited);
