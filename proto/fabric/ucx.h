@@ -226,6 +226,12 @@ static inline struct ucx_peer *ucx_peer_of(struct cairn_fabric_peer *peer)
     return (struct ucx_peer *)peer;
 }
 
+static inline in_port_t *ucx_port_of(struct sockaddr_storage *address)
+{
+    return address->ss_family == AF_INET ? &((struct sockaddr_in *)address)->sin_port
+                                         : &((struct sockaddr_in6 *)address)->sin6_port;
+}
+
 static inline uint64_t ucx_now_ms(void)
 {
     struct timespec now;

@@ -31,12 +31,6 @@ enum {
 
 static const char port_magic[8] = "CAIRNPT1"; /* behind the port, as the network writes it */
 
-static in_port_t *port_of(struct sockaddr_storage *address)
-{
-    return address->ss_family == AF_INET ? &((struct sockaddr_in *)address)->sin_port
-                                         : &((struct sockaddr_in6 *)address)->sin6_port;
-}
-
 /* Of a socket that listens. */
 static bool find_listener(int fd, in_port_t *port_out, char ip_out[INET6_ADDRSTRLEN])
 {
@@ -47,7 +41,7 @@ static bool find_listener(int fd, in_port_t *port_out, char ip_out[INET6_ADDRSTR
         getsockname(fd, (struct sockaddr *)&address, &address_bytes) != 0 ||
         !cairn_ip_print((const struct sockaddr *)&address, ip_out))
         return false;
-    *port_out = *port_of(&address);
+    *port_out = *ucx_port_of(&address);
     return true;
 }
 
@@ -104,7 +98,7 @@ static bool find_port(const uint8_t *raw, size_t bytes, struct sockaddr_storage 
         memcmp(raw + end - sizeof port_magic, port_magic, sizeof port_magic) != 0 ||
         !cairn_ip_parse(place.ip, out, out_bytes))
         return false;
-    memcpy(port_of(out), raw + end - tail_bytes, sizeof(in_port_t));
+    memcpy(ucx_port_of(out), raw + end - tail_bytes, sizeof(in_port_t));
     return true;
 }
 

@@ -49,12 +49,6 @@ int ucx_socket_next(void)
     return fd;
 }
 
-static in_port_t *port_of(struct sockaddr_storage *address)
-{
-    return address->ss_family == AF_INET ? &((struct sockaddr_in *)address)->sin_port
-                                         : &((struct sockaddr_in6 *)address)->sin6_port;
-}
-
 in_port_t ucx_socket_made(int next, const struct sockaddr_storage *listener, unsigned unacked_ms)
 {
     struct sockaddr_storage here;
@@ -62,7 +56,7 @@ in_port_t ucx_socket_made(int next, const struct sockaddr_storage *listener, uns
     for (int fd = next; next >= 0 && fd < next + NEW_MAX; fd++) {
         if (!leads_to(fd, listener)) continue;
         ucx_socket_bound(fd, unacked_ms);
-        if (getsockname(fd, (struct sockaddr *)&here, &bytes) == 0) return *port_of(&here);
+        if (getsockname(fd, (struct sockaddr *)&here, &bytes) == 0) return *ucx_port_of(&here);
     }
     return 0;
 }
@@ -83,12 +77,13 @@ static bool comes_from(const struct ucx_fabric *ucx, int fd,
     socklen_t here_bytes = sizeof here, there_bytes = sizeof there;
     if (port == 0 || getsockname(fd, (struct sockaddr *)&here, &here_bytes) != 0 ||
         (here.ss_family != AF_INET && here.ss_family != AF_INET6) ||
-        *port_of(&here) != ucx->own_port ||
-        getpeername(fd, (struct sockaddr *)&there, &there_bytes) != 0 || *port_of(&there) != port)
+        *ucx_port_of(&here) != ucx->own_port ||
+        getpeername(fd, (struct sockaddr *)&there, &there_bytes) != 0 ||
+        *ucx_port_of(&there) != port)
         return false;
     if (listener == NULL) return true;
     wanted = *listener;
-    *port_of(&wanted) = port;
+    *ucx_port_of(&wanted) = port;
     return is_same(&there, &wanted);
 }
 
