@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "proto/base/whole.h"
 #include "server/base/durable.h"
 #include "server/base/log.h"
 #include "server/base/wall.h"
@@ -79,7 +80,7 @@ static cairn_status read_file(const char *path, struct cairn_secret_key *out,
                            (unsigned)(info.st_mode & 07777));
         status = fail_file(path, said.text, why);
     }
-    const ssize_t got = status == CAIRN_OK ? read(fd, text, sizeof text - 1) : 0;
+    const ssize_t got = status == CAIRN_OK ? cairn_read_whole(fd, text, sizeof text - 1) : 0;
     if (got < 0) status = fail_file(path, strerror(errno), why);
     close(fd);
     if (status != CAIRN_OK) return status;
