@@ -143,8 +143,7 @@ static cairn_status await_attach(struct job *job, uint64_t deadline_ms)
         const cairn_status status = cairn_client_fail(failed, "%s", why.text);
         const Cairn__Error *refused = job->attachment.refused;
         for (size_t i = 0; refused != NULL && i < refused->n_differences; i++)
-            cairn_client_differ(refused->differences[i]->line, refused->differences[i]->key,
-                                refused->differences[i]->value, refused->differences[i]->change);
+            cairn_client_differ(refused->differences[i]);
         return status;
     }
     if (ended) return cairn_client_fail(CAIRN_ERR_CLOSED, "the session was closed");

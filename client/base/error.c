@@ -60,16 +60,23 @@ static const char *keep(const char *text)
     return at;
 }
 
-void cairn_client_differ(const char *line, const char *key, const char *value, uint32_t change)
+void cairn_client_differ(const Cairn__Difference *row)
 {
-    const size_t bytes = strlen(line) + strlen(key) + strlen(value) + 3;
+    const char *const texts[] = { row->line,   row->key,   row->value,
+                                  row->tensor, row->field, row->there };
+    size_t bytes = 0;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) bytes += strlen(texts[i]) + 1;
     if (differences.count == ROWS_MAX || bytes > TEXT_BYTES - differences.used) return;
     differences.rows[differences.count++] = (struct cairn_difference) {
         .struct_size = sizeof(struct cairn_difference),
-        .text = keep(line),
-        .key = keep(key),
-        .value = keep(value),
-        .change = change <= CAIRN_CHANGE_NEVER ? (cairn_change)change : CAIRN_CHANGE_NEVER,
+        .text = keep(row->line),
+        .key = keep(row->key),
+        .value = keep(row->value),
+        .change = row->change <= CAIRN_CHANGE_NEVER ? (cairn_change)row->change
+                                                    : CAIRN_CHANGE_NEVER,
+        .tensor = keep(row->tensor),
+        .field = keep(row->field),
+        .there = keep(row->there),
     };
 }
 

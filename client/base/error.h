@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "proto/base/status.h"
+#include "proto/wire/messages.h"
 
 /* Returns `status`, so that a function ends with `return cairn_client_fail(...)`. */
 cairn_status cairn_client_fail(cairn_status status, const char *fmt, ...)
@@ -12,6 +13,6 @@ cairn_status cairn_client_fail(cairn_status status, const char *fmt, ...)
 
 /* What a spec differs in, kept beside the sentence until the next one. Copied; what does not fit is left
  * out. */
-void cairn_client_differ(const char *line, const char *key, const char *value, uint32_t change);
+void cairn_client_differ(const Cairn__Difference *row);
 
 #endif

@@ -658,6 +658,10 @@ struct cairn_difference {
      * does. value NULL: it is no short text, of a schedule's points, say */
     const char *key, *value;
     cairn_change change;
+    /* Of a tensor: its name, what of it differs ("kind", "group", "wire dtype", "shape"), and what the
+     * servers' has there; field "only here", "only there": one side alone has the tensor. NULL: it is of the
+     * job or a group, or there is no more to say */
+    const char *tensor, *field, *there;
 };
 /* The index-th difference of this thread's last error, if that is CAIRN_ERR_MISMATCH of cairn_job_open; as
  * many as fit, 64 at most. Strings are valid until the thread's next call. CAIRN_ERR_NOT_FOUND behind the

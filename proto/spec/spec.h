@@ -385,6 +385,9 @@ struct cairn_spec_difference {
      * does. A value alone is NULL where it is no short text. */
     const char *key, *value;
     enum cairn_spec_change change;
+    /* Of a tensor: its name, and what of it differs, as `what` has it ("kind", "group"); "only here", "only
+     * there": one side alone has it. NULL: it is of the job, or of a group. */
+    const char *tensor, *field;
 };
 
 /* Lists how `here` (a worker's spec) differs from `there` (the servers'); at most `most` are given to `sink`,

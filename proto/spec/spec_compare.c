@@ -178,6 +178,7 @@ struct diff {
     void *context;
     const char
         *wire; /* key of a setting of all tensors, if all here have one wire dtype; else NULL */
+    const char *tensor, *field; /* that the next is of, as a difference has them; NULL: of none */
 };
 
 /* The setting that makes the servers' what is here. */
@@ -191,8 +192,9 @@ static void report(struct diff *diff, const char *line, const char *what, const 
                    const char *there, struct way way)
 {
     if (diff->found++ >= diff->most) return;
-    const struct cairn_spec_difference difference = { line,    what,      here,      there,
-                                                      way.key, way.value, way.change };
+    const struct cairn_spec_difference difference = { line,       what,         here,
+                                                      there,      way.key,      way.value,
+                                                      way.change, diff->tensor, diff->field };
     diff->sink(diff->context, &difference);
 }
 
@@ -205,11 +207,12 @@ static void differ_by(struct diff *diff, const char *what, const char *here, con
     report(diff, line, what, here, there, way);
 }
 
-/* What only one side has. */
-static void differ_whole(struct diff *diff, const char *noun, const char *name, const char *how)
+/* A group or tensor that only one side has. */
+static void differ_whole(struct diff *diff, const char *noun, const char *name, bool is_here)
 {
     char line[CAIRN_NAME_MAX + 64];
-    snprintf(line, sizeof line, "%s %s: %s", noun, name, how);
+    snprintf(line, sizeof line, "%s %s: %s", noun, name,
+             is_here ? "here, but not on the servers" : "missing here, it is on the servers");
     report(diff, line, line, NULL, NULL, no_way);
 }
 
@@ -230,13 +233,22 @@ static bool same_shape(const struct cairn_shape *a, const struct cairn_shape *b)
     return a->rank == b->rank && memcmp(a->dim, b->dim, a->rank * sizeof a->dim[0]) == 0;
 }
 
-static void differ_text(struct diff *diff, const char *tensor, const char *field, const char *here,
-                        const char *there)
+static void differ_of(struct diff *diff, const char *tensor, const char *field, const char *here,
+                      const char *there, struct way way)
 {
     char what[CAIRN_NAME_MAX + 64];
     if (strcmp(here, there) == 0) return;
     snprintf(what, sizeof what, "tensor %s: %s", tensor, field);
-    differ_by(diff, what, here, there, no_way);
+    diff->tensor = tensor;
+    diff->field = field;
+    differ_by(diff, what, here, there, way);
+    diff->tensor = diff->field = NULL;
+}
+
+static void differ_text(struct diff *diff, const char *tensor, const char *field, const char *here,
+                        const char *there)
+{
+    differ_of(diff, tensor, field, here, there, no_way);
 }
 
 static void differ_dtype(struct diff *diff, const char *tensor, const char *field, cairn_dtype here,
@@ -248,14 +260,13 @@ static void differ_dtype(struct diff *diff, const char *tensor, const char *fiel
 static void differ_wire(struct diff *diff, const struct cairn_tensor_spec *here,
                         const struct cairn_tensor_spec *there)
 {
-    char what[CAIRN_NAME_MAX + 64], key[CAIRN_NAME_MAX + 16];
+    char key[CAIRN_NAME_MAX + 16];
     const char *mine = cairn_dtype_name((int)here->wire);
-    if (here->wire == there->wire) return;
-    snprintf(what, sizeof what, "tensor %s: wire dtype", here->name);
     snprintf(key, sizeof key, "%s.wire", here->name);
     const struct way way = { diff->wire != NULL ? diff->wire : key, mine, CAIRN_SPEC_REOPENED };
     const bool is_blob = here->kind == CAIRN_BLOB || there->kind == CAIRN_BLOB;
-    differ_by(diff, what, mine, cairn_dtype_name((int)there->wire), is_blob ? no_way : way);
+    differ_of(diff, here->name, "wire dtype", mine, cairn_dtype_name((int)there->wire),
+              is_blob ? no_way : way);
 }
 
 /* "no alias"; "alias of wte [0,8)x[0,4)", without the box for all of it. */
@@ -462,8 +473,7 @@ static void diff_groups(struct diff *diff, const struct cairn_job_spec_data *her
         const struct cairn_group_spec *a = i < here->group_count ? &here->groups[i] : NULL;
         const struct cairn_group_spec *b = j < there->group_count ? &there->groups[j] : NULL;
         const int order = merge_order(a != NULL ? a->name : NULL, b != NULL ? b->name : NULL);
-        if (order < 0) differ_whole(diff, "group", a->name, "here, but not on the servers");
-        if (order > 0) differ_whole(diff, "group", b->name, "missing here, it is on the servers");
+        if (order != 0) differ_whole(diff, "group", order < 0 ? a->name : b->name, order < 0);
         if (order == 0) diff_group(diff, a, b);
         i += order <= 0;
         j += order >= 0;
@@ -477,8 +487,10 @@ static void diff_tensors(struct diff *diff, const struct cairn_job_spec_data *he
         const struct cairn_tensor_spec *a = i < here->tensor_count ? &here->tensors[i] : NULL;
         const struct cairn_tensor_spec *b = j < there->tensor_count ? &there->tensors[j] : NULL;
         const int order = merge_order(a != NULL ? a->name : NULL, b != NULL ? b->name : NULL);
-        if (order < 0) differ_whole(diff, "tensor", a->name, "here, but not on the servers");
-        if (order > 0) differ_whole(diff, "tensor", b->name, "missing here, it is on the servers");
+        diff->tensor = order < 0 ? a->name : order > 0 ? b->name : NULL;
+        diff->field = order < 0 ? "only here" : order > 0 ? "only there" : NULL;
+        if (order != 0) differ_whole(diff, "tensor", diff->tensor, order < 0);
+        diff->tensor = diff->field = NULL;
         if (order == 0) diff_tensor(diff, a, b);
         i += order <= 0;
         j += order >= 0;

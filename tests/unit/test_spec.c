@@ -567,7 +567,7 @@ TEST(a_copy_is_equal_and_owns_its_memory)
 }
 
 struct lines {
-    char text[16][512], way[16][128];
+    char text[16][512], way[16][128], of[16][128];
     size_t count;
 };
 
@@ -576,6 +576,8 @@ static void keep_line(void *context, const struct cairn_spec_difference *d)
     struct lines *lines = context;
     ck_assert_uint_lt(lines->count, 16);
     snprintf(lines->text[lines->count], 512, "%s", d->line);
+    snprintf(lines->of[lines->count], 128, "%s %s", d->tensor != NULL ? d->tensor : "-",
+             d->field != NULL ? d->field : "-");
     snprintf(lines->way[lines->count++], 128, "%s=%s, %d", d->key != NULL ? d->key : "",
              d->value != NULL ? d->value : "", (int)d->change);
 }
@@ -607,6 +609,14 @@ TEST(differences_are_listed_in_words_and_the_rest_is_counted)
     ck_assert_str_eq(lines.way[1], "all.lr=0.5, 0");
     ck_assert_str_eq(lines.way[3], "=, 3");
     ck_assert_str_eq(lines.way[4], "wire=bf16, 1"); // as all tensors here have it
+    static const char *const of[] = { "- -",
+                                      "- -",
+                                      "fc1.bias group",
+                                      "fc1.weight shape",
+                                      "fc1.weight wire dtype",
+                                      "fc2.weight only here",
+                                      "fc3.weight only there" };
+    for (size_t i = 0; i < 7; i++) ck_assert_str_eq(lines.of[i], of[i]);
     lines.count = 0;
     ck_assert_uint_eq(cairn_spec_diff(&here, &there, 2, keep_line, &lines), 7);
     ck_assert_uint_eq(lines.count, 2);

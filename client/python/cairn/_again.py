@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
@@ -96,11 +95,6 @@ def amendment(differences: Sequence[Difference], spec: JobSpec) -> Optional[str]
     return "; ".join(calls) or None
 
 
-_ADDED = re.compile("tensor (.*): here, but not on the servers")
-_KIND = re.compile("tensor (.*): kind (trained|frozen) here, (trained|frozen) on the servers")
-_GROUP = re.compile("tensor (.*): group .* here, .* on the servers")
-
-
 def _tensors(differences: Sequence[Difference],
              spec: JobSpec) -> Tuple[List[Tuple[str, str]], List[str], List[str], Set[Difference]]:
     """Arguments of m.amend that freeze and thaw tensors, and those of m.job.amend that give single ones another wire
@@ -109,21 +103,22 @@ def _tensors(differences: Sequence[Difference],
     frozen: List[str] = []
     thawed: Dict[str, str] = {}
     wires, added, told = [], [], set()  # type: List[str], List[str], Set[Difference]
+    kinds = ("trained", "frozen")
     for one in differences:
-        new, kind = _ADDED.fullmatch(one.text), _KIND.fullmatch(one.text)
-        if new and new[1] in here and here[new[1]].alias_of is None and here[new[1]].kind != "blob":
-            added.append(_spelled_tensor(here[new[1]]))
-        elif kind and kind[2] == "trained":
-            thawed[kind[1]] = here[kind[1]].group or "default"
-        elif kind:
-            frozen.append(kind[1])
+        tensor = here.get(one.tensor or "")
+        turns = tensor is not None and one.field == "kind" and tensor.kind in kinds and one.there in kinds
+        if tensor is not None and one.field == "only here" and tensor.alias_of is None and tensor.kind != "blob":
+            added.append(_spelled_tensor(tensor))
+        elif tensor is not None and turns and tensor.kind == "trained":
+            thawed[tensor.name] = tensor.group or "default"
+        elif tensor is not None and turns:
+            frozen.append(tensor.name)
         elif one.key is not None and one.key.endswith(".wire") and one.key[:-len(".wire")] in here:
             wires.append(f"{one.key!r}: {one.value!r}")
         else:
             continue
         told.add(one)
-    told.update(one for one in differences for group in [_GROUP.fullmatch(one.text)]
-                if group and group[1] in (*thawed, *frozen))
+    told.update(one for one in differences if one.field == "group" and one.tensor in (*thawed, *frozen))
     lists = [("freeze_tensors", repr(frozen))] * bool(frozen) + [("unfreeze_tensors", repr(thawed))] * bool(thawed)
     return lists, wires, added, told
 

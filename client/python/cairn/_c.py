@@ -121,7 +121,7 @@ class Setting(ctypes.Structure):
 
 class Difference(Sized):
     _fields_ = [("struct_size", c_size_t), ("text", c_char_p), ("key", c_char_p), ("value", c_char_p),
-                ("change", c_int)]
+                ("change", c_int), ("tensor", c_char_p), ("field", c_char_p), ("there", c_char_p)]
 
 
 class Amend(Sized):

@@ -130,12 +130,17 @@ class NonFinite(CairnError, ArithmeticError):
 
 class Difference(NamedTuple):
     """In what a spec is another one than the job's. `key` and `value`: the setting (Job.amend's) that makes the job
-    what the spec says; None: none does. `change`: how, CHANGE_ of cairn.h."""
+    what the spec says; None: none does. `change`: how, CHANGE_ of cairn.h. Of a tensor: `tensor`, its name, `field`,
+    what of it ("kind", "group"; "only here", "only there": one side alone has it), and `there`, what the servers'
+    has."""
 
     text: str
     key: Optional[str]
     value: Optional[str]
     change: int
+    tensor: Optional[str] = None
+    field: Optional[str] = None
+    there: Optional[str] = None
 
 
 class Mismatch(CairnError):

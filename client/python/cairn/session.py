@@ -38,8 +38,9 @@ def _differences() -> Tuple[Difference, ...]:
     made: List[Difference] = []
     out = _c.Difference()
     while _c.lib().cairn_error_difference(len(made), ctypes.byref(out)) == 0:
-        key, value = ((word.decode(errors="replace") if word is not None else None) for word in (out.key, out.value))
-        made.append(Difference(out.text.decode(errors="replace"), key, value, out.change))
+        key, value, tensor, field, there = (word.decode(errors="replace") if word is not None else None
+                                            for word in (out.key, out.value, out.tensor, out.field, out.there))
+        made.append(Difference(out.text.decode(errors="replace"), key, value, out.change, tensor, field, there))
     return tuple(made)
 
 

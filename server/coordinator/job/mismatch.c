@@ -23,12 +23,15 @@ static bool add_row(Cairn__Error *error, const struct cairn_spec_difference *d)
     cairn__difference__init(row);
     row->change = (uint32_t)d->change;
     error->differences[error->n_differences++] = row;
-    char *line = strdup(d->line), *key = strdup(d->key != NULL ? d->key : ""),
-         *value = strdup(d->value != NULL ? d->value : "");
-    if (line != NULL) row->line = line;
-    if (key != NULL) row->key = key;
-    if (value != NULL) row->value = value;
-    return line != NULL && key != NULL && value != NULL;
+    const char *const texts[] = { d->line, d->key, d->value, d->tensor, d->field, d->there };
+    char **const copies[] = { &row->line,   &row->key,   &row->value,
+                              &row->tensor, &row->field, &row->there };
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        char *copy = strdup(texts[i] != NULL ? texts[i] : "");
+        if (copy == NULL) return false;
+        *copies[i] = copy;
+    }
+    return true;
 }
 
 static void on_difference(void *context, const struct cairn_spec_difference *d)
