@@ -66,7 +66,7 @@ static int begin(const char *const *arguments)
 }
 
 /* libuv and UCX would end the process. */
-static void expect_no_beginning(int resource, rlim_t limit, uid_t user)
+static void expect_no_beginning(__rlimit_resource_t resource, rlim_t limit, uid_t user)
 {
     const struct rlimit few = { limit, limit };
     int status;
