@@ -1,4 +1,5 @@
 /* The home on a card: opened in the order of struct cairn_cuda, closed in reverse. */
+#include <inttypes.h>
 #include <stdlib.h>
 
 #include "gpu/cuda/cuda.h"
@@ -6,9 +7,11 @@
 #include "gpu/cuda/mutant.h"
 #include "gpu/cuda/stream.h"
 
-/* Addresses cost nothing: so many that what comes and goes leaves gaps that are large enough. */
+/* Addresses cost nothing: so many that what comes and goes leaves gaps that are large enough, and where a
+ * process may not have so many, half of them. */
 #define SPACE_PER_MEMORY 4
 #define SPACE_PER_IMPORT 2
+#define SPACE_HALVINGS   1
 #define WORKS_BEST       256
 
 static const char *const kernel_names[CAIRN_KERNEL_COUNT] = {
@@ -201,20 +204,46 @@ static cairn_status load_kernels(struct cairn_cuda *cuda, struct cairn_sentence 
     return result == CAIRN_CU_OK ? CAIRN_OK : refuse_image(cuda, result, why);
 }
 
+/* Whole segments are found sooner, but nothing needs them: a driver may refuse the alignment. CUresult. */
+static int reserve_bytes(struct cairn_cuda *cuda, uint64_t bytes)
+{
+    uint64_t *at_out = &cuda->space.at;
+    int result = cuda->driver.cuMemAddressReserve(at_out, (size_t)bytes,
+                                                  (size_t)CAIRN_SEGMENT_BYTES, 0, 0);
+    if (result != CAIRN_CU_OK && !cairn_driver_breaks(result))
+        result = cuda->driver.cuMemAddressReserve(at_out, (size_t)bytes, 0, 0, 0);
+    return result;
+}
+
+/* No memory of the card is asked for here, whatever the driver calls that which is lacking. */
+static cairn_status refuse_addresses(struct cairn_cuda *cuda, int result, uint64_t bytes,
+                                     struct cairn_sentence *why)
+{
+    char text[32];
+    if (cairn_driver_breaks(result))
+        return cairn_cuda_check(cuda, result, "reserving addresses", why);
+    return cairn_fail(
+        why, CAIRN_ERR_NO_MEMORY,
+        "the driver reserves no %" PRIu64 " GiB of addresses for %s: %s. They take no "
+        "memory, but this process may not have so many: look at ulimit -v "
+        "(RLIMIT_AS; LimitAS= of its unit) and at vm.overcommit_memory",
+        bytes >> 30, cuda->home.info.device, cairn_driver_error(&cuda->driver, result, text));
+}
+
 static cairn_status reserve(struct cairn_cuda *cuda, struct cairn_sentence *why)
 {
     const uint64_t cards = 1 + cuda->home.info.peer_count;
     const uint64_t segments = cuda->home.info.total_bytes / CAIRN_SEGMENT_BYTES + 1;
-    const uint64_t planes = segments * CAIRN_SEGMENT_BYTES * SPACE_PER_MEMORY,
-                   imports = segments * CAIRN_SEGMENT_BYTES * SPACE_PER_IMPORT * cards;
-    const uint64_t bytes = planes + imports;
-    uint64_t *at_out = &cuda->space.at;
-    int result = cuda->driver.cuMemAddressReserve(at_out, (size_t)bytes,
-                                                  (size_t)CAIRN_SEGMENT_BYTES, 0, 0);
-    if (result == CAIRN_CU_INVALID_VALUE) // whole segments are found sooner; nothing needs it
-        result = cuda->driver.cuMemAddressReserve(at_out, (size_t)bytes, 0, 0, 0);
-    if (result != CAIRN_CU_OK) return cairn_cuda_check(cuda, result, "reserving addresses", why);
-    cuda->space.bytes = bytes;
+    uint64_t planes = 0, imports = 0;
+    int result = CAIRN_CU_OUT_OF_MEMORY;
+    for (int half = 0; half <= SPACE_HALVINGS && result != CAIRN_CU_OK; half++) {
+        planes = (segments * SPACE_PER_MEMORY >> half) * CAIRN_SEGMENT_BYTES;
+        imports = (segments * SPACE_PER_IMPORT >> half) * CAIRN_SEGMENT_BYTES * cards;
+        result = reserve_bytes(cuda, planes + imports);
+        if (cairn_driver_breaks(result)) break;
+    }
+    if (result != CAIRN_CU_OK) return refuse_addresses(cuda, result, planes + imports, why);
+    cuda->space.bytes = planes + imports;
     cuda->planes = (struct cairn_cuda_span) { cuda->space.at, planes };
     cuda->imports = (struct cairn_cuda_span) { cuda->space.at + planes, imports };
     cuda->imported_max = cuda->home.info.total_bytes * cards;

@@ -1,5 +1,6 @@
 /* What a home on a card says when it cannot be had, is full, or fails. */
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -90,6 +91,63 @@ TEST(a_full_card_refuses_memory_and_goes_on)
     ck_assert_uint_eq(cairn_home_free_bytes(home), before);
     cairn_home_close(home);
 }
+
+/* An H200, an A100, and eight cards that read each other: 843 GiB of addresses, and up to 3 TiB. */
+static const char *const sizes[] = { "total=141G", "total=80G", "total=24G,devices=8,peers=1",
+                                     "total=141G,devices=8,peers=1" };
+
+TEST_EACH(addresses_are_reserved_for_a_card_of_any_size, 0, sizeof sizes / sizeof *sizes)
+{
+    struct cairn_home *home = open_home(sizes[_i]);
+    struct cairn_home_memory memory;
+    struct cairn_sentence why = { "" };
+    must(cairn_home_memory_open(home, "a plane", CAIRN_SEGMENT_BYTES + 1, &memory, &why));
+    ck_assert(cairn_home_has(home, memory.base));
+    cairn_home_memory_close(&memory);
+    cairn_home_close(home);
+}
+
+static const struct {
+    const char *options;
+    cairn_status status;
+} few_addresses[] = {
+    { "reserve_fails=801,reserve_at=1,quiet=1", CAIRN_OK }, // whole segments alone are refused
+    { "reserve_fails=2,reserve_at=1,quiet=1", CAIRN_OK },
+    { "reserve_fails=2,quiet=1", CAIRN_ERR_NO_MEMORY },
+    { "reserve_fails=801,quiet=1", CAIRN_ERR_NO_MEMORY },
+};
+
+TEST_EACH(addresses_that_are_not_to_be_had_are_no_full_card, 0,
+          sizeof few_addresses / sizeof *few_addresses)
+{
+    struct cairn_home *home;
+    struct cairn_sentence why = { "" };
+    emulated_choose(few_addresses[_i].options);
+    const cairn_status status = cairn_home_open_cuda("0", &home, &why);
+    ck_assert_int_eq(status, few_addresses[_i].status);
+    if (status == CAIRN_OK)
+        cairn_home_close(home);
+    else
+        ck_assert_msg(strstr(why.text, "of addresses") != NULL &&
+                          strstr(why.text, "ulimit -v") != NULL &&
+                          strstr(why.text, "is left on") == NULL,
+                      "%s", why.text);
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__) // these take terabytes themselves
+/* As `ulimit -v` sets it. */
+TEST(a_limit_of_addresses_is_named)
+{
+    struct cairn_home *home;
+    struct cairn_sentence why = { "" };
+    const struct rlimit limit = { (rlim_t)64 << 30, RLIM_INFINITY };
+    emulated_choose("total=141G,quiet=1");
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &limit), 0);
+    ck_assert_int_eq(cairn_home_open_cuda("0", &home, &why), CAIRN_ERR_NO_MEMORY);
+    ck_assert_msg(strstr(why.text, "RLIMIT_AS") != NULL, "%s", why.text);
+}
+#endif
 
 TEST(what_was_opened_for_it_is_exported_by_segment_and_nothing_else_is)
 {

@@ -4,7 +4,8 @@
  * The environment's CAIRN_EMULATOR is a list of the same: "seed=5,total=2G,launch_fails=3".
  *
  *   seed=N          the order of what may run, and of a launch's blocks
- *   total=BYTES     of each card's memory (8G); others=BYTES: taken by other processes. K, M, G are known
+ *   total=BYTES     of each card's memory (8G); others=BYTES: taken by other processes. K, M, G are known.
+ *                   There are addresses for a home of each card, however much that is
  *   devices=N       cards (1), at most 8
  *   driver=N        the version (13000)
  *   alloc_fails=N   the n-th cuMemCreate from now on (1: the next) is out of memory
@@ -15,6 +16,9 @@
  *   ecc_at=N        the n-th copy, fill or launch to run meets an ECC error; then all calls of that card fail
  *   lost_at=N       that one loses the card: a new context does not bring it back
  *   copy_rate=N     bytes a second; 0: as fast as it goes
+ *   NAME_fails=N    what the driver answers to each call of a kind, which does not begin: reserve
+ *                   (addresses), map, read_only (access for reading alone), import, export, register (of
+ *                   host memory); NAME_at=N: to the n-th of them from now on alone
  *   no_pinning=1    no host memory is pinned; 2: none but what the driver gives
  *   no_export=1     the cards have no descriptors for memory
  *   peers=1         they read each other's memory

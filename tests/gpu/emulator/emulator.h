@@ -53,6 +53,22 @@ extern pthread_cond_t emulator_progress; /* an operation has ended */
 
 #define EMULATOR_DEVICES 8
 
+/* Calls that the driver may refuse, each with a result of its own: NAME_fails and NAME_at in control.h. */
+enum emulator_call {
+    EMULATOR_RESERVE,
+    EMULATOR_MAP,
+    EMULATOR_READ_ONLY, /* cuMemSetAccess for reading alone */
+    EMULATOR_IMPORT,
+    EMULATOR_EXPORT_HANDLE,
+    EMULATOR_REGISTER,
+    EMULATOR_CALLS
+};
+
+struct emulator_refusal {
+    uint64_t result; /* 0: none */
+    uint64_t at;     /* only the n-th from now on; 0: each */
+};
+
 struct emulator_options {
     uint64_t seed, total, others; /* total, others: bytes */
     uint64_t alloc_fails, launch_fails, ecc_at,
@@ -63,6 +79,7 @@ struct emulator_options {
     uint64_t no_pinning, no_export, peers, mps, mode;
     uint64_t captured, queues, stuck, peeks; /* control.h */
     uint64_t count, quiet; /* count: what is misused is counted, and nothing aborts */
+    struct emulator_refusal refusals[EMULATOR_CALLS];
 };
 
 extern struct emulator_options emulator_options;
@@ -87,6 +104,7 @@ enum emulator_result emulator_fault_alloc(void);
 enum emulator_result emulator_fault_launch(void);
 enum emulator_result emulator_fault_call(uint64_t *left); /* an option: init_fails and its kin */
 enum emulator_result emulator_fault_run(void);            /* a copy or a launch, when it runs */
+enum emulator_result emulator_fault_refusal(enum emulator_call call);
 /* The error that all calls of the device return from now on; 0: none. */
 enum emulator_result emulator_sticky(uint32_t device);
 void emulator_fail(uint32_t device, enum emulator_result result);

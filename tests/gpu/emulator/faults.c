@@ -19,6 +19,13 @@ static uint64_t complaints;
 static char words[1024];
 static enum emulator_result sticky[EMULATOR_DEVICES];
 
+/* Two rows of the table of options. */
+#define REFUSAL(name, call)                       \
+    { name "_fails", &o->refusals[call].result }, \
+    {                                             \
+        name "_at", &o->refusals[call].at         \
+    }
+
 static uint64_t *option(const char *name, size_t length)
 {
     struct emulator_options *o = &emulator_options;
@@ -52,6 +59,12 @@ static uint64_t *option(const char *name, size_t length)
         { "peeks", &o->peeks },
         { "count", &o->count },
         { "quiet", &o->quiet },
+        REFUSAL("reserve", EMULATOR_RESERVE),
+        REFUSAL("map", EMULATOR_MAP),
+        REFUSAL("read_only", EMULATOR_READ_ONLY),
+        REFUSAL("import", EMULATOR_IMPORT),
+        REFUSAL("export", EMULATOR_EXPORT_HANDLE),
+        REFUSAL("register", EMULATOR_REGISTER),
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
         if (strlen(table[i].name) == length && memcmp(table[i].name, name, length) == 0)
@@ -153,6 +166,16 @@ enum emulator_result emulator_fault_launch(void)
 enum emulator_result emulator_fault_call(uint64_t *left)
 {
     return strikes(left) ? (enum emulator_result)emulator_options.result : EMULATOR_OK;
+}
+
+enum emulator_result emulator_fault_refusal(enum emulator_call call)
+{
+    struct emulator_refusal *refusal = &emulator_options.refusals[call];
+    if (refusal->result == 0) return EMULATOR_OK;
+    if (refusal->at > 1) return refusal->at--, EMULATOR_OK;
+    const enum emulator_result result = (enum emulator_result)refusal->result;
+    if (refusal->at == 1) *refusal = (struct emulator_refusal) { 0 };
+    return result;
 }
 
 enum emulator_result emulator_fault_run(void)

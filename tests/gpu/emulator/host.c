@@ -108,6 +108,8 @@ enum emulator_result emulator_host_register(uint64_t address, uint64_t bytes, ui
     const uint64_t end = (address + bytes + HOST_PAGE - 1) / HOST_PAGE * HOST_PAGE;
     if (emulator_host_pinned(first, end - first) != EMULATOR_PAGEABLE) // a page is pinned once
         return EMULATOR_ALREADY_REGISTERED;
+    const enum emulator_result result = emulator_fault_refusal(EMULATOR_REGISTER);
+    if (result != EMULATOR_OK) return result;
     if (emulator_options.no_pinning) return EMULATOR_OUT_OF_MEMORY;
     return pin(address, bytes, device, false);
 }

@@ -20,8 +20,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define SPAN_BYTES  ((uint64_t)256 << 30)
-#define SPAN_PAGES  (SPAN_BYTES / EMULATOR_PAGE)
+#define SPAN_LEAST  ((uint64_t)256 << 30)
 #define HANDLES     4096
 #define PHYSICAL    ((uint64_t)1 << 60) /* numbers of device memory begin here, above all addresses */
 #define MEMORY_NAME "cairn-emulated-card-"
@@ -46,26 +45,46 @@ struct page {
 };
 
 uint64_t emulator_distance;
-static uint64_t arena; /* 0: not yet there */
-static struct page pages[SPAN_PAGES];
+static uint64_t arena, span_bytes; /* 0: not yet there */
+static struct page *pages;         /* [span_bytes / EMULATOR_PAGE], 0 where nobody was */
+static size_t pages_end;           /* beyond the last that was ever reserved */
 static struct allocation allocations[HANDLES];
 static uint64_t next_physical = PHYSICAL, used[EMULATOR_DEVICES];
+
+/* Room for a home of each card, which takes several times what it may map: its own memory, and that of each
+ * card that it reads (gpu/cuda/home.c). */
+static uint64_t choose_span(void)
+{
+    const uint64_t cards = emulator_options.devices;
+    const uint64_t bytes = emulator_options.total * cards *
+                           (5 + 2 * (emulator_options.peers ? cards : 1));
+    const uint64_t whole = (bytes + EMULATOR_PAGE - 1) / EMULATOR_PAGE * EMULATOR_PAGE;
+    return whole > SPAN_LEAST ? whole : SPAN_LEAST;
+}
 
 static enum emulator_result open_arena(void)
 {
     if (arena != 0) return EMULATOR_OK;
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void *at = mmap(NULL, 2 * SPAN_BYTES + EMULATOR_PAGE, PROT_NONE, flags, -1, 0);
-    if (at == MAP_FAILED) return EMULATOR_OUT_OF_MEMORY;
+    const uint64_t span = choose_span(), table_bytes = span / EMULATOR_PAGE * sizeof *pages;
+    void *table = mmap(NULL, table_bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+    void *at = mmap(NULL, 2 * span + EMULATOR_PAGE, PROT_NONE, flags, -1, 0);
+    if (at == MAP_FAILED || table == MAP_FAILED) {
+        if (at != MAP_FAILED) munmap(at, 2 * span + EMULATOR_PAGE);
+        if (table != MAP_FAILED) munmap(table, table_bytes);
+        return EMULATOR_OUT_OF_MEMORY;
+    }
+    pages = table;
+    span_bytes = span;
     arena = ((uint64_t)(uintptr_t)at + EMULATOR_PAGE - 1) / EMULATOR_PAGE * EMULATOR_PAGE;
-    emulator_distance = SPAN_BYTES;
-    cairn_kernel_memory = (struct cairn_kernel_memory) { arena, SPAN_BYTES, emulator_distance };
+    emulator_distance = span;
+    cairn_kernel_memory = (struct cairn_kernel_memory) { arena, span, emulator_distance };
     return EMULATOR_OK;
 }
 
 bool emulator_memory_has(uint64_t address)
 {
-    return arena != 0 && address - arena < SPAN_BYTES;
+    return arena != 0 && address - arena < span_bytes;
 }
 
 bool emulator_memory_at(uint64_t address, uint32_t *device_out)
@@ -189,6 +208,8 @@ enum emulator_result emulator_memory_export(uint64_t handle, int *descriptor_out
 {
     const struct allocation *a = find(handle);
     if (a == NULL || !a->exportable) return EMULATOR_INVALID_VALUE;
+    const enum emulator_result result = emulator_fault_refusal(EMULATOR_EXPORT_HANDLE);
+    if (result != EMULATOR_OK) return result;
     const int descriptor = fcntl(a->descriptor, F_DUPFD_CLOEXEC, 0);
     if (descriptor < 0) return EMULATOR_OPERATING_SYSTEM;
     *descriptor_out = descriptor;
@@ -211,6 +232,8 @@ enum emulator_result emulator_memory_import(int descriptor, uint64_t *handle_out
         return EMULATOR_INVALID_VALUE;
     }
     if (device >= emulator_options.devices) return EMULATOR_INVALID_DEVICE;
+    const enum emulator_result result = emulator_fault_refusal(EMULATOR_IMPORT);
+    if (result != EMULATOR_OK) return result;
     if (a == NULL) return EMULATOR_OUT_OF_MEMORY;
     const int own = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
     if (own < 0) return EMULATOR_OPERATING_SYSTEM;
@@ -239,7 +262,7 @@ static bool pages_of(uint64_t address, uint64_t bytes, size_t *first_out, size_t
 {
     if (!emulator_memory_has(address) || address % EMULATOR_PAGE != 0 || bytes % EMULATOR_PAGE != 0)
         return false;
-    if (bytes == 0 || bytes > arena + SPAN_BYTES - address) return false;
+    if (bytes == 0 || bytes > arena + span_bytes - address) return false;
     *first_out = (address - arena) / EMULATOR_PAGE;
     *end_out = *first_out + bytes / EMULATOR_PAGE;
     for (size_t i = *first_out; i < *end_out; i++)
@@ -262,15 +285,17 @@ enum emulator_result emulator_memory_reserve(uint64_t bytes, uint64_t alignment,
     const size_t count = bytes / EMULATOR_PAGE;
     if (bytes == 0 || bytes % EMULATOR_PAGE != 0) return EMULATOR_INVALID_VALUE;
     if ((alignment & (alignment - 1)) != 0) return EMULATOR_INVALID_VALUE;
-    if (align > SPAN_BYTES || bytes > SPAN_BYTES) return EMULATOR_OUT_OF_MEMORY;
-    enum emulator_result result = open_arena();
+    enum emulator_result result = emulator_fault_refusal(EMULATOR_RESERVE);
+    if (result == EMULATOR_OK) result = open_arena();
     if (result != EMULATOR_OK) return result;
+    if (align > span_bytes || bytes > span_bytes) return EMULATOR_OUT_OF_MEMORY;
     uint64_t at = (arena + EMULATOR_PAGE + align - 1) / align * align;
-    for (; at - arena + bytes + EMULATOR_PAGE <= SPAN_BYTES; at += align) {
+    for (; at - arena + bytes + EMULATOR_PAGE <= span_bytes; at += align) {
         const size_t first = (at - arena) / EMULATOR_PAGE;
         if (!all_free(first - 1, first + count + 1)) continue;
         for (size_t page = first; page < first + count; page++)
             pages[page].reservation = (uint32_t)first + 1;
+        if (pages_end < first + count) pages_end = first + count;
         *address_out = at;
         return EMULATOR_OK;
     }
@@ -284,7 +309,7 @@ enum emulator_result emulator_memory_unreserve(uint64_t address, uint64_t bytes)
     for (size_t i = first; i < end; i++)
         if (pages[i].reservation != first + 1 || pages[i].allocation != 0)
             return EMULATOR_INVALID_VALUE;
-    if (end < SPAN_PAGES && pages[end].reservation == first + 1) return EMULATOR_INVALID_VALUE;
+    if (end < pages_end && pages[end].reservation == first + 1) return EMULATOR_INVALID_VALUE;
     memset(&pages[first], 0, (end - first) * sizeof pages[0]);
     return EMULATOR_OK;
 }
@@ -308,6 +333,8 @@ enum emulator_result emulator_memory_map(uint64_t address, uint64_t bytes, uint6
     for (size_t i = first; i < end; i++)
         if (pages[i].allocation != 0 || pages[i].reservation != pages[first].reservation)
             return EMULATOR_INVALID_VALUE;
+    const enum emulator_result result = emulator_fault_refusal(EMULATOR_MAP);
+    if (result != EMULATOR_OK) return result;
     void *at = mmap(hidden(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, a->descriptor, 0);
     if (at == MAP_FAILED) return EMULATOR_OUT_OF_MEMORY;
     for (size_t i = first; i < end; i++) {
@@ -367,6 +394,10 @@ enum emulator_result emulator_memory_access(uint64_t address, uint64_t bytes, ui
     for (size_t i = first; i < end; i++)
         if (allocations[pages[i].allocation - 1].device != device && !emulator_options.peers)
             return EMULATOR_INVALID_DEVICE; // it does not read that card's memory
+    const enum emulator_result result = reads && !writes
+                                            ? emulator_fault_refusal(EMULATOR_READ_ONLY)
+                                            : EMULATOR_OK;
+    if (result != EMULATOR_OK) return result;
     const uint8_t bit = (uint8_t)(1u << device);
     if (mprotect(hidden(address), bytes, PROT_READ | PROT_WRITE) != 0)
         return EMULATOR_OPERATING_SYSTEM;
@@ -382,7 +413,7 @@ uint64_t emulator_memory_left(void)
     uint64_t left = 0;
     for (size_t i = 0; i < HANDLES; i++)
         left += allocations[i].references + allocations[i].mappings;
-    for (size_t i = 0; i < SPAN_PAGES; i++) left += pages[i].reservation == i + 1;
+    for (size_t i = 0; i < pages_end; i++) left += pages[i].reservation == i + 1;
     return left;
 }
 
@@ -429,7 +460,7 @@ void emulator_memory_name(uint64_t number, char *text, size_t text_bytes)
         snprintf(text, text_bytes, "%#llx (host)", (unsigned long long)number);
         return;
     }
-    for (size_t i = 0; i < SPAN_PAGES; i++) {
+    for (size_t i = 0; i < pages_end; i++) {
         if (pages[i].allocation == 0) continue;
         const uint64_t begin_number = allocations[pages[i].allocation - 1].physical +
                                       pages[i].offset * EMULATOR_PAGE;
