@@ -167,6 +167,16 @@ void cairn_memory_show(struct session *s)
     }
 }
 
+bool cairn_memory_is_shown(struct session *s, const void *base)
+{
+    size_t at;
+    pthread_mutex_lock(&s->lock);
+    const struct region *region = find(s, base, &at);
+    const bool is_shown = region != NULL && region->shown != NULL;
+    pthread_mutex_unlock(&s->lock);
+    return is_shown;
+}
+
 static void forget_gone(struct session *s)
 {
     while (s->memory.gone != NULL) {

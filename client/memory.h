@@ -33,6 +33,9 @@ cairn_status cairn_memory_free(struct session *s, const void *ptr) CAIRN_MUST_CH
 cairn_status cairn_memory_lend(struct session *s, const void *ptr, size_t bytes,
                                const struct card *card, const void **lent_out) CAIRN_MUST_CHECK;
 void cairn_memory_return(struct session *s, const void *lent); /* NULL is fine */
+/* Loop thread: the fabric knows the region, so that what lies there goes by reference. */
+bool cairn_memory_is_shown(struct session *s, const void *base);
+
 /* Under the lock: bytes of all regions of host memory. */
 size_t cairn_memory_bytes(const struct session *s);
 /* Loop thread: tells the fabric of new regions, so that what is pushed from them is read where it lies,

@@ -47,6 +47,15 @@ static struct pieces_area *find(struct session *s, const struct card *card, bool
     return area;
 }
 
+/* What no shard may be shown on a card is of no use there, and is no memory for the host to follow. */
+static void refuse_cards(struct session *s, const void *base)
+{
+    s->pieces_on_host = true;
+    cairn_session_say(s, "the driver exports no memory of the GPU to other processes: what is "
+                         "pushed from it passes the host from now on");
+    if (cairn_memory_free(s, base) != CAIRN_OK) return; // then it goes with the session
+}
+
 static struct pieces_area *open_area(struct session *s, struct card *card, bool on_card,
                                      size_t piece_bytes)
 {
@@ -63,6 +72,11 @@ static struct pieces_area *open_area(struct session *s, struct card *card, bool 
         return NULL;
     }
     cairn_memory_show(s); // so that it goes by reference from the first piece on
+    if (on_card && !cairn_memory_is_shown(s, base)) {
+        refuse_cards(s, base);
+        free(area);
+        return NULL;
+    }
     area->base = base;
     area->is_pinned = !on_card && cairn_card_pin(card, base, bytes);
     area->next = s->pieces;
@@ -74,6 +88,7 @@ cairn_status cairn_pieces_take(struct session *s, struct card *card, bool on_car
                                struct staged *out)
 {
     const size_t piece_bytes = piece_size(bytes);
+    if (s->pieces_on_host) on_card = false;
     struct pieces_area *area = find(s, card, on_card, piece_bytes);
     if (area == NULL) area = open_area(s, card, on_card, piece_bytes);
     if (area == NULL && on_card) return cairn_pieces_take(s, card, false, bytes, out);

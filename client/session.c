@@ -1,12 +1,18 @@
 #include "client/session.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "client/device/import.h"
 #include "client/job.h"
 #include "client/op.h"
+
+void cairn_session_say(const struct session *s, const char *what)
+{
+    if (s->on_wait == NULL) fprintf(stderr, "cairn: %s\n", what);
+}
 
 void cairn_session_kick(struct session *s)
 {

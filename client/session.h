@@ -102,11 +102,14 @@ struct session {
     struct control control;
     struct datapath path;
     struct pieces_area *pieces;   /* owned: pieces.h */
+    bool pieces_on_host;          /* a card's memory is not to be shown to other processes */
     struct card_imports *imports; /* owned: of cairn_opts.device; NULL: of none */
 };
 
 /* Wakes the loop thread to look at asks and commands. Any thread. */
 void cairn_session_kick(struct session *s);
+/* Says on stderr what is slower than it could be, unless the trainer has an on_wait. */
+void cairn_session_say(const struct session *s, const char *what);
 /* Operations ended, of which the event descriptor tells (`tells`), or not. Under the lock. */
 void cairn_session_wake(struct session *s, bool tells);
 /* Loop thread: what is due of that. */

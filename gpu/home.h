@@ -136,9 +136,9 @@ void cairn_home_memory_close(struct cairn_home_memory *memory);
  * Its owner exported it as a descriptor (VMM, POSIX), which is used up in any case. It is mapped to be read,
  * at an address that cairn_home_has knows, so that works take it from where it lies. It stays readable until
  * it is released, also when its owner is gone. What is refused harms nothing. One thread for all of these.
- * CAIRN_ERR_REFUSED: no memory of these devices, or not of that size; CAIRN_ERR_NO_MEMORY, also where as
- * much is imported as the devices have; CAIRN_ERR_IO: the device failed before; CAIRN_ERR_UNSUPPORTED: of
- * `host`. */
+ * CAIRN_ERR_REFUSED: memory of other devices, or a size that no memory has; CAIRN_ERR_NO_MEMORY, also where
+ * as much is imported as the devices have; CAIRN_ERR_IO: the driver refuses it, or the device failed before,
+ * and what its owner has goes through the host; CAIRN_ERR_UNSUPPORTED: of `host`. */
 CAIRN_MUST_CHECK cairn_status cairn_home_import(struct cairn_home *home, int fd, uint64_t bytes,
                                                 const void **address_out,
                                                 struct cairn_sentence *why);

@@ -68,6 +68,8 @@ static void drop_if_empty(struct card_imports *imports, struct span *span)
 
 /* ---- one segment ---- */
 
+/* The driver does not say whether the descriptor is wrong or this process lacks something: a refusal is
+ * CAIRN_ERR_IO, by which the shard is told to send what it publishes through the host. */
 static cairn_status map(const struct card *card, uint64_t at, uint64_t bytes, int fd,
                         struct cairn_sentence *why)
 {
@@ -76,8 +78,7 @@ static cairn_status map(const struct card *card, uint64_t at, uint64_t bytes, in
     int result = driver->cuMemImportFromShareableHandle(&handle, (void *)(uintptr_t)(unsigned)fd,
                                                         CAIRN_CU_HANDLE_POSIX);
     if (result != CAIRN_CU_OK)
-        return cairn_card_fail(result, CAIRN_ERR_REFUSED, "a descriptor is of no memory of a card",
-                               why);
+        return cairn_card_fail(result, CAIRN_ERR_IO, "the driver does not import it", why);
     result = driver->cuMemMap(at, (size_t)bytes, 0, handle, 0);
     if (result == CAIRN_CU_OK) {
         result = cairn_vmm_open_to_read(driver, card->device, at, bytes);
@@ -86,7 +87,8 @@ static cairn_status map(const struct card *card, uint64_t at, uint64_t bytes, in
     (void)driver->cuMemRelease(handle); // the map keeps the memory
     return result == CAIRN_CU_OK
                ? CAIRN_OK
-               : cairn_card_fail(result, CAIRN_ERR_REFUSED, "what a shard publishes", why);
+               : cairn_card_fail(result, CAIRN_ERR_IO,
+                                 "the driver does not map what a shard publishes", why);
 }
 
 static cairn_status import_segment(struct card_imports *imports, uint64_t bytes,

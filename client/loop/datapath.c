@@ -51,8 +51,7 @@ static const char *set_or_null(const char *text)
 /* Memory of shards of this host is read by copies, since this process cannot map it. */
 static void on_refused(void *session, const char *what)
 {
-    const struct session *s = session;
-    if (s->on_wait == NULL) fprintf(stderr, "cairn: %s\n", what);
+    cairn_session_say(session, what);
 }
 
 static cairn_status open_on(struct session *s, const char *devices, const char *transports,

@@ -9,12 +9,13 @@
 #include "gpu/cuda/cuda.h"
 #include "gpu/cuda/vmm.h"
 
+/* The driver does not say whether the descriptor is wrong or this process lacks something: in both cases its
+ * owner is told that nothing is imported here, and goes through the host. */
 static cairn_status refuse(const struct cairn_cuda *cuda, int result, const char *what,
                            struct cairn_sentence *why)
 {
     char text[32];
-    return cairn_fail(why,
-                      result == CAIRN_CU_OUT_OF_MEMORY ? CAIRN_ERR_NO_MEMORY : CAIRN_ERR_REFUSED,
+    return cairn_fail(why, result == CAIRN_CU_OUT_OF_MEMORY ? CAIRN_ERR_NO_MEMORY : CAIRN_ERR_IO,
                       "%s: %s", what, cairn_driver_error(&cuda->driver, result, text));
 }
 
@@ -45,7 +46,8 @@ static cairn_status map(struct cairn_cuda *cuda, unsigned long long handle, uint
     int result = cuda->driver.cuMemMap(at, (size_t)bytes, 0, handle, 0);
     if (result != CAIRN_CU_OK) {
         give_addresses(cuda, at, bytes);
-        return refuse(cuda, result, "it has not the size that its owner says", why);
+        return refuse(cuda, result, "the driver does not map it at the size that its owner says",
+                      why);
     }
     result = cairn_vmm_open_to_read(&cuda->driver, cuda->device, at, bytes);
     if (result != CAIRN_CU_OK) {
@@ -104,8 +106,7 @@ static cairn_status import(struct cairn_cuda *cuda, int fd, uint64_t bytes, uint
                           bytes, cuda->granularity);
     const int result = cuda->driver.cuMemImportFromShareableHandle(
         &handle, (void *)(uintptr_t)(unsigned)fd, CAIRN_CU_HANDLE_POSIX);
-    if (result != CAIRN_CU_OK)
-        return refuse(cuda, result, "the descriptor is of no memory of a card", why);
+    if (result != CAIRN_CU_OK) return refuse(cuda, result, "the driver does not import it", why);
     status = judge(cuda, handle, why);
     if (status == CAIRN_OK) status = map(cuda, handle, bytes, at_out, why);
     (void)cuda->driver.cuMemRelease(handle); // the mapping keeps the memory

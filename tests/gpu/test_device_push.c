@@ -324,6 +324,46 @@ TEST(what_finds_no_room_on_the_card_and_no_pinned_memory_passes_the_host_all_the
     cluster_stop(&cluster);
 }
 
+/* What the driver refuses; whether gradients pass the host then, and in how many shards a line says so. */
+static const struct {
+    const char *options;
+    bool all_pass_the_host;
+    int lines;
+} refusing[] = {
+    { "import_fails=801,quiet=1", true, SHARDS }, // whatever the driver calls it
+    { "import_fails=101,quiet=1", true, SHARDS },
+    { "import_fails=2,quiet=1", true, SHARDS },
+    { "import_fails=801,import_at=1,quiet=1", false, SHARDS }, // once, and that decides
+    { "export_fails=801,quiet=1", true, 0 },
+    { "read_only_fails=801,quiet=1", false, 0 }, // then memory is opened whole
+};
+
+static const char host_from_now_on[] = "passes the host from now on";
+
+TEST_EACH(a_driver_that_refuses_stops_no_job_and_what_it_refuses_is_said_once, 0,
+          sizeof refusing / sizeof *refusing)
+{
+    char roots[2][65];
+    if (emulated_cannot("a driver that refuses")) return;
+    options_of_card = refusing[_i].options;
+    start("cuda");
+    open_card();
+    for (int where = HOST; where <= ALLOCATED; where++) {
+        const char *name = where == HOST ? "host" : "card";
+        open_job(name);
+        train((enum where)where, 2);
+        trainer_digest(&cluster, name, roots[where]);
+        ck_assert_str_eq(roots[where], roots[HOST]);
+        if (refusing[_i].all_pass_the_host)
+            ck_assert_uint_lt(stats().device_pushed_bytes, stats().pushed_bytes);
+        cairn_close(session);
+    }
+    ck_assert_int_eq(cluster_logged(&cluster, "shard-0.log", host_from_now_on) +
+                         cluster_logged(&cluster, "shard-1.log", host_from_now_on),
+                     refusing[_i].lines);
+    cluster_stop(&cluster);
+}
+
 TEST(a_gradient_whose_stream_fails_fails_the_handle_with_a_sentence_and_no_round_goes_by_it)
 {
     struct cairn_result result = { .struct_size = sizeof result };
