@@ -12,6 +12,8 @@
 
 #define LEAF_LANES (CAIRN_KERNEL_WARP / (uint32_t)CAIRN_PIECE_LEAVES)
 #define LEAF_APART ((uint64_t)32) /* elements from one of a sum to the next */
+#define LEAF_ROWS \
+    8 /* the sums leave room for fewer warps than fold has, so each reads more at a time */
 
 /* cairn_leaf_first_elem */
 KERNEL_FN uint64_t leaf_first_elem(const struct cairn_kernel_geometry *g, uint64_t leaf)
@@ -47,12 +49,12 @@ KERNEL_FN void fold_leaf(const struct fold_of *f, struct leaf_run leaf, uint32_t
                          double *sum)
 {
     uint64_t i = 4 * eighth;
-    for (; rows_fit(i, FOLD_ROWS, LEAF_APART, leaf.elems); i += FOLD_ROWS * LEAF_APART) {
-        struct four x[FOLD_ROWS];
-        fold_rows(x, f, leaf.begin, i, LEAF_APART);
-        if (f->source_count != 0) store_rows(x, FOLD_ROWS, f->acc, CAIRN_F32, i, LEAF_APART);
+    for (; rows_fit(i, LEAF_ROWS, LEAF_APART, leaf.elems); i += LEAF_ROWS * LEAF_APART) {
+        struct four x[LEAF_ROWS];
+        fold_rows(x, LEAF_ROWS, f, leaf.begin, i, LEAF_APART);
+        if (f->source_count != 0) store_rows(x, LEAF_ROWS, f->acc, CAIRN_F32, i, LEAF_APART);
         KERNEL_UNROLL
-        for (int r = 0; r < FOLD_ROWS; r++) {
+        for (int r = 0; r < LEAF_ROWS; r++) {
             KERNEL_UNROLL
             for (int c = 0; c < 4; c++) sum[c] += square(x[r].of[c]);
         }

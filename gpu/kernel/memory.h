@@ -150,17 +150,84 @@ KERNEL_FN void store_one(uint64_t base, uint64_t dtype, uint64_t elem, float x)
         store_f32(base, elem, x);
 }
 
-/* Rows of fours, `apart` elements from one to the next: many accesses in flight. */
+/* ---- rows of fours, `apart` elements, a multiple of 4, from one to the next ----
+ *
+ * All rows are aligned alike. One test for all of them keeps their accesses in flight together: with a test
+ * in each, a compiler merges what both ways load, and waits for every row before it asks for the next
+ * (tests/gpu/flight.py counts them in the machine code). */
+
+#define ROWS_MAX 8
+
+KERNEL_FN bool bf16_rows_are_whole(uint64_t base, uint64_t elem)
+{
+    return (base + 2 * elem) % sizeof(struct u16x4) == 0;
+}
+
+/* As they lie, where they are whole. */
+KERNEL_FN void load_halves(struct u16x4 *rows, int count, uint64_t base, uint64_t elem,
+                           uint64_t apart)
+{
+    KERNEL_UNROLL
+    for (int r = 0; r < count; r++)
+        rows[r] = *MEMORY_AT(const struct u16x4, base + 2 * (elem + (uint64_t)r * apart));
+}
+
+KERNEL_FN void widen_halves(struct four *rows, const struct u16x4 *halves, int count)
+{
+    KERNEL_UNROLL
+    for (int r = 0; r < count; r++) {
+        KERNEL_UNROLL
+        for (int c = 0; c < 4; c++) rows[r].of[c] = f32_of_bf16(halves[r].of[c]);
+    }
+}
+
+KERNEL_FN void load_rows_bf16(struct four *rows, int count, uint64_t base, uint64_t elem,
+                              uint64_t apart)
+{
+    if (bf16_rows_are_whole(base, elem)) {
+        struct u16x4 halves[ROWS_MAX];
+        load_halves(halves, count, base, elem, apart);
+        widen_halves(rows, halves, count);
+    } else {
+        KERNEL_UNROLL
+        for (int r = 0; r < count; r++) {
+            KERNEL_UNROLL
+            for (int c = 0; c < 4; c++)
+                rows[r].of[c] = load_bf16(base, elem + (uint64_t)r * apart + (uint64_t)c);
+        }
+    }
+}
+
+KERNEL_FN void load_rows_f32(struct four *rows, int count, uint64_t base, uint64_t elem,
+                             uint64_t apart)
+{
+    if ((base + 4 * elem) % sizeof(struct f32x4) == 0) {
+        struct f32x4 all[ROWS_MAX];
+        KERNEL_UNROLL
+        for (int r = 0; r < count; r++)
+            all[r] = *MEMORY_AT(const struct f32x4, base + 4 * (elem + (uint64_t)r * apart));
+        KERNEL_UNROLL
+        for (int r = 0; r < count; r++) {
+            KERNEL_UNROLL
+            for (int c = 0; c < 4; c++) rows[r].of[c] = all[r].of[c];
+        }
+    } else {
+        KERNEL_UNROLL
+        for (int r = 0; r < count; r++) {
+            KERNEL_UNROLL
+            for (int c = 0; c < 4; c++)
+                rows[r].of[c] = load_f32(base, elem + (uint64_t)r * apart + (uint64_t)c);
+        }
+    }
+}
+
 KERNEL_FN void load_rows(struct four *rows, int count, uint64_t base, uint64_t dtype, uint64_t elem,
                          uint64_t apart)
 {
-    if (dtype == CAIRN_BF16) {
-        KERNEL_UNROLL
-        for (int r = 0; r < count; r++) rows[r] = load_four_bf16(base, elem + (uint64_t)r * apart);
-    } else {
-        KERNEL_UNROLL
-        for (int r = 0; r < count; r++) rows[r] = load_four_f32(base, elem + (uint64_t)r * apart);
-    }
+    if (dtype == CAIRN_BF16)
+        load_rows_bf16(rows, count, base, elem, apart);
+    else
+        load_rows_f32(rows, count, base, elem, apart);
 }
 
 KERNEL_FN void store_rows(const struct four *rows, int count, uint64_t base, uint64_t dtype,
