@@ -63,8 +63,9 @@ of_shard() {
     process_start tenant "$bin/cairn" bench update --backend cuda --params 300K --seconds 3
     trainers 60
     wait_until_said 60 "$run/shard-1.log" 'ILLEGAL_ADDRESS'
-    said=$(grep -m1 'ILLEGAL_ADDRESS' "$run/shard-1.log")
-    note "the shard: $(sed -nE 's/.*msg="(.*)"$/\1/p' <<<"$said")"
+    said=$(said_of 'ILLEGAL_ADDRESS' "$run/shard-1.log")
+    [ -n "$said" ] || fail "the shard's log has no sentence of it"
+    note "the shard: $said"
     process_kill worker-0 worker-1
     wait_for_end 60 tenant
     note "a tenant beside it ended well"
@@ -104,7 +105,7 @@ under_mps() {
         note "under MPS the trainers went on, with the same bits"
     else
         note "under MPS the fault ended the shards' work, too:"
-        note "$(grep -hm1 -o 'msg=".*CUDA_ERROR.*"$' "$run"/shard-*.log)"
+        note "$(said_of CUDA_ERROR "$run"/shard-*.log)"
     fi
     note "cluster status under MPS: $("$bin/cairn" cluster status | grep -m1 MPS || echo 'says nothing of MPS')"
     for name in worker-0 worker-1 shard-1 shard-2 coordinator; do
