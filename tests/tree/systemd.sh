@@ -15,8 +15,9 @@ done
 ln -s cairn-shard@.service "$tmp/cairn-shard@0.service"
 ln -s cairn-shard@.service "$tmp/cairn-shard@gpu.service" # with what a node with GPUs adds
 mkdir "$tmp/cairn-shard@gpu.service.d"
-sed 's|/usr/bin/nvidia-modprobe|/bin/true|' "$1/deploy/systemd/cairn-shard-gpu.conf" \
-    >"$tmp/cairn-shard@gpu.service.d/gpu.conf"
+cp "$1/deploy/systemd/cairn-shard-gpu.conf" "$tmp/cairn-shard@gpu.service.d/gpu.conf"
+sed 's|/usr/bin/nvidia-modprobe|/bin/true|' "$1/deploy/systemd/cairn-gpu-devices.service" \
+    >"$tmp/cairn-gpu-devices.service"
 for unit in cairn-coordinator.service cairn-shard@0.service cairn-shard@gpu.service; do
     # It exits with 0 after a key that it does not know, but not without a word.
     said=$(SYSTEMD_LOG_LEVEL=warning systemd-analyze verify --man=no "$tmp/$unit" 2>&1) || fail "$unit: $said"
@@ -26,6 +27,13 @@ for unit in cairn-coordinator.service cairn-shard@0.service cairn-shard@gpu.serv
         fail "$unit is exposed more than 2.0: $(tail -n 1 "$tmp/security")"
     tail -n 1 "$tmp/security"
 done
+
+# Nodes and groups of devices are there before the filter of the shard's unit is made: nothing is made within it.
+said=$(systemd-analyze verify --man=no "$tmp/cairn-gpu-devices.service" 2>&1) || fail "cairn-gpu-devices.service: $said"
+! grep -F cairn <<<"$said" || fail "cairn-gpu-devices.service: $said"
+grep -q '^After=cairn-gpu-devices.service$' "$tmp/cairn-shard@gpu.service.d/gpu.conf" ||
+    fail "a shard with a GPU does not wait for the device nodes"
+! grep -q '^Exec' "$tmp/cairn-shard@gpu.service.d/gpu.conf" || fail "the drop-in runs a program within its filter"
 
 # Who holds the state of a run is not killed for being silent.
 grep -q '^WatchdogSec=' "$tmp/cairn-shard@.service" && fail "the shard's unit has a watchdog"
