@@ -392,6 +392,20 @@ static void wind_on(void)
     fake.cluster->adoption->began_ms -= 30000;
 }
 
+/* The only job has a part on that shard, which does not say so. */
+static void expect_passed_over(uint32_t request, const char *silent)
+{
+    char word[128];
+    Cairn__ClusterAdopted *adopted = fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_ADOPTED, request);
+    const char *refused = adopted_of(adopted, job)->refused;
+    snprintf(word, sizeof word,
+             "is on no shard that is here; these shards do not say what they hold: %s", silent);
+    ck_assert_msg(strstr(refused, word) != NULL, "\"%s\": %s", word, refused);
+    ck_assert_uint_eq(adopted->n_silent, 1);
+    ck_assert_str_eq(adopted->silent[0], silent);
+    cairn_message_free(&adopted->base);
+}
+
 TEST(shards_that_do_not_answer_are_named_and_their_late_answer_is_of_no_other_question)
 {
     uint32_t first[2];
@@ -409,7 +423,7 @@ TEST(shards_that_do_not_answer_are_named_and_their_late_answer_is_of_no_other_qu
     fake_shard_tell_held(&fake.shards[0], fake.shards[0].part_request);
     fake_expect_silence(&fake, &admin, job);
     wind_on();
-    fake_expect_error(&fake, &admin, request, CAIRN_ERR_TIMEOUT, "s1");
+    expect_passed_over(request, "s1");
 }
 
 /* The only job, which stays as it is. */
@@ -464,14 +478,47 @@ TEST(a_layout_that_is_of_other_tensors_is_not_written)
     expect_adopted(1, "");
 }
 
-TEST(a_shard_that_goes_while_it_is_asked_ends_it_at_once)
+TEST(a_shard_that_goes_while_it_is_asked_is_named_at_once)
 {
     lose_store(2);
     fake.shards[1].holds_parts = true;
     const uint32_t request = ask_adopt(false);
     fake_until(&fake, fake.shards[1].part_request != 0);
     fake_shard_away(&fake, 1);
-    fake_expect_error(&fake, &admin, request, CAIRN_ERR_CLOSED, "s1: the connection was lost");
+    expect_passed_over(request, "s1");
+}
+
+/* s3 is stopped, or ends: the job of s0 and s1 is adopted, the one of s2 and s3 when s3 is back. */
+TEST_EACH(a_shard_that_is_silent_keeps_only_the_jobs_that_it_has_from_being_adopted, 0, 2)
+{
+    fake_shard_away(&fake, 0);
+    fake_shard_away(&fake, 1);
+    lose_store(0);
+    const uint64_t second = make_second("second");
+    lose_store(4);
+    fake.shards[3].holds_parts = true;
+    const uint32_t request = ask_adopt(false);
+    for (int i = 0; i < 4; i++) fake_until(&fake, fake.shards[i].part_request != 0);
+    fake_expect_silence(&fake, &admin, job);
+    if (_i == 0)
+        wind_on();
+    else
+        fake_shard_away(&fake, 3);
+    Cairn__ClusterAdopted *adopted = fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_ADOPTED, request);
+    ck_assert_str_eq(adopted_of(adopted, job)->refused, "");
+    ck_assert_ptr_nonnull(strstr(adopted_of(adopted, second)->refused, "s3"));
+    ck_assert_uint_eq(adopted->n_silent, 1);
+    cairn_message_free(&adopted->base);
+    for (int i = 0; i < 3; i++)
+        fake_until(&fake, fake.shards[i].seen[CAIRN_MSG_STORE_ADOPTED] == 1);
+    fake.shards[3].holds_parts = false;
+    fake_shards_up(&fake, 4);
+    fake_goes_on(&fake, 1, 2);
+    ck_assert_uint_eq(fake.shards[3].seen[CAIRN_MSG_STORE_ADOPTED], 0); // it may know of newer
+    ck_assert(fake.shards[2].has_job && fake.shards[3].has_job);
+    adopted = adopt(false);
+    ck_assert_str_eq(adopted_of(adopted, second)->refused, "");
+    cairn_message_free(&adopted->base);
 }
 
 TEST(who_waits_for_too_much_is_refused)

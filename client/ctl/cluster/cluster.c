@@ -319,6 +319,23 @@ static json_t *adopted_json(const Cairn__ClusterAdopted *adopted)
     return jobs;
 }
 
+static json_t *silent_json(const Cairn__ClusterAdopted *adopted)
+{
+    json_t *names = json_array();
+    for (size_t i = 0; i < adopted->n_silent; i++)
+        json_array_append_new(names, json_string(adopted->silent[i]));
+    return names;
+}
+
+/* They are no reason to wait for, and may be one for what is refused. */
+static void say_silent(const Cairn__ClusterAdopted *adopted)
+{
+    for (size_t i = 0; i < adopted->n_silent; i++)
+        printf("%sshard %s did not say what it holds, and stays as it is: see whether its process "
+               "is stopped, and adopt again when it answers\n",
+               i == 0 ? "\n" : "", adopted->silent[i]);
+}
+
 static json_t *keys_json(const Cairn__Keys *keys)
 {
     json_t *ids = json_array();
@@ -349,9 +366,9 @@ int cairn_ctl_cluster_adopt(struct ctl *ctl)
     const Cairn__ClusterAdopted *adopted = (const Cairn__ClusterAdopted *)reply;
     for (size_t i = 0; i < adopted->n_jobs; i++) whole += adopted->jobs[i]->refused[0] == '\0';
     if (ctl->json) {
-        cairn_ctl_print_json(json_pack("{s:b, s:o, s:o}", "done", (int)(ctl->yes && whole > 0),
+        cairn_ctl_print_json(json_pack("{s:b, s:o, s:o, s:o}", "done", (int)(ctl->yes && whole > 0),
                                        "jobs", adopted_json(adopted), "keys",
-                                       keys_json(adopted->keys)));
+                                       keys_json(adopted->keys), "silent", silent_json(adopted)));
     } else {
         struct ctl_table *table = cairn_ctl_table_open(headers, 5);
         for (size_t i = 0; i < adopted->n_jobs; i++) {
@@ -364,14 +381,16 @@ int cairn_ctl_cluster_adopt(struct ctl *ctl)
         }
         cairn_ctl_table_close(table, ctl);
         say_keys(adopted->keys, ctl->yes);
+        say_silent(adopted);
         if (adopted->n_jobs == 0)
-            printf("\nnothing to adopt: the shards that are here hold no job but those of this "
-                   "coordinator\n");
+            printf("\nnothing to adopt: the shards that are here%s hold no job but those of this "
+                   "coordinator\n",
+                   adopted->n_silent > 0 ? " and answer" : "");
         else if (!ctl->yes)
             printf("\nnothing was adopted: with --yes these jobs are, but those that are refused; "
                    "the store that they were of is not obeyed any more\n");
     }
-    const bool none = adopted->n_jobs > 0 && whole == 0;
+    const bool none = whole == 0 && (adopted->n_jobs > 0 || adopted->n_silent > 0);
     cairn_message_free(reply);
     return none ? 1 : 0;
 }

@@ -105,6 +105,7 @@ void cairn_cluster_seat_forget_parts(struct cairn_cluster_seat *seat)
     if (seat->parts != NULL) cairn_message_free(&seat->parts->base);
     seat->parts = NULL;
     seat->parts_awaited = false;
+    seat->parts_told = 0;
 }
 
 bool cairn_cluster_seat_held(struct cairn_cluster_session *session, const struct cairn_frame *frame)
@@ -121,6 +122,7 @@ bool cairn_cluster_seat_held(struct cairn_cluster_session *session, const struct
     }
     cairn_cluster_seat_forget_parts(seat);
     seat->parts = held;
+    seat->parts_told = frame->request;
     cairn_cluster_calls_reply(seat, frame->request, CAIRN_OK, "");
     return true;
 }

@@ -1,7 +1,8 @@
 /* A store rebuilt from the shards: each says what it holds; what is whole and agrees is written to the
  * store in one transaction, with a new identity and with numbers above all that the shards have seen. They
  * keep that identity, and connect anew: the ordinary path (fence, answers, outcome) does the rest. Each job
- * is judged for itself: one that is refused keeps no other from being adopted. */
+ * is judged for itself: one that is refused keeps no other from being adopted, and a shard that is silent
+ * only those of which it has a part. */
 #include "server/coordinator/restore/adopt.h"
 
 #include <stdlib.h>
@@ -27,6 +28,7 @@ static void free_adoption(struct cairn_cluster_adoption *adoption)
         free(adoption->jobs[i].shards);
     }
     free(adoption->jobs);
+    free(adoption->silent);
     free(adoption->rows);
     free(adoption);
 }
@@ -64,6 +66,8 @@ void cairn_cluster_adoption_answer(struct cairn_cluster_adoption *adoption)
     message.jobs = list;
     message.n_jobs = adoption->job_count;
     message.store = adoption->cluster->identity.id.store;
+    message.silent = adoption->silent;
+    message.n_silent = adoption->silent_count;
     struct cairn_keys_message keys;
     cairn_cluster_keys_fill_list(adoption->cluster, adoption->keys, adoption->key_count, &keys);
     message.keys = &keys.keys;
@@ -198,25 +202,40 @@ static void get_next(struct cairn_cluster_adoption *adoption)
     cairn_cluster_gather_start(adoption->gather);
 }
 
-static void on_held(void *context, cairn_status status, const char *why)
+/* With what those have told that did; if none has, this is for `why`. */
+static void go_on(struct cairn_cluster_adoption *adoption, cairn_status status, const char *why)
 {
-    struct cairn_cluster_adoption *adoption = close_question(context);
     size_t whole = 0;
-    if (adoption == NULL) return;
-    if (status == CAIRN_OK) {
-        status = cairn_cluster_adoption_plan(adoption);
+    for (struct cairn_cluster_seat *s = adoption->cluster->seats; s != NULL; s = s->next)
+        if (cairn_cluster_adoption_knows(s)) status = CAIRN_OK;
+    if (status == CAIRN_OK && (status = cairn_cluster_adoption_plan(adoption)) != CAIRN_OK)
         why = "no memory";
-    }
     if (status != CAIRN_OK) {
         cairn_cluster_adoption_fail(adoption, status, why);
         return;
     }
+    for (size_t i = 0; i < adoption->silent_count; i++)
+        cairn_log_warn("shard %s does not say what it holds, and is taken as one that is away",
+                       adoption->silent[i]);
     for (size_t i = 0; i < adoption->job_count; i++)
         whole += adoption->jobs[i].refused.text[0] == '\0';
     if (whole == 0)
         cairn_cluster_adoption_answer(adoption);
     else
         get_next(adoption);
+}
+
+static void on_held(void *context, cairn_status status, const char *why)
+{
+    struct cairn_cluster_adoption *adoption = close_question(context);
+    if (adoption != NULL) go_on(adoption, status, why);
+}
+
+/* Its late answer is of no use. */
+static void give_question_up(struct cairn_cluster_adoption *adoption)
+{
+    adoption->number = cairn_cluster_request_new(adoption->cluster);
+    adoption->gather = NULL;
 }
 
 /* ---- the request ---- */
@@ -248,7 +267,7 @@ void cairn_cluster_adopt(struct cairn_cluster_session *session, uint32_t request
         return;
     }
     for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
-        if (s->session != NULL) (void)ask(adoption, s, 0, 0); // everything
+        s->parts_asked = s->session != NULL ? ask(adoption, s, 0, 0) : 0; // everything
     cairn_cluster_gather_start(adoption->gather);
 }
 
@@ -270,8 +289,7 @@ static void refuse_silent(struct cairn_cluster_adoption *adoption)
         if (job->from == silent && job->refused.text[0] == '\0')
             cairn_sentence_set(&job->refused, "shard %s does not send its part", silent->name);
     }
-    adoption->number = cairn_cluster_request_new(adoption->cluster); // a late answer is of no use
-    adoption->gather = NULL;
+    give_question_up(adoption);
     get_next(adoption);
 }
 
@@ -288,7 +306,8 @@ void cairn_cluster_adopt_tick(struct cairn_cluster *cluster)
     }
     cairn_sentence_set(&why, "adopt again; these shards do not say what they hold: ");
     cairn_cluster_gather_awaited(adoption->gather, &why);
-    cairn_cluster_adoption_fail(adoption, CAIRN_ERR_TIMEOUT, why.text);
+    give_question_up(adoption);
+    go_on(adoption, CAIRN_ERR_TIMEOUT, why.text);
 }
 
 void cairn_cluster_adopt_close(struct cairn_cluster *cluster)

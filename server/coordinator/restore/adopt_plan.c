@@ -11,14 +11,53 @@
 #include "server/coordinator/restore/adopt_private.h"
 #include "server/coordinator/store/store.h"
 
-/* Parts of one job on all shards that are here. */
+bool cairn_cluster_adoption_knows(const struct cairn_cluster_seat *seat)
+{
+    return seat->session != NULL && seat->parts_asked != 0 && seat->parts_told == seat->parts_asked;
+}
+
+static bool is_silent(const struct cairn_cluster_seat *seat)
+{
+    return seat->parts_asked != 0 && !cairn_cluster_adoption_knows(seat);
+}
+
+static cairn_status list_silent(struct cairn_cluster_adoption *adoption)
+{
+    size_t count = 0;
+    for (struct cairn_cluster_seat *s = adoption->cluster->seats; s != NULL; s = s->next)
+        count += is_silent(s);
+    adoption->silent = calloc(count + 1, sizeof *adoption->silent);
+    if (adoption->silent == NULL) return CAIRN_ERR_NO_MEMORY;
+    for (struct cairn_cluster_seat *s = adoption->cluster->seats; s != NULL; s = s->next)
+        if (is_silent(s)) adoption->silent[adoption->silent_count++] = s->name;
+    return CAIRN_OK;
+}
+
+static void add_silent(const struct cairn_cluster_adoption *adoption, struct cairn_sentence *out)
+{
+    for (size_t i = 0; i < adoption->silent_count; i++)
+        cairn_sentence_add(out, "%s%s",
+                           i == 0 ? "; these shards do not say what they hold: " : ", ",
+                           adoption->silent[i]);
+}
+
+void cairn_cluster_adoption_missing(const struct cairn_cluster_adoption *adoption,
+                                    const struct cairn_cluster_adoptee *job, uint32_t index,
+                                    struct cairn_sentence *out)
+{
+    cairn_sentence_set(out, "part %" PRIu32 " of %" PRIu32 " is on no shard that is here",
+                       index + 1, job->shard_count);
+    add_silent(adoption, out);
+}
+
+/* Parts of one job on all shards that are here, and say what they hold. */
 typedef void (*part_fn)(struct cairn_cluster_adoptee *job, struct cairn_cluster_seat *seat,
                         Cairn__HeldJob *part);
 static void each_part(struct cairn_cluster *cluster, struct cairn_cluster_adoptee *job,
                       part_fn take)
 {
     for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
-        for (size_t i = 0; s->session != NULL && s->parts != NULL && i < s->parts->n_held; i++)
+        for (size_t i = 0; cairn_cluster_adoption_knows(s) && i < s->parts->n_held; i++)
             if (s->parts->held[i]->job == job->id) take(job, s, s->parts->held[i]);
 }
 
@@ -102,22 +141,25 @@ static void take_part(struct cairn_cluster_adoptee *job, struct cairn_cluster_se
 }
 
 /* Is it whole? Nothing is left of the one that was judged before it. */
-static void judge_generation(struct cairn_cluster *cluster, struct cairn_cluster_adoptee *job)
+static void judge_generation(struct cairn_cluster_adoption *adoption,
+                             struct cairn_cluster_adoptee *job)
 {
+    struct cairn_cluster *cluster = adoption->cluster;
     job->best = NULL;
     job->shard_count = 0;
     job->refused.text[0] = '\0';
     memset(job->shards, 0, CAIRN_SEATS_MAX * sizeof *job->shards);
     each_part(cluster, job, take_layout);
     if (job->best != NULL) each_part(cluster, job, take_part);
-    if (job->shard_count == 0) refuse(job, "no part of it was ever finished", job->name);
+    if (job->shard_count == 0) {
+        refuse(job, "no part of it was ever finished", job->name);
+        add_silent(adoption, &job->refused);
+    }
     // Of a layout that followed others one may be a hole: that is judged when it is here.
     const bool may_have_holes = job->best != NULL && job->best->layout_version > 1;
     for (uint32_t i = 0; i < job->shard_count && job->refused.text[0] == '\0'; i++)
         if (job->shards[i] == NULL && !may_have_holes)
-            cairn_sentence_set(&job->refused,
-                               "part %" PRIu32 " of %" PRIu32 " is on no shard that is here", i + 1,
-                               job->shard_count);
+            cairn_cluster_adoption_missing(adoption, job, i, &job->refused);
 }
 
 static void take_newer(struct cairn_cluster_adoptee *job, struct cairn_cluster_seat *seat,
@@ -141,17 +183,18 @@ static bool go_back(struct cairn_cluster *cluster, struct cairn_cluster_adoptee 
  * when every shard has made it and the store has it; the first shard drops the old part after that. So an
  * amendment that was answered is whole here, and one that was not may take effect. If none is whole the
  * newest says why. */
-static void choose_generation(struct cairn_cluster *cluster, struct cairn_cluster_adoptee *job)
+static void choose_generation(struct cairn_cluster_adoption *adoption,
+                              struct cairn_cluster_adoptee *job)
 {
     uint64_t newest = 0;
     job->generation = UINT64_MAX;
-    while (go_back(cluster, job)) {
+    while (go_back(adoption->cluster, job)) {
         if (newest == 0) newest = job->generation;
-        judge_generation(cluster, job);
+        judge_generation(adoption, job);
         if (job->refused.text[0] == '\0') return;
     }
     job->generation = newest;
-    judge_generation(cluster, job);
+    judge_generation(adoption, job);
 }
 
 /* ---- one job ---- */
@@ -183,7 +226,7 @@ static void judge_job(struct cairn_cluster_adoption *adoption, struct cairn_clus
 {
     const struct cairn_cluster_job *known = cairn_cluster_job_by_id(adoption->cluster, job->id);
     each_part(adoption->cluster, job, take_marks);
-    choose_generation(adoption->cluster, job);
+    choose_generation(adoption, job);
     if (known != NULL) judge_known(job, known);
     judge_name(adoption, job);
     // Each incarnation may have skipped a block of which no shard heard a round.
@@ -214,7 +257,7 @@ static void take_heritage(struct cairn_cluster_adoption *adoption)
     bool is_one = true;
     for (struct cairn_cluster_seat *s = adoption->cluster->seats; s != NULL; s = s->next) {
         bool holds = false;
-        for (size_t i = 0; s->session != NULL && s->parts != NULL && i < s->parts->n_held; i++)
+        for (size_t i = 0; cairn_cluster_adoption_knows(s) && i < s->parts->n_held; i++)
             holds = holds || is_part_of(adoption, s->parts->held[i]->job);
         if (!holds) continue;
         adoption->key_count = cairn_cluster_keys_unknown(adoption->cluster, s->parts->keys,
@@ -229,6 +272,7 @@ static void take_heritage(struct cairn_cluster_adoption *adoption)
 cairn_status cairn_cluster_adoption_plan(struct cairn_cluster_adoption *adoption)
 {
     struct cairn_cluster_strangers strangers;
+    if (list_silent(adoption) != CAIRN_OK) return CAIRN_ERR_NO_MEMORY;
     if (!cairn_cluster_strangers_init(&strangers, adoption->cluster)) return CAIRN_ERR_NO_MEMORY;
     adoption->jobs = calloc(strangers.count + 1, sizeof *adoption->jobs);
     cairn_status status = adoption->jobs == NULL ? CAIRN_ERR_NO_MEMORY : CAIRN_OK;

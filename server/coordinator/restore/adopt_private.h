@@ -38,6 +38,9 @@ struct cairn_cluster_adoption {
     struct cairn_cluster_adoptee *jobs; /* owned: [job_count] */
     size_t job_count;
     size_t asked_count; /* of the jobs: their parts were asked for, or they are refused */
+    char **
+        silent; /* owned: [silent_count], names borrowed of the seats: they did not say what they hold */
+    size_t silent_count;
     struct cairn_stored_job *rows; /* owned: [row_count] */
     size_t row_count;
     struct cairn_trusted_key
@@ -49,8 +52,15 @@ struct cairn_cluster_adoption {
     struct cairn_sentence why;
 };
 
-/* adopt_plan.c: which jobs there are on the shards that are here, each whole or refused. */
+/* adopt_plan.c: which jobs there are on the shards that are here, each whole or refused. A shard that does
+ * not say what it holds is taken as one that is away, and is named. */
 cairn_status cairn_cluster_adoption_plan(struct cairn_cluster_adoption *adoption) CAIRN_MUST_CHECK;
+/* It has answered this adoption. */
+bool cairn_cluster_adoption_knows(const struct cairn_cluster_seat *seat);
+/* Part `index` of it is nowhere: by which shard that may be. */
+void cairn_cluster_adoption_missing(const struct cairn_cluster_adoption *adoption,
+                                    const struct cairn_cluster_adoptee *job, uint32_t index,
+                                    struct cairn_sentence *out);
 
 /* adopt_write.c: the pages of all that is whole are here. Ends by an answer. */
 void cairn_cluster_adoption_write(struct cairn_cluster_adoption *adoption);

@@ -60,7 +60,8 @@ static void reload(struct cairn_cluster *cluster, const struct cairn_stored_job 
                         why.text);
 }
 
-/* Each keeps the new identity, and connects anew. */
+/* Each keeps the new identity, and connects anew. What a silent one holds was not looked at, and may be
+ * newer than what was adopted: it stays of the store that it is of, as one that is away does. */
 static void tell_shards(struct cairn_cluster *cluster)
 {
     Cairn__StoreAdopted adopted = CAIRN__STORE_ADOPTED__INIT;
@@ -68,7 +69,8 @@ static void tell_shards(struct cairn_cluster *cluster)
     adopted.incarnation = cluster->identity.id.incarnation;
     for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next) {
         if (s->session == NULL || s->session->closing) continue;
-        cairn_cluster_session_send(s->session, CAIRN_MSG_STORE_ADOPTED, 0, &adopted.base);
+        if (cairn_cluster_adoption_knows(s))
+            cairn_cluster_session_send(s->session, CAIRN_MSG_STORE_ADOPTED, 0, &adopted.base);
         s->session->closing = true;
         cairn_peer_finish(s->session->peer, CAIRN_ERR_CLOSED, "the store was rebuilt");
     }
@@ -99,7 +101,8 @@ static void on_written(struct cairn_task *task)
 }
 
 /* Its bytes are a layout of these tensors, on as many shards as hold it. */
-static cairn_status judge_layout(const struct cairn_cluster_adoptee *job,
+static cairn_status judge_layout(const struct cairn_cluster_adoption *adoption,
+                                 const struct cairn_cluster_adoptee *job,
                                  const struct cairn_job_spec_data *spec, struct cairn_sentence *why)
 {
     struct cairn_layout *layout = NULL;
@@ -107,11 +110,10 @@ static cairn_status judge_layout(const struct cairn_cluster_adoptee *job,
                                                 &layout);
     if (status == CAIRN_OK && layout->shard_count != job->shard_count) status = CAIRN_ERR_MISMATCH;
     for (uint32_t i = 0; status == CAIRN_OK && i < job->shard_count; i++)
-        if (job->shards[i] == NULL && cairn_layout_owns(layout, i))
-            status = cairn_fail(why, CAIRN_ERR_NOT_FOUND,
-                                "job %s: part %" PRIu32 " of %" PRIu32
-                                " is on no shard that is here",
-                                job->name, i + 1, job->shard_count);
+        if (job->shards[i] == NULL && cairn_layout_owns(layout, i)) {
+            status = CAIRN_ERR_NOT_FOUND;
+            cairn_cluster_adoption_missing(adoption, job, i, why);
+        }
     cairn_layout_close(layout);
     if (status == CAIRN_ERR_NOT_FOUND) return status;
     if (status == CAIRN_OK) return CAIRN_OK;
@@ -120,7 +122,8 @@ static cairn_status judge_layout(const struct cairn_cluster_adoptee *job,
 }
 
 /* The pages are what the shard said that it has. */
-static cairn_status judge_pages(const struct cairn_cluster_adoptee *job, struct cairn_sentence *why)
+static cairn_status judge_pages(const struct cairn_cluster_adoption *adoption,
+                                const struct cairn_cluster_adoptee *job, struct cairn_sentence *why)
 {
     struct cairn_job_spec_data spec;
     if (job->request != 0)
@@ -132,7 +135,7 @@ static cairn_status judge_pages(const struct cairn_cluster_adoptee *job, struct 
     if (strcmp(spec.name, job->name) != 0)
         status = cairn_fail(why, CAIRN_ERR_MISMATCH, "job %s: its spec is of job %s", job->name,
                             spec.name);
-    if (status == CAIRN_OK) status = judge_layout(job, &spec, why);
+    if (status == CAIRN_OK) status = judge_layout(adoption, job, &spec, why);
     cairn_spec_release(&spec);
     return status;
 }
@@ -153,7 +156,7 @@ void cairn_cluster_adoption_write(struct cairn_cluster_adoption *adoption)
         struct cairn_cluster_adoptee *job = &adoption->jobs[i];
         struct cairn_sentence why = { "no memory" };
         if (job->refused.text[0] != '\0') continue;
-        if (judge_pages(job, &why) != CAIRN_OK) {
+        if (judge_pages(adoption, job, &why) != CAIRN_OK) {
             job->refused = why;
             continue;
         }
