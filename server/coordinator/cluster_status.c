@@ -40,6 +40,7 @@ static void fill_shard(Cairn__MemberStatus *out, struct cairn_cluster_seat *seat
         out->home = seat->session->home;
         out->stats = seat->has_stats ? &seat->stats : NULL;
         out->storage = (char *)(uintptr_t)seat->storage.text;
+        out->unfit = (char *)(uintptr_t)(cairn_cluster_seat_unfit(seat) ? seat->unfit.text : "");
     }
     out->since_ms = now_ms - seat->since_ms;
     out->state_bytes = seat->stats.state_bytes;

@@ -39,9 +39,10 @@ void cairn_unfit_look(struct cairn_shard *shard)
         shard->unfit.is_said = true;
         cairn_log_error(
             "this shard is unfit, and serves on those jobs of which nothing lies on its "
-            "device (%zu); it ends with the last of them: `cairn member drain %s` moves "
-            "them",
-            others, shard->name);
+            "device (%zu), until they are on other shards, where the coordinator brings them if "
+            "any is there; it ends with the last of them: `cairn cluster status` says how far "
+            "that is",
+            others);
     }
     if (others > 0 || ++shard->unfit.beats < BEATS) return;
     cairn_log_error("this shard is unfit and ends, since nothing that it holds is whole: %s",

@@ -146,6 +146,39 @@ TEST(a_shard_whose_card_fails_ends_with_a_status)
     stop();
 }
 
+/* What lies in host memory goes there while it trains, and the process ends as one that held no more. */
+TEST(what_a_shard_whose_card_failed_serves_on_moves_to_the_next_one_that_comes)
+{
+    static struct cluster_said said;
+    char root[65], expected[65];
+    start("host");
+    train(open_job("beside", 1), 0, STEPS);
+    trainer_digest(&cluster, "beside", expected);
+    stop();
+
+    emulated_choose("ecc_at=150");
+    start("cuda");
+    cairn_job *on_card = open_job("card", 0), *beside = open_job("beside", 1);
+    train(beside, 0, 1);
+    cairn_status status = CAIRN_OK;
+    for (int i = 0; i < STEPS_MAX && status == CAIRN_OK; i++) status = step(on_card);
+    ck_assert_int_ne(status, CAIRN_OK);
+    train(beside, 1, 4);
+    said.out[0] = '\0';
+    for (int i = 0; i < 500 && strstr(said.out, "start another shard: ") == NULL; i++)
+        cluster_cli(&cluster, &said, "cluster", "status", "--check", NULL);
+    ck_assert_msg(said.status == 20 && strstr(said.out, "is unfit: ") != NULL, "%s", said.out);
+    ck_assert_int_eq(setenv("CAIRN_TEST_BACKEND", "host", 1), 0);
+    cluster_add_shard(&cluster, 1);
+    ck_assert_int_eq(cluster_wait(cluster.shards[0], CLUSTER_WAIT_MS),
+                     cairn_status_exit(CAIRN_ERR_IO));
+    cluster.shards[0] = 0;
+    train(beside, 4, STEPS);
+    trainer_digest(&cluster, "beside", root);
+    ck_assert_str_eq(root, expected);
+    stop();
+}
+
 /* The worker's card is another process's, and well. */
 TEST(gradients_on_a_card_that_has_failed_for_their_shard_pass_the_host)
 {

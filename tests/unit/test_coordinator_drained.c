@@ -121,4 +121,77 @@ TEST(a_shard_that_is_being_drained_is_not_waited_for)
     fake_until(&fake, fake.shards[0].move.is_ended);
 }
 
+/* ---- a shard whose device failed, and which holds jobs of host memory ---- */
+
+/* Its process says so by another Hello. */
+static void break_device(uint32_t shard)
+{
+    toy()->spec.offload_fraction = 1;
+    fake.shards[shard].failed = "a launch of fold failed on Emulated card 0";
+    fake_shard_away(&fake, shard);
+    fake_shard_up(&fake, shard);
+}
+
+static void expect_moved_off(const char *name)
+{
+    struct cairn_cluster_seat *seat = cairn_cluster_seat_find(fake.cluster, name);
+    for (int i = 0; i < 50 && cairn_cluster_job_has_seat(toy(), seat); i++) {
+        train();
+        for (int k = 0; k < 20; k++) fake_pump(&fake);
+    }
+    ck_assert(!cairn_cluster_job_has_seat(toy(), seat));
+    fake_until(&fake, strstr(seat->unfit.text, "holds nothing that is whole, and ends") != NULL);
+}
+
+/* It ends with a status of its own, so that it is started again: it is not told to end. */
+TEST(what_an_unfit_shard_holds_in_host_memory_goes_to_others_by_itself)
+{
+    break_device(0);
+    fake_until(&fake, seat_of_s0()->leaving);
+    expect_moved_off("s0");
+    ck_assert(!fake.shards[0].move.is_ended);
+    fake_shard_forget(&fake, 0); // it ends, and another process of the name comes
+    fake.shards[0].failed = NULL;
+    fake_shard_up(&fake, 0);
+    fake_until(&fake, cairn_cluster_seat_obeys(seat_of_s0()));
+    ck_assert(!seat_of_s0()->leaving);
+    train();
+}
+
+TEST(what_cannot_move_off_an_unfit_shard_stays_is_said_and_is_tried_again)
+{
+    cairn_cluster_seat_find(fake.cluster, "s1")->memory_bytes = 1;
+    break_device(0);
+    fake_until(&fake, strstr(seat_of_s0()->unfit.text, "this stays there, and is tried again: job "
+                                                       "toy cannot be spread so") != NULL);
+    train();
+    ck_assert(cairn_cluster_job_has_seat(toy(), seat_of_s0()) && seat_of_s0()->leaving);
+    cairn_cluster_seat_find(fake.cluster, "s1")->memory_bytes = 0;
+    seat_of_s0()->drain.again_ms = 0;
+    expect_moved_off("s0");
+}
+
+TEST(unfit_shards_give_what_they_hold_to_the_first_that_is_well)
+{
+    break_device(0);
+    break_device(1);
+    fake_until(&fake, strstr(seat_of_s0()->unfit.text, "start another shard") != NULL);
+    train();
+    ck_assert_uint_eq(toy()->seat_count, 2);
+    fake_shard_up(&fake, 2);
+    expect_moved_off("s0");
+    expect_moved_off("s1");
+    ck_assert(fake.shards[2].has_job);
+    train();
+}
+
+/* What lay on the device is lost, and holds up nothing. */
+TEST(an_unfit_shard_is_drained_though_a_job_is_lost_there)
+{
+    break_device(0);
+    toy()->spec.offload_fraction = 0;
+    fake_until(&fake, strstr(seat_of_s0()->unfit.text, "holds nothing that is whole") != NULL);
+    ck_assert(seat_of_s0()->leaving && !fake.shards[0].move.is_ended);
+}
+
 SUITE(60, open_ticking, close_fake);

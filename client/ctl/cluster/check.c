@@ -60,6 +60,8 @@ static void check_shard(struct check *check, const Cairn__MemberStatus *m)
         add(check, TROUBLE_SHARD, m->name, "%s for %llu s", m->state,
             (unsigned long long)m->since_ms / 1000);
     if (m->storage[0] != '\0') add(check, TROUBLE_SNAPSHOT, m->name, "cannot save: %s", m->storage);
+    if (m->home != NULL && m->home->failed[0] != '\0')
+        add(check, TROUBLE_SHARD, m->name, "is unfit: %s; %s", m->home->failed, m->unfit);
     if (m->home != NULL && m->home->warning[0] != '\0')
         add(check, TROUBLE_DEGRADED, m->name, "%s", m->home->warning);
     if (m->stats != NULL && m->stats->unpinned_bytes > 0)

@@ -80,8 +80,8 @@ static void print_home(const Cairn__MemberStatus *m)
            cairn_ctl_bytes(m->home->total_bytes), cairn_ctl_bytes(m->home->taken_bytes));
     if (m->home->warning[0] != '\0') printf("%s: warning: %s\n", m->name, m->home->warning);
     if (m->home->failed[0] != '\0')
-        printf("%s: unfit, so that nothing more comes to that device: %s\n", m->name,
-               m->home->failed);
+        printf("%s: unfit, so that nothing more comes to that device: %s; %s\n", m->name,
+               m->home->failed, m->unfit);
     print_use(m);
 }
 
@@ -164,12 +164,12 @@ static int print_json(const Cairn__ClusterStatus *status)
         const Cairn__MemberStatus *m = status->members[i];
         json_array_append_new(
             members,
-            json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:s, s:o, s:o}",
+            json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:s, s:o, s:o}",
                       "name", m->name, "role", cairn_role_name(m->role), "state", m->state,
                       "address", m->address, "path", m->path, "place", m->place, "storage",
-                      m->storage, "unheard", m->unheard, "since_ms", (json_int_t)m->since_ms,
-                      "state_bytes", (json_int_t)m->state_bytes, "memory_bytes",
-                      (json_int_t)m->memory_bytes, "version", m->version, "without",
+                      m->storage, "unheard", m->unheard, "unfit", m->unfit, "since_ms",
+                      (json_int_t)m->since_ms, "state_bytes", (json_int_t)m->state_bytes,
+                      "memory_bytes", (json_int_t)m->memory_bytes, "version", m->version, "without",
                       without_json(m->without), "home", home_json(m)));
     }
     return cairn_ctl_print_json(

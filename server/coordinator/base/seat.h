@@ -47,8 +47,9 @@ struct cairn_cluster_seat {
     bool parts_awaited; /* it holds jobs that are not known here, and has not told their names */
     /* the question of an adoption for them (0: it was away then), and the one that they answer (0: none) */
     uint32_t parts_asked, parts_told;
-    uint64_t memory_bytes; /* that it may use for state; 0: it does not say */
-    bool leaving;          /* its jobs go to others, and it gets no part of any */
+    uint64_t memory_bytes;       /* that it may use for state; 0: it does not say */
+    bool leaving;                /* its jobs go to others, and it gets no part of any */
+    struct cairn_sentence unfit; /* its device failed: what becomes of what else it holds */
     struct {
         struct cairn_cluster_waiter *waiters; /* owned: who asked for it */
         struct cairn_cluster_waiter *begun;   /* owned: who is told when the store has it */
@@ -57,10 +58,12 @@ struct cairn_cluster_seat {
         uint32_t request; /* the shard's own; 0: none */
         /* cairn_cluster_now_ms: nothing moves any more from then on, and it is given up; 0: never */
         uint64_t saves_ms, ends_ms;
+        bool is_unfit;       /* nobody asked: its device failed. It ends by itself */
+        uint64_t again_ms;   /* cairn_cluster_now_ms: what could not be is not tried before */
         bool is_over;        /* it holds nothing, and was told to end */
         bool is_saving;      /* it cannot be brought to hold nothing, and ends: cut/parting.h */
         cairn_status status; /* then: why not */
-        struct cairn_sentence why;
+        struct cairn_sentence why; /* and of an unfit one: what of its jobs cannot move */
     } drain;
     uint64_t planned_bytes; /* of job/jobs.c, while it chooses the shards of a job */
 };

@@ -1,6 +1,7 @@
 #include "server/coordinator/job/drain.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 #include "server/base/log.h"
 #include "server/coordinator/base/calls.h"
@@ -16,6 +17,9 @@
 
 /* Longer than a shard waits from one attempt to connect to the next. */
 #define COMES_AGAIN_MS 5000
+/* What could not move off an unfit shard is tried again then; and so long a cancel holds. */
+#define TRIES_AGAIN_MS 30000
+#define CANCELED_MS    600000
 
 static void fail(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
                  cairn_status status, const char *text);
@@ -99,7 +103,7 @@ static void fail(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
     cairn_log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "shard", seat->name, 0 }), "%s", why.text);
     cairn_sentence_set(&event, "given up: %s", text);
     cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAINED, NULL, seat->name, event.text);
-    seat->leaving = seat->drain.is_saving = false;
+    seat->leaving = seat->drain.is_saving = seat->drain.is_unfit = false;
     unstore(cluster, seat);
     cairn_cluster_waiters_fail(&seat->drain.begun, status, why.text);
     cairn_cluster_waiters_fail(&seat->drain.waiters, status, why.text);
@@ -193,6 +197,7 @@ bool cairn_cluster_drains_cancel(struct cairn_cluster_job *job)
             !cairn_cluster_job_has_seat(job, s))
             continue;
         fail(job->cluster, s, CAIRN_ERR_CANCELED, "it was canceled");
+        s->drain.again_ms = cairn_cluster_now_ms(job->cluster) + CANCELED_MS;
         any = true;
     }
     return any;
@@ -201,6 +206,11 @@ bool cairn_cluster_drains_cancel(struct cairn_cluster_job *job)
 void cairn_cluster_drain_gone(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
 {
     if (!seat->leaving || cluster->closing) return;
+    if (seat->drain.is_unfit) { // as it was to
+        seat->leaving = seat->drain.is_unfit = false;
+        stop_runs(cluster->jobs, seat);
+        return;
+    }
     if (seat->drain.is_over || was_drained(cluster, seat->incarnation)) {
         const Cairn__Done done = CAIRN__DONE__INIT;
         unstore(cluster, seat);
@@ -220,6 +230,68 @@ void cairn_cluster_drains_forget(struct cairn_cluster *cluster,
     }
 }
 
+/* ---- unfit shards ---- */
+
+/* What of it lay on a device has failed with that: there is nothing to bring elsewhere. */
+static bool has_fallen(const struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat)
+{
+    return cairn_cluster_seat_unfit(seat) && (job->state == CAIRN_CLUSTER_JOB_LOST ||
+                                              (job->spec.offload_fraction < 1 && !job->park.shut));
+}
+
+static bool is_other_well(const struct cairn_cluster *cluster,
+                          const struct cairn_cluster_seat *seat)
+{
+    for (const struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next)
+        if (s != seat && cairn_cluster_seat_fits(s, NULL)) return true;
+    return false;
+}
+
+static bool holds_whole(const struct cairn_cluster *cluster, const struct cairn_cluster_seat *seat)
+{
+    for (const struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next)
+        if (cairn_cluster_job_has_seat(j, seat) && !has_fallen(j, seat)) return true;
+    return false;
+}
+
+/* Nobody asked for it, so that it ends in silence when nobody is left to take anything. */
+static void look_unfit(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+{
+    const bool is_wanted = cairn_cluster_seat_unfit(seat) && cairn_cluster_seat_obeys(seat) &&
+                           is_other_well(cluster, seat);
+    if (seat->drain.is_unfit && !is_wanted) {
+        seat->leaving = seat->drain.is_unfit = false;
+        stop_runs(cluster->jobs, seat);
+    }
+    if (!is_wanted || seat->leaving || cairn_cluster_now_ms(cluster) < seat->drain.again_ms) return;
+    seat->leaving = seat->drain.is_unfit = true;
+    seat->drain.why.text[0] = '\0';
+    if (!holds_whole(cluster, seat)) return; // it ends, and gets nothing until then
+    cairn_log_warn("shard %s is unfit: what it holds in host memory goes to other shards",
+                   seat->name);
+    cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name,
+                                   "its device failed");
+}
+
+/* For an operator. */
+static void say_unfit(const struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
+{
+    struct cairn_sentence *out = &seat->unfit;
+    if (!holds_whole(cluster, seat))
+        cairn_sentence_set(out, "it holds nothing that is whole, and ends");
+    else if (!seat->leaving && is_other_well(cluster, seat))
+        cairn_sentence_set(out, "`cairn member drain %s` brings what else it holds to others",
+                           seat->name);
+    else if (!seat->leaving)
+        cairn_sentence_set(out, "start another shard: what it holds in host memory goes there by "
+                                "itself, and then it ends");
+    else if (seat->drain.why.text[0] != '\0')
+        cairn_sentence_set(out, "this stays there, and is tried again: %s", seat->drain.why.text);
+    else
+        cairn_sentence_set(out, "what it holds in host memory goes to other shards, and then it "
+                                "ends");
+}
+
 /* ---- one job goes off a shard ---- */
 
 /* Those that stay take it; where none does, all that are here. */
@@ -236,12 +308,23 @@ static cairn_status begin(struct cairn_cluster_job *job, struct cairn_sentence *
     return status;
 }
 
-/* True: the shard has something of the job still. */
-static bool drain_job(struct cairn_cluster_job *job, struct cairn_cluster_seat *seat)
+static cairn_status begin_off(struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat,
+                              struct cairn_sentence *why)
+{
+    if (!cairn_cluster_seat_unfit(seat) || job->spec.offload_fraction >= 1) return begin(job, why);
+    return cairn_fail(why, CAIRN_ERR_UNSUPPORTED,
+                      "job %s is parked, and its device failed: save it, and restore it over other "
+                      "shards (`cairn snapshot create %s`, `cairn snapshot restore %s latest`)",
+                      job->spec.name, job->spec.name, job->spec.name);
+}
+
+/* True: the shard has something of the job still. What cannot move off an unfit shard stays, and the others
+ * go. */
+static bool drain_job(struct cairn_cluster_job *job, struct cairn_cluster_seat *seat, bool tries)
 {
     struct cairn_sentence why;
     const uint32_t shard = index_of(job, seat);
-    if (!cairn_cluster_job_has_seat(job, seat)) return false;
+    if (!cairn_cluster_job_has_seat(job, seat) || has_fallen(job, seat)) return false;
     if (job->reshard.running) {
         // One that is under way and puts something here is of no use.
         const bool takes = shard < job->shard_count && job->shards[shard].weight > 0;
@@ -249,11 +332,27 @@ static bool drain_job(struct cairn_cluster_job *job, struct cairn_cluster_seat *
             (void)!cairn_cluster_reshard_cancel(job, &why);
         return true;
     }
-    const cairn_status status = begin(job, &why);
+    if (!tries) return true;
+    const cairn_status status = begin_off(job, seat, &why);
     // What passes by itself is waited for.
-    if (status != CAIRN_OK && status != CAIRN_ERR_BUSY && status != CAIRN_ERR_NOT_READY)
+    if (status == CAIRN_OK || status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY)
+        return true;
+    if (seat->drain.is_unfit)
+        seat->drain.why = why;
+    else
         give_up(job->cluster, seat, status, why.text);
     return true;
+}
+
+/* It ends by itself, when it holds nothing that is whole. */
+static void note_unfit(const struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
+                       bool tried, const struct cairn_sentence *before)
+{
+    const char *why = seat->drain.why.text;
+    if (!tried || why[0] == '\0') return;
+    seat->drain.again_ms = cairn_cluster_now_ms(cluster) + TRIES_AGAIN_MS;
+    if (strcmp(why, before->text) != 0)
+        cairn_log_warn("shard %s is unfit, and this stays there: %s", seat->name, why);
 }
 
 static void advance(struct cairn_cluster_seat *seat, struct cairn_cluster *cluster)
@@ -270,11 +369,17 @@ static void advance(struct cairn_cluster_seat *seat, struct cairn_cluster *clust
             fail(cluster, seat, seat->drain.status, said.text);
         return;
     }
+    const struct cairn_sentence before = seat->drain.why;
+    const bool tries = !seat->drain.is_unfit || now_ms >= seat->drain.again_ms;
+    if (seat->drain.is_unfit && tries) seat->drain.why.text[0] = '\0';
     for (struct cairn_cluster_job *j = cluster->jobs; j != NULL; j = j->next) {
         if (!seat->leaving || seat->drain.is_saving) return;
-        holds |= drain_job(j, seat);
+        holds |= drain_job(j, seat, tries);
     }
-    if (!holds && seat->leaving) finish(cluster, seat);
+    if (seat->drain.is_unfit)
+        note_unfit(cluster, seat, tries, &before);
+    else if (!holds && seat->leaving)
+        finish(cluster, seat);
 }
 
 /* ---- asked ---- */
@@ -324,6 +429,7 @@ void cairn_cluster_member_drain(struct cairn_cluster_session *session, uint32_t 
     cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name,
                                    "by an operator's word");
     seat->leaving = true;
+    seat->drain.is_unfit = false;
     status = store(cluster, seat, &why);
     if (status != CAIRN_OK)
         fail(cluster, seat, status, why.text);
@@ -354,6 +460,7 @@ void cairn_cluster_drain_me(struct cairn_cluster_session *session, uint32_t requ
     cairn_cluster_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, seat->name,
                                    "it is being stopped");
     seat->leaving = true;
+    seat->drain.is_unfit = false;
     seat->drain.request = request;
     const uint64_t now_ms = cairn_cluster_now_ms(cluster),
                    given_ms = message->seconds * UINT64_C(1000);
@@ -381,10 +488,12 @@ static bool has_ended(const struct cairn_cluster *cluster, const struct cairn_cl
 void cairn_cluster_drains_tick(struct cairn_cluster *cluster)
 {
     for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next) {
-        if (!s->leaving || s->drain.is_over) continue;
-        if (s->session != NULL)
+        look_unfit(cluster, s);
+        const bool leaves = s->leaving && !s->drain.is_over;
+        if (leaves && s->session != NULL)
             advance(s, cluster);
-        else if (has_ended(cluster, s))
+        else if (leaves && has_ended(cluster, s))
             fail(cluster, s, CAIRN_ERR_NOT_READY, "it is gone");
+        if (cairn_cluster_seat_unfit(s)) say_unfit(cluster, s);
     }
 }

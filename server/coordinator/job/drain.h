@@ -1,4 +1,5 @@
-/* Shards that leave the cluster: all that they hold goes to others first. */
+/* Shards that leave the cluster: all that they hold goes to others first. So it goes off one whose device has
+ * failed, without a word of anybody, while another shard is here that is well. */
 #ifndef CAIRN_COORDINATOR_JOB_DRAIN_H
 #define CAIRN_COORDINATOR_JOB_DRAIN_H
 
