@@ -133,6 +133,78 @@ TEST(a_worker_that_fails_after_each_attach_is_put_off_while_others_train)
     fake_peer_close(&relapsing);
 }
 
+/* One of that host, which fails as soon as it is in. */
+static void relapse_at(const char *host, uint32_t rank, uint64_t session)
+{
+    relapsing = fake_connect_at(&fake, CAIRN_ROLE_WIRE_WORKER, "w", host);
+    cairn_message_free(fake_expect(&fake, &relapsing, CAIRN_MSG_ATTACHED,
+                                   open_as(&relapsing, session, rank, 1, 8)));
+    fake_peer_close(&relapsing);
+    fake_until(&fake, toy()->members.count == 1);
+}
+
+/* It is in at once. */
+static struct fake_peer join_at(const char *host, uint32_t rank, uint64_t session)
+{
+    struct fake_peer peer = fake_connect_at(&fake, CAIRN_ROLE_WIRE_WORKER, "w", host);
+    cairn_message_free(
+        fake_expect(&fake, &peer, CAIRN_MSG_ATTACHED, open_as(&peer, session, rank, 1, 8)));
+    return peer;
+}
+
+static struct fake_peer expect_put_off(const char *host, uint32_t rank, uint64_t session,
+                                       const char *text)
+{
+    struct fake_peer peer = fake_connect_at(&fake, CAIRN_ROLE_WIRE_WORKER, "w", host);
+    (void)open_as(&peer, session, rank, 1, 8);
+    Cairn__Awaited *awaited = fake_awaited(&fake, &peer, 0);
+    ck_assert_msg(strstr(awaited->text, text) != NULL, "%s", awaited->text);
+    cairn_message_free(&awaited->base);
+    return peer;
+}
+
+/* Its launcher numbers anew whoever comes; another host has done nothing. */
+TEST(one_that_comes_back_as_another_rank_is_put_off_and_who_gets_its_rank_is_not)
+{
+    tick_fast();
+    fake_expect_amended(&fake, &admin, amend("toy", 1, 8), 1);
+    for (uint32_t i = 0; i < 3; i++) relapse_at("bad", 1 + i, 20 + i);
+    train();
+    struct fake_peer late = expect_put_off("bad", 4, 30,
+                                           "workers of host bad of job toy were lost 3 times");
+    struct fake_peer other = join_at("good", 1, 40);
+    fake_peer_close(&other);
+    fake_peer_close(&late);
+}
+
+/* It is what the rank reads, perhaps, and no host. */
+TEST(a_rank_that_fails_on_several_hosts_is_put_off_on_any)
+{
+    static const char *const hosts[] = { "a", "b", "c" };
+    tick_fast();
+    fake_expect_amended(&fake, &admin, amend("toy", 1, 8), 1);
+    for (uint32_t i = 0; i < 3; i++) relapse_at(hosts[i], 1, 20 + i);
+    train();
+    struct fake_peer late = expect_put_off("d", 1, 30, "rank 1 of job toy was lost 3 times");
+    struct fake_peer other = join_at("d", 2, 40);
+    fake_peer_close(&other);
+    fake_peer_close(&late);
+}
+
+/* A node of three workers that ends is one loss. */
+TEST(workers_of_a_host_that_are_lost_together_count_once)
+{
+    struct fake_peer all[3];
+    tick_fast();
+    fake_expect_amended(&fake, &admin, amend("toy", 1, 8), 1);
+    for (uint32_t i = 0; i < 3; i++) all[i] = join_at("node", 1 + i, 20 + i);
+    for (uint32_t i = 0; i < 3; i++) fake_peer_close(&all[i]);
+    fake_until(&fake, toy()->members.count == 1);
+    train();
+    struct fake_peer again = join_at("node", 1, 30);
+    fake_peer_close(&again);
+}
+
 /* What the coordinator logs while `count` rounds are made; the caller's to free. */
 static char *log_of_rounds(uint32_t count)
 {

@@ -34,6 +34,7 @@ struct cairn_cluster_member {
     uint8_t *known_to;
     uint32_t open_request, begin_request;
     uint64_t attached_ms;         /* cairn_cluster_now_ms; of one that is attached */
+    uint64_t attach;              /* of job->members.attaches: its own */
     bool has_ended_round;         /* a round that it was in has ended, since it attached */
     uint64_t opened_round;        /* the last that it was told of */
     uint32_t in_flight;           /* bits of enum cairn_in_flight, of its last heartbeat */

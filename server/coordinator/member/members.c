@@ -283,6 +283,7 @@ static void attach(struct cairn_cluster_member *member)
     struct cairn_cluster_job *job = member->job;
     member->phase = CAIRN_MEMBER_ATTACHED;
     member->attached_ms = cairn_cluster_now_ms(job->cluster);
+    member->attach = ++job->members.attaches;
     const uint64_t id = member->id;
     if (member->role == CAIRN_ROLE_WIRE_WORKER) {
         cairn_sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") joined",

@@ -19,6 +19,7 @@ struct cairn_cluster_job_members {
     struct cairn_cluster_pause pause;
     struct cairn_cluster_relapse *relapses; /* owned: relapse.h; [relapse_count] */
     uint32_t relapse_count;
+    uint64_t attaches; /* so far, of readers as well */
 };
 
 /* The session's member of the job, JOINING or ATTACHED; NULL: there is none. */
