@@ -138,9 +138,10 @@ static int judge_command(struct cairn_daemon *daemon, const struct command *comm
     }
     if (cairn_config_finish(&daemon->config, &why) != CAIRN_OK)
         return complain(&daemon->spec, why.text);
-    const cairn_status status = daemon->spec.judge != NULL
-                                    ? daemon->spec.judge(daemon->spec.values, &why)
-                                    : CAIRN_OK;
+    cairn_status status = CAIRN_OK;
+    if (daemon->spec.judge != NULL) status = daemon->spec.judge(daemon->spec.values, &why);
+    if (status == CAIRN_OK && command->check && daemon->spec.judge_now != NULL)
+        status = daemon->spec.judge_now(daemon->spec.values, &why);
     if (status != CAIRN_OK) {
         complain(&daemon->spec, why.text);
         return cairn_status_exit((int)status);

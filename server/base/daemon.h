@@ -31,6 +31,8 @@ struct cairn_daemon_spec {
     void *values; /* filled in; zeroed by the caller */
     /* Judges what single values cannot tell; CAIRN_ERR_CONFIG is a bad configuration. May be NULL. */
     cairn_status (*judge)(const void *values, struct cairn_sentence *why);
+    /* Behind that, for --check-config alone: what is not well now, and a start waits for. May be NULL. */
+    cairn_status (*judge_now)(const void *values, struct cairn_sentence *why);
     void (*on_stop)(struct cairn_daemon *daemon, void *context);
     void *context;
 };

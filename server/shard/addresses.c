@@ -1,15 +1,37 @@
 #include "server/shard/addresses.h"
 
 #include <ifaddrs.h>
+#include <net/if.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
-#include "proto/fabric/where.h"
 #include "server/base/log.h"
 #include "server/base/notify.h"
 
 #define LOOK_MS 500
 #define SAY_MS  60000
+
+/* A card is "mlx5_0:1", anything else a device of the kernel. */
+static bool is_device(const char *name)
+{
+    char path[CAIRN_PLACE_DEVICES_BYTES + 64];
+    const size_t length = strcspn(name, ":");
+    if (name[length] != ':') return if_nametoindex(name) != 0;
+    snprintf(path, sizeof path, "/sys/class/infiniband/%.*s", (int)length, name);
+    return access(path, F_OK) == 0;
+}
+
+bool cairn_addresses_find_absent(const char *devices, char out[CAIRN_PLACE_DEVICES_BYTES])
+{
+    for (const char *at = devices; *at != '\0';) {
+        const size_t length = strcspn(at, ",;");
+        snprintf(out, CAIRN_PLACE_DEVICES_BYTES, "%.*s", (int)length, at);
+        if (!is_device(out)) return true;
+        at += length + (at[length] != '\0');
+    }
+    return false;
+}
 
 /* What UCX's tcp asks of a device: an IP, and that it is up, at the other end of its cable, too. */
 static bool is_usable(const struct ifaddrs *one, const char *device, size_t length)
@@ -49,25 +71,35 @@ static bool find_lacking(const char *devices, char out[CAIRN_PLACE_DEVICES_BYTES
     return lacks;
 }
 
-static void say(struct cairn_addresses *addresses, const char *device)
+static void say(struct cairn_addresses *addresses, const char *device, bool is_absent)
 {
     char status[CAIRN_PLACE_DEVICES_BYTES + 64];
     const uint64_t now_ms = uv_now(addresses->timer.loop);
-    if (addresses->said_ms != 0 && now_ms - addresses->said_ms < SAY_MS) return;
+    if (addresses->said_ms != 0 && addresses->said_absent == is_absent &&
+        now_ms - addresses->said_ms < SAY_MS)
+        return;
     addresses->said_ms = now_ms + 1; // not 0
-    snprintf(status, sizeof status, "waits for device %s: no address, or not up", device);
+    addresses->said_absent = is_absent;
+    snprintf(status, sizeof status, "waits for device %s: %s", device,
+             is_absent ? "it is not there" : "no address, or not up");
     cairn_notify_status(status);
-    cairn_log_warn("device %s has no address yet, or is not up: this shard waits for that; `ip -br "
-                   "addr` shows what it has, and fabric.device names it",
-                   device);
+    if (is_absent)
+        cairn_log_warn("this host has no device %s: this shard waits for it; `ip link` and "
+                       "/sys/class/infiniband list those it has, and fabric.device names it",
+                       device);
+    else
+        cairn_log_warn("device %s has no address yet, or is not up: this shard waits for that; "
+                       "`ip -br addr` shows what it has, and fabric.device names it",
+                       device);
 }
 
 static void look(uv_timer_t *timer)
 {
     struct cairn_addresses *addresses = timer->data;
     char lacking[CAIRN_PLACE_DEVICES_BYTES];
-    if (find_lacking(addresses->devices, lacking)) {
-        say(addresses, lacking);
+    const bool is_absent = cairn_addresses_find_absent(addresses->devices, lacking);
+    if (is_absent || find_lacking(addresses->devices, lacking)) {
+        say(addresses, lacking, is_absent);
         uv_timer_start(timer, look, LOOK_MS, 0);
         return;
     }

@@ -1,4 +1,5 @@
 /* cairn-shard: the daemon. */
+#include <ctype.h>
 #include <net/if.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -156,19 +157,26 @@ static void on_unfit(struct cairn_shard *shard, void *context)
     end_shard(context, cairn_status_exit(CAIRN_ERR_IO));
 }
 
+/* Data goes over devices. */
+static bool is_far(const struct values *values)
+{
+    return strcmp(values->fabric_kind, "mapped") != 0;
+}
+
 static bool is_local(const struct values *values)
 {
     return strcmp(values->fabric_device, "lo") == 0;
 }
 
-/* A card is "mlx5_0:1", anything else a device of the kernel. */
-static bool is_device(const char *name)
+/* Of any that may be made later: a card is "mlx5_0:1", anything else a device of the kernel. */
+static bool may_be_device(const char *name, size_t length)
 {
-    char path[CAIRN_NAME_MAX + 64];
-    const size_t length = strcspn(name, ":");
-    if (name[length] != ':') return if_nametoindex(name) != 0;
-    snprintf(path, sizeof path, "/sys/class/infiniband/%.*s", (int)length, name);
-    return access(path, F_OK) == 0;
+    const size_t length_max = memchr(name, ':', length) != NULL ? CAIRN_PLACE_DEVICES_BYTES - 1
+                                                                : IFNAMSIZ - 1;
+    if (length == 0 || length > length_max || memchr(name, '/', length) != NULL) return false;
+    for (size_t i = 0; i < length; i++)
+        if (!isgraph((unsigned char)name[i])) return false;
+    return true;
 }
 
 /* As the fabric would: proto/fabric/auto.c. */
@@ -188,7 +196,6 @@ static cairn_status judge_networks(const struct values *values, struct cairn_sen
 
 static cairn_status judge_devices(const struct values *values, struct cairn_sentence *why)
 {
-    char one[CAIRN_NAME_MAX + 1];
     if (!is_local(values) && !values->insecure_network) {
         return cairn_fail(
             why, CAIRN_ERR_REFUSED,
@@ -198,12 +205,11 @@ static cairn_status judge_devices(const struct values *values, struct cairn_sent
     }
     for (const char *at = values->fabric_device; *at != '\0';) {
         const size_t length = strcspn(at, ",;");
-        snprintf(one, sizeof one, "%.*s", (int)length, at);
-        if (!is_device(one))
+        if (!may_be_device(at, length))
             return cairn_fail(why, CAIRN_ERR_CONFIG,
-                              "fabric.device = %s: this host has no device %s; `ip link` and "
-                              "/sys/class/infiniband list those it has",
-                              values->fabric_device, one);
+                              "fabric.device = %s: \"%.*s\" is the name of no device: a network "
+                              "device has at most %d visible characters, a card a port (mlx5_0:1)",
+                              values->fabric_device, (int)length, at, IFNAMSIZ - 1);
         at += length + (at[length] != '\0');
     }
     return judge_networks(values, why);
@@ -301,6 +307,20 @@ static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
     return status == CAIRN_OK ? judge_folders(values->import_folders, why) : status;
 }
 
+/* A start waits for it. */
+static cairn_status judge_now(const void *of_daemon, struct cairn_sentence *why)
+{
+    const struct values *values = of_daemon;
+    char absent[CAIRN_PLACE_DEVICES_BYTES];
+    if (!is_far(values) || !cairn_addresses_find_absent(values->fabric_device, absent))
+        return CAIRN_OK;
+    return cairn_fail(
+        why, CAIRN_ERR_CONFIG,
+        "fabric.device = %s: this host has no device %s now, for which a shard that is "
+        "started waits; `ip link` and /sys/class/infiniband list those it has",
+        values->fabric_device, absent);
+}
+
 /* NULL: the fabric's default, for which it needs no cache of registered memory. */
 static const char *transports_of(const struct values *values)
 {
@@ -375,14 +395,15 @@ int main(int argc, char **argv)
         .option_count = sizeof options / sizeof *options,
         .values = &program.values,
         .judge = judge,
+        .judge_now = judge_now,
         .on_stop = on_stop,
         .context = &program,
     };
     int exit_code;
     if (!cairn_daemon_begin(&program.daemon, &spec, argc, argv, &exit_code)) return exit_code;
     cairn_daemon_log(&program.daemon, program.values.name, &program.values.log);
-    const bool is_far = strcmp(program.values.fabric_kind, "mapped") != 0;
     cairn_addresses_await(&program.addresses, &program.daemon.loop,
-                          is_far ? program.values.fabric_device : "", on_addresses, &program);
+                          is_far(&program.values) ? program.values.fabric_device : "", on_addresses,
+                          &program);
     return cairn_daemon_run(&program.daemon);
 }

@@ -211,12 +211,10 @@ static bool log_has(const char *path, const char *part)
     return strstr(text, part) != NULL;
 }
 
-/* As DHCP that comes after the daemon. */
-TEST(a_device_that_has_no_address_yet_is_waited_for)
+/* As a bond that is made after the daemon, and DHCP that comes after that. */
+TEST(a_device_that_is_not_there_or_has_no_address_yet_is_waited_for)
 {
     char log[300], set_coordinator[300];
-    ck_assert(netns_ip("-n %s link add late type veth peer name later", worker));
-    ck_assert(netns_ip("-n %s link set late up", worker));
     snprintf(log, sizeof log, "%s/late.log", cluster.folder);
     snprintf(set_coordinator, sizeof set_coordinator, "shard.coordinator=%s", cluster.address);
     const char *const argv[] = { "ip",
@@ -236,6 +234,11 @@ TEST(a_device_that_has_no_address_yet_is_waited_for)
                                  "memory.limit=64MiB",
                                  NULL };
     const pid_t pid = cluster_spawn(argv, log);
+    for (int i = 0; i < 600 && !log_has(log, "this host has no device late"); i++)
+        ck_assert_int_eq(cluster_wait(pid, 10), -1);
+    ck_assert(log_has(log, "this shard waits for it"));
+    ck_assert(netns_ip("-n %s link add late type veth peer name later", worker));
+    ck_assert(netns_ip("-n %s link set late up", worker));
     for (int i = 0; i < 600 && !log_has(log, "device late has no address yet, or"); i++)
         ck_assert_int_eq(cluster_wait(pid, 10), -1);
     ck_assert(log_has(log, "or is not up: this shard waits for that"));

@@ -1,11 +1,11 @@
 /* A worker that fails right after each attach: every attach and every loss voids the open round, so that as
- * long as it goes on nobody else comes to a step. Who was lost again and again before it had ended a round is
- * let in later each time, while others of the job do end rounds. Whoever ends one begins anew.
+ * long as it goes on nobody else comes to a step. Who was lost again and again before it had ended a round
+ * is let in later each time, while others of the job do end rounds. Whoever ends one begins anew.
  *
  * A process that failed comes back as another one, and perhaps as another rank: it is known by its host, of
- * which any worker counts, those that are lost together once. Of a rank it counts, too, how often it was lost,
- * wherever that was; but a host that did not fail has nothing to do with what another one did in that rank,
- * unless the rank has failed on several. Where the host is not known the rank is who it is. */
+ * which any worker counts, those that are lost together once. Of a rank it counts, too, how often it was
+ * lost, wherever that was; but a host that did not fail has nothing to do with what another one did in that
+ * rank, unless the rank has failed on several. Where the host is not known the rank is who it is. */
 #ifndef CAIRN_COORDINATOR_MEMBER_RELAPSE_H
 #define CAIRN_COORDINATOR_MEMBER_RELAPSE_H
 
