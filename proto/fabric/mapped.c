@@ -4,8 +4,9 @@
  *
  * A node listens under a random name of the abstract namespace: no file stays behind, no folder has to be
  * shared with whom a daemon's PrivateTmp keeps apart, and no mode decides who connects: that does the key in
- * the address (mapped_frame.h). With options.socket_folder it is a socket file there, for containers that
- * share a folder but no network namespace. */
+ * the address (mapped_frame.h). Who connects and does not prove that it knows the key delays at most those of
+ * its own user (mapped_in.c). With options.socket_folder it is a socket file there, for containers that share
+ * a folder but no network namespace. */
 #include "proto/fabric/mapped.h"
 
 #include <errno.h>
@@ -125,7 +126,7 @@ static void see_to_door(struct mapped_fabric *fabric)
                          fabric->stranger_count < MAPPED_STRANGERS_MAX &&
                          fabric->in_count < MAPPED_CONNECTIONS_MAX;
     mapped_link_watch(fabric, &fabric->listener, is_open ? EPOLLIN : 0);
-    set_timer(fabric, fabric->stranger_count > 0 || !fabric->is_accepting);
+    set_timer(fabric, fabric->stranger_count + fabric->unknown_count > 0 || !fabric->is_accepting);
 }
 
 /* -- driving ------------------------------------------------------------------------------------ */
@@ -310,6 +311,7 @@ static cairn_status mapped_start(struct cairn_fabric *common,
     LIST_INIT(&fabric->ins);
     LIST_INIT(&fabric->outs);
     TAILQ_INIT(&fabric->dirty);
+    TAILQ_INIT(&fabric->unknown);
     TAILQ_INIT(&fabric->fresh);
     TAILQ_INIT(&fabric->spare);
     fabric->listener = (struct mapped_link) { .kind = MAPPED_LISTENER, .fd = -1 };

@@ -20,7 +20,10 @@
 
 enum {
     MAPPED_CONNECTIONS_MAX = 8192, /* accepted */
-    MAPPED_STRANGERS_MAX = 64,  /* accepted, and have not proved yet that they know our address */
+    /* accepted, and have not proved yet that they know our address: of users whom we know, and as many of
+     * others */
+    MAPPED_STRANGERS_MAX = 64,
+    MAPPED_USERS_MAX = 16,      /* that are known since one of theirs proved it; the oldest goes */
     MAPPED_STRANGER_MS = 5000,  /* to do so */
     MAPPED_RELEASES_MAX = 1024, /* that a peer does not take, before we stop reading its messages */
     MAPPED_CONTROL_MAX = 8192,  /* REGION and REGION_GONE that a peer does not take */
@@ -111,9 +114,12 @@ struct mapped_in {
     LIST_ENTRY(mapped_in) entry; /* fabric->ins */
     struct mapped_fabric *fabric;
     bool is_proven, is_over; /* over: nothing more is read */
-    bool is_gone;            /* nor is anybody there to be released */
-    bool imports_none;       /* it was told so: what it shows of cards is not mapped any more */
-    bool is_dirty;           /* in fabric->dirty: has releases to write */
+    bool is_unknown;         /* in fabric->unknown: a stranger of a user whom we do not know */
+    uid_t user;              /* who connected; (uid_t)-1: the kernel does not say */
+    TAILQ_ENTRY(mapped_in) unknown;
+    bool is_gone;      /* nor is anybody there to be released */
+    bool imports_none; /* it was told so: what it shows of cards is not mapped any more */
+    bool is_dirty;     /* in fabric->dirty: has releases to write */
     TAILQ_ENTRY(mapped_in) dirty;
     uint64_t since_ms;
     uint8_t challenge[FRAME_NONCE_BYTES];
@@ -169,8 +175,15 @@ struct mapped_fabric {
     LIST_HEAD(, mapped_in) ins;
     LIST_HEAD(, mapped_out) outs;
     TAILQ_HEAD(, mapped_in) dirty;
-    TAILQ_HEAD(, mapped_out) fresh; /* what was sent in this turn is written together at its end */
-    uint32_t in_count, stranger_count;
+    TAILQ_HEAD(, mapped_out) fresh;  /* what was sent in this turn is written together at its end */
+    TAILQ_HEAD(, mapped_in) unknown; /* [unknown_count], the oldest first */
+    uint32_t in_count;
+    uint32_t stranger_count; /* of users whom we know: nobody is let in while there are too many */
+    uint32_t unknown_count;  /* of others: these push out each other, and hold up nobody */
+    struct {
+        uid_t ids[MAPPED_USERS_MAX];
+        uint32_t count; /* ever known */
+    } users;
     bool is_accepting, is_ticking, is_room; /* room: staging pages were given back */
     bool has_told_unmapped;                 /* that memory of a peer is read by copies */
     bool is_held_off; /* who connected is sent away, and nobody else is let in */

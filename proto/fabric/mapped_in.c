@@ -9,6 +9,7 @@
 #include <string.h>
 #include <poll.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "proto/base/checksum.h"
@@ -17,6 +18,86 @@
 enum { FRAMES_PER_TURN = 16 };
 /* Half of the smallest first cache that there is. */
 #define FAR_BLOCK ((size_t)16 << 10)
+
+/* -- strangers ---------------------------------------------------------------------------------- */
+
+static uid_t user_of(int fd)
+{
+    struct ucred who = { .uid = (uid_t)-1 };
+    socklen_t bytes = sizeof who;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) == 0 ? who.uid : (uid_t)-1;
+}
+
+/* Members are of our own user, of root, or of one of whom a member was here. */
+static bool is_known(const struct mapped_fabric *fabric, uid_t user)
+{
+    if (user == geteuid() || user == 0) return true;
+    for (uint32_t i = 0; i < fabric->users.count && i < MAPPED_USERS_MAX; i++)
+        if (fabric->users.ids[i] == user) return true;
+    return false;
+}
+
+/* Neither does it take a place of strangers any more. */
+static void leave_strangers(struct mapped_in *in)
+{
+    struct mapped_fabric *fabric = in->fabric;
+    if (in->is_unknown) {
+        TAILQ_REMOVE(&fabric->unknown, in, unknown);
+        fabric->unknown_count--;
+    } else {
+        fabric->stranger_count--;
+    }
+    in->is_unknown = false;
+}
+
+static void know(struct mapped_fabric *fabric, uid_t user)
+{
+    struct mapped_in *in, *next;
+    if (user == (uid_t)-1 || is_known(fabric, user)) return;
+    fabric->users.ids[fabric->users.count++ % MAPPED_USERS_MAX] = user;
+    for (in = TAILQ_FIRST(&fabric->unknown); in != NULL; in = next) {
+        next = TAILQ_NEXT(in, unknown);
+        if (in->user != user) continue;
+        leave_strangers(in);
+        fabric->stranger_count++;
+    }
+}
+
+static uint32_t count_of_user(const struct mapped_fabric *fabric, uid_t user)
+{
+    const struct mapped_in *in;
+    uint32_t count = 0;
+    TAILQ_FOREACH (in, &fabric->unknown, unknown) count += in->user == user;
+    return count;
+}
+
+/* Of the user who has most of them, the oldest: a crowd pushes out its own. */
+static void push_one_out(struct mapped_fabric *fabric)
+{
+    struct mapped_in *in, *out = NULL;
+    uint32_t most = 0;
+    TAILQ_FOREACH (in, &fabric->unknown, unknown) {
+        const uint32_t count = count_of_user(fabric, in->user);
+        if (count <= most) continue;
+        most = count;
+        out = in;
+    }
+    fabric->common.stats.connections_refused++;
+    mapped_in_close(out);
+}
+
+static void join_strangers(struct mapped_in *in)
+{
+    struct mapped_fabric *fabric = in->fabric;
+    in->user = user_of(in->link.fd);
+    in->is_unknown = !is_known(fabric, in->user);
+    if (!in->is_unknown) {
+        fabric->stranger_count++;
+        return;
+    }
+    TAILQ_INSERT_TAIL(&fabric->unknown, in, unknown);
+    if (++fabric->unknown_count > MAPPED_STRANGERS_MAX) push_one_out(fabric);
+}
 
 /* -- the end ------------------------------------------------------------------------------------ */
 
@@ -52,7 +133,7 @@ static void finish(struct mapped_in *in)
 {
     if (in->is_over) return;
     in->is_over = true;
-    if (!in->is_proven) in->fabric->stranger_count--;
+    if (!in->is_proven) leave_strangers(in);
     end_mappings(in);
     mapped_in_flush(in);
 }
@@ -353,8 +434,9 @@ static bool on_hello(struct mapped_in *in, const struct frame_greeting *hello)
     struct frame_greeting welcome = { .head = frame_head(FRAME_WELCOME) };
     if (!frame_proves(fabric->key, false, in->challenge, hello->nonce, hello->proof)) return false;
     frame_prove(fabric->key, true, in->challenge, hello->nonce, welcome.proof);
+    leave_strangers(in);
     in->is_proven = true;
-    fabric->stranger_count--;
+    know(fabric, in->user);
     return frame_write_one(in->link.fd, &welcome, sizeof welcome, -1) == FRAME_WRITTEN;
 }
 
@@ -428,7 +510,7 @@ void mapped_in_accept(struct mapped_fabric *fabric, int fd)
     LIST_INIT(&in->all);
     LIST_INSERT_HEAD(&fabric->ins, in, entry);
     fabric->in_count++;
-    fabric->stranger_count++;
+    join_strangers(in);
     frame_random(in->challenge, sizeof in->challenge);
     memcpy(challenge.nonce, in->challenge, sizeof challenge.nonce);
     mapped_link_watch(fabric, &in->link, EPOLLIN);

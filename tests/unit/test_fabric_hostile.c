@@ -2,6 +2,7 @@
  * costs nothing afterwards, and harms nobody else. */
 #include <check.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -90,13 +91,12 @@ static void say(int fd, const void *frame, size_t bytes, const int *fds, size_t 
     ck_assert_int_eq(sendmsg(fd, &message, MSG_NOSIGNAL), (ssize_t)bytes);
 }
 
-/* A connection that has proved itself. */
-static int enter(void)
+/* The connection proves itself. */
+static void prove(int fd)
 {
     const struct mapped_address address = address_of(&here);
     struct frame_greeting hello = { .head = frame_head(FRAME_HELLO), .nonce = { 1, 2, 3 } };
     union frame frame;
-    int fd = knock();
     ck_assert_uint_eq(hear(fd, &frame), sizeof frame.greeting);
     ck_assert_uint_eq(frame.head.kind, FRAME_CHALLENGE);
     frame_prove(address.key, false, frame.greeting.nonce, hello.nonce, hello.proof);
@@ -105,6 +105,12 @@ static int enter(void)
     ck_assert_uint_eq(hear(fd, &frame), sizeof frame.greeting);
     ck_assert_uint_eq(frame.head.kind, FRAME_WELCOME);
     ck_assert(frame_proves(address.key, true, challenge.nonce, hello.nonce, frame.greeting.proof));
+}
+
+static int enter(void)
+{
+    const int fd = knock();
+    prove(fd);
     return fd;
 }
 
@@ -505,6 +511,74 @@ TEST(silent_strangers_are_few_and_do_not_stay)
     node_send(&there, node_connect_to(&there, &here), 1, NULL, 0);
     pump(&here, &there, &here.arrived, 1); // and a member is served
     node_close(&there);
+    node_close(&here);
+}
+
+/* A connection of that user; the credentials are those of its beginning. */
+static int knock_as(uid_t user)
+{
+    ck_assert_int_eq(seteuid(user), 0);
+    const int fd = knock();
+    ck_assert_int_eq(seteuid(0), 0);
+    return fd;
+}
+
+static bool is_heard(int fd)
+{
+    union frame frame;
+    return hear(fd, &frame) == sizeof frame.greeting && recv(fd, &frame, sizeof frame, 0) < 0;
+}
+
+TEST(a_crowd_of_another_user_pushes_out_its_own_and_delays_nobody)
+{
+    enum { CROWD = MAPPED_STRANGERS_MAX + 20, CROWDS_USER = 65534, USER = 65533 };
+    int fds[CROWD];
+    if (geteuid() != 0) {
+        printf("skipped: needs root, to connect as two users\n");
+        return;
+    }
+    node_open(&here, "mapped", NULL);
+    const unsigned descriptors = descriptors_here();
+    for (unsigned i = 0; i < CROWD; i++) fds[i] = knock_as(CROWDS_USER);
+    pump_until_descriptors(descriptors + CROWD + MAPPED_STRANGERS_MAX);
+    ck_assert_uint_eq(refused(), 20);
+    union frame frame;
+    ck_assert_uint_gt(hear(fds[0], &frame), 0);
+    ck_assert_uint_eq(hear(fds[0], &frame), 0); // the oldest of them
+    const int other = knock_as(USER); // whom nobody knows, either: one more of the crowd goes
+    pump_for_ms(&here, NULL, 20);
+    for (unsigned i = 0; i < 20; i++) {
+        close(fds[i]);
+        fds[i] = knock_as(CROWDS_USER);
+    }
+    const int member = enter(); // of our own, at once
+    ck_assert(is_heard(other));
+    ck_assert_uint_eq(refused(), 20 + 1 + 20);
+    for (unsigned i = 0; i < CROWD; i++) close(fds[i]);
+    close(member);
+    close(other);
+    pump_until_descriptors(descriptors);
+    node_close(&here);
+}
+
+/* Its trainers may come by the hundred at once: they wait, and are not pushed out. */
+TEST(a_user_that_has_proved_itself_once_is_known)
+{
+    enum { CROWD = MAPPED_STRANGERS_MAX + 20, USER = 65533 };
+    int fds[CROWD];
+    if (geteuid() != 0) {
+        printf("skipped: needs root, to connect as another user\n");
+        return;
+    }
+    node_open(&here, "mapped", NULL);
+    const int member = knock_as(USER);
+    prove(member);
+    const unsigned descriptors = descriptors_here();
+    for (unsigned i = 0; i < CROWD; i++) fds[i] = knock_as(USER);
+    pump_until_descriptors(descriptors + CROWD + MAPPED_STRANGERS_MAX);
+    ck_assert_uint_eq(refused(), 0);
+    for (unsigned i = 0; i < CROWD; i++) close(fds[i]);
+    close(member);
     node_close(&here);
 }
 
