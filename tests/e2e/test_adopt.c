@@ -239,6 +239,31 @@ TEST(with_a_shard_away_nothing_is_adopted_and_with_it_back_the_run_goes_on)
     cluster_stop(&cluster);
 }
 
+/* It has come, and is stopped then: as far as anybody knows it is up. */
+TEST(a_shard_that_is_stopped_when_it_is_asked_is_named_and_waited_for_no_longer_than_its_lease)
+{
+    static const char *const short_lease[] = { "lease.heartbeat=200ms", "lease.timeout=1s", NULL };
+    static struct cluster_said said;
+    struct cluster cluster;
+    struct run run;
+    cluster_start(&cluster, 2, &(struct cluster_options) { .coordinator_set = short_lease });
+    open_run(&run, &cluster);
+    train(&run, STEPS_BEFORE, false);
+    slip_store(&cluster, LOST);
+    wait_said(&cluster, &said, "status", "of another store", 2);
+    ck_assert_int_eq(kill(cluster.shards[1], SIGSTOP), 0);
+    cluster_cli(&cluster, &said, "cluster", "adopt", "--yes", NULL);
+    expect_said(&cluster, &said, 1, "these shards do not say what they hold: shard-1");
+    expect_said(&cluster, &said, 1, "shard shard-1 did not say what it holds, and stays as it is");
+    ck_assert_int_eq(kill(cluster.shards[1], SIGCONT), 0);
+    wait_said(&cluster, &said, "status", "of another store", 2);
+    cluster_cli(&cluster, &said, "cluster", "adopt", "--yes", NULL);
+    expect_said(&cluster, &said, 0, "run");
+    train(&run, 1, false);
+    cairn_close(run.session);
+    cluster_stop(&cluster);
+}
+
 TEST(what_is_forgotten_is_gone_and_its_name_is_free)
 {
     static struct cluster_said said;
