@@ -27,6 +27,8 @@ struct attachment {
     uint32_t delay_ms;
     /* CAIRN_OPEN_RESUME asks a second time for a job that was lost while its shards heard of it */
     bool lost_under_way;
+    /* the newest epoch in which a round was opened, and of which store; 0: none was */
+    uint64_t seen_epoch, seen_store;
     Cairn__Attached *reply; /* owned: its pages are coming */
     struct cairn_paged spec_pages, layout_pages;
     struct reading *reading;       /* owned: of these, when all are here */

@@ -36,6 +36,8 @@ void cairn_attach_begin(struct job *job)
                     !job->attachment.attached_once; // it has the place since, or has lost it
     open.run = s->run;
     open.restarts = s->restarts;
+    open.seen_epoch = job->attachment.seen_epoch;
+    open.seen_store = job->attachment.seen_store;
     job->attachment.state = JOB_ATTACHING;
     cairn_attachment_put_off(job, "");
     pthread_mutex_lock(&s->lock);

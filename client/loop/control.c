@@ -383,6 +383,7 @@ static void on_welcome(struct session *s, const Cairn__Welcome *welcome)
     s->control.ready = true;
     s->control.was_given_up = welcome->coordinator_incarnation == s->control.incarnation;
     s->control.incarnation = welcome->coordinator_incarnation;
+    s->control.store = welcome->store;
     s->control.welcome_ms = cairn_client_now_ms();
     s->control.unheard_told = 0;
     s->control.heartbeat_ms = welcome->heartbeat_ms >= 10 ? welcome->heartbeat_ms : 10;

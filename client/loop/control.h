@@ -14,6 +14,7 @@ struct control {
     bool is_choosing;            /* this connection was for the shards' places only */
     bool was_given_up;    /* the coordinator that lost the connection is the one that is back */
     uint64_t incarnation; /* of the coordinator */
+    uint64_t store;       /* the identity of its store */
     uint32_t last_request;
     uint64_t retry_at_ms;
     uint32_t retry_delay_ms; /* grows while connections end as soon as they stand */

@@ -150,6 +150,20 @@ static cairn_status take_first(struct job *job, struct reading *reading, struct 
     return CAIRN_OK;
 }
 
+/* What this worker has of the later layout nobody else will know of. */
+static cairn_status judge_known(const struct job *job, const struct body *known,
+                                struct cairn_sentence *why)
+{
+    const uint64_t newest = job->bodies->layout->version, in_force = job->attachment.reply->layout;
+    if (known == job->bodies || in_force == 0 || !cairn_layout_goes_back(newest, in_force))
+        return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_ROLLED_BACK,
+                      "the coordinator goes by layout %" PRIu64 " of job %s, and layout %" PRIu64
+                      " was in force: its store is an older copy, or was made of what the shards "
+                      "hold (`cairn cluster adopt`); close the job and open it again",
+                      in_force, job->name, newest);
+}
+
 /* Later one that is known, or a newer one, if what happened in between was no
  * restore. */
 static cairn_status take_attached(struct job *job, struct cairn_layout *layout,
@@ -160,6 +174,8 @@ static cairn_status take_attached(struct job *job, struct cairn_layout *layout,
     struct body *known = find_layout(job, layout);
     if (known != NULL) {
         cairn_layout_close(layout);
+        const cairn_status status = judge_known(job, known, why);
+        if (status != CAIRN_OK) return status;
         const struct cairn_version since = cairn_since_attached(known->since, now);
         if (cairn_version_compare(since, known->since) != 0)
             cairn_bodies_serve_since(job, known, since);

@@ -187,6 +187,8 @@ cairn_status cairn_pushes_on_opened(struct job *job, const Cairn__RoundOpened *o
     if (job->pushing.pusher.push != NULL && job->pushing.pusher.round == opened->round)
         return CAIRN_OK;
     cairn_pushes_drop(job, CAIRN_ERR_EPOCH_CHANGED);
+    job->attachment.seen_epoch = opened->epoch;
+    job->attachment.seen_store = job->session->control.store;
     if (opened->rank >= opened->world) { // surplus: no shard grants it anything
         cairn_pushes_release(job);
         return CAIRN_OK;

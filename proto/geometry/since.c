@@ -9,3 +9,8 @@ struct cairn_version cairn_since_attached(struct cairn_version since, struct cai
 {
     return !MUTANT(81) && cairn_version_compare(since, newest) > 0 ? newest : since;
 }
+
+bool cairn_layout_goes_back(uint64_t newest_known, uint64_t in_force)
+{
+    return in_force < newest_known && !MUTANT(82);
+}

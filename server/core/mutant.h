@@ -89,7 +89,8 @@
  * 78  the steps that passed tensors by are forgotten by a new coordinator
  * 79  a tensor of which one shard has a part that nobody touched is left alone
  * 80  the update of a tensor that missed steps goes by the job's step
- * 81  a member that attaches again does not take the newest version from the layout that it is told */
-#define CAIRN_MUTANT_COUNT 81
+ * 81  a member that attaches again does not take the newest version from the layout that it is told
+ * 82  a member goes on by a later layout than the one in force */
+#define CAIRN_MUTANT_COUNT 82
 
 #endif

@@ -121,6 +121,7 @@
     X(fetched_before, "versions fetched by the layout before")                         \
     X(pin_waited, "consistent cuts that waited for a slice")                           \
     X(adopted_later, "stores made of shards in a later layout than the store's")       \
+    X(opened_anew, "jobs opened anew since an older layout was in force again")        \
     X(clipped, "steps clipped")
 
 enum seen {

@@ -378,9 +378,12 @@ static void on_layout(struct sim *sim, uint32_t index, const struct message *mes
     const struct sim_layout *layout = &sim->layouts[message->layout];
     const struct sim_layout *in_force = &sim->layouts[message->sent];
     // A store that is an older copy goes on from an older layout: then a trainer opens the job anew.
-    if (proc->kept_count > 0 && proc->kept[0].layout != in_force &&
-        proc->kept[0].layout->number >= in_force->number)
+    const struct sim_layout *newest = proc->kept_count > 0 ? proc->kept[0].layout : in_force;
+    const bool is_another = newest != in_force && newest->number == in_force->number;
+    if (is_another || cairn_layout_goes_back(newest->number, in_force->number)) {
+        sim->seen[SEEN_opened_anew]++;
         proc->kept_count = 0;
+    }
     struct kept_layout *known = find_kept(proc, layout);
     if (known == NULL)
         keep(proc, layout, message->version);

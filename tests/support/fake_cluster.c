@@ -18,6 +18,7 @@
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/member/seats.h"
 #include "server/coordinator/trust/keys.h"
+#include "server/core/round_state.h"
 #include "tests/support/fake_shard.h"
 #include "tests/support/pages.h"
 
@@ -592,4 +593,11 @@ void fake_goes_on(struct fake_cluster *fake, uint64_t generation, size_t tensors
     }
     cairn_spec_release(&spec);
     fake_peer_close(&w);
+}
+
+void fake_layout_number(struct fake_cluster *fake, const char *name, uint64_t number)
+{
+    struct cairn_cluster_job *job = cairn_cluster_job_find(fake->cluster, name);
+    job->layout->version = job->core->config.layout = number;
+    CAIRN_EACH_SHARD (job, i) fake->shards[i].layout->version = number;
 }

@@ -266,5 +266,7 @@ void fake_expect_amended(struct fake_cluster *fake, struct fake_peer *peer, uint
                          uint64_t revision);
 /* A worker comes (again) with the spec as it was: a step more, in that generation, on two shards. */
 void fake_goes_on(struct fake_cluster *fake, uint64_t generation, size_t tensors);
+/* The layout that the job's coordinator and its shards have has another number; none has come to it yet. */
+void fake_layout_number(struct fake_cluster *fake, const char *name, uint64_t number);
 
 #endif

@@ -620,6 +620,7 @@ TEST(a_worker_that_attaches_again_in_the_middle_goes_on_by_both)
     call(fetch);
     fake_coordinator_stop(&fake);
     fake_coordinator_start(&fake);
+    fake_layout_number(&fake, "moving", 2);
     for (uint32_t i = 0; i < FIRST; i++) fake_shard_up(&fake, i);
     until(session_of_worker() != NULL &&
           session_of_worker()->members->phase == CAIRN_MEMBER_ATTACHED);
@@ -633,6 +634,27 @@ TEST(a_worker_that_attaches_again_in_the_middle_goes_on_by_both)
     wanted = newest;
     call(fetch);
     expect_all(CAIRN_CHUNK_FETCH, 2);
+}
+
+static void begin_in_vain(void)
+{
+    struct cairn_round round = { .struct_size = sizeof round };
+    fails(cairn_round_begin(job, WAIT_MS, &round), CAIRN_ERR_ROLLED_BACK, "is an older copy");
+}
+
+/* The coordinator's store is as it was before the change. What is pushed by the later layout would come to
+ * shards that do not wait for it. */
+TEST(a_worker_that_knows_a_later_layout_than_the_one_in_force_has_to_open_the_job_anew)
+{
+    move_to(1);
+    change(2, 2);
+    call(fetch);
+    fake_coordinator_stop(&fake);
+    fake_coordinator_start(&fake);
+    for (uint32_t i = 0; i < FIRST; i++) fake_shard_up(&fake, i);
+    forget_counts();
+    call(begin_in_vain);
+    for (uint32_t i = 0; i < NODES; i++) ck_assert_uint_eq(nodes[i].came[CAIRN_CHUNK_PUSH], 0);
 }
 
 static bool has_failed(const struct job *inside)

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "server/coordinator/base/job.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 
@@ -144,6 +145,60 @@ TEST(a_store_behind_the_epoch_of_a_job_says_so)
     (void)fake_job_open_again(&w, &spec, 10, 0, job);
     fake_until(&fake, awaits("shard s1 has seen a higher epoch"));
     cairn_spec_release(&spec);
+}
+
+/* By the store that was put back it is on s0 and s1; since then its part of s1 has moved to s2. */
+TEST(a_shard_that_the_store_does_not_name_shows_that_it_is_older)
+{
+    start_trained();
+    fake_peer_close(&w);
+    fake_coordinator_stop(&fake);
+    snprintf(fake.shards[2].name, sizeof fake.shards[2].name,
+             "s1"); // it has ended, and is there anew
+    snprintf(fake.shards[1].name, sizeof fake.shards[1].name, "s2");
+    fake.shards[1].epoch += 7;
+    fake_coordinator_start(&fake);
+    fake_shard_up(&fake, 0);
+    fake_shard_up(&fake, 2);
+    fake_shard_up(&fake, 1);
+    struct cairn_job_spec_data spec = fake_spec(1);
+    w = worker("w0");
+    (void)fake_job_open_again(&w, &spec, 10, 0, job);
+    fake_until(&fake, awaits("shard s2 has seen a higher epoch"));
+    ck_assert_uint_eq(toy()->state, CAIRN_CLUSTER_JOB_LOST); // not to be restored by itself
+    ck_assert(toy()->loss.behind && fake.shards[1].has_job);
+    cairn_spec_release(&spec);
+}
+
+/* All shards that know it better may be away. */
+TEST(what_a_member_has_seen_shows_that_the_store_is_older)
+{
+    start_trained();
+    Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
+    open.name = (char *)(uintptr_t) "toy";
+    open.role = CAIRN_ROLE_WIRE_READER;
+    open.session = 20;
+    open.token = 21;
+    open.attached = job;
+    open.seen_epoch = toy()->epoch;
+    open.seen_store = fake.shards[0].store;
+    struct fake_peer reader = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "r0");
+    const uint32_t request = fake_request(&reader, CAIRN_MSG_JOB_OPEN, &open.base);
+    cairn_message_free(fake_expect(&fake, &reader, CAIRN_MSG_ATTACHED, request));
+    open.seen_epoch += 7;
+    open.seen_store++; // of a coordinator before `cairn cluster adopt`: nothing follows from that
+    fake_peer_close(&reader);
+    reader = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "r0");
+    const uint32_t again = fake_request(&reader, CAIRN_MSG_JOB_OPEN, &open.base);
+    cairn_message_free(fake_expect(&fake, &reader, CAIRN_MSG_ATTACHED, again));
+    open.seen_store--;
+    fake_peer_close(&reader);
+    reader = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "r0");
+    (void)fake_request(&reader, CAIRN_MSG_JOB_OPEN, &open.base);
+    fake_until(&fake, toy()->loss.behind);
+    fake_expect_awaited(&fake, &reader, job, "reader r0 has seen a higher epoch");
+    fake_expect_awaited(&fake, &reader, job, "cairn cluster adopt");
+    fake_peer_close(&reader);
 }
 
 TEST(an_amendment_is_answered_when_every_shard_has_it)

@@ -330,7 +330,7 @@ static void act(struct cairn_cluster_job *job, const struct cairn_round_action *
     case CAIRN_ROUND_WORKER_FENCE: fence_worker(job, action); break;
     case CAIRN_ROUND_WORKER_REFUSED: refuse_begin(job, action); break;
     case CAIRN_ROUND_BEHIND:
-        cairn_cluster_job_behind(job, job->shards[action->shard].seat->name, "epoch");
+        cairn_cluster_job_behind(job, "shard", job->shards[action->shard].seat->name, "epoch");
         break;
     case CAIRN_ROUND_FAIL:
         cairn_cluster_job_lose(job, false, "%s: %s", job->shards[action->shard].seat->name,

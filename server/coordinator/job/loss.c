@@ -148,14 +148,15 @@ static void stop(struct cairn_cluster_job *job)
     cairn_cluster_park_release(job);
 }
 
-void cairn_cluster_job_behind(struct cairn_cluster_job *job, const char *shard, const char *what)
+void cairn_cluster_job_behind(struct cairn_cluster_job *job, const char *kind, const char *name,
+                              const char *what)
 {
     cairn_sentence_set(
         &job->loss.why,
-        "behind: shard %s has seen a higher %s of it than the coordinator's store, which is an "
+        "behind: %s %s has seen a higher %s of it than the coordinator's store, which is an "
         "older copy; nothing is done with it before `cairn cluster adopt` has taken what the "
         "shards hold (or give the coordinator its newest store back)",
-        shard, what);
+        kind, name, what);
     job->loss.behind = true;
     job->loss.may_return = false;
     stop(job);

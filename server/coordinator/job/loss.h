@@ -33,8 +33,10 @@ struct cairn_cluster_loss {
 /* Its members are expelled. may_return: its core goes on hearing of shards, for the parts may come back. */
 void cairn_cluster_job_lose(struct cairn_cluster_job *job, bool may_return, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* A shard has seen more of it than our store knows of, in `what`: nothing is done until it is adopted. */
-void cairn_cluster_job_behind(struct cairn_cluster_job *job, const char *shard, const char *what);
+/* A shard, or a member ("worker"), has seen more of it than our store knows of, in `what`: nothing is done
+ * until it is adopted. */
+void cairn_cluster_job_behind(struct cairn_cluster_job *job, const char *kind, const char *name,
+                              const char *what);
 
 /* ---- on_shard_loss ---- */
 

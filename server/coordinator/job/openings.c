@@ -12,6 +12,7 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/job/first.h"
 #include "server/coordinator/job/jobs.h"
+#include "server/coordinator/job/parts.h"
 #include "server/coordinator/member/relapse.h"
 #include "server/coordinator/member/seats.h"
 #include "server/coordinator/restore/resume.h"
@@ -101,6 +102,9 @@ static bool advance(struct cairn_cluster_member *member)
     struct cairn_cluster_job *job = cairn_cluster_job_find(cluster, member->job_name);
     struct cairn_sentence why;
     if (job != NULL) {
+        if (member->opening.attached_id == job->id)
+            cairn_cluster_job_seen(job, cairn_role_name(member->role), member->session->name,
+                                   member->opening.seen_epoch);
         if (job->state == CAIRN_CLUSTER_JOB_CREATING || job->extension.making || job->loss.behind ||
             cairn_cluster_recovery_pending(job))
             return false;
@@ -416,6 +420,8 @@ void cairn_cluster_member_open(struct cairn_cluster_session *session, uint32_t r
     member->role = open->role;
     member->rank = open->rank;
     member->opening.attached_id = open->attached;
+    if (open->seen_store == session->cluster->identity.id.store)
+        member->opening.seen_epoch = open->seen_epoch;
     member->opening.launch = open->world;
     member->opening.start_wait_ms = open->start_wait_ms;
     member->opening.must_exist = open->must_exist;

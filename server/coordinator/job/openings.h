@@ -16,6 +16,7 @@ struct cairn_cluster_opening {
     Cairn__Error *rows;                /* owned: the same, a Difference each; NULL: it joins */
     uint32_t launch, start_wait_ms;    /* JobOpen.world: so many came together; 0: not said */
     uint64_t attached_id;              /* of the job that it was a member of already; 0: of none */
+    uint64_t seen_epoch;               /* of that job, under a store of our identity; 0: none */
     bool must_exist;                   /* it begins no job */
     bool resumes;                      /* without the job it wants the newest snapshot restored */
     bool must_not_exist;               /* it joins none that has taken a step */

@@ -184,7 +184,7 @@ static void shard_up(struct cairn_cluster_job *job, uint32_t shard, const struct
     struct cairn_cluster_job_shard *s = &job->shards[shard];
     if (job->state == CAIRN_CLUSTER_JOB_CREATING || job->loss.behind) return;
     const char *behind = behind_in(job, held);
-    if (behind != NULL) cairn_cluster_job_behind(job, s->seat->name, behind);
+    if (behind != NULL) cairn_cluster_job_behind(job, "shard", s->seat->name, behind);
     if (cairn_cluster_job_dead(job)) return;
     const Cairn__HeldJob *part = part_of(job, held);
     if (part == NULL && cairn_cluster_slice_shard_lost(job, shard)) return;
@@ -210,6 +210,25 @@ static void shard_up(struct cairn_cluster_job *job, uint32_t shard, const struct
     cairn_cluster_job_try_seal(job);
 }
 
+void cairn_cluster_job_seen(struct cairn_cluster_job *job, const char *kind, const char *name,
+                            uint64_t epoch)
+{
+    const struct cairn_marks ours = { .epoch = job->epoch }, seen = { .epoch = epoch };
+    const char *what = cairn_marks_behind(&ours, &seen);
+    if (what == NULL || job->state == CAIRN_CLUSTER_JOB_CREATING || job->loss.behind) return;
+    cairn_cluster_job_behind(job, kind, name, what);
+}
+
+/* The job is not on it as far as our store knows. If it has seen a later epoch all the same, what is
+ * missing on the shards that our store names has moved, and is not lost. */
+static void judge_stranger(struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat,
+                           const struct held *held)
+{
+    for (size_t i = 0; i < held->count; i++)
+        if (held->list[i]->job == job->id)
+            cairn_cluster_job_seen(job, "shard", seat->name, held->list[i]->epoch);
+}
+
 void cairn_cluster_jobs_seat_up(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
                                 Cairn__HeldJob *const *held, size_t held_count)
 {
@@ -217,6 +236,7 @@ void cairn_cluster_jobs_seat_up(struct cairn_cluster *cluster, struct cairn_clus
     struct cairn_cluster_job *job = cluster->jobs;
     while (job != NULL) {
         struct cairn_cluster_job *next = job->next;
+        if (!cairn_cluster_job_has_seat(job, seat)) judge_stranger(job, seat, &list);
         CAIRN_EACH_SHARD (job, i) {
             if (job->shards[i].seat != seat) continue;
             shard_up(job, i, &list);

@@ -256,6 +256,7 @@ static void send_attached(struct cairn_cluster_member *member)
     cairn_cluster_events_maker(job->cluster, job->spec.name, &maker);
     message.made_by = maker.text;
     message.first_step = job->spec.first_step;
+    message.layout = job->layout->version;
     message.shards = infos.list;
     message.n_shards = infos.count;
     const uint32_t request = member->open_request;

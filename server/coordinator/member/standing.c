@@ -132,8 +132,7 @@ bool cairn_cluster_seat_held(struct cairn_cluster_session *session, const struct
 static bool was_left_behind(const struct cairn_cluster_job *job,
                             const struct cairn_cluster_seat *seat, const Cairn__HeldJob *held)
 {
-    const bool is_older = held->generation < job->generation ||
-                          (held->generation == job->generation && held->epoch <= job->epoch);
+    const bool is_older = held->generation <= job->generation && held->epoch <= job->epoch;
     return job->state == CAIRN_CLUSTER_JOB_RUNNING && is_older &&
            !cairn_cluster_job_has_seat(job, seat);
 }
