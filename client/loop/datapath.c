@@ -21,10 +21,11 @@
 
 #define SHARDS_WAIT_MS 3000       /* for the first shard to join a cluster of several hosts */
 #define SENDS_MAX      (1u << 16) /* windows of all shards */
-#define SILENCE_MS     5000       /* of a shard that knew of us when we began to speak to it */
-#define STARVED_MS     5000       /* without memory to send to a shard */
-#define LATE_MS        1000 /* between two looks: this process did not run, and read nothing */
-#define INFINIBAND     "/sys/class/infiniband"
+#define SILENCE_MS \
+    CAIRN_LINK_SILENT_MS /* of a shard that knew of us when we began to speak to it */
+#define STARVED_MS 5000  /* without memory to send to a shard */
+#define LATE_MS    1000  /* between two looks: this process did not run, and read nothing */
+#define INFINIBAND "/sys/class/infiniband"
 
 static const char *text_of(const struct session *s, enum cairn_env_key key)
 {

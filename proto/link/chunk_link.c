@@ -7,6 +7,7 @@
 #define RETRY_MAX_MS 1000
 #define QUIET_MAX_MS 1000 /* that a shard's silence lasts before it is broken */
 #define STARVED_MS   1000 /* without memory, before it is told */
+#define LATE_MS      1000 /* between two looks: this process did not run, and read nothing */
 
 /* Without memory a payload may not go where a header does: a size is known to go by one that went. */
 void cairn_chunk_link_note_memory(struct cairn_chunk_link *link, cairn_status status,
@@ -38,6 +39,18 @@ static void judge_memory(struct cairn_chunk_link *link, uint64_t now_ms)
     if (link->starved.is_told || now_ms - link->starved.since_ms < STARVED_MS) return;
     link->starved.is_told = true;
     if (link->hands->starved != NULL) link->hands->starved(link);
+}
+
+uint64_t cairn_chunk_link_silent_ms(const struct cairn_chunk_link *link, uint64_t now_ms)
+{
+    return now_ms - link->looked_ms > LATE_MS ? 0 : now_ms - link->unheard_since_ms;
+}
+
+static void judge_silence(struct cairn_chunk_link *link, bool speaks, uint64_t now_ms)
+{
+    const bool is_late = now_ms - link->looked_ms > LATE_MS;
+    if (speaks || is_late) link->unheard_since_ms = now_ms;
+    link->looked_ms = now_ms;
 }
 
 void cairn_chunk_link_forget(struct cairn_chunk_link *link)
@@ -102,10 +115,9 @@ static void connect_link(struct cairn_chunk_link *link, struct cairn_fabric *fab
     if (say_hello(link) != CAIRN_OK) cairn_chunk_link_close(link);
 }
 
-static void break_silence(struct cairn_chunk_link *link, uint64_t now_ms)
+static void break_silence(struct cairn_chunk_link *link, bool speaks, uint64_t now_ms)
 {
-    if (link->heard || !link->hands->waits(link)) link->quiet_since_ms = now_ms;
-    link->heard = false;
+    if (speaks) link->quiet_since_ms = now_ms;
     if (now_ms - link->quiet_since_ms < QUIET_MAX_MS) return;
     link->quiet_since_ms = now_ms;
     cairn_status status = say_hello(link);
@@ -115,9 +127,12 @@ static void break_silence(struct cairn_chunk_link *link, uint64_t now_ms)
 void cairn_chunk_link_tick(struct cairn_chunk_link *link, struct cairn_fabric *fabric,
                            const uint8_t *address, size_t address_bytes, uint64_t now_ms)
 {
+    const bool speaks = link->heard || !link->hands->waits(link);
+    link->heard = false;
     judge_memory(link, now_ms);
+    judge_silence(link, speaks, now_ms);
     if (link->peer != NULL) {
-        break_silence(link, now_ms);
+        break_silence(link, speaks, now_ms);
         return;
     }
     if (link->lost && link->on_loan > 0) return;

@@ -20,6 +20,8 @@
 #include "proto/fabric/fabric.h"
 #include "proto/wire/chunk.h"
 
+#define CAIRN_LINK_SILENT_MS 5000 /* so long a silence is said to be one */
+
 struct cairn_chunk_link;
 
 /* What a worker and a relay do differently. */
@@ -52,6 +54,9 @@ struct cairn_chunk_link {
     uint32_t endpoint;   /* the shard's to us, the newest heard of; 0: none on this connection */
     bool heard;          /* anything from it since the last tick */
     uint64_t quiet_since_ms; /* or since there was nothing to wait for */
+    uint64_t
+        unheard_since_ms; /* the same, whatever was said and however often it was connected since */
+    uint64_t looked_ms;   /* at that, last */
     struct {
         bool is_short;     /* of memory: the last thing of this size could not be sent */
         size_t bytes;      /* of its payload; 0: a header alone, or a connection */
@@ -78,6 +83,9 @@ void cairn_chunk_link_note_memory(struct cairn_chunk_link *link, cairn_status st
                                   size_t payload_bytes);
 /* For how long something has been awaited that this process has no memory to send; 0: there is memory. */
 uint64_t cairn_chunk_link_starved_ms(const struct cairn_chunk_link *link, uint64_t now_ms);
+/* For how long something has been awaited, and nothing of the shard has come, also while there was no
+ * connection to it. Time in which this process did not run counts as none. 0: it speaks, or need not. */
+uint64_t cairn_chunk_link_silent_ms(const struct cairn_chunk_link *link, uint64_t now_ms);
 /* A message of the shard came. False: a loss is not told yet, drop it. */
 bool cairn_chunk_link_heard(struct cairn_chunk_link *link);
 /* HELLO of the shard, its header.request. True: the shard has a new endpoint to us, and what it answered on

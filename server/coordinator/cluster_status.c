@@ -8,6 +8,7 @@
 #include "server/coordinator/base/session.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/handlers.h"
+#include "server/coordinator/member/unheard.h"
 
 /* For a field of a message, which nobody writes. */
 static char *path_of(const uint8_t *address, size_t bytes)
@@ -41,6 +42,7 @@ static void fill_shard(Cairn__MemberStatus *out, struct cairn_cluster_seat *seat
         out->stats = seat->has_stats ? &seat->stats : NULL;
         out->storage = (char *)(uintptr_t)seat->storage.text;
         out->unfit = (char *)(uintptr_t)(cairn_cluster_seat_unfit(seat) ? seat->unfit.text : "");
+        out->unheard = (char *)(uintptr_t)cairn_cluster_unheard_text(seat->session);
     }
     out->since_ms = now_ms - seat->since_ms;
     out->state_bytes = seat->stats.state_bytes;
@@ -59,7 +61,7 @@ static void fill_session(Cairn__MemberStatus *out, const struct cairn_cluster_se
     out->path = path_of(session->fabric_address, session->fabric_address_bytes);
     out->place = place_of(session->fabric_address, session->fabric_address_bytes, place);
     out->since_ms = now_ms - session->since_ms;
-    out->unheard = (char *)(uintptr_t)session->unheard;
+    out->unheard = (char *)(uintptr_t)cairn_cluster_unheard_text(session);
 }
 
 #define MEMBERS_MAX 4096 /* so that a frame holds them */

@@ -15,6 +15,7 @@
 #include "server/coordinator/job/bytes.h"
 #include "server/coordinator/job/drain.h"
 #include "server/coordinator/job/drop.h"
+#include "server/coordinator/member/unheard.h"
 #include "server/coordinator/restore/adopt.h"
 #include "server/coordinator/restore/restore.h"
 #include "server/coordinator/round/groups.h"
@@ -48,7 +49,7 @@ static void on_shard_forget(struct cairn_cluster_session *session, uint32_t requ
 struct job_view {
     Cairn__JobStatus status;
     Cairn__JobSpec spec;
-    struct cairn_sentence awaited, saving, gradient, moving, loss;
+    struct cairn_sentence awaited, saving, gradient, moving, loss, path_cut;
     char layout_hash[2 * CAIRN_LAYOUT_HASH_BYTES + 1];
     Cairn__GroupSpec *groups; /* owned */
     Cairn__GroupSpec **list;  /* owned */
@@ -182,6 +183,8 @@ static bool view_init(struct job_view *view, const struct cairn_cluster_job *job
     s->saving = view->saving.text;
     cairn_cluster_reshard_show(job, &view->moving);
     s->moving = view->moving.text;
+    cairn_cluster_unheard_of_job(job, &view->path_cut);
+    s->path_cut = view->path_cut.text;
     s->restores = version.step > job->base_step ? 0 : job->loss.recovery.restores;
     s->workers_min = spec->workers_min;
     s->workers_max = spec->workers_max;
@@ -222,6 +225,7 @@ static void shorten(struct job_view *view)
     view->awaited = cairn_sentence_brief(view->awaited.text, BRIEF_CHARS);
     view->loss = cairn_sentence_brief(s->loss, BRIEF_CHARS);
     s->loss = view->loss.text;
+    view->path_cut = cairn_sentence_brief(view->path_cut.text, BRIEF_CHARS);
     view->saving.text[0] = view->moving.text[0] = '\0';
     if (s->snapshot_failed[0] != '\0')
         s->snapshot_failed = (char *)(uintptr_t) "`cairn job show` has why";

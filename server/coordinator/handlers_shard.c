@@ -15,6 +15,7 @@
 #include "server/coordinator/job/drain.h"
 #include "server/coordinator/job/openings.h"
 #include "server/coordinator/member/standing.h"
+#include "server/coordinator/member/unheard.h"
 #include "server/coordinator/restore/adopt.h"
 #include "server/coordinator/restore/restore.h"
 
@@ -201,7 +202,9 @@ static void take_storage(struct cairn_cluster_seat *seat, const char *why)
 
 static void on_heartbeat(struct cairn_cluster_session *session, const Cairn__Heartbeat *message)
 {
-    if (session->seat == NULL || message->stats == NULL) return;
+    if (session->seat == NULL) return;
+    cairn_cluster_unheard_told(session, message->unheard, message->n_unheard);
+    if (message->stats == NULL) return;
     session->seat->stats = *message->stats; // numbers only
     session->seat->has_stats = true;
     take_storage(session->seat, message->storage);

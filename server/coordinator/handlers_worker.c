@@ -12,9 +12,8 @@
 #include "server/coordinator/job/bytes.h"
 #include "server/coordinator/member/relapse.h"
 #include "server/coordinator/member/seats.h"
+#include "server/coordinator/member/unheard.h"
 #include "server/coordinator/restore/resume.h"
-
-enum { UNHEARD_MAX = 16 }; /* shards that a heartbeat names */
 
 /* The member that a request is of; without one it is answered here. */
 static struct cairn_cluster_member *attached(struct cairn_cluster_session *session,
@@ -165,31 +164,6 @@ static void on_job_leave(struct cairn_cluster_session *session, const Cairn__Job
     cairn_cluster_member_leave(member, "it closed the job");
 }
 
-/* A shard that is away is known to be. Of one that is up it is news that its data does not come. */
-static void take_unheard(struct cairn_cluster_session *session, const Cairn__Heartbeat *message)
-{
-    char unheard[CAIRN_SESSION_UNHEARD_BYTES] = "";
-    size_t length = 0;
-    for (size_t i = 0; i < message->n_unheard && i < UNHEARD_MAX; i++) {
-        const struct cairn_cluster_seat *seat = cairn_cluster_seat_find(session->cluster,
-                                                                        message->unheard[i]);
-        if (seat == NULL || seat->session == NULL) continue;
-        const int count = snprintf(unheard + length, sizeof unheard - length, "%s%s",
-                                   length > 0 ? ", " : "", seat->name);
-        if (count < 0 || (size_t)count >= sizeof unheard - length) break;
-        length += (size_t)count;
-    }
-    if (strcmp(unheard, session->unheard) == 0) return;
-    memcpy(session->unheard, unheard, sizeof unheard);
-    if (unheard[0] != '\0')
-        cairn_log_warn("%s hears nothing from %s over the data path, and both reach this "
-                       "coordinator: look for a firewall or a cut between them, in both "
-                       "directions",
-                       session->name, unheard);
-    else
-        cairn_log_info("%s hears every shard over the data path again", session->name);
-}
-
 static void on_heartbeat(struct cairn_cluster_session *session, const Cairn__Heartbeat *message)
 {
     for (size_t i = 0; i < message->n_bytes && i < CAIRN_SESSION_MEMBERS_MAX; i++) {
@@ -197,7 +171,7 @@ static void on_heartbeat(struct cairn_cluster_session *session, const Cairn__Hea
         struct cairn_cluster_member *member = cairn_cluster_member_find(session, told->job);
         if (member != NULL) cairn_cluster_bytes_read(member, told->fetched_shared);
     }
-    take_unheard(session, message);
+    cairn_cluster_unheard_told(session, message->unheard, message->n_unheard);
     for (struct cairn_cluster_member *m = session->members; m != NULL; m = m->next_of_session)
         m->in_flight = 0;
     for (size_t i = 0; i < message->n_in_flight && i < CAIRN_SESSION_MEMBERS_MAX; i++) {

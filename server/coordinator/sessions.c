@@ -65,6 +65,7 @@ static void free_session(struct cairn_cluster_session *session)
     if (session->home != NULL) cairn_message_free(&session->home->base);
     free(session->name);
     free(session->version);
+    free(session->unheard);
     free(session);
 }
 

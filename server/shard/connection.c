@@ -12,6 +12,7 @@
 #include "server/shard/state/pin.h"
 #include "server/shard/state/report.h"
 #include "server/shard/unfit.h"
+#include "server/shard/unheard.h"
 
 #define CONNECT_TIMEOUT_MS 5000
 #define WELCOME_TIMEOUT_MS 5000
@@ -99,6 +100,10 @@ void cairn_connection_beat(struct cairn_shard *shard)
     cairn_pins_list(shard, &pins);
     heartbeat.pins = pins.pointers;
     heartbeat.n_pins = pins.count;
+    struct cairn_unheard unheard;
+    cairn_unheard_list(shard, &unheard);
+    heartbeat.unheard = unheard.names;
+    heartbeat.n_unheard = unheard.count;
     cairn_session_send(shard, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
     cairn_bytes_list_release(&list);
 }

@@ -15,6 +15,7 @@
 #include "server/shard/without.h"
 
 #include "proto/fabric/where.h"
+#include "proto/link/chunk_link.h"
 #include "server/base/yield.h"
 #include "server/base/guard.h"
 #include "server/base/host_lock.h"
@@ -237,6 +238,7 @@ cairn_status cairn_shard_open(uv_loop_t *loop, const struct cairn_shard_options 
     shard->memory.give_max_bytes = CAIRN_GIVE_MAX_BYTES;
     shard->memory.budget.limit_bytes = options->memory_bytes;
     shard->relay_cache_bytes = options->relay_cache_bytes;
+    shard->unheard_ms = CAIRN_LINK_SILENT_MS;
     shard->events.on_ready = options->on_ready;
     shard->events.on_fenced = options->on_fenced;
     shard->events.on_drained = options->on_drained;

@@ -231,6 +231,7 @@ struct cairn_shard {
     struct cairn_coordinator_id seen; /* the newest coordinator that was obeyed; of what is held */
     Cairn__Keys *keys;                /* those that it trusts; NULL: it has told of none */
     uint64_t relay_cache_bytes;       /* of the memory, at most, for the relay of a job */
+    uint64_t unheard_ms; /* so long a shard may say nothing before it is told: unheard.h */
 
     const struct cairn_shard_up *up;
     uint32_t without;                /* bits of enum cairn_without */

@@ -72,6 +72,7 @@ struct fake_shard {
     uint64_t incarnation;
     /* the script */
     const char *storage; /* what its heartbeats say of it */
+    const char *unheard; /* a shard that they say it does not hear; NULL: none */
     const char *failed; /* its Hello says that its device has, and why; NULL: nothing of a device */
     const char
         *refuse_create; /* answer JobCreate with refuse_create_status, or NO_MEMORY, and this */

@@ -812,6 +812,9 @@ static void beat(struct fake_shard *shard)
         heartbeat.stats = &stats;
         heartbeat.storage = (char *)(uintptr_t)shard->storage;
     }
+    char *unheard = (char *)(uintptr_t)shard->unheard;
+    heartbeat.unheard = &unheard;
+    heartbeat.n_unheard = unheard != NULL;
     fake_send(&shard->peer, CAIRN_MSG_HEARTBEAT, 0, &heartbeat.base);
 }
 

@@ -1,5 +1,5 @@
 /* For how long a link has had no memory to send what is awaited: by what could not be sent, by what went
- * since, and by whether anything is awaited at all. */
+ * since, and by whether anything is awaited at all. For how long the other end is silent. */
 #include <check.h>
 
 #include "proto/link/chunk_link.h"
@@ -58,6 +58,32 @@ TEST(what_nobody_awaits_any_more_is_not_held_against_what_is_awaited_later)
     ck_assert_uint_eq(starved_at(&link, 3000), 0);
     ck_assert_uint_eq(starved_at(&link, 9000), 0);
     ck_assert_uint_eq(told, 0);
+}
+
+static uint64_t silent_at(struct cairn_chunk_link *link, uint64_t now_ms)
+{
+    cairn_chunk_link_tick(link, NULL, NULL, 0, now_ms);
+    return cairn_chunk_link_silent_ms(link, now_ms);
+}
+
+/* No connection stands, which changes nothing of it. */
+TEST(a_silence_lasts_while_something_is_awaited_and_nothing_comes)
+{
+    struct cairn_chunk_link link = { .hands = &hands };
+    is_awaited = true;
+    ck_assert_uint_eq(silent_at(&link, 10000), 0); // the first look
+    ck_assert_uint_eq(silent_at(&link, 10500), 500);
+    ck_assert_uint_eq(silent_at(&link, 11400), 1400);
+    ck_assert(cairn_chunk_link_heard(&link));
+    ck_assert_uint_eq(silent_at(&link, 12000), 0);
+    ck_assert_uint_eq(silent_at(&link, 12900), 900);
+    is_awaited = false;
+    ck_assert_uint_eq(silent_at(&link, 13000), 0);
+    is_awaited = true;
+    ck_assert_uint_eq(silent_at(&link, 13900), 900);
+    ck_assert_uint_eq(cairn_chunk_link_silent_ms(&link, 16000), 0); // nobody has looked
+    ck_assert_uint_eq(silent_at(&link, 20000), 0);                  // this process was stopped
+    ck_assert_uint_eq(silent_at(&link, 20800), 800);
 }
 
 SUITE(10);

@@ -130,4 +130,55 @@ TEST(a_text_that_is_long_stays_within_a_frame)
     cairn_message_free(&page->base);
 }
 
+static bool shows_cut(const char *who)
+{
+    Cairn__JobStatus *status = show_job("toy");
+    const bool shows = who != NULL ? strstr(status->path_cut, who) != NULL
+                                   : status->path_cut[0] == '\0';
+    cairn_message_free(&status->base);
+    return shows;
+}
+
+static size_t count_of(const char *kind)
+{
+    Cairn__Events *page = ask(0, 0);
+    size_t count = 0;
+    for (size_t i = 0; i < page->n_events; i++) count += strcmp(page->events[i]->kind, kind) == 0;
+    cairn_message_free(&page->base);
+    return count;
+}
+
+TEST(a_cut_data_path_is_an_event_said_once_and_shown_by_the_job_while_it_lasts)
+{
+    fake.shards[0].unheard = "s1";
+    fake_until(&fake, shows_cut("shard s0 hears nothing from s1"));
+    fake.shards[1].unheard = "s0";
+    fake_until(&fake, shows_cut("shard s1 hears nothing from s0"));
+    ck_assert_uint_eq(count_of("path-cut"), 1);
+    char *name = (char *)(uintptr_t) "s1";
+    Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
+    beat.unheard = &name;
+    beat.n_unheard = 1;
+    fake_send(&w, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
+    fake_until(&fake, shows_cut("worker w0 hears nothing from s1"));
+    ck_assert_uint_eq(count_of("path-cut"), 2);
+    fake_shard_away(&fake, 1); // all of it is about who is away
+    ck_assert(shows_cut(NULL));
+    beat.n_unheard = 0;
+    fake_send(&w, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
+    fake.shards[0].unheard = NULL;
+    fake.shards[1].unheard = NULL;
+    fake_shard_up(&fake, 1);
+    fake_until(&fake, shows_cut(NULL));
+    fake.shards[0].unheard = "s1";
+    fake_until(&fake, shows_cut("shard s0"));
+    fake.shards[0].unheard = NULL;
+    fake_until(&fake, count_of("path-whole") > 0);
+    Cairn__Events *page = ask(0, 0);
+    size_t at = expect(page, 0, "path-cut", "shard s0", "hears nothing from s1 over the data path");
+    at = expect(page, at, "path-cut", "worker w0", "hears nothing from s1");
+    expect(page, at, "path-whole", "shard s0", "hears s1 over the data path again");
+    cairn_message_free(&page->base);
+}
+
 SUITE(60, open_ticking, close_fake);

@@ -28,6 +28,34 @@ TEST(a_connection_that_the_taker_loses_is_made_again)
     end_taking();
 }
 
+/* So many shards of which the taker says in a heartbeat that it does not hear them. */
+static void await_unheard(size_t count)
+{
+    for (;;) {
+        const struct scene_frame frame = scene_hear(&stage.shard[1], CAIRN_MSG_HEARTBEAT);
+        const Cairn__Heartbeat *beat = (const Cairn__Heartbeat *)frame.message;
+        if (beat->n_unheard != count) continue;
+        if (count > 0)
+            ck_assert_str_eq(beat->unheard[0], stage_job(1)->move.now->take->givers[0].name);
+        return;
+    }
+}
+
+TEST(a_giver_that_says_nothing_is_named_to_the_coordinator_until_it_does)
+{
+    stage_begin_taking();
+    struct cairn_giver *giver = &stage_job(1)->move.now->take->givers[0];
+    const size_t address_bytes = giver->address_bytes;
+    stage.shard[1].shard->unheard_ms = 100;
+    await_unheard(0);
+    giver->address_bytes = 0; // nothing leads there
+    cairn_chunk_link_close(&giver->link);
+    await_unheard(1);
+    giver->address_bytes = address_bytes;
+    await_unheard(0);
+    end_taking();
+}
+
 TEST(a_connection_that_the_giver_loses_is_made_again)
 {
     stage_begin_taking();

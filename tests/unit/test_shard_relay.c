@@ -326,7 +326,7 @@ TEST(a_relay_whose_sums_an_owner_refuses_is_given_up)
 TEST(a_relay_that_an_owner_does_not_answer_is_given_up)
 {
     open_host(SCENE_CHUNK_LEAVES);
-    relay()->silent_ticks_max = 10;
+    relay()->silent_max_ms = 200;
     scene_settle(&scene);
     for (int i = 0; i < 8; i++) scene_settle(&scene);
     ck_assert(!relay()->given_up); // it has nothing to wait for

@@ -115,6 +115,8 @@ static void check_state(struct check *check, const Cairn__JobStatus *j)
     if (j->nonfinite > 0)
         add(check, TROUBLE_WAITS, j->name, "%llu elements are not finite (%s)",
             (unsigned long long)j->nonfinite, j->nonfinite_tensors);
+    if (j->path_cut[0] != '\0')
+        add(check, TROUBLE_WAITS, j->name, "the data path is cut: %s", j->path_cut);
     if (j->straggler != NULL) add(check, TROUBLE_DEGRADED, j->name, "%s", j->straggler->text);
     if (j->reduce_groups_off[0] != '\0')
         add(check, TROUBLE_DEGRADED, j->name, "no reduce groups: %s", j->reduce_groups_off);

@@ -113,6 +113,7 @@ static json_t *job_json(const Cairn__JobStatus *j)
     json_object_set_new(more, "snapshot_failed", json_string(j->snapshot_failed));
     json_object_set_new(more, "passed_over", json_string(j->passed_over));
     json_object_set_new(more, "saving", json_string(j->saving));
+    json_object_set_new(more, "path_cut", json_string(j->path_cut));
     json_object_set_new(more, "seconds_since_step",
                         j->stepped ? json_real((double)j->stepped_ms_ago / 1000) : json_null());
     json_object_set_new(more, "restores", json_integer((json_int_t)j->restores));
@@ -191,7 +192,8 @@ int cairn_ctl_job_list(struct ctl *ctl)
             char state[64];
             cairn_ctl_table_cell(table, "%s", told_bytes(j, j->state_bytes, state));
             cairn_ctl_table_cell(table, "%s", j->snapshot_failed[0] != 0 ? "failed" : "-");
-            cairn_ctl_table_cell(table, "%s", j->awaited);
+            cairn_ctl_table_cell(table, "%s%s", j->path_cut[0] != 0 ? "data path cut; " : "",
+                                 j->awaited);
         }
         cairn_ctl_table_close(table, ctl);
     }
@@ -303,6 +305,7 @@ static void print_job(const struct ctl *ctl, const Cairn__JobStatus *j)
     cairn_ctl_line("epoch, round", "%llu, %llu", (unsigned long long)j->epoch,
                    (unsigned long long)j->round);
     if (j->awaited[0] != 0) cairn_ctl_line("waits for", "%s", j->awaited);
+    if (j->path_cut[0] != 0) cairn_ctl_line("data path", "cut: %s", j->path_cut);
     if (j->straggler != NULL) cairn_ctl_line("held up by", "%s", j->straggler->text);
     if (j->nonfinite > 0) cairn_ctl_damaged_line(j->nonfinite, j->nonfinite_tensors);
     if (j->gradient[0] != 0) cairn_ctl_line("last round", "skipped: %s", j->gradient);

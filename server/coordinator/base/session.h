@@ -4,9 +4,8 @@
 
 #include "server/coordinator/base/names.h"
 
-#define CAIRN_SESSION_MEMBERS_MAX   64 /* jobs that one connection has open */
-#define CAIRN_SESSION_PAGED_MAX     4  /* specs that are on their way on one connection */
-#define CAIRN_SESSION_UNHEARD_BYTES 256
+#define CAIRN_SESSION_MEMBERS_MAX 64 /* jobs that one connection has open */
+#define CAIRN_SESSION_PAGED_MAX   4  /* specs that are on their way on one connection */
 
 struct cairn_cluster_session {
     struct cairn_cluster_session *next; /* of the cluster's list */
@@ -27,9 +26,8 @@ struct cairn_cluster_session {
     uint32_t member_count;           /* jobs that it has open */
     uint32_t wait_count;             /* answers that it waits for (works.h) */
     uint32_t unanswered;             /* of an admin: requests without an answer so far */
-    /* of a worker or reader: names of shards that are up, which it does not hear over the data path */
-    char unheard[CAIRN_SESSION_UNHEARD_BYTES];
-    bool closing; /* was asked to go: its frames are dropped */
+    struct cairn_cluster_unheard *unheard; /* owned: whom it does not hear; NULL: nobody */
+    bool closing;                          /* was asked to go: its frames are dropped */
 };
 
 /* Each does nothing without a session. One that cannot be sent to is being closed, and goes by itself. */

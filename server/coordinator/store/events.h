@@ -36,6 +36,8 @@
     X(SHARD_LEFT, "shard-left")                                                   \
     X(DRAIN, "drain-begun")                                                       \
     X(DRAINED, "drain-ended")                                                     \
+    X(PATH_CUT, "path-cut") /* a data path, as who does not hear somebody says */ \
+    X(PATH_WHOLE, "path-whole")                                                   \
     X(KEY, "key") /* trusted, not any more, or made anew */                       \
     X(DAMAGED, "snapshot-damaged")                                                \
     X(ASKED, "asked")           /* by an operator: whatever changes something */  \

@@ -314,3 +314,10 @@ bool cairn_take_tick(struct cairn_take *take, uint64_t now_ms)
     cairn_take_idle(take);
     return waits;
 }
+
+const struct cairn_chunk_link *cairn_take_link(struct cairn_take *take, uint32_t i, char **name_out)
+{
+    if (!take->is_begun || take->is_leaving || i >= take->giver_count) return NULL;
+    *name_out = take->givers[i].name;
+    return &take->givers[i].link;
+}

@@ -18,6 +18,7 @@
 #include "server/shard/move/lot.h"
 
 struct cairn_chunk_header;
+struct cairn_chunk_link;
 struct cairn_reserve;
 struct cairn_shard;
 struct cairn_shard_job;
@@ -56,5 +57,8 @@ bool cairn_take_on_message(struct cairn_shard *shard, const struct cairn_chunk_h
                            struct cairn_fabric_message *message);
 /* Time: connects, breaks silences, asks again. True: it waits for something. */
 bool cairn_take_tick(struct cairn_take *take, uint64_t now_ms);
+/* The link to the i-th giver, and its name, borrowed; NULL: there is none, or nothing is asked of them. */
+const struct cairn_chunk_link *cairn_take_link(struct cairn_take *take, uint32_t i,
+                                               char **name_out);
 
 #endif

@@ -92,24 +92,20 @@ void cairn_relay_link_close(struct cairn_relay_owner *owner)
 }
 
 /* An owner that is hung, the coordinator notices. This one it hears, and we do not: the way between is
- * broken, and the workers may have another. Ticks are counted, as they do not come while this process is
- * stopped. */
-static void judge_silence(struct cairn_relay_owner *owner)
+ * broken, and the workers may have another. */
+static void judge_silence(struct cairn_relay_owner *owner, uint64_t now_ms)
 {
-    const bool answers = owner->link.peer != NULL && owner->link.heard;
-    owner->silent_ticks = answers || !cairn_relay_link_waits(owner) ? 0 : owner->silent_ticks + 1;
-    if (owner->silent_ticks < owner->relay->silent_ticks_max) return;
-    owner->silent_ticks = 0;
+    if (cairn_chunk_link_silent_ms(&owner->link, now_ms) < owner->relay->silent_max_ms) return;
     cairn_relay_give_up(owner->relay, "shard %s does not answer shard %s", owner->name,
                         shard_of(owner)->name);
 }
 
 void cairn_relay_link_tick(struct cairn_relay_owner *owner, uint64_t now_ms)
 {
-    judge_silence(owner);
     if (owner->link.peer != NULL) cairn_relay_fetch_tick(owner);
     cairn_chunk_link_tick(&owner->link, owner->relay->leaving ? NULL : shard_of(owner)->fabric,
                           owner->address, owner->address_bytes, now_ms);
+    judge_silence(owner, now_ms);
 }
 
 void cairn_relay_link_on_hello(struct cairn_relay_owner *owner,

@@ -22,7 +22,6 @@ struct cairn_relay_owner {
     size_t address_bytes;
     struct cairn_chunk_link link;
     struct cairn_asker asker; /* while relay->fetches is there: its requests are the cache's */
-    uint32_t silent_ticks;    /* with something to wait for, and not a word from it */
 
     struct cairn_collector collector;
     struct cairn_buffer_owner buffers; /* of the sums; buffers.sums is owned */

@@ -11,8 +11,8 @@
 #include "proto/base/lower_bound.h"
 #include "proto/link/asker.h"
 
-#define TICK_MS          20
-#define SILENT_TICKS_MAX 750 /* without a word from an owner */
+#define TICK_MS       20
+#define SILENT_MAX_MS 15000 /* without a word from an owner */
 
 /* ---- one in use ---- */
 
@@ -166,7 +166,7 @@ cairn_status cairn_relay_set(struct cairn_shard_job *job, const Cairn__RelaySet 
     relay->shard = job->view->table.map.shard;
     relay->number = message->relay;
     relay->token = message->token;
-    relay->silent_ticks_max = SILENT_TICKS_MAX;
+    relay->silent_max_ms = SILENT_MAX_MS;
     relay->sums.arena = CAIRN_ARENA_NONE;
     relay->next = job->relays;
     job->relays = relay;

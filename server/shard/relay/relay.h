@@ -43,9 +43,9 @@ struct cairn_relay {
     uint32_t owner_count;
     uint64_t round; /* that it relays; 0: none */
     bool leaving;
-    bool given_up;             /* the coordinator was told that it cannot go on */
-    uint32_t busy;             /* folds, loans and messages that refer to it */
-    uint32_t silent_ticks_max; /* so long an owner may not answer; then the relay is given up */
+    bool given_up;          /* the coordinator was told that it cannot go on */
+    uint32_t busy;          /* folds, loans and messages that refer to it */
+    uint64_t silent_max_ms; /* so long an owner may not answer; then the relay is given up */
 
     struct cairn_relay_collect collect;
     struct cairn_relay_sums sums;
