@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "server/base/log.h"
+#include "server/coordinator/asked.h"
 #include "server/coordinator/base/job.h"
 #include "server/coordinator/base/member.h"
 #include "server/coordinator/base/seat.h"
@@ -384,103 +385,13 @@ static bool handle_snapshot(struct cairn_cluster_session *session, const struct 
     }
 }
 
-/* ---- who asked for what ---- */
-
-/* What changes something, as the command line calls it. Everything else only asks. */
-static const struct {
-    uint16_t type;
-    const char *verb;
-} actions[] = {
-    { CAIRN_MSG_CLUSTER_ADOPT, "cluster adopt" },
-    { CAIRN_MSG_CLUSTER_FORGET, "cluster forget" },
-    { CAIRN_MSG_CLUSTER_BACKUP, "cluster backup" },
-    { CAIRN_MSG_KEY_TRUST, "key trust" },
-    { CAIRN_MSG_SHARD_FORGET, "shard forget" },
-    { CAIRN_MSG_RESHARD_ASK, "reshard" },
-    { CAIRN_MSG_MEMBER_DRAIN, "member drain" },
-    { CAIRN_MSG_JOB_AMEND, "job amend" },
-    { CAIRN_MSG_JOB_REMOVE, "job drop" },
-    { CAIRN_MSG_JOB_PARK, "job park" },
-    { CAIRN_MSG_SNAPSHOT_CREATE, "snapshot create" },
-    { CAIRN_MSG_SNAPSHOT_CANCEL, "snapshot cancel" },
-    { CAIRN_MSG_SNAPSHOT_REMOVE, "snapshot rm" },
-    { CAIRN_MSG_SNAPSHOT_PRUNE, "snapshot prune" },
-    { CAIRN_MSG_SNAPSHOT_TAG, "snapshot tag" },
-    { CAIRN_MSG_SNAPSHOT_RESTORE, "snapshot restore" },
-};
-
-static const char *verb_of(const struct cairn_frame *frame, const ProtobufCMessage *message)
-{
-    const Cairn__ReshardAsk *reshard = (const Cairn__ReshardAsk *)message;
-    if (frame->type == CAIRN_MSG_RESHARD_ASK)
-        return reshard->op == CAIRN_RESHARD_APPLY    ? "reshard apply"
-               : reshard->op == CAIRN_RESHARD_CANCEL ? "reshard cancel"
-                                                     : NULL;
-    if (frame->type == CAIRN_MSG_JOB_PARK && !((const Cairn__JobPark *)message)->parked)
-        return "job unpark";
-    for (size_t i = 0; i < sizeof actions / sizeof *actions; i++)
-        if (actions[i].type == frame->type) return actions[i].verb;
-    return NULL;
-}
-
-/* The member of a message, by the name that control.proto has for it. */
-static const void *member_of(const ProtobufCMessage *message, const ProtobufCFieldDescriptor *field)
-{
-    return (const char *)message + field->offset;
-}
-
-/* " id=step-000000000002-g1 force": texts that are given, and flags that are set. False: it is a plan. */
-static bool describe(const ProtobufCMessage *message, struct cairn_sentence *out)
-{
-    for (unsigned i = 0; i < message->descriptor->n_fields; i++) {
-        const ProtobufCFieldDescriptor *field = &message->descriptor->fields[i];
-        const void *value = member_of(message, field);
-        if (field->label == PROTOBUF_C_LABEL_REPEATED) continue;
-        if (field->type == PROTOBUF_C_TYPE_BOOL && *(const protobuf_c_boolean *)value) {
-            if (strcmp(field->name, "plan") == 0) return false;
-            cairn_sentence_add(out, " %s", field->name);
-        }
-        if (field->type == PROTOBUF_C_TYPE_STRING && (*(char *const *)value)[0] != '\0')
-            cairn_sentence_add(out, " %s=%.200s", field->name, *(char *const *)value);
-    }
-    return true;
-}
-
-/* The job that it is about, where it is about one: "job", or "name" of messages that begin with Job. */
-static const char *job_of(const ProtobufCMessage *message)
-{
-    const ProtobufCMessageDescriptor *type = message->descriptor;
-    const ProtobufCFieldDescriptor *field = protobuf_c_message_descriptor_get_field_by_name(type,
-                                                                                            "job");
-    if (field == NULL || field->type != PROTOBUF_C_TYPE_STRING)
-        field = strncmp(type->short_name, "Job", 3) == 0
-                    ? protobuf_c_message_descriptor_get_field_by_name(type, "name")
-                    : NULL;
-    return field != NULL ? *(char *const *)member_of(message, field) : "";
-}
-
-/* Every action has its who, from where and when: in the log, and in the events. */
-static void note_action(struct cairn_cluster_session *session, const struct cairn_frame *frame,
-                        const ProtobufCMessage *message)
-{
-    const char *verb = verb_of(frame, message), *job = job_of(message);
-    struct cairn_sentence who, what;
-    if (verb == NULL) return;
-    cairn_sentence_set(&what, "%s", verb);
-    if (!describe(message, &what)) return;
-    cairn_sentence_set(&who, "admin %s at %s", session->name, cairn_peer_name(session->peer));
-    cairn_log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "job", job, 0 }, { "who", who.text, 0 }),
-                     "asked: %s", what.text);
-    cairn_cluster_event_note(session->cluster, CAIRN_EVENT_ASKED, job, who.text, "%s", what.text);
-}
-
 bool cairn_cluster_handle_admin(struct cairn_cluster_session *session,
                                 const struct cairn_frame *frame, const ProtobufCMessage *message)
 {
     const uint32_t request = frame->request;
     if (frame->type == CAIRN_MSG_HEARTBEAT) return true;
     if (request == 0) return false;
-    note_action(session, frame, message);
+    cairn_cluster_asked_note(session, frame, message);
     switch (frame->type) {
     case CAIRN_MSG_CLUSTER_STATUS_GET: cairn_cluster_status_answer(session, request); return true;
     case CAIRN_MSG_CLUSTER_ADOPT:

@@ -1,5 +1,6 @@
 /* What happened to the cluster is kept: bounded, in order, with its cause, and across restarts. */
 #include <check.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -128,6 +129,77 @@ TEST(a_text_that_is_long_stays_within_a_frame)
     Cairn__Events *page = ask(0, 0);
     ck_assert(page->n_events == PAGE && page->more);
     cairn_message_free(&page->base);
+}
+
+enum { SETTINGS = 60 };
+
+/* The last "asked", whose text begins so. */
+static void expect_asked(const char *begins, const char *has, const char *ends)
+{
+    Cairn__Events *page = ask(0, 0);
+    const Cairn__Event *last = NULL;
+    for (size_t i = 0; i < page->n_events; i++)
+        if (strcmp(page->events[i]->kind, "asked") == 0) last = page->events[i];
+    ck_assert_ptr_nonnull(last);
+    const char *text = last->text;
+    ck_assert_msg(strncmp(text, begins, strlen(begins)) == 0, "%s", text);
+    ck_assert_ptr_nonnull(strstr(last->who, " at 127.0.0.1"));
+    ck_assert_str_eq(last->job, "toy");
+    ck_assert_msg(strstr(text, has) != NULL, "%s", text);
+    ck_assert_msg(strlen(text) >= strlen(ends) &&
+                      strcmp(text + strlen(text) - strlen(ends), ends) == 0,
+                  "%s", text);
+    cairn_message_free(&page->base);
+}
+
+TEST(what_an_operator_asked_for_is_noted_with_every_value_that_was_given)
+{
+    Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
+    Cairn__GroupSpec group = CAIRN__GROUP_SPEC__INIT, *groups[] = { &group };
+    char *freeze[] = { (char *)(uintptr_t) "a", (char *)(uintptr_t) "b" };
+    group.name = (char *)(uintptr_t) "default";
+    group.lr = 0.125;
+    amend.name = (char *)(uintptr_t) "toy";
+    amend.key = 7;
+    amend.groups = groups;
+    amend.n_groups = 1;
+    amend.set_clip_norm = true;
+    amend.clip_norm = 0.5;
+    amend.freeze_tensors = freeze;
+    amend.n_freeze_tensors = 2;
+    fake_expect_error(&fake, &admin, fake_request(&admin, CAIRN_MSG_JOB_AMEND, &amend.base),
+                      CAIRN_ERR_NOT_FOUND, "no group");
+    expect_asked("job amend groups={ name=default lr=0.125 } set_clip_norm clip_norm=0.5",
+                 " freeze_tensors=a freeze_tensors=b", " name=toy");
+}
+
+TEST(of_many_settings_it_is_noted_how_many_more_there_are)
+{
+    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
+    Cairn__Setting settings[SETTINGS], *list[SETTINGS];
+    char keys[SETTINGS][40];
+    for (int i = 0; i < SETTINGS; i++) {
+        cairn__setting__init(&settings[i]);
+        snprintf(keys[i], sizeof keys[i], "group-%03d.weight_decay", i);
+        settings[i].key = keys[i];
+        settings[i].value = (char *)(uintptr_t) "0.25";
+        list[i] = &settings[i];
+    }
+    restore.job = (char *)(uintptr_t) "toy";
+    restore.id = (char *)(uintptr_t) "newest";
+    restore.settings = list;
+    restore.n_settings = 2;
+    fake_expect_error(&fake, &admin,
+                      fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base),
+                      CAIRN_ERR_INVALID, "not \"newest\"");
+    expect_asked("snapshot restore job=toy id=newest", " --set group-000.weight_decay=0.25",
+                 " --set group-001.weight_decay=0.25");
+    restore.n_settings = SETTINGS;
+    fake_expect_error(&fake, &admin,
+                      fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base),
+                      CAIRN_ERR_INVALID, "not \"newest\"");
+    expect_asked("snapshot restore job=toy id=newest", " --set group-030.weight_decay=0.25",
+                 " more of settings");
 }
 
 static bool shows_cut(const char *who)
