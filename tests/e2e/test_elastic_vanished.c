@@ -25,10 +25,11 @@
 
 enum {
     SHARDS = 3,
-    LEASE_MS = 1500,
+    LEASE_MS = 600,
     LOSS_WAIT_MS = 1000, /* before the job is restored without the shard: the least there is */
     OVER_MS = 2000,
     BACK_MS = 2000,
+    LOOK_MS = 500, /* at what a return brings about, which begins within heartbeats */
     WORKERS = 2,
     RETURNS = 1,
     RETURNS_LONG = 50,
@@ -173,8 +174,8 @@ static void await_logged(const char *log, const char *text, int more_than)
 static void set_up(void)
 {
     static const char *const coordinator_set[] = { "network.insecure_network=yes",
-                                                   "cluster.shards=2", "lease.heartbeat=300ms",
-                                                   "lease.timeout=1500ms", NULL };
+                                                   "cluster.shards=2", "lease.heartbeat=100ms",
+                                                   "lease.timeout=600ms", NULL };
     static const char *const shard_set[] = { "network.insecure_network=yes",
                                              "fabric.device=data0",
                                              "fabric.kind=ucx",
@@ -222,7 +223,7 @@ static void vanish(int64_t most_ms)
 
 static void come_back(int number)
 {
-    look_for_ms(BACK_MS);
+    look_for_ms(returns_wanted() > RETURNS ? BACK_MS : LOOK_MS);
     await_rounds(8);
     printf("note: %d: the longest step: cut off %" PRId64 " ms, back %" PRId64 " ms\n", number,
            cut_ms, watch.longest_ms);

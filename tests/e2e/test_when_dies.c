@@ -14,7 +14,7 @@
 
 enum { ELEMS = 2000, WORDS_MAX = 8 };
 
-static const char *const quick[] = { "lease.heartbeat=100ms", "lease.timeout=1s", NULL };
+static const char *const quick[] = { "lease.heartbeat=50ms", "lease.timeout=400ms", NULL };
 static struct cluster cluster;
 static struct trainer t;
 static struct cluster_said said;
