@@ -1,6 +1,6 @@
 /* Workers whose data network swallows every packet, from the first on or while they train: they get no
- * refusal, only silence. They are named, and those beside them train on at their pace. Two hosts, as network
- * namespaces; needs root.
+ * refusal, only silence. They are named, and those beside them train on at their pace. So are two shards. Two
+ * hosts, as network namespaces; needs root.
  *
  * `test_dropped worker ADDRESS JOB STOP WAIT_MS` trains, with that timeout, until the file STOP is there, and
  * says which step was the longest, or what went wrong, and when. */
@@ -100,7 +100,7 @@ static int work(const char *endpoint, const char *name, const char *stop)
 
 static struct cluster cluster;
 static char here[NETNS_NAME_BYTES], there[NETNS_NAME_BYTES];
-static const char *const places[1] = { here };
+static const char *const places[2] = { here, there };
 
 /* The one of the daemons and the good worker, and the one of the lost workers. */
 static bool make_hosts(void)
@@ -128,17 +128,23 @@ static void drop_hosts(void)
     if (there[0] != '\0') (void)netns_drop(there);
 }
 
-static void set_up(void)
+static void start_cluster(int shards)
 {
-    static const char *const coordinator_set[] = { "network.insecure_network=yes", NULL };
+    static const char *const coordinator_set[] = { "network.insecure_network=yes",
+                                                   "cluster.shards=1", NULL };
     static const char *const shard_set[] = { "network.insecure_network=yes", "fabric.device=data0",
                                              NULL };
     unsetenv("CAIRN_FABRIC_DEVICE");
-    cluster_start(&cluster, 1,
+    cluster_start(&cluster, shards,
                   &(struct cluster_options) { .coordinator_set = coordinator_set,
                                               .shard_set = shard_set,
                                               .shard_netns = places,
                                               .coordinator_ip = "10.91.0.1" });
+}
+
+static void set_up(void)
+{
+    start_cluster(1);
 }
 
 static void tear_down(void)
@@ -266,6 +272,32 @@ TEST(a_way_that_is_lost_in_mid_training_is_named_by_who_waits)
     const char *failed = need_text(said, "failed after ");
     ck_assert_msg(strtol(failed, NULL, 10) >= SHORT_MS, "%s", said);
     need_text(failed, way);
+}
+
+/* State of a job that rests is to come to shard-1, on the other host, from shard-0. */
+TEST(a_way_that_is_cut_between_two_shards_is_named_and_what_waits_goes_on_when_it_is_mended)
+{
+    static struct cluster_said said;
+    struct cluster_command command;
+    cluster_stop(&cluster);
+    start_cluster(2);
+    const pid_t worker = start_worker(here, "rests", WAIT_MS);
+    await_text("rests", "trains");
+    stop_workers();
+    ck_assert_int_eq(cluster_wait(worker, CLUSTER_WAIT_MS), 0);
+    break_way();
+    cluster_cli_begin(&cluster, &command, "reshard", "apply", "rests", "--add", "shard-1", NULL);
+    await_logged("shard-1 hears nothing from shard-0 over the data path, and both reach");
+    cluster_says(&cluster, 0, "shard-1 hears nothing from shard-0", "job", "show", "rests", NULL);
+    cluster_says(&cluster, 0, "data path cut", "job", "list", NULL);
+    cluster_says(&cluster, 0, "path-cut", "cluster", "events", NULL);
+    cluster_says(&cluster, 21, "shard-1: hears nothing over the data path of shard-0", "cluster",
+                 "status", "--check", NULL);
+    mend_way();
+    await_logged("shard-1 hears shard-0 over the data path again");
+    cluster_cli_end(&command, cluster_wait(command.pid, CLUSTER_WAIT_MS), &said);
+    ck_assert_msg(said.status == 0, "%s", said.err);
+    cluster_says(&cluster, 0, "path-whole", "cluster", "events", NULL);
 }
 
 TEST(a_way_that_leads_there_again_is_trained_over)
