@@ -188,19 +188,20 @@ static cairn_status judge_replaced(struct session *s, const Cairn__SnapshotResto
     return status;
 }
 
-static cairn_status restore_inside(struct session *s, Cairn__SnapshotRestore *restore,
+static cairn_status restore_inside(struct session *s, const Cairn__SnapshotRestore *asked,
                                    bool replaces, uint64_t deadline_ms, char *id_out,
                                    struct cairn_version *version_out)
 {
+    Cairn__SnapshotRestore restore = *asked;
     char latest[64];
     Cairn__SnapshotStatus *reply;
     cairn_status status = CAIRN_OK;
-    if (strcmp(restore->id, "latest") == 0) {
-        status = find_latest(s, restore->job, deadline_ms, latest);
-        restore->id = latest;
+    if (strcmp(restore.id, "latest") == 0) {
+        status = find_latest(s, restore.job, deadline_ms, latest);
+        restore.id = latest;
     }
-    if (status == CAIRN_OK && !replaces) status = judge_replaced(s, restore, deadline_ms);
-    if (status == CAIRN_OK) status = call_restore(s, restore, deadline_ms, &reply);
+    if (status == CAIRN_OK && !replaces) status = judge_replaced(s, &restore, deadline_ms);
+    if (status == CAIRN_OK) status = call_restore(s, &restore, deadline_ms, &reply);
     if (status != CAIRN_OK) return status;
     if (id_out != NULL) snprintf(id_out, 64, "%s", reply->id);
     if (version_out != NULL)
