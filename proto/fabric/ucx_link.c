@@ -237,9 +237,9 @@ void ucx_disconnect(struct cairn_fabric_peer *peer)
     struct ucx_link *link = handle->link;
     LIST_REMOVE(handle, of_link);
     handle->link = NULL;
-    if (link->is_lost || peer->fabric->is_closing)
+    if (link->is_lost)
         close_link(link);
-    else
+    else if (!peer->fabric->is_closing) // ucx_links_stop ends it
         ucx_forget_references(link, peer);
     bound_flying(link, peer);
     if (link->is_closed && LIST_EMPTY(&link->handles)) free_link(link);
@@ -338,9 +338,35 @@ unsigned ucx_links_tend(struct ucx_fabric *ucx)
     return 1;
 }
 
+/* ---- the end ---- */
+
+static bool is_sending(const struct ucx_link *link)
+{
+    const struct fabric_op *op;
+    if (link->controls > 0 || link->bundles_out > 0) return true;
+    TAILQ_FOREACH (op, &link->ucx->common.flying, link)
+        if (op->is_send && op->by == link->ep) return true;
+    return false;
+}
+
+/* What is sending by then is not closed as it is: where its node closes at the same time, that is what UCX
+ * does not survive (1.18: SIGSEGV, too). It is shut down, which UCX is given the time to notice. */
+static void shut_sending(struct ucx_fabric *ucx)
+{
+    const uint64_t until_ms = ucx_now_ms() + SHUT_MS;
+    struct ucx_link *link;
+    for (size_t i = 0; i < UCX_NODES; i++)
+        LIST_FOREACH (link, &ucx->links[i], entry) {
+            if (link->is_closed || link->is_lost || !is_sending(link)) continue;
+            if (!shut_node(ucx, link->node, link->has_listener ? &link->listener : NULL)) continue;
+            while (!link->is_down && ucx_now_ms() < until_ms) ucp_worker_progress(ucx->worker);
+        }
+}
+
 void ucx_links_stop(struct ucx_fabric *ucx)
 {
     struct ucx_link *link;
+    shut_sending(ucx);
     for (size_t i = 0; i < UCX_NODES; i++)
         LIST_FOREACH (link, &ucx->links[i], entry) close_link(link);
 }

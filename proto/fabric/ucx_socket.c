@@ -30,11 +30,15 @@ static bool is_same(const struct sockaddr_storage *a, const struct sockaddr_stor
            memcmp(&one->sin6_addr, &other->sin6_addr, sizeof one->sin6_addr) == 0;
 }
 
+/* Also while it connects: then getpeername does not know yet where to (UCX from 1.14 on waits for no
+ * connection). */
 static bool leads_to(int fd, const struct sockaddr_storage *listener)
 {
     struct sockaddr_storage there;
-    socklen_t bytes = sizeof there;
-    return getpeername(fd, (struct sockaddr *)&there, &bytes) == 0 && is_same(&there, listener);
+    socklen_t bytes = listener->ss_family == AF_INET ? sizeof(struct sockaddr_in)
+                                                     : sizeof(struct sockaddr_in6);
+    return getsockopt(fd, SOL_SOCKET, SO_PEERNAME, &there, &bytes) == 0 &&
+           is_same(&there, listener);
 }
 
 void ucx_socket_bound(int fd, unsigned unacked_ms)

@@ -3,13 +3,33 @@
 #include "proto/fabric/backend.h"
 
 #include <check.h>
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
+
+enum { FDS_MAX = 1024 }; /* that a test has open */
+
+void node_cut_sockets(bool is_cut)
+{
+    struct sock_filter nothing = BPF_STMT(BPF_RET | BPF_K, 0);
+    const struct sock_fprog program = { .len = 1, .filter = &nothing };
+    for (int fd = 3; fd < FDS_MAX; fd++) {
+        int protocol = 0;
+        socklen_t bytes = sizeof protocol;
+        if (getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &bytes) != 0 ||
+            protocol != IPPROTO_TCP)
+            continue;
+        (void)setsockopt(fd, SOL_SOCKET, is_cut ? SO_ATTACH_FILTER : SO_DETACH_FILTER, &program,
+                         sizeof program);
+    }
+}
 
 void fill(uint8_t *bytes, size_t count, uint64_t id)
 {

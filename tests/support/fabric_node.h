@@ -60,6 +60,9 @@ void pump(struct node *a, struct node *b, const unsigned *value, unsigned target
 /* Drives for a while in which nothing in particular should happen. */
 void pump_for_ms(struct node *a, struct node *b, unsigned ms);
 
+/* No packet comes in any more by a TCP socket that this process has, listening ones too, or all do again. */
+void node_cut_sockets(bool is_cut);
+
 /* Payload bytes that no two ids share. */
 void fill(uint8_t *bytes, size_t count, uint64_t id);
 bool is_filled(const uint8_t *bytes, size_t count, uint64_t id);

@@ -3,8 +3,6 @@
  * both live, and meet. A few returns by default, hundreds with CAIRN_TEST_LONG=1, or CAIRN_TEST_RETURNS=N. */
 #include <check.h>
 #include <fcntl.h>
-#include <linux/filter.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -18,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "proto/fabric/fabric.h"
+#include "tests/support/fabric_node.h"
 #include "tests/support/suite.h"
 
 enum {
@@ -27,7 +25,6 @@ enum {
     RETURNS = 8,
     RETURNS_LONG = 500,
     MEET_MS = 5000, /* what went before the cut may be tried again late: TCP doubles its pauses */
-    FDS_MAX = 1024
 };
 
 struct address {
@@ -65,22 +62,6 @@ static struct {
     struct news *news;
     unsigned flying;
 } self;
-
-/* No packet comes in by a socket of TCP any more, or all do again. */
-static void filter_sockets(bool drops)
-{
-    struct sock_filter nothing = BPF_STMT(BPF_RET | BPF_K, 0);
-    const struct sock_fprog program = { .len = 1, .filter = &nothing };
-    for (int fd = 3; fd < FDS_MAX; fd++) {
-        int protocol = 0;
-        socklen_t bytes = sizeof protocol;
-        if (getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &bytes) != 0 ||
-            protocol != IPPROTO_TCP)
-            continue;
-        (void)setsockopt(fd, SOL_SOCKET, drops ? SO_ATTACH_FILTER : SO_DETACH_FILTER, &program,
-                         sizeof program);
-    }
-}
 
 static void on_received(void *landing, cairn_status status)
 {
@@ -136,8 +117,8 @@ static void meet(void)
 static void obey(enum order order)
 {
     switch (order) {
-    case CUT: filter_sockets(true); break;
-    case RETURN: filter_sockets(false); break;
+    case CUT: node_cut_sockets(true); break;
+    case RETURN: node_cut_sockets(false); break;
     case GIVE_UP: give_up(); break;
     case MEET: meet(); break;
     case LEAVE: break;
@@ -250,20 +231,16 @@ static unsigned returns_wanted(void)
     return getenv("CAIRN_TEST_LONG") != NULL ? RETURNS_LONG : RETURNS;
 }
 
-TEST(no_return_of_a_node_that_vanished_ends_a_process)
+static void start_both(void)
 {
-    const unsigned returns = returns_wanted();
-    uint64_t longest_ms = 0;
-    srand((unsigned)time(NULL));
     for (int i = 0; i < 2; i++) start(i);
     for (int i = 0; i < 2; i++)
         ck_assert_int_gt(send(both[i].fd, &both[1 - i].address, sizeof both[i].address, 0), 0);
     meet_again(4);
-    for (unsigned i = 0; i < returns; i++) {
-        const uint64_t begin_ms = now_ms();
-        vanish_and_return();
-        if (now_ms() - begin_ms > longest_ms) longest_ms = now_ms() - begin_ms;
-    }
+}
+
+static void leave_both(void)
+{
     for (int i = 0; i < 2; i++) say(i, LEAVE);
     for (int i = 0; i < 2; i++) {
         int status;
@@ -271,7 +248,33 @@ TEST(no_return_of_a_node_that_vanished_ends_a_process)
         ck_assert_msg(status == 0, "process %d ended: %#x", i, status);
         close(both[i].fd);
     }
+}
+
+TEST(no_return_of_a_node_that_vanished_ends_a_process)
+{
+    const unsigned returns = returns_wanted();
+    uint64_t longest_ms = 0;
+    srand((unsigned)time(NULL));
+    start_both();
+    for (unsigned i = 0; i < returns; i++) {
+        const uint64_t begin_ms = now_ms();
+        vanish_and_return();
+        if (now_ms() - begin_ms > longest_ms) longest_ms = now_ms() - begin_ms;
+    }
+    leave_both();
     printf("note: %u returns, the longest took %u ms\n", returns, (unsigned)longest_ms);
+}
+
+/* Each has more to send than the connection takes, and says goodbye on it. */
+TEST(two_nodes_may_close_at_the_same_time_what_is_full)
+{
+    for (unsigned i = 0; i < returns_wanted(); i++) {
+        start_both();
+        for (int k = 0; k < 2; k++) say(k, CUT);
+        pause_ms(30);
+        for (int k = 0; k < 2; k++) say(k, RETURN);
+        leave_both();
+    }
 }
 
 SUITE(3000);

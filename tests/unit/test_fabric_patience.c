@@ -1,0 +1,99 @@
+/* A node that acknowledges nothing of what is sent to it, and says nothing, is given up within the patience
+ * of the fabric: also while the connection is being made, and after it was made late. */
+#include <check.h>
+#include <time.h>
+
+#include "tests/support/fabric_node.h"
+#include "tests/support/suite.h"
+
+enum { PATIENCE_MS = 1000, OVER_MS = 1500, BIG = 200000 };
+
+static struct node here, silent;
+static uint8_t bytes[BIG];
+
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static void set_up(void)
+{
+    node_open(&here, "ucx", NULL);
+    node_open(&silent, "ucx", NULL);
+    cairn_fabric_set_patience(here.fabric, PATIENCE_MS);
+}
+
+static void tear_down(void)
+{
+    node_close(&here);
+    node_close(&silent);
+}
+
+static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
+{
+    (void)arg, (void)peer, (void)why;
+    here.downs++;
+}
+
+/* NULL: it is refused at once, as by a UCX that waits for connections. */
+static struct cairn_fabric_peer *try_silent(void)
+{
+    struct cairn_fabric_peer *peer = NULL;
+    size_t address_bytes;
+    const void *address = cairn_fabric_address(silent.fabric, &address_bytes);
+    if (cairn_fabric_connect(here.fabric, address, address_bytes, on_down, NULL, &peer) != CAIRN_OK)
+        return NULL;
+    return peer;
+}
+
+static void await_down(void)
+{
+    const int64_t begin_ms = now_ms();
+    pump(&here, NULL, &here.downs, 1);
+    ck_assert_int_lt(now_ms() - begin_ms, PATIENCE_MS + OVER_MS);
+}
+
+TEST_EACH(a_node_that_falls_silent_is_given_up, 0, 2)
+{
+    struct cairn_fabric_peer *there = NULL;
+    if (_i == 1) { // the connection is the other one's
+        node_send(&silent, node_connect_to(&silent, &here), 1, NULL, 0);
+        pump(&here, &silent, &here.arrived, 1);
+    }
+    there = node_connect_to(&here, &silent);
+    node_send(&here, there, 1, NULL, 0);
+    pump(&here, &silent, &silent.arrived, 1);
+    node_cut_sockets(true);
+    node_send(&here, there, 2, bytes, BIG);
+    await_down();
+}
+
+TEST(a_node_that_is_silent_from_the_first_is_given_up)
+{
+    node_cut_sockets(true);
+    struct cairn_fabric_peer *there = try_silent();
+    if (there == NULL) return;
+    node_send(&here, there, 1, NULL, 0);
+    await_down();
+}
+
+/* The way there and back takes longer than a turn of ours. */
+TEST(a_node_that_answers_late_and_falls_silent_then_is_given_up)
+{
+    cairn_fabric_set_patience(here.fabric, 2 * PATIENCE_MS);
+    node_cut_sockets(true);
+    struct cairn_fabric_peer *there = try_silent();
+    node_cut_sockets(false);
+    if (there == NULL) return;
+    node_send(&here, there, 1, NULL, 0);
+    pump(&here, &silent, &silent.arrived, 1);
+    node_cut_sockets(true);
+    node_send(&here, there, 2, bytes, BIG);
+    const int64_t begin_ms = now_ms();
+    pump(&here, NULL, &here.downs, 1);
+    ck_assert_int_lt(now_ms() - begin_ms, 2 * PATIENCE_MS + OVER_MS);
+}
+
+SUITE(30, set_up, tear_down);
