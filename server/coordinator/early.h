@@ -1,7 +1,8 @@
 /* Requests that come early: this coordinator has just started, and what it would answer depends on shards
  * that have not come back to it, or have not told what they hold. They wait until all have, or for one lease,
  * by which a shard that lives is back; then they are judged by who is there. Without this a job whose parts
- * are parked would be called unparked, and a plan would leave out the shards that are a moment late. */
+ * are parked would be called unparked, a plan would leave out the shards that are a moment late, and after a
+ * store was lost there would be nothing to adopt. */
 #ifndef CAIRN_COORDINATOR_EARLY_H
 #define CAIRN_COORDINATOR_EARLY_H
 

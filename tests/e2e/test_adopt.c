@@ -216,7 +216,9 @@ TEST(with_a_shard_away_nothing_is_adopted_and_with_it_back_the_run_goes_on)
     struct cluster cluster;
     struct run run;
     char store[64];
-    cluster_start(&cluster, 2, NULL);
+    // So long adopt waits for the shard that does not come.
+    static const char *const quick[] = { "lease.heartbeat=200ms", "lease.timeout=1s", NULL };
+    cluster_start(&cluster, 2, &(struct cluster_options) { .coordinator_set = quick });
     open_run(&run, &cluster);
     train(&run, STEPS_BEFORE, false);
     ck_assert_int_eq(kill(cluster.shards[1], SIGSTOP), 0);

@@ -2,6 +2,7 @@
  * stands in the events. */
 #include <cairn.h>
 #include <check.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -127,6 +128,48 @@ TEST(an_operators_action_has_its_who_and_from_where)
     expect(0, "\"job amend name=run");
     expect(0, "\"job drop name=other");
     ck_assert_ptr_null(strstr(said.out, "\"cluster events")); // who only asks changes nothing
+}
+
+static char watched[1 << 16];
+
+static void watch_until(const char *log, const char *word)
+{
+    for (int tries = 0; strstr(watched, word) == NULL; tries++) {
+        ck_assert_msg(tries < 15000, "no \"%s\" in: %s", word, watched);
+        FILE *file = fopen(log, "re");
+        const size_t bytes = file != NULL ? fread(watched, 1, sizeof watched - 1, file) : 0;
+        watched[bytes] = '\0';
+        if (file != NULL) fclose(file);
+        usleep(1000);
+    }
+}
+
+/* Whose numbers begin anew. What one that was killed had not stored is numbered again, too. */
+TEST(events_are_watched_past_a_coordinator_with_another_store)
+{
+    char log[CAIRN_SCRATCH_BYTES + 16], lost[CAIRN_SCRATCH_BYTES + 16],
+        store[CAIRN_SCRATCH_BYTES + 16];
+    snprintf(log, sizeof log, "%s/watch.txt", cluster.folder);
+    const char *const argv[] = { CAIRN_BIN_DIR "/cairn",
+                                 "--endpoint",
+                                 cluster.address,
+                                 "cluster",
+                                 "events",
+                                 "--watch",
+                                 "0.01",
+                                 NULL };
+    const pid_t pid = cluster_spawn(argv, log);
+    watch_until(log, "job-created");
+    snprintf(store, sizeof store, "%s/coordinator", cluster.folder);
+    snprintf(lost, sizeof lost, "%s/lost", cluster.folder);
+    cluster_kill_coordinator(&cluster);
+    ck_assert(rename(store, lost) == 0);
+    cluster_restart_coordinator(&cluster);
+    cluster_says(&cluster, 0, "run", "cluster", "adopt", "--yes", NULL);
+    watch_until(log, "cluster adopt");
+    ck_assert_ptr_nonnull(strstr(strstr(watched, "job-created"), "started"));
+    kill(pid, SIGINT);
+    ck_assert_int_eq(cluster_wait(pid, CLUSTER_WAIT_MS), 130);
 }
 
 SUITE(60, setup, teardown);

@@ -21,6 +21,8 @@ static void lose_store(uint32_t shards)
     for (uint32_t i = 0; i < fake.shard_count; i++) fake.shards[i].dies_at_switch = false;
     fake_store_lose(&fake);
     fake_shards_up(&fake, shards);
+    if (shards < fake.shard_count) // the others do not come, and a lease has passed
+        fake.cluster->clock.started_ms -= (uint64_t)fake.cluster->options->lease_timeout_ms;
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
 }
 

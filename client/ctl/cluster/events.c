@@ -32,38 +32,61 @@ static void add_row(struct ctl_table *table, const Cairn__Event *e)
     cairn_ctl_table_cell(table, "%s", e->text);
 }
 
-/* All pages behind *after, which becomes the last one's number, into one of both. */
-static cairn_status ask(struct ctl *ctl, struct ctl_table *table, json_t *list, uint64_t *after)
+struct seen {
+    uint64_t after;   /* the number of the last event */
+    uint64_t process; /* the coordinator that gave it; 0: none yet */
+};
+
+/* Another coordinator than before has numbered other events with what was seen already: those that the former
+ * one had not stored when it was killed, or all, if its store was lost. True: to be asked anew. */
+static bool goes_back(struct seen *seen, const Cairn__Events *page)
+{
+    const bool is_other = seen->process != 0 && page->process != seen->process;
+    seen->process = page->process;
+    if (!is_other || seen->after < page->began) return false;
+    seen->after = page->began - 1;
+    return true;
+}
+
+static void take_page(struct ctl_table *table, json_t *list, const Cairn__Events *page,
+                      struct seen *seen)
+{
+    for (size_t i = 0; i < page->n_events; i++) {
+        seen->after = page->events[i]->number;
+        if (table != NULL)
+            add_row(table, page->events[i]);
+        else
+            json_array_append_new(list, event_json(page->events[i]));
+    }
+}
+
+/* All pages behind what was seen, into one of both. */
+static cairn_status ask(struct ctl *ctl, struct ctl_table *table, json_t *list, struct seen *seen)
 {
     Cairn__EventsGet get = CAIRN__EVENTS_GET__INIT;
     get.since_unix_ms = ctl->since_unix_ms;
     for (bool more = true; more;) {
         ProtobufCMessage *reply;
-        get.after = *after;
+        get.after = seen->after;
         const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_EVENTS_GET, &get.base,
                                                    CAIRN_MSG_EVENTS, &reply);
         if (called != CAIRN_OK) return called;
         const Cairn__Events *page = (const Cairn__Events *)reply;
-        for (size_t i = 0; i < page->n_events; i++) {
-            *after = page->events[i]->number;
-            if (table != NULL)
-                add_row(table, page->events[i]);
-            else
-                json_array_append_new(list, event_json(page->events[i]));
-        }
-        more = page->more && page->n_events > 0;
+        const bool anew = goes_back(seen, page);
+        if (!anew) take_page(table, list, page, seen);
+        more = anew || (page->more && page->n_events > 0);
         cairn_message_free(reply);
     }
     return CAIRN_OK;
 }
 
-/* Lines of what has happened behind *after: a row, or an object, each. */
-static cairn_status print_new(struct ctl *ctl, uint64_t *after)
+/* Lines of what has happened behind what was seen: a row, or an object, each. */
+static cairn_status print_new(struct ctl *ctl, struct seen *seen)
 {
     static const char *const headers[] = { "TIME", "EVENT", "JOB", "WHO", "WHAT" };
     json_t *list = ctl->json ? json_array() : NULL;
     struct ctl_table *table = ctl->json ? NULL : cairn_ctl_table_open(headers, 5);
-    const cairn_status status = ask(ctl, table, list, after);
+    const cairn_status status = ask(ctl, table, list, seen);
     if (table != NULL)
         cairn_ctl_table_close(table, ctl);
     else if (status == CAIRN_OK && !ctl->watch)
@@ -76,8 +99,7 @@ static cairn_status print_new(struct ctl *ctl, uint64_t *after)
     return status;
 }
 
-/* A coordinator that starts again has the former one's events, and goes on with their numbers. */
-static int follow(struct ctl *ctl, uint64_t after)
+static int follow(struct ctl *ctl, struct seen *seen)
 {
     ctl->no_headers = true;
     ctl->tries_again = true;
@@ -85,7 +107,7 @@ static int follow(struct ctl *ctl, uint64_t after)
     for (;;) {
         if (fflush(stdout) != 0) return 1; // nobody reads it
         poll(NULL, 0, (int)(ctl->every_s * 1000));
-        const cairn_status status = print_new(ctl, &after);
+        const cairn_status status = print_new(ctl, seen);
         if (status != CAIRN_OK && status != CAIRN_ERR_UNREACHABLE && status != CAIRN_ERR_TIMEOUT)
             return cairn_status_exit((int)status);
     }
@@ -93,8 +115,8 @@ static int follow(struct ctl *ctl, uint64_t after)
 
 int cairn_ctl_cluster_events(struct ctl *ctl)
 {
-    uint64_t after = 0;
-    const cairn_status status = print_new(ctl, &after);
+    struct seen seen = { 0 };
+    const cairn_status status = print_new(ctl, &seen);
     if (status != CAIRN_OK) return cairn_status_exit((int)status);
-    return ctl->watch ? follow(ctl, after) : 0;
+    return ctl->watch ? follow(ctl, &seen) : 0;
 }

@@ -118,7 +118,7 @@ cairn_status cairn_cluster_events_open(struct cairn_cluster *cluster, struct cai
     if (events->ring == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for events");
     const cairn_status status = cairn_store_each_event(cluster->store, load, events, why);
     if (events->next == 0) events->first = events->next = 1;
-    events->saved = events->next;
+    events->saved = events->began = events->next;
     return status;
 }
 
@@ -245,6 +245,8 @@ void cairn_cluster_events_answer(struct cairn_cluster_session *session, uint32_t
     Cairn__Events page = CAIRN__EVENTS__INIT;
     uint64_t number = get->after >= events->first ? get->after + 1 : events->first;
     page.events = list;
+    page.process = session->cluster->identity.id.process;
+    page.began = events->began;
     for (; number < events->next; number++) {
         const struct cairn_cluster_event *event = *place_of(events, number);
         if (event == NULL || event->stored.unix_ms < get->since_unix_ms) continue;

@@ -57,6 +57,7 @@ struct cairn_cluster_event;
 struct cairn_cluster_events {
     struct cairn_cluster_event **ring; /* owned: [CAIRN_STORE_EVENTS_MAX], by number */
     uint64_t first, next;              /* numbers: of the oldest, and of the one to come */
+    uint64_t began;                    /* the first that this process gave */
     uint64_t saved;                    /* those below are in the store, or on their way there */
     bool saving;
     bool failed; /* the last that was tried, which was said */
