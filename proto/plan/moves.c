@@ -19,7 +19,7 @@ int cairn_plan_walk_next(struct plan_walk *walk, struct plan_run *run_out)
     const uint64_t end = now_end < then_end ? now_end : then_end;
     const uint64_t first = now->first_quantum > then->first_quantum ? now->first_quantum
                                                                     : then->first_quantum;
-    *run_out = (struct plan_run) { now, first, end - first, then->shard };
+    *run_out = (struct plan_run) { now, then, first, end - first, then->shard };
     walk->at_current += end == now_end;
     walk->at_target += end == then_end;
     return 1;

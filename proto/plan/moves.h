@@ -10,6 +10,7 @@
 
 struct plan_run {
     const struct cairn_extent *extent; /* of the current layout: the run lies in it */
+    const struct cairn_extent *target; /* of the target: likewise */
     uint64_t first, count;             /* quanta, at least 1 */
     uint32_t to;                       /* the owner in the target; extent->shard = it stays */
 };

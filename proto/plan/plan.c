@@ -28,6 +28,12 @@ uint32_t cairn_plan_may_use(const struct plan_cut *cut, uint64_t bytes, uint32_t
     return pieces == 0 ? 1 : pieces < limit ? (uint32_t)pieces : limit;
 }
 
+uint64_t cairn_plan_part_bytes(const struct plan_cut *cut, uint32_t tensor)
+{
+    const uint64_t bytes = cut->unit_bytes[cut->unit_of[tensor]];
+    return bytes / cairn_plan_may_use(cut, bytes, cut->able_count);
+}
+
 cairn_status cairn_plan_append(struct extent_list *list, struct cairn_extent extent)
 {
     if (list->count > 0) {
@@ -114,6 +120,7 @@ static void share_bytes(struct plan_cut *cut)
     for (uint32_t s = 0; s < cut->request->shard_count; s++) {
         cut->shards[s].weight = weights == NULL ? 1 : weights[s];
         weight_sum += cut->shards[s].weight;
+        cut->able_count += cut->shards[s].weight > 0;
     }
     for (uint32_t s = 0; s < cut->request->shard_count; s++) {
         weight += cut->shards[s].weight;
@@ -219,7 +226,7 @@ cairn_status cairn_plan_sort(struct extent_list *list, const uint32_t *key, uint
     return CAIRN_OK;
 }
 
-static void join_neighbours(struct extent_list *list)
+void cairn_plan_join(struct extent_list *list)
 {
     const size_t count = list->count;
     list->count = 0; // reads run ahead of the appends, which therefore never grow the list
@@ -251,13 +258,13 @@ static cairn_status fill_table(struct plan_cut *cut)
     const struct cairn_plan_request *request = cut->request;
     order_tensors(cut);
     share_bytes(cut);
-    const int fresh = request->previous == NULL || request->compact;
-    cairn_status status = fresh ? free_everything(cut) : cairn_plan_keep(cut);
+    cut->keeps = request->previous != NULL && !request->compact;
+    cairn_status status = cut->keeps ? cairn_plan_keep(cut) : free_everything(cut);
     if (status == CAIRN_OK)
         status = cairn_plan_sort(&cut->free_runs, cut->rank, request->tensor_count);
     if (status == CAIRN_OK) status = cairn_plan_place(cut);
     if (status == CAIRN_OK) status = cairn_plan_sort(&cut->table, NULL, request->tensor_count);
-    if (status == CAIRN_OK) join_neighbours(&cut->table);
+    if (status == CAIRN_OK) cairn_plan_join(&cut->table);
     return status;
 }
 
@@ -272,24 +279,41 @@ static cairn_status close_table(struct plan_cut *cut, struct cairn_layout **layo
     return status;
 }
 
-cairn_status cairn_plan_make(const struct cairn_plan_request *request,
-                             struct cairn_layout **layout_out, struct cairn_plan_report *report_out)
+cairn_status cairn_plan_make_once(const struct cairn_plan_request *request, const uint8_t *afresh,
+                                  struct cairn_layout **layout_out,
+                                  struct cairn_plan_report *report_out)
 {
-    cairn_status status = judge_request(request);
-    if (status != CAIRN_OK) return status;
-
     struct plan_cut cut;
     struct cairn_layout *layout = NULL;
-    status = open_cut(&cut, request);
+    cairn_status status = open_cut(&cut, request);
+    cut.afresh = afresh;
     if (status == CAIRN_OK) status = fill_table(&cut);
     if (status == CAIRN_OK) status = close_table(&cut, &layout);
-    if (status == CAIRN_OK && report_out != NULL)
-        status = cairn_plan_describe(&cut, layout, report_out);
+    if (status == CAIRN_OK) status = cairn_plan_describe(&cut, layout, report_out);
     close_cut(&cut);
     if (status != CAIRN_OK) {
         cairn_layout_close(layout);
         return status;
     }
     *layout_out = layout;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_plan_make(const struct cairn_plan_request *request,
+                             struct cairn_layout **layout_out, struct cairn_plan_report *report_out)
+{
+    cairn_status status = judge_request(request);
+    if (status != CAIRN_OK) return status;
+    struct cairn_plan_report report;
+    struct cairn_layout *layout = NULL;
+    status = cairn_plan_make_once(request, NULL, &layout, &report);
+    if (status == CAIRN_OK && request->previous != NULL && !request->compact && !request->least)
+        status = cairn_plan_gather(request, &layout, &report);
+    if (status != CAIRN_OK) {
+        cairn_layout_close(layout);
+        return status;
+    }
+    *layout_out = layout;
+    if (report_out != NULL) *report_out = report;
     return CAIRN_OK;
 }

@@ -15,13 +15,21 @@
  *   3. units that may use every shard are cut over all of them, beginning at a rotating shard, and
  *      level what 1 and 2 left. Each cut aims at the running goal, so rounding never adds up.
  *
- * A re-plan keeps what it can: shards above their share shed the tails of their extents, in pieces of
- * 256 KiB where they can, carrying the rounding from shard to shard; what gone shards held is free;
- * and the free pieces are placed as above on the shards below their share. So what moves never
- * exceeds the bound, Σ max(0, share - old), and nothing at all moves while every shard is within one
- * quantum (the job's heaviest) of its share. Balance is that of the fresh table or better, or one
- * quantum off, give or take another quantum. It does not promise the limit on spread, which it
- * applies only to what moves; `compact` ignores the previous table and gives exactly the fresh one. */
+ * A re-plan keeps what it can, and moves it in few pieces: neighbours of one shard are one piece, however
+ * they came there. Shards above their share shed first what they have of a tensor beside their largest piece
+ * of it, then whole pieces along their bytes in proportion, or, where a piece is twice a shard's part of the
+ * unit, its end, in 256 KiB or more, carrying the rounding from shard to shard; what gone shards held is
+ * free; and what is free goes to the shards below their share, whole where it can and next to what they have
+ * (plan_fill.c), or, where that would not level them, as above. So what moves never exceeds the bound, Σ
+ * max(0, share - old), and nothing at all moves while every shard is within one quantum (the job's heaviest)
+ * of its share. Balance is that of the fresh table or better, or one quantum off, give or take another
+ * quantum. It does not promise the limit on spread, which it applies only to what moves.
+ *
+ * In the long run pieces grow in number all the same. Where a re-plan would have more than
+ * CAIRN_PLAN_PIECES_MOST times the pieces of the fresh table, or the files that a snapshot of it has,
+ * nothing is kept of as few tensors as bring it well below that (plan_gather.c): then more moves than the
+ * bound. `least` asks for the bound whatever the pieces; `compact` ignores the previous table and gives
+ * exactly the fresh one. */
 #ifndef CAIRN_PLAN_PLAN_H
 #define CAIRN_PLAN_PLAN_H
 
@@ -49,7 +57,10 @@ struct cairn_plan_request {
     const uint32_t *renumbered; /* [previous->shard_count], the new number of each old shard or
                                  * CAIRN_SHARD_GONE; NULL = same number, gone if there is none */
     int compact;                /* 1 = back to the fresh form, whatever moves */
+    int least; /* 1 = no more moves than the bound, however many pieces there are */
 };
+
+#define CAIRN_PLAN_PIECES_MOST 2 /* times those of the fresh table */
 
 struct cairn_plan_report {
     uint64_t total_bytes;
@@ -60,6 +71,10 @@ struct cairn_plan_report {
     uint64_t moved_bytes_bound;   /* Σ max(0, share - old), the least that levels the shards */
     uint32_t unit_spread_max;     /* the most shards that hold a piece of one unit */
     double unit_spread_of_possible; /* mean over units: shards used / shards it may use */
+    uint64_t pieces;                /* cairn_layout_pieces */
+    uint64_t files;                 /* of a snapshot: of each shard the most pieces of one tensor */
+    uint64_t pieces_fresh, files_fresh; /* a re-plan: of the fresh table */
+    uint32_t afresh_count; /* tensors of which nothing was kept, since there were too many pieces */
 };
 
 /* The new layout's version is 1, or one above the previous one's. report_out may be NULL.

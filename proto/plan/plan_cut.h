@@ -1,6 +1,7 @@
 /* Inside the planner: a plan in the making, shared by plan.c (the whole course), plan_keep.c (what a
  * re-plan keeps and frees), plan_place.c (free units onto shards: stiff and whole),
- * plan_line.c (the line) and plan_report.c. */
+ * plan_line.c (the line), plan_fill.c (what a re-plan freed, onto shards),
+ * plan_gather.c (in how many pieces it lies) and plan_report.c. */
 #ifndef CAIRN_PLAN_PLAN_CUT_H
 #define CAIRN_PLAN_PLAN_CUT_H
 
@@ -36,6 +37,10 @@ struct plan_cut {
     uint32_t spread;
     uint64_t total_bytes;
     uint64_t quantum_bytes_max; /* of the heaviest quantum */
+    uint32_t able_count;        /* shards with a weight */
+    int keeps;                  /* a re-plan */
+    const uint8_t
+        *afresh; /* borrowed: [tensor_count], 1 = none of it is kept; NULL: of no tensor */
 
     /* owned: freed by plan.c */
     struct cairn_geometry *geometry; /* [tensor_count] */
@@ -84,8 +89,24 @@ uint64_t cairn_plan_bytes(const struct plan_cut *cut, uint32_t tensor, uint64_t 
                           uint64_t count);
 /* min(ceil(bytes / 256 KiB), spread, shards), at least 1. */
 uint32_t cairn_plan_may_use(const struct plan_cut *cut, uint64_t bytes, uint32_t shard_count);
+/* One plan. `afresh` as plan_cut's. */
+cairn_status cairn_plan_make_once(const struct cairn_plan_request *request, const uint8_t *afresh,
+                                  struct cairn_layout **layout_out,
+                                  struct cairn_plan_report *report_out) CAIRN_MUST_CHECK;
+/* Fills in pieces and files. */
+cairn_status cairn_plan_count(const struct cairn_layout *layout,
+                              struct cairn_plan_report *report) CAIRN_MUST_CHECK;
+/* Takes another re-plan for *layout, and of it for *report, where it has too many pieces. */
+cairn_status cairn_plan_gather(const struct cairn_plan_request *request,
+                               struct cairn_layout **layout,
+                               struct cairn_plan_report *report) CAIRN_MUST_CHECK;
+/* What a shard has of the tensor's unit, where it lies on as many shards as it may use. */
+uint64_t cairn_plan_part_bytes(const struct plan_cut *cut, uint32_t tensor);
 /* Adds an extent, joined with the last one where it continues it. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_plan_append(struct extent_list *list, struct cairn_extent extent);
+
+/* Joins neighbours of one shard in a list that is sorted. */
+void cairn_plan_join(struct extent_list *list);
 
 /* The new number of an old shard, or CAIRN_SHARD_GONE. */
 uint32_t cairn_plan_renumber(const struct cairn_plan_request *request, uint32_t old);
@@ -106,6 +127,17 @@ cairn_status cairn_plan_describe(const struct plan_cut *cut, const struct cairn_
 uint64_t cairn_plan_take(struct placing *p, struct cursor *at, uint64_t end, uint32_t shard);
 /* What a shard is short of its goal once `bytes` more have been placed: the error so far is in it. */
 uint64_t cairn_plan_short(const struct plan_cut *cut, uint32_t shard, uint64_t bytes);
+/* Quanta of [first, first + count) to take for `room` bytes: the nearest edge. */
+uint64_t cairn_plan_nearest(const struct plan_cut *cut, uint32_t tensor, uint64_t first,
+                            uint64_t count, uint64_t room);
+/* Bytes that a shard still wants; below 0: that it has more. The heap has the neediest on top; sink: the
+ * one in place i has become less needy. */
+int64_t cairn_plan_need(const struct plan_cut *cut, uint32_t shard);
+void cairn_plan_heap_push(struct placing *p, uint32_t shard);
+uint32_t cairn_plan_heap_pop(struct placing *p);
+void cairn_plan_heap_sink(struct placing *p, uint32_t i);
+/* Places what a re-plan freed; 0: nothing is placed, since the receivers would not be level. */
+int cairn_plan_fill(struct placing *p);
 /* Orders the units of a line, all with 2 <= may_use < receiver_count. */
 void cairn_plan_order_line(struct free_unit **units, size_t count);
 /* The units that would use more shards than they may, were the line wound in one lap: moves them

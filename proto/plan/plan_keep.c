@@ -4,21 +4,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The previous table in canonical order of tensors: the list's order must not matter here either. */
+/* The previous table in pieces: neighbours of one shard are one, however many extents they came in. */
 struct keeping {
     struct plan_cut *cut;           /* borrowed */
     const struct cairn_layout *old; /* borrowed */
-    struct cairn_extent *extents;   /* owned: [extent_count], by old shard, then canonical */
-    uint64_t *shed;                 /* owned: [extent_count], quanta each loses at its end */
-    uint32_t *old_of;               /* owned: [shard_count], old number or CAIRN_SHARD_GONE */
+    /* owned: [.count], in canonical order: the order of the list must not matter here either */
+    struct extent_list pieces;
+    uint64_t *front,
+        *back;        /* owned: [pieces], quanta that each loses at its beginning and its end */
+    size_t *of_shard; /* owned: [pieces], numbers of pieces by old shard, then canonical */
+    size_t *begin;    /* owned: [old shards + 1], where a shard begins in of_shard */
+    struct weighed *extras; /* owned: [pieces], room for one shard's */
+    uint32_t *old_of;       /* owned: [shard_count], old number or CAIRN_SHARD_GONE */
 };
 
-/* The extents of one old shard, counted around from `start`, so that shards do not all shed the same
- * units. */
-struct ring {
-    const struct cairn_extent *extents; /* [count] */
-    uint64_t *shed;                     /* [count] */
-    size_t start, count;
+struct weighed {
+    uint64_t bytes;
+    size_t piece;
 };
 
 uint32_t cairn_plan_renumber(const struct cairn_plan_request *request, uint32_t old)
@@ -40,84 +42,204 @@ static cairn_status number_shards(struct keeping *k)
     return CAIRN_OK;
 }
 
-/* By tensor in canonical order, then, in a stable counting sort, by shard. */
-static cairn_status sort_old_extents(struct keeping *k)
+static cairn_status join_pieces(struct keeping *k)
 {
     const size_t count = k->old->extent_count;
-    size_t *next = calloc(k->old->shard_count, sizeof *next);
-    struct extent_list list = { .items = calloc(count + 1, sizeof *list.items), .count = count };
-    cairn_status status = next == NULL || list.items == NULL ? CAIRN_ERR_NO_MEMORY : CAIRN_OK;
-    if (status == CAIRN_OK) {
-        memcpy(list.items, k->old->extents, count * sizeof *list.items);
-        status = cairn_plan_sort(&list, k->cut->rank, k->old->tensor_count);
-    }
-    for (size_t e = 0; e < count && status == CAIRN_OK; e++) {
-        const uint32_t old = list.items[e].shard;
-        k->extents[k->old->shard_extents[old] + next[old]++] = list.items[e];
-    }
-    free(next);
-    free(list.items);
+    k->pieces.items = calloc(count + 1, sizeof *k->pieces.items);
+    k->front = calloc(count + 1, sizeof *k->front);
+    k->back = calloc(count + 1, sizeof *k->back);
+    k->of_shard = calloc(count + 1, sizeof *k->of_shard);
+    k->begin = calloc((size_t)k->old->shard_count + 1, sizeof *k->begin);
+    k->extras = calloc(count + 1, sizeof *k->extras);
+    k->old_of = calloc(k->cut->request->shard_count, sizeof *k->old_of);
+    if (k->pieces.items == NULL || k->front == NULL || k->back == NULL || k->of_shard == NULL ||
+        k->begin == NULL || k->extras == NULL || k->old_of == NULL)
+        return CAIRN_ERR_NO_MEMORY;
+    memcpy(k->pieces.items, k->old->extents, count * sizeof *k->pieces.items);
+    k->pieces.count = k->pieces.limit = count;
+    const cairn_status status = cairn_plan_sort(&k->pieces, k->cut->rank, k->old->tensor_count);
+    if (status == CAIRN_OK) cairn_plan_join(&k->pieces);
     return status;
 }
 
-static struct ring ring_of(const struct keeping *k, uint32_t old)
+/* A stable counting sort. */
+static void list_by_shard(struct keeping *k)
 {
-    const size_t first = k->old->shard_extents[old];
-    const size_t count = k->old->shard_extents[old + 1] - first;
+    size_t end = 0;
+    for (size_t i = 0; i < k->pieces.count; i++) k->begin[k->pieces.items[i].shard]++;
+    for (uint32_t s = 0; s < k->old->shard_count; s++) k->begin[s] = end += k->begin[s];
+    k->begin[k->old->shard_count] = end;
+    for (size_t i = k->pieces.count; i-- > 0;)
+        k->of_shard[--k->begin[k->pieces.items[i].shard]] = i;
+}
+
+static void release(struct keeping *k)
+{
+    free(k->pieces.items);
+    free(k->front);
+    free(k->back);
+    free(k->of_shard);
+    free(k->begin);
+    free(k->extras);
+    free(k->old_of);
+}
+
+/* --- what a piece sheds --------------------------------------------------------------------------- */
+
+static uint64_t quanta_left(const struct keeping *k, size_t i)
+{
+    return k->pieces.items[i].quantum_count - k->front[i] - k->back[i];
+}
+
+static uint64_t bytes_left(const struct keeping *k, size_t i)
+{
+    const struct cairn_extent *e = &k->pieces.items[i];
+    return cairn_plan_bytes(k->cut, e->tensor, e->first_quantum + k->front[i], quanta_left(k, i));
+}
+
+static int is_neighbour(const struct keeping *k, size_t i, size_t j)
+{
+    return i < k->pieces.count && j < k->pieces.count &&
+           k->pieces.items[i].tensor == k->pieces.items[j].tensor;
+}
+
+/* What stands before the piece in its tensor is free, and what stands behind it. */
+static int is_free_before(const struct keeping *k, size_t i)
+{
+    return i > 0 && is_neighbour(k, i - 1, i) && (k->back[i - 1] > 0 || quanta_left(k, i - 1) == 0);
+}
+
+static int is_free_behind(const struct keeping *k, size_t i)
+{
+    return is_neighbour(k, i + 1, i) && (k->front[i + 1] > 0 || quanta_left(k, i + 1) == 0);
+}
+
+/* Sheds the most quanta that weigh `limit` bytes or less, at the end where what is free already goes on in
+ * them, else at the piece's end; returns their bytes. */
+static uint64_t shed_some(struct keeping *k, size_t i, uint64_t limit)
+{
+    const struct plan_cut *cut = k->cut;
+    const struct cairn_extent *e = &k->pieces.items[i];
+    const uint64_t count = quanta_left(k, i), first = e->first_quantum + k->front[i];
+    const uint64_t quantum_bytes = cut->geometry[e->tensor].quantum_elems *
+                                   cut->request->tensors[e->tensor].elem_bytes;
+    const uint64_t bytes = bytes_left(k, i);
+    uint64_t quanta = limit / quantum_bytes;
+    if (bytes <= limit) {
+        k->back[i] += count;
+        return bytes;
+    }
+    if (is_free_before(k, i) && !is_free_behind(k, i)) {
+        k->front[i] += quanta;
+        return cairn_plan_bytes(cut, e->tensor, first, quanta);
+    }
+    // The tensor's last quantum may be short, and then one more fits.
+    if (cairn_plan_bytes(cut, e->tensor, first + count - quanta - 1, quanta + 1) <= limit) quanta++;
+    k->back[i] += quanta;
+    return cairn_plan_bytes(cut, e->tensor, first + count - quanta, quanta);
+}
+
+/* --- what a shard sheds --------------------------------------------------------------------------- */
+
+/* The pieces of one old shard, counted around from `start`, so that shards do not all shed the same
+ * units. */
+struct ring {
+    const size_t *pieces; /* [count] */
+    size_t start, count;
+    uint64_t left; /* bytes still to shed */
+};
+
+static size_t ring_at(const struct ring *ring, size_t n)
+{
+    return ring->pieces[(ring->start + n) % ring->count];
+}
+
+static struct ring ring_of(const struct keeping *k, uint32_t old, uint64_t budget)
+{
+    const size_t first = k->begin[old], count = k->begin[old + 1] - first;
     return (struct ring) {
-        .extents = k->extents + first,
-        .shed = k->shed + first,
+        .pieces = k->of_shard + first,
         .start = (size_t)cairn_plan_scale(count, old, k->old->shard_count),
         .count = count,
+        .left = budget,
     };
 }
 
-static uint64_t extent_bytes(const struct plan_cut *cut, const struct cairn_extent *e)
+static int compare_weighed(const void *a, const void *b)
 {
-    return cairn_plan_bytes(cut, e->tensor, e->first_quantum, e->quantum_count);
+    const struct weighed *x = a, *y = b;
+    if (x->bytes != y->bytes) return x->bytes < y->bytes ? -1 : 1;
+    return x->piece < y->piece ? -1 : x->piece > y->piece;
 }
 
-/* Sheds from the end of what extent i still has the most quanta that weigh `limit` bytes or less;
- * returns their bytes. */
-static uint64_t shed_tail(const struct plan_cut *cut, const struct ring *ring, size_t i,
-                          uint64_t limit)
+/* Lists all pieces of a tensor but the largest: [first, end) of the shard's. */
+static size_t list_extras(struct keeping *k, const struct ring *ring, size_t first, size_t end,
+                          size_t count)
 {
-    const struct cairn_extent *e = &ring->extents[i];
-    const uint64_t count = e->quantum_count - ring->shed[i], end = e->first_quantum + count;
-    const uint64_t quantum_bytes = cut->geometry[e->tensor].quantum_elems *
-                                   cut->request->tensors[e->tensor].elem_bytes;
-    uint64_t tail = limit / quantum_bytes;
-    // The tensor's last quantum may be short, and then one more fits.
-    if (tail < count && cairn_plan_bytes(cut, e->tensor, end - tail - 1, tail + 1) <= limit) tail++;
-    if (tail > count) tail = count;
-    ring->shed[i] += tail;
-    return cairn_plan_bytes(cut, e->tensor, end - tail, tail);
-}
-
-/* Sheds along the shard's bytes in proportion: tails of at least 256 KiB, or whole extents. */
-static uint64_t shed_evenly(const struct plan_cut *cut, const struct ring *ring, uint64_t old_bytes,
-                            uint64_t budget)
-{
-    uint64_t passed = 0, shed = 0;
-    for (size_t n = 0; n < ring->count; n++) {
-        const size_t i = (ring->start + n) % ring->count;
-        const uint64_t bytes = extent_bytes(cut, &ring->extents[i]);
-        passed += bytes;
-        const uint64_t owed = cairn_plan_scale(budget, passed, old_bytes) - shed;
-        if (owed >= bytes || owed >= CAIRN_SPREAD_PIECE_BYTES)
-            shed += shed_tail(cut, ring, i, owed);
+    size_t largest = first;
+    for (size_t n = first; n < end; n++)
+        if (bytes_left(k, ring->pieces[n]) > bytes_left(k, ring->pieces[largest])) largest = n;
+    for (size_t n = first; n < end; n++) {
+        const size_t i = ring->pieces[n];
+        if (n != largest) k->extras[count++] = (struct weighed) { bytes_left(k, i), i };
     }
-    return shed;
+    return count;
 }
 
-/* Sheds `budget` bytes of a shard at most, and so many that no quantum of it fits the difference. */
-static uint64_t shed_bytes(const struct plan_cut *cut, const struct ring *ring, uint64_t old_bytes,
-                           uint64_t budget)
+/* First goes, whole, what a shard has of a tensor beside its largest piece, the smallest first. */
+static void shed_extras(struct keeping *k, struct ring *ring)
 {
-    uint64_t shed = shed_evenly(cut, ring, old_bytes, budget);
-    for (size_t n = ring->count; n-- > 0 && shed < budget;)
-        shed += shed_tail(cut, ring, (ring->start + n) % ring->count, budget - shed);
-    return shed;
+    size_t count = 0;
+    for (size_t first = 0, end; first < ring->count; first = end) {
+        end = first + 1;
+        while (end < ring->count && is_neighbour(k, ring->pieces[first], ring->pieces[end])) end++;
+        count = list_extras(k, ring, first, end, count);
+    }
+    qsort(k->extras, count, sizeof *k->extras, compare_weighed);
+    for (size_t n = 0; n < count && k->extras[n].bytes <= ring->left; n++)
+        ring->left -= shed_some(k, k->extras[n].piece, k->extras[n].bytes);
+}
+
+/* Then along the shard's bytes in proportion: whole pieces, but where one is twice as large as a shard's
+ * part of its unit is to be, its end, in 256 KiB or more. */
+static void shed_evenly(struct keeping *k, struct ring *ring)
+{
+    uint64_t all = 0, passed = 0, shed = 0;
+    const uint64_t budget = ring->left;
+    for (size_t n = 0; n < ring->count; n++) all += bytes_left(k, ring->pieces[n]);
+    for (size_t n = 0; n < ring->count && all > 0; n++) {
+        const size_t i = ring_at(ring, n);
+        const uint64_t bytes = bytes_left(k, i);
+        passed += bytes;
+        const uint64_t owed = cairn_plan_scale(budget, passed, all) - shed;
+        const uint64_t part = cairn_plan_part_bytes(k->cut, k->pieces.items[i].tensor);
+        if (bytes == 0) continue;
+        if (owed >= bytes || (bytes >= 2 * part && owed >= CAIRN_SPREAD_PIECE_BYTES))
+            shed += shed_some(k, i, owed);
+    }
+    ring->left = budget - shed;
+}
+
+/* At last what is still owed, but for less than a quantum: where it goes on in what is free, if it does. */
+static void shed_rest(struct keeping *k, struct ring *ring, int only_beside_free)
+{
+    for (size_t n = ring->count; n-- > 0 && ring->left >= k->cut->quantum_bytes_max;) {
+        const size_t i = ring_at(ring, n);
+        if (quanta_left(k, i) == 0) continue;
+        if (only_beside_free && !is_free_before(k, i) && !is_free_behind(k, i)) continue;
+        ring->left -= shed_some(k, i, ring->left);
+    }
+}
+
+/* Sheds `budget` bytes of a shard at most, and no quantum less. */
+static uint64_t shed_bytes(struct keeping *k, uint32_t old, uint64_t budget)
+{
+    struct ring ring = ring_of(k, old, budget);
+    shed_extras(k, &ring);
+    shed_evenly(k, &ring);
+    shed_rest(k, &ring, 1);
+    shed_rest(k, &ring, 0);
+    return budget - ring.left;
 }
 
 /* Shards over their share shed the surplus. What one could not shed because its quanta are too big,
@@ -132,8 +254,7 @@ static void shed_surplus(struct keeping *k)
         if (shard->load <= shard->share) continue;
         uint64_t budget = shard->load - shard->share + carried;
         if (budget > shard->load) budget = shard->load;
-        const struct ring ring = ring_of(k, k->old_of[s]);
-        const uint64_t shed = shed_bytes(cut, &ring, shard->load, budget);
+        const uint64_t shed = shed_bytes(k, k->old_of[s], budget);
         carried = shard->load - shard->share + carried - shed;
         shard->load -= shed;
         cut->free_bytes += shed;
@@ -142,11 +263,12 @@ static void shed_surplus(struct keeping *k)
 
 static void weigh_old_loads(struct keeping *k)
 {
-    for (size_t e = 0; e < k->old->extent_count; e++) {
-        const uint32_t s = cairn_plan_renumber(k->cut->request, k->extents[e].shard);
-        const uint64_t bytes = extent_bytes(k->cut, &k->extents[e]);
-        if (s == CAIRN_SHARD_GONE) {
-            k->shed[e] = k->extents[e].quantum_count;
+    for (size_t i = 0; i < k->pieces.count; i++) {
+        const uint32_t s = cairn_plan_renumber(k->cut->request, k->pieces.items[i].shard);
+        const uint64_t bytes = bytes_left(k, i);
+        const int afresh = k->cut->afresh != NULL && k->cut->afresh[k->pieces.items[i].tensor];
+        if (s == CAIRN_SHARD_GONE || afresh) {
+            k->back[i] = k->pieces.items[i].quantum_count;
             k->cut->free_bytes += bytes;
         } else {
             k->cut->shards[s].load += bytes;
@@ -166,19 +288,26 @@ static int is_level(const struct plan_cut *cut)
     return 1;
 }
 
-static cairn_status split_extents(const struct keeping *k)
+static cairn_status add_free(struct plan_cut *cut, uint32_t tensor, uint64_t first, uint64_t count)
+{
+    if (count == 0) return CAIRN_OK;
+    return cairn_plan_append(&cut->free_runs, (struct cairn_extent) { tensor, 0, first, count });
+}
+
+static cairn_status split_pieces(const struct keeping *k)
 {
     cairn_status status = CAIRN_OK;
-    for (size_t i = 0; i < k->old->extent_count && status == CAIRN_OK; i++) {
-        struct cairn_extent kept = k->extents[i], freed = k->extents[i];
+    for (size_t i = 0; i < k->pieces.count && status == CAIRN_OK; i++) {
+        struct cairn_extent kept = k->pieces.items[i];
+        const uint64_t first = kept.first_quantum, end = first + kept.quantum_count;
         kept.shard = cairn_plan_renumber(k->cut->request, kept.shard);
-        kept.quantum_count -= k->shed[i];
-        freed.shard = 0;
-        freed.first_quantum += kept.quantum_count;
-        freed.quantum_count = k->shed[i];
-        if (kept.quantum_count > 0) status = cairn_plan_append(&k->cut->table, kept);
-        if (freed.quantum_count > 0 && status == CAIRN_OK)
-            status = cairn_plan_append(&k->cut->free_runs, freed);
+        kept.first_quantum += k->front[i];
+        kept.quantum_count = quanta_left(k, i);
+        status = add_free(k->cut, kept.tensor, first, k->front[i]);
+        if (kept.quantum_count > 0 && status == CAIRN_OK)
+            status = cairn_plan_append(&k->cut->table, kept);
+        if (status == CAIRN_OK)
+            status = add_free(k->cut, kept.tensor, end - k->back[i], k->back[i]);
     }
     return status;
 }
@@ -186,19 +315,14 @@ static cairn_status split_extents(const struct keeping *k)
 cairn_status cairn_plan_keep(struct plan_cut *cut)
 {
     struct keeping k = { .cut = cut, .old = cut->request->previous };
-    k.extents = calloc(k.old->extent_count + 1, sizeof *k.extents);
-    k.shed = calloc(k.old->extent_count + 1, sizeof *k.shed);
-    k.old_of = calloc(cut->request->shard_count, sizeof *k.old_of);
-    const int got_all = k.extents != NULL && k.shed != NULL && k.old_of != NULL;
-    cairn_status status = got_all ? number_shards(&k) : CAIRN_ERR_NO_MEMORY;
-    if (status == CAIRN_OK) status = sort_old_extents(&k);
+    cairn_status status = join_pieces(&k);
+    if (status == CAIRN_OK) status = number_shards(&k);
     if (status == CAIRN_OK) {
+        list_by_shard(&k);
         weigh_old_loads(&k);
         if (!is_level(cut)) shed_surplus(&k);
-        status = split_extents(&k);
+        status = split_pieces(&k);
     }
-    free(k.extents);
-    free(k.shed);
-    free(k.old_of);
+    release(&k);
     return status;
 }

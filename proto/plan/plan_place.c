@@ -7,9 +7,8 @@
 
 /* --- cutting ------------------------------------------------------------------------------------ */
 
-/* Quanta of [first, first + count) to take for `room` bytes: the nearest edge. */
-static uint64_t nearest_quanta(const struct plan_cut *cut, uint32_t tensor, uint64_t first,
-                               uint64_t count, uint64_t room)
+uint64_t cairn_plan_nearest(const struct plan_cut *cut, uint32_t tensor, uint64_t first,
+                            uint64_t count, uint64_t room)
 {
     if (room >= cairn_plan_bytes(cut, tensor, first, count)) return count;
     const uint64_t quantum_bytes = cut->geometry[tensor].quantum_elems *
@@ -28,7 +27,7 @@ uint64_t cairn_plan_take(struct placing *p, struct cursor *at, uint64_t end, uin
         const struct cairn_extent *run = &cut->free_runs.items[at->unit->first_run + at->run];
         const uint64_t first = run->first_quantum + at->quantum;
         const uint64_t left = run->quantum_count - at->quantum;
-        const uint64_t quanta = nearest_quanta(cut, run->tensor, first, left, end - at->bytes);
+        const uint64_t quanta = cairn_plan_nearest(cut, run->tensor, first, left, end - at->bytes);
         if (quanta == 0) break;
         const cairn_status status = cairn_plan_append(
             &cut->table, (struct cairn_extent) { run->tensor, shard, first, quanta });
@@ -105,7 +104,7 @@ uint64_t cairn_plan_short(const struct plan_cut *cut, uint32_t s, uint64_t bytes
 
 /* --- 1. stiff units: the neediest shards, largest pieces first ----------------------------------- */
 
-static int64_t need_of(const struct plan_cut *cut, uint32_t s)
+int64_t cairn_plan_need(const struct plan_cut *cut, uint32_t s)
 {
     const struct cut_shard *shard = &cut->shards[s];
     return (int64_t)(shard->base + shard->want) - (int64_t)shard->load;
@@ -113,11 +112,11 @@ static int64_t need_of(const struct plan_cut *cut, uint32_t s)
 
 static int needier(const struct plan_cut *cut, uint32_t a, uint32_t b)
 {
-    const int64_t need_a = need_of(cut, a), need_b = need_of(cut, b);
+    const int64_t need_a = cairn_plan_need(cut, a), need_b = cairn_plan_need(cut, b);
     return need_a != need_b ? need_a > need_b : a < b;
 }
 
-static void heap_push(struct placing *p, uint32_t s)
+void cairn_plan_heap_push(struct placing *p, uint32_t s)
 {
     uint32_t i = p->heap_count++;
     for (; i > 0 && needier(p->cut, s, p->heap[(i - 1) / 2]); i = (i - 1) / 2)
@@ -125,19 +124,29 @@ static void heap_push(struct placing *p, uint32_t s)
     p->heap[i] = s;
 }
 
-static uint32_t heap_pop(struct placing *p)
+/* The shard goes in place i of the heap, or further down. */
+static void sink(struct placing *p, uint32_t i, uint32_t s)
 {
-    const uint32_t top = p->heap[0], last = p->heap[--p->heap_count];
-    uint32_t i = 0;
-    for (uint32_t child = 1; child < p->heap_count; child = 2 * i + 1) {
+    for (uint32_t child = 2 * i + 1; child < p->heap_count; child = 2 * i + 1) {
         if (child + 1 < p->heap_count && needier(p->cut, p->heap[child + 1], p->heap[child]))
             child++;
-        if (!needier(p->cut, p->heap[child], last)) break;
+        if (!needier(p->cut, p->heap[child], s)) break;
         p->heap[i] = p->heap[child];
         i = child;
     }
-    p->heap[i] = last;
+    p->heap[i] = s;
+}
+
+uint32_t cairn_plan_heap_pop(struct placing *p)
+{
+    const uint32_t top = p->heap[0], last = p->heap[--p->heap_count];
+    sink(p, 0, last);
     return top;
+}
+
+void cairn_plan_heap_sink(struct placing *p, uint32_t i)
+{
+    sink(p, i, p->heap[i]);
 }
 
 static int compare_by_piece(const void *a, const void *b)
@@ -152,16 +161,17 @@ static void place_stiff(struct placing *p, struct free_unit **units, size_t coun
 {
     qsort(units, count, sizeof(struct free_unit *), compare_by_piece);
     p->heap_count = 0;
-    for (uint32_t i = 0; i < p->cut->receiver_count; i++) heap_push(p, p->cut->receivers[i]);
+    for (uint32_t i = 0; i < p->cut->receiver_count; i++)
+        cairn_plan_heap_push(p, p->cut->receivers[i]);
     for (size_t u = 0; u < count; u++) {
         const uint32_t may_use = units[u]->may_use;
         for (uint32_t i = 0; i < may_use; i++) {
-            p->window[i] = heap_pop(p);
-            const int64_t need = need_of(p->cut, p->window[i]);
+            p->window[i] = cairn_plan_heap_pop(p);
+            const int64_t need = cairn_plan_need(p->cut, p->window[i]);
             p->pieces[i] = need > 0 ? (uint64_t)need : 0;
         }
         cut_over_window(p, units[u], may_use);
-        for (uint32_t i = 0; i < may_use; i++) heap_push(p, p->window[i]);
+        for (uint32_t i = 0; i < may_use; i++) cairn_plan_heap_push(p, p->window[i]);
     }
     level(p);
 }
@@ -259,6 +269,7 @@ static void place_all(struct placing *p)
 {
     find_units(p);
     level(p);
+    if (p->cut->keeps && cairn_plan_fill(p)) return;
     place_single(p);
     place_some(p);
     uint32_t start = 0;

@@ -108,5 +108,5 @@ cairn_status cairn_plan_describe(const struct plan_cut *cut, const struct cairn_
     free(loads);
     free(old_loads);
     free(seen);
-    return got_all ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+    return got_all ? cairn_plan_count(layout, report_out) : CAIRN_ERR_NO_MEMORY;
 }

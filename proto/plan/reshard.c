@@ -269,6 +269,11 @@ static struct cairn_reshard_report report_of(struct aiming *a, const struct cair
         .total_bytes = plan->total_bytes,
         .moved_bytes = plan->moved_bytes,
         .least_bytes = plan->moved_bytes_bound,
+        .afresh_count = plan->afresh_count,
+        .pieces = plan->pieces,
+        .files = plan->files,
+        .pieces_fresh = plan->pieces_fresh,
+        .files_fresh = plan->files_fresh,
         .heaviest_before = heaviest_of(a, a->before),
         .heaviest_after = heaviest_of(a, a->after),
         .pairs = a->pairs,
@@ -305,7 +310,7 @@ static void close_aiming(struct aiming *a)
     cairn_layout_close(a->target);
 }
 
-static cairn_status plan_target(struct aiming *a, struct cairn_plan_report *report)
+static cairn_status plan_target(struct aiming *a, int least, struct cairn_plan_report *report)
 {
     const struct cairn_plan_request request = {
         .tensors = a->request->tensors,
@@ -314,11 +319,40 @@ static cairn_status plan_target(struct aiming *a, struct cairn_plan_report *repo
         .weights = a->weights,
         .spread = a->request->spread,
         .previous = a->request->current,
+        .least = least,
     };
     const cairn_status status = cairn_plan_make(&request, &a->target, report);
     if (status == CAIRN_ERR_INVALID)
         return cairn_fail(a->why, status, "the job's table is not one of these tensors");
-    return status == CAIRN_ERR_NO_MEMORY ? no_memory(a) : status;
+    if (status != CAIRN_OK) return no_memory(a);
+    return weigh_moves(a);
+}
+
+/* A shard that gives and takes has up to a slice more on the way than in the end. */
+static int has_room_on_the_way(const struct aiming *a)
+{
+    const uint64_t *capacities = a->request->capacity_bytes;
+    for (uint32_t s = 0; s < a->request->shard_count && capacities != NULL; s++) {
+        const uint64_t most = a->after[s] + a->request->slice_bytes;
+        if (capacities[s] > 0 && (most > capacities[s] || a->before[s] > capacities[s])) return 0;
+    }
+    return 1;
+}
+
+static void drop_target(struct aiming *a)
+{
+    cairn_layout_close(a->target);
+    a->target = NULL;
+    a->pair_count = 0;
+    for (uint32_t s = 0; s < a->request->shard_count; s++) a->after[s] = 0;
+}
+
+static cairn_status plan_within_room(struct aiming *a, struct cairn_plan_report *report)
+{
+    cairn_status status = plan_target(a, a->request->least, report);
+    if (status != CAIRN_OK || report->afresh_count == 0 || has_room_on_the_way(a)) return status;
+    drop_target(a);
+    return plan_target(a, 1, report);
 }
 
 cairn_status cairn_plan_reshard(const struct cairn_reshard_request *request,
@@ -334,9 +368,8 @@ cairn_status cairn_plan_reshard(const struct cairn_reshard_request *request,
     }
     if (status == CAIRN_OK) {
         scale_weights(&a);
-        status = plan_target(&a, &report);
+        status = plan_within_room(&a, &report);
     }
-    if (status == CAIRN_OK) status = weigh_moves(&a);
     if (status == CAIRN_OK) status = judge_capacities(&a);
     if (status == CAIRN_OK) {
         if (report_out != NULL) *report_out = report_of(&a, &report);

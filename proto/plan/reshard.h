@@ -1,14 +1,16 @@
 /* The plan of a re-sharding: where a job's quanta shall be (the target), and the slices in which they
  * get there while training goes on. Pure; the same for the same arguments.
  *
- * The target is the planner's re-plan (plan.h): what moves is at most what levels the shards. Shards
- * keep their numbers; a shard of weight 0 gives up all that it has and stays as a hole.
+ * The target is the planner's re-plan (plan.h): what moves is at most what levels the shards, but where that
+ * would lie in too many pieces, and there is room. Shards keep their numbers; a shard of weight 0 gives up
+ * all that it has and stays as a hole.
  *
- * A slice is a layout, one version above the one before it. Every extent of it lies within one extent of
- * the layout before, so that what stays keeps its place in a shard's memory and what comes has one
- * giver: extents that were cut are not joined again. A run that is cut short loses its tail, on the
- * giver's grid of chunks where it can, so that no chunk is asked for twice. The slices end in the
- * target's owners, not in its table.
+ * A slice is a layout, one version above the one before it. What an extent of it has that its shard had
+ * before is the whole extent, and lies within one extent of the layout before, so that what stays keeps its
+ * place in a shard's memory: extents that were cut are not joined again where they are. What comes to a
+ * shard is one extent, however many givers it has. A run that is cut short loses its tail, on the giver's
+ * grid of chunks where it can, so that no chunk is asked for twice. The slices end in the target's owners,
+ * not in its table. No shard has more on the way than before it, or a slice more than in the target.
  *
  * Bytes are elements x elem_bytes of the tensor (proto/plan/plan_job.h: all that an element costs a
  * shard). */
@@ -31,6 +33,9 @@ struct cairn_reshard_request {
     /* [shard_count], what a shard may own, 0 = no bound; NULL = none has one. What it owns already it
      * may keep. */
     const uint64_t *capacity_bytes;
+    /* What must be free of a capacity beside what a shard owns so that more moves than the least: a slice. */
+    uint64_t slice_bytes;
+    int least;                /* as cairn_plan_request's */
     const char *const *names; /* [shard_count], for sentences; NULL = numbers */
     uint32_t spread;          /* as cairn_plan_request's */
 };
@@ -44,6 +49,10 @@ struct cairn_reshard_report {
     uint64_t total_bytes;
     uint64_t moved_bytes;
     uint64_t least_bytes; /* the least that levels the shards: Σ max(0, share - what it owns) */
+    /* Tensors of which more moves, since their layout had too many pieces (plan.h); and the pieces and the
+     * files of the target, and of a fresh table. */
+    uint32_t afresh_count;
+    uint64_t pieces, files, pieces_fresh, files_fresh;
     /* The largest load / fair load; before: by the weights asked for, a shard that leaves counted as an
      * average one. 1 if the job is empty. */
     double heaviest_before, heaviest_after;

@@ -14,8 +14,11 @@ struct slicing {
     /* owned */
     struct cairn_extent *table; /* [table_count], the next layout's */
     size_t table_count;
-    const struct cairn_extent *source; /* borrowed: the extent that the table's last one lies in */
-    uint64_t *given, *taken;           /* [shard_count], bytes so far */
+    /* borrowed: the extent that the table's last one lies in: of the current layout where it stays, of the
+     * target where it comes */
+    const struct cairn_extent *within;
+    uint64_t *given, *taken; /* [shard_count], bytes so far */
+    int64_t *above;          /* [shard_count], bytes that it has more than in the target */
     uint64_t moved_bytes;
 };
 
@@ -44,8 +47,17 @@ static cairn_status open_slicing(struct slicing *s, const struct cairn_slice_req
     s->table = calloc(2 * runs + 1, sizeof *s->table);
     s->given = calloc(s->shard_count, sizeof *s->given);
     s->taken = calloc(s->shard_count, sizeof *s->taken);
-    const int got_all = s->table != NULL && s->given != NULL && s->taken != NULL;
-    return got_all ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+    s->above = calloc(s->shard_count, sizeof *s->above);
+    if (s->table == NULL || s->given == NULL || s->taken == NULL || s->above == NULL)
+        return CAIRN_ERR_NO_MEMORY;
+    struct plan_walk walk = s->walk;
+    struct plan_run run;
+    while (cairn_plan_walk_next(&walk, &run)) {
+        const int64_t bytes = (int64_t)cairn_plan_run_bytes(&walk, &run, run.first, run.count);
+        s->above[run.extent->shard] += bytes;
+        s->above[run.to] -= bytes;
+    }
+    return CAIRN_OK;
 }
 
 static void close_slicing(struct slicing *s)
@@ -53,18 +65,24 @@ static void close_slicing(struct slicing *s)
     free(s->table);
     free(s->given);
     free(s->taken);
+    free(s->above);
 }
 
-/* Joined with the last one only where both lie in one extent of the current layout. */
+/* Joined with the last one where both stay, and lie in one extent of the current layout, or both come, to
+ * one extent of the target. */
 static void append(struct slicing *s, const struct plan_run *run, uint64_t first, uint64_t count,
                    uint32_t shard)
 {
+    const struct cairn_extent *within = shard == run->extent->shard ? run->extent : run->target;
     if (count == 0) return;
-    if (s->source == run->extent && s->table[s->table_count - 1].shard == shard) {
-        s->table[s->table_count - 1].quantum_count += count;
-        return;
+    if (s->within == within) {
+        struct cairn_extent *last = &s->table[s->table_count - 1];
+        if (last->shard == shard && last->first_quantum + last->quantum_count == first) {
+            last->quantum_count += count;
+            return;
+        }
     }
-    s->source = run->extent;
+    s->within = within;
     s->table[s->table_count++] = (struct cairn_extent) { run->extent->tensor, shard, first, count };
 }
 
@@ -85,6 +103,19 @@ static uint64_t room_of(const struct slicing *s, const struct plan_run *run)
     if (limits == NULL) return UINT64_MAX;
     const uint32_t from = run->extent->shard, to = run->to;
     return lesser(minus(limits[from], s->given[from]), minus(limits[to], s->taken[to]));
+}
+
+/* What the taker may still take so that it has at most a slice more than in the target: a shard that gives,
+ * too, does not take everything first. Some shard has no more than in the target while anything is left to
+ * move, so that something can. */
+static uint64_t room_above_target(const struct slicing *s, const struct plan_run *run)
+{
+    const uint64_t *limits = s->request->limit_bytes;
+    if (limits == NULL) return UINT64_MAX;
+    const int64_t above = s->above[run->to] + (int64_t)s->taken[run->to] -
+                          (int64_t)s->given[run->to];
+    const uint64_t limit = limits[run->to] == 0 ? 1 : lesser(limits[run->to], INT64_MAX / 2);
+    return above >= (int64_t)limit ? 0 : (uint64_t)((int64_t)limit - above);
 }
 
 /* The most quanta at the end of the run that weigh `room` bytes or less. */
@@ -127,7 +158,9 @@ static uint64_t tail_on_grid(const struct slicing *s, const struct plan_run *run
 static uint64_t moving_tail(const struct slicing *s, const struct plan_run *run)
 {
     if (run->to == run->extent->shard) return 0;
-    const uint64_t tail = tail_that_fits(s, run, room_of(s, run));
+    const uint64_t most = room_above_target(s, run);
+    if (most == 0) return 0;
+    const uint64_t tail = tail_that_fits(s, run, lesser(room_of(s, run), most));
     if (tail == run->count) return tail;
     const uint64_t on_grid = tail_on_grid(s, run, tail);
     if (on_grid > 0) return on_grid;

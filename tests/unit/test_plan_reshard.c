@@ -21,8 +21,8 @@ struct history {
     uint8_t gone[SHARDS_MAX];
     uint32_t quarters[SHARDS_MAX]; /* weights in quarters */
     double weights[SHARDS_MAX];
-    double worst; /* moved over the least */
-    unsigned slices;
+    double worst;            /* moved over the least */
+    unsigned slices, afresh; /* afresh: re-shardings that moved more, for fewer pieces */
 };
 
 static struct cairn_reshard_request reshard_of(const struct history *h)
@@ -121,10 +121,12 @@ static void judge_target(struct history *h, const struct cairn_layout *target,
     const uint64_t off = report->least_bytes > o->bound ? report->least_bytes - o->bound
                                                         : o->bound - report->least_bytes;
     ck_assert_uint_le(off, SHARDS_MAX); // the weights are rounded anew
-    ck_assert_double_le((double)o->moved, 1.05 * (double)report->least_bytes);
+    if (report->afresh_count == 0)
+        ck_assert_double_le((double)o->moved, 1.05 * (double)report->least_bytes);
+    h->afresh += report->afresh_count > 0;
     for (uint32_t s = 0; s < h->shard_count; s++)
         if (h->gone[s]) ck_assert_uint_eq(o->loads[s], 0);
-    if (report->least_bytes > 0) {
+    if (report->least_bytes > 0 && report->afresh_count == 0) {
         const double ratio = (double)o->moved / (double)report->least_bytes;
         if (ratio > h->worst) h->worst = ratio;
     }
@@ -138,16 +140,21 @@ static void judge_target(struct history *h, const struct cairn_layout *target,
     ck_assert_double_le(quanta, 1.001 + (quanta_off(&fresh) > 1 ? quanta_off(&fresh) : 1));
 }
 
-/* No extent of `next` reaches over the edge of one of `before`. */
+/* No extent of `next` that has something which its shard had before reaches over the edge of one of
+ * `before`: what stays is not joined with what comes, nor with what else stays. */
 static void nothing_straddles(const struct cairn_layout *before, const struct cairn_layout *next)
 {
     unsigned wrong = 0;
     for (size_t e = 0; e < next->extent_count; e++) {
         const struct cairn_extent *x = &next->extents[e];
-        const struct cairn_geometry *g = &next->geometry[x->tensor];
-        const struct cairn_extent *in = cairn_layout_find(
-            before, x->tensor, cairn_quantum_first_leaf(g, x->first_quantum));
-        wrong += x->first_quantum + x->quantum_count > in->first_quantum + in->quantum_count;
+        const uint64_t end = x->first_quantum + x->quantum_count;
+        for (uint64_t q = x->first_quantum; q < end;) {
+            const struct cairn_extent *in = cairn_layout_find(
+                before, x->tensor, cairn_quantum_first_leaf(&next->geometry[x->tensor], q));
+            const uint64_t in_end = in->first_quantum + in->quantum_count;
+            wrong += in->shard == x->shard && (q > x->first_quantum || end > in_end);
+            q = in_end;
+        }
     }
     ck_assert_uint_eq(wrong, 0);
 }
@@ -236,7 +243,7 @@ static void run_slices(struct history *h, const struct cairn_layout *target, uin
 TEST(every_history_of_shards_moves_the_least_and_ends_in_the_target)
 {
     double worst = 0;
-    unsigned slices = 0;
+    unsigned slices = 0, afresh = 0;
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
         struct history h = begin(seed);
         for (int c = 0; c < CHANGES; c++) {
@@ -256,10 +263,14 @@ TEST(every_history_of_shards_moves_the_least_and_ends_in_the_target)
         }
         if (h.worst > worst) worst = h.worst;
         slices += h.slices;
+        afresh += h.afresh;
         end(&h);
     }
-    printf("%d histories of %d changes, 1 to 8 shards: moved / least %.4f at most, %u slices\n",
-           SEEDS, CHANGES, worst, slices);
+    printf("%d histories of %d changes, 1 to 8 shards: moved / least %.4f at most, %u slices; %u "
+           "moved "
+           "more, for fewer pieces\n",
+           SEEDS, CHANGES, worst, slices, afresh);
+    ck_assert_uint_lt(afresh, SEEDS * CHANGES / 10);
 }
 
 /* --- slices --------------------------------------------------------------------------------------- */

@@ -14,7 +14,7 @@
 
 struct replan_figures {
     double moved_over_bound, furthest_quanta, beyond_fresh;
-    unsigned count;
+    unsigned count, afresh;
 };
 
 static void check_replan(const struct cairn_plan_request *request, struct replan_figures *figures)
@@ -25,10 +25,13 @@ static void check_replan(const struct cairn_plan_request *request, struct replan
     report_is_true(&report, o);
     ck_assert_uint_eq(report.moved_bytes_bound, o->bound);
     ck_assert_uint_eq(layout->version, request->previous->version + 1);
-    ck_assert_msg(o->moved <= o->bound, "moved %llu of %llu", (unsigned long long)o->moved,
-                  (unsigned long long)o->bound);
+    // More only where it would lie in too many pieces.
+    ck_assert_msg(o->moved <= o->bound || report.afresh_count > 0, "moved %llu of %llu",
+                  (unsigned long long)o->moved, (unsigned long long)o->bound);
+    figures->afresh += report.afresh_count > 0;
     const double quanta = quanta_off(&report);
-    if (o->bound > 0 && (double)o->moved / (double)o->bound > figures->moved_over_bound)
+    if (o->bound > 0 && report.afresh_count == 0 &&
+        (double)o->moved / (double)o->bound > figures->moved_over_bound)
         figures->moved_over_bound = (double)o->moved / (double)o->bound;
     if (quanta > figures->furthest_quanta) figures->furthest_quanta = quanta;
     figures->count++;
@@ -82,8 +85,10 @@ TEST(a_re_plan_moves_no_more_than_the_bound_whatever_changes)
     }
     printf("re-plan, %u random changes of random jobs: moved/bound at most %.4f, furthest %.2f "
            "quanta, "
-           "at most %.2f further than the fresh table\n",
-           figures.count, figures.moved_over_bound, figures.furthest_quanta, figures.beyond_fresh);
+           "at most %.2f further than the fresh table; %u kept less, for fewer pieces\n",
+           figures.count, figures.moved_over_bound, figures.furthest_quanta, figures.beyond_fresh,
+           figures.afresh);
+    ck_assert_uint_lt(figures.afresh, figures.count / 20);
 }
 
 TEST(growing_shrinking_and_reweighing_a_transformer_stays_level)
@@ -102,11 +107,15 @@ TEST(growing_shrinking_and_reweighing_a_transformer_stays_level)
         const double quanta = quanta_off(&report);
         printf("re-plan, %3u -> %3u shards: moved/bound %.5f, heaviest/mean %.5f, furthest %.2f "
                "quanta, "
-               "unit spread %u, %.0f %% of possible, %zu extents\n",
+               "unit spread %u, %.0f %% of possible, %zu extents (fresh: %llu)\n",
                before, steps[i], (double)report.moved_bytes / (double)report.moved_bytes_bound,
                report.heaviest_over_mean, quanta, report.unit_spread_max,
-               100 * report.unit_spread_of_possible, next->extent_count);
-        ck_assert_uint_le(report.moved_bytes, report.moved_bytes_bound);
+               100 * report.unit_spread_of_possible, next->extent_count,
+               (unsigned long long)report.pieces_fresh);
+        if (report.afresh_count == 0)
+            ck_assert_uint_le(report.moved_bytes, report.moved_bytes_bound);
+        ck_assert_uint_le(report.pieces, CAIRN_PLAN_PIECES_MOST * report.pieces_fresh);
+        ck_assert_uint_le(report.files, CAIRN_PLAN_PIECES_MOST * report.files_fresh);
         cairn_layout_close(layout);
         layout = next;
     }
