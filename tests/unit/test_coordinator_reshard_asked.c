@@ -106,6 +106,8 @@ TEST(a_plan_says_what_would_move_and_changes_nothing)
     ck_assert(one->all_bytes > 0 && one->all_bytes <= one->least_bytes * 105 / 100);
     ck_assert(one->heaviest_after < one->heaviest_before);
     ck_assert(one->pieces_before > 0 && one->pieces_after > 0);
+    ck_assert_uint_le(one->pieces_after, 2 * one->pieces_fresh);
+    ck_assert_uint_eq(one->afresh, 0);
     cairn_message_free(&told->base);
     expect_state("none");
 }

@@ -23,6 +23,7 @@ struct answer {
     const char *state, *text;
     uint64_t moved_bytes;
     uint32_t slice;
+    uint32_t afresh; // tensors: 2 MiB more move than need be
     cairn_status refused;
 };
 
@@ -100,6 +101,9 @@ static void tell(struct coordinator *c, int fd, uint32_t request)
     job.heaviest_after = 1;
     job.pieces_before = 36;
     job.pieces_after = 39;
+    job.pieces_fresh = 40;
+    job.afresh = a->afresh;
+    if (a->afresh > 0) job.all_bytes += 2 << 20;
     job.expected_s = 2.5;
     job.slices = 4;
     job.slice = a->slice;
@@ -227,9 +231,24 @@ TEST(a_plan_asks_what_was_given_and_says_what_would_move)
     says(text,
          "moves             4.0 MiB in 4 slices; the least that levels the shards is 4.0 MiB\n");
     says(text, "heaviest shard    1.50 of the mean, then 1.00\n");
-    says(text, "pieces            36 of its tensors on shards, then 39\n");
+    says(text, "pieces            36 of its tensors on shards, then 39; a fresh layout has 40\n");
     says(text, "expected          2.5 s\n");
     says(text, "FROM  TO  BYTES\ns1    s3  4.0 MiB\n");
+    end(&c);
+}
+
+TEST(a_plan_that_moves_more_than_the_least_says_how_much_and_why)
+{
+    static const struct answer planned[] = { { .state = "planned", .text = "", .afresh = 3 } };
+    static const char *const words[] = { "reshard", "plan", "gpt", NULL };
+    struct coordinator c;
+    char text[TEXT_BYTES];
+    begin(&c, planned, 1);
+    ck_assert_int_eq(run(&c, text, words), 0);
+    says(text,
+         "moves             6.0 MiB in 4 slices; the least that levels the shards is 4.0 MiB\n"
+         "                  2.0 MiB more than the least, since 3 tensors would lie in too many "
+         "pieces\n");
     end(&c);
 }
 

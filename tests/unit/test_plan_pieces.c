@@ -260,13 +260,18 @@ static void judge(struct story *s, int turn, const struct cairn_layout *target,
     cairn_layout_close(fresh);
 }
 
+static struct cairn_reshard_request reshard_of(const struct story *s)
+{
+    return (struct cairn_reshard_request) { .tensors = s->job.tensors,
+                                            .tensor_count = s->job.tensor_count,
+                                            .current = s->layout,
+                                            .shard_count = s->numbers,
+                                            .weights = s->weights };
+}
+
 static void reshard(struct story *s, int turn)
 {
-    const struct cairn_reshard_request request = { .tensors = s->job.tensors,
-                                                   .tensor_count = s->job.tensor_count,
-                                                   .current = s->layout,
-                                                   .shard_count = s->numbers,
-                                                   .weights = s->weights };
+    const struct cairn_reshard_request request = reshard_of(s);
     struct cairn_reshard_report report;
     struct cairn_layout *target = NULL;
     ck_assert_int_eq(cairn_plan_reshard(&request, &target, &report, NULL), CAIRN_OK);
@@ -275,18 +280,30 @@ static void reshard(struct story *s, int turn)
     cairn_layout_close(target);
 }
 
+static struct story begin(int model, uint32_t shards)
+{
+    struct story s = { .job = models[model].make(), .numbers = shards };
+    struct cairn_plan_report report;
+    s.present = s.shards = shards;
+    for (uint32_t n = 0; n < s.numbers; n++) weigh(&s, n, 1);
+    const struct cairn_plan_request request = asked(&s);
+    s.layout = plan(&request, &report);
+    s.total = report.total_bytes;
+    return s;
+}
+
+static void end(struct story *s)
+{
+    cairn_layout_close(s->layout);
+    job_close(&s->job);
+}
+
 static void tell(int model, bool in_turn)
 {
     static const uint32_t shards[] = { 2, 4, 8 };
     random_state = (uint64_t)model;
     for (size_t i = 0; i < sizeof shards / sizeof *shards; i++) {
-        struct story s = { .job = models[model].make(), .numbers = shards[i] };
-        struct cairn_plan_report report;
-        s.present = s.shards = shards[i];
-        for (uint32_t n = 0; n < s.numbers; n++) weigh(&s, n, 1);
-        const struct cairn_plan_request request = asked(&s);
-        s.layout = plan(&request, &report);
-        s.total = report.total_bytes;
+        struct story s = begin(model, shards[i]);
         const size_t before = s.layout->extent_count;
         for (int turn = 0; turn < CHANGES; turn++) {
             change(&s, turn, in_turn);
@@ -302,8 +319,7 @@ static void tell(int model, bool in_turn)
             (double)s.moved / (double)s.least, s.gathered, CHANGES,
             100.0 * (double)s.moved_at_once / (double)s.total);
         ck_assert_uint_le(s.moved, models[model].most * s.least + s.least / 100);
-        cairn_layout_close(s.layout);
-        job_close(&s.job);
+        end(&s);
     }
 }
 
@@ -316,6 +332,60 @@ TEST_EACH(two_hundred_drains_and_returns_keep_a_job_in_few_pieces, 0,
 TEST_EACH(two_hundred_random_changes_keep_a_job_in_few_pieces, 0, sizeof models / sizeof *models)
 {
     tell(_i, false);
+}
+
+/* --- where it is the least all the same ----------------------------------------------------------- */
+
+static void moves_the_least(const struct cairn_reshard_request *request)
+{
+    struct cairn_reshard_report report;
+    struct cairn_layout *target = NULL;
+    ck_assert_int_eq(cairn_plan_reshard(request, &target, &report, NULL), CAIRN_OK);
+    ck_assert_uint_eq(report.afresh_count, 0);
+    ck_assert_uint_le(report.moved_bytes, report.least_bytes);
+    cairn_reshard_report_release(&report);
+    cairn_layout_close(target);
+}
+
+/* Eight shards with one tensor come and go until more is to move than the least. */
+static struct story until_more_moves(void)
+{
+    struct story s = begin(2, SHARDS_MAX);
+    random_state = 1;
+    for (int turn = 0; turn < CHANGES; turn++) {
+        struct cairn_reshard_report report;
+        struct cairn_layout *target = NULL;
+        change(&s, turn, true);
+        const struct cairn_reshard_request request = reshard_of(&s);
+        ck_assert_int_eq(cairn_plan_reshard(&request, &target, &report, NULL), CAIRN_OK);
+        const bool is_more = report.afresh_count > 0;
+        cairn_reshard_report_release(&report);
+        cairn_layout_close(target);
+        if (is_more) return s;
+        reshard(&s, turn);
+    }
+    ck_abort_msg("nothing moved more than the least");
+}
+
+TEST(a_plan_that_is_to_move_the_least_does_so_whatever_the_pieces)
+{
+    struct story s = until_more_moves();
+    struct cairn_reshard_request request = reshard_of(&s);
+    request.least = 1;
+    moves_the_least(&request);
+    end(&s);
+}
+
+TEST(a_plan_moves_the_least_where_a_shard_has_no_room_for_a_slice_on_the_way)
+{
+    struct story s = until_more_moves();
+    struct cairn_reshard_request request = reshard_of(&s);
+    uint64_t capacities[NUMBERS_MAX];
+    for (uint32_t n = 0; n < s.numbers; n++) capacities[n] = s.total / 5; // a share, and a little
+    request.capacity_bytes = capacities;
+    request.slice_bytes = s.total / 10;
+    moves_the_least(&request);
+    end(&s);
 }
 
 SUITE(60);

@@ -35,7 +35,7 @@ static json_t *job_json(const Cairn__ReshardJob *job)
     snprintf(hash, sizeof hash, "%016llx", (unsigned long long)job->layout_hash);
     return json_pack(
         "{s:s, s:s, s:s, s:s, s:i, s:i, s:o, s:I, s:I, s:I, s:f, s:f, s:o, s:o, s:i, s:i, s:f, "
-        "s:o, s:I, s:I}",
+        "s:o, s:I, s:I, s:I, s:i}",
         "job", job->name, "state", job->state, "text", job->text, "layout", hash, "shards_before",
         (int)job->shards_before, "shards_after", (int)job->shards_after, "moves", pairs_json(job),
         "bytes", (json_int_t)job->all_bytes, "least_bytes", (json_int_t)job->least_bytes,
@@ -44,7 +44,8 @@ static json_t *job_json(const Cairn__ReshardJob *job)
         "expected_pause_s", known_real(job->expected_pause_s), "slices", (int)job->slices, "slice",
         (int)job->slice, "elapsed_s", seconds(job->elapsed_ms), "longest_step",
         known_real(job->worst_step), "pieces_before", (json_int_t)job->pieces_before,
-        "pieces_after", (json_int_t)job->pieces_after);
+        "pieces_after", (json_int_t)job->pieces_after, "pieces_fresh",
+        (json_int_t)job->pieces_fresh, "afresh", (int)job->afresh);
 }
 
 json_t *cairn_ctl_reshard_json(const Cairn__ReshardTold *told)
@@ -78,13 +79,18 @@ void cairn_ctl_reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job
     cairn_ctl_line("moves", "%s in %u slice%s; the least that levels the shards is %s",
                    cairn_ctl_bytes(job->all_bytes), job->slices, job->slices == 1 ? "" : "s",
                    cairn_ctl_bytes(job->least_bytes));
+    if (job->afresh > 0 && job->all_bytes > job->least_bytes)
+        cairn_ctl_line("", "%s more than the least, since %u tensor%s would lie in too many pieces",
+                       cairn_ctl_bytes(job->all_bytes - job->least_bytes), job->afresh,
+                       job->afresh == 1 ? "" : "s");
     if (job->moved_bytes > 0) cairn_ctl_line("moved", "%s", cairn_ctl_bytes(job->moved_bytes));
     cairn_ctl_line("heaviest shard", "%.2f of the mean, then %.2f", job->heaviest_before,
                    job->heaviest_after);
     if (job->pieces_after > 0)
-        cairn_ctl_line("pieces", "%llu of its tensors on shards, then %llu",
-                       (unsigned long long)job->pieces_before,
-                       (unsigned long long)job->pieces_after);
+        cairn_ctl_line(
+            "pieces", "%llu of its tensors on shards, then %llu; a fresh layout has %llu",
+            (unsigned long long)job->pieces_before, (unsigned long long)job->pieces_after,
+            (unsigned long long)job->pieces_fresh);
     if (job->expected_s > 0) cairn_ctl_line("expected", "%.1f s", job->expected_s);
     if (job->expected_pause_s > 0)
         cairn_ctl_line("longest step", "%.3f s longer, as expected", job->expected_pause_s);

@@ -380,6 +380,7 @@ cairn_status cairn_cluster_reshard_begin(struct cairn_cluster_job *job,
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     }
     note_begin(job, wish, &target);
+    const uint32_t afresh = target.report->afresh_count;
     r->target = target.layout;
     target.layout = NULL;
     cairn_cluster_reshard_target_release(&target);
@@ -396,6 +397,10 @@ cairn_status cairn_cluster_reshard_begin(struct cairn_cluster_job *job,
     cairn_cluster_event_note(job->cluster, CAIRN_EVENT_RESHARD, job->spec.name, NULL,
                              "over %" PRIu32 " shards: %" PRIu64 " bytes in %" PRIu32 " slices",
                              r->told.shards_after, r->told.all_bytes, r->told.slices);
+    if (afresh > 0)
+        cairn_log_info("job %s: the least that levels the shards is %" PRIu64 " bytes; %" PRIu32
+                       " tensors would lie in too many pieces then",
+                       job->spec.name, r->told.least_bytes, afresh);
     return CAIRN_OK;
 }
 

@@ -144,6 +144,8 @@ static bool view_plan(const struct cairn_cluster_job *job,
     out->heaviest_after = report->heaviest_after;
     out->pieces_before = cairn_layout_pieces(job->layout);
     out->pieces_after = cairn_layout_pieces(target->layout);
+    out->pieces_fresh = report->pieces_fresh;
+    out->afresh = report->afresh_count;
     out->slices = target->slices;
     out->shards_before = job->seat_count;
     out->shards_after = cairn_cluster_reshard_wish_owners(wish);

@@ -128,8 +128,17 @@ static uint64_t bytes_of(const struct cairn_cluster_job *job)
     return bytes;
 }
 
+/* A shard of it is being stopped, and ends in some seconds whatever has moved: no more than must be moves now. */
+static int is_in_haste(const struct cairn_cluster_reshard_wish *wish)
+{
+    for (uint32_t i = 0; i < wish->count; i++)
+        if (wish->shards[i].seat != NULL && wish->shards[i].seat->drain.request != 0) return 1;
+    return 0;
+}
+
 /* What the planner wants of the shards: arrays of [count], owned. */
 struct asked {
+    uint64_t slice_bytes;
     double *weights;
     uint64_t *capacities;
     const char **names;
@@ -154,6 +163,7 @@ static bool asked_init(struct asked *asked, const struct cairn_cluster_job *job,
     }
     const uint64_t all = bytes_of(job);
     const uint64_t slice_bytes = all < SLICE_BYTES_MAX ? all : SLICE_BYTES_MAX;
+    asked->slice_bytes = slice_bytes;
     for (uint32_t i = 0; i < wish->count; i++) {
         const struct cairn_cluster_seat *seat = wish->shards[i].seat;
         asked->weights[i] = seat != NULL ? wish->shards[i].weight : 0;
@@ -232,6 +242,8 @@ cairn_status cairn_cluster_reshard_plan(const struct cairn_cluster_job *job,
         .shard_count = wish->count,
         .weights = asked.weights,
         .capacity_bytes = asked.capacities,
+        .slice_bytes = asked.slice_bytes,
+        .least = is_in_haste(wish),
         .names = asked.names,
         .spread = job->spec.spread,
     };
