@@ -13,7 +13,13 @@
 #include "tests/support/cluster.h"
 #include "tests/support/suite.h"
 
-enum { SHARDS = 3, CHANGES = 6, CHANGES_LONG = 200, STEPS_MORE = 3 };
+enum {
+    SHARDS = 3,
+    CHANGES = 6,
+    CHANGES_LONG = 200,
+    STEPS_MORE = 3,
+    STEP_MS = 50 /* in the mean */
+};
 
 static struct cluster cluster;
 static struct elastic_shared *shared;
@@ -43,7 +49,8 @@ static void await_steps(uint64_t more)
 
 static void stop(const struct elastic_model *model, char root_out[CLUSTER_WORD_BYTES])
 {
-    ck_assert_int_eq(cluster_wait(worker, CLUSTER_WAIT_MS), 0);
+    const uint64_t steps = atomic_load(&shared->until);
+    ck_assert_int_eq(cluster_wait(worker, CLUSTER_WAIT_MS + (int)steps * STEP_MS), 0);
     cluster_word(&cluster, root_out, "job", "digest", "-q", model->name, NULL);
     cluster_stop(&cluster);
     munmap(shared, sizeof *shared);
@@ -57,7 +64,8 @@ static long number_of(const struct cluster_said *said, const char *key)
 }
 
 /* What is planned, and is then: in pieces. */
-static void move(const struct elastic_model *model, const char *option, const char *shard)
+static void move(const struct elastic_model *model, const char *option, const char *shard,
+                 bool last)
 {
     static struct cluster_said plan, shown;
     cluster_cli(&cluster, &plan, "reshard", "plan", model->name, option, shard, "-o", "json", NULL);
@@ -70,6 +78,9 @@ static void move(const struct elastic_model *model, const char *option, const ch
     cluster_cli(&cluster, &shown, "job", "show", model->name, "-o", "json", NULL);
     ck_assert_int_eq(number_of(&shown, "\"pieces\":"), planned);
     await_steps(1);
+    if (last)
+        printf("%s, %d changes: %ld pieces, a fresh layout has %ld; %ld extents\n", model->name,
+               changes(), planned, fresh, number_of(&shown, "\"extents\":"));
 }
 
 /* Of weights alone: a fresh layout has one a shard. */
@@ -97,7 +108,7 @@ TEST_EACH(shards_that_leave_and_return_in_turn_leave_a_job_in_few_pieces_and_cha
     for (int i = 0; i < changes(); i++) {
         char shard[16];
         snprintf(shard, sizeof shard, "shard-%d", i / 2 % SHARDS);
-        move(model, i % 2 == 0 ? "--drain" : "--add", shard);
+        move(model, i % 2 == 0 ? "--drain" : "--add", shard, i + 1 == changes());
     }
     const int files = count_files(model);
     ck_assert_int_ge(files, SHARDS);
@@ -110,4 +121,4 @@ TEST_EACH(shards_that_leave_and_return_in_turn_leave_a_job_in_few_pieces_and_cha
     ck_assert_str_eq(root, calm);
 }
 
-SUITE(600);
+SUITE(getenv("CAIRN_TEST_LONG") != NULL ? 1800 : 120);

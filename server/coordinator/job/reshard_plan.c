@@ -128,7 +128,7 @@ static uint64_t bytes_of(const struct cairn_cluster_job *job)
     return bytes;
 }
 
-/* A shard of it is being stopped, and ends in some seconds whatever has moved: no more than must be moves now. */
+/* A shard of it is being stopped, and ends in some seconds whatever has moved: no more than must moves. */
 static int is_in_haste(const struct cairn_cluster_reshard_wish *wish)
 {
     for (uint32_t i = 0; i < wish->count; i++)
@@ -138,7 +138,6 @@ static int is_in_haste(const struct cairn_cluster_reshard_wish *wish)
 
 /* What the planner wants of the shards: arrays of [count], owned. */
 struct asked {
-    uint64_t slice_bytes;
     double *weights;
     uint64_t *capacities;
     const char **names;
@@ -163,7 +162,6 @@ static bool asked_init(struct asked *asked, const struct cairn_cluster_job *job,
     }
     const uint64_t all = bytes_of(job);
     const uint64_t slice_bytes = all < SLICE_BYTES_MAX ? all : SLICE_BYTES_MAX;
-    asked->slice_bytes = slice_bytes;
     for (uint32_t i = 0; i < wish->count; i++) {
         const struct cairn_cluster_seat *seat = wish->shards[i].seat;
         asked->weights[i] = seat != NULL ? wish->shards[i].weight : 0;
@@ -188,6 +186,18 @@ static uint64_t *limits_of(const struct cairn_cluster_job *job, uint32_t shard_c
         limits[i] = most < top ? most : top;
     }
     return limits;
+}
+
+/* The most that a slice brings any of them. */
+static uint64_t largest_slice(const struct cairn_cluster_job *job, uint32_t shard_count)
+{
+    const uint64_t all = bytes_of(job);
+    uint64_t *limits = limits_of(job, shard_count, all);
+    uint64_t largest = limits == NULL ? all : 0;
+    for (uint32_t i = 0; limits != NULL && i < shard_count; i++)
+        if (limits[i] > largest) largest = limits[i];
+    free(limits);
+    return largest;
 }
 
 static cairn_status count_slices(const struct cairn_cluster_job *job,
@@ -242,7 +252,7 @@ cairn_status cairn_cluster_reshard_plan(const struct cairn_cluster_job *job,
         .shard_count = wish->count,
         .weights = asked.weights,
         .capacity_bytes = asked.capacities,
-        .slice_bytes = asked.slice_bytes,
+        .slice_bytes = largest_slice(job, wish->count),
         .least = is_in_haste(wish),
         .names = asked.names,
         .spread = job->spec.spread,
