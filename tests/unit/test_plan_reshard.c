@@ -203,6 +203,7 @@ static void take_back(const struct history *h, struct cairn_layout *next)
     struct cairn_slice_request request = slice_of(&there, h->layout);
     struct cairn_layout *back = slice(&request, NULL);
     nothing_straddles(next, back);
+    nothing_straddles(h->layout, back); // where who gave it has it still
     ck_assert_uint_eq(back->version, h->layout->version + 2);
     ck_assert_uint_eq(moved_between(h, back), 0);
     cairn_layout_close(back);
@@ -271,6 +272,25 @@ TEST(every_history_of_shards_moves_the_least_and_ends_in_the_target)
            "more, for fewer pieces\n",
            SEEDS, CHANGES, worst, slices, afresh);
     ck_assert_uint_lt(afresh, SEEDS * CHANGES / 10);
+}
+
+TEST(what_comes_in_one_slice_is_one_extent_whoever_gives_it)
+{
+    struct history h = { .job = job_open(1), .shard_count = 3 };
+    job_set(&h.job, 0, 0, matrix_of(900, 1024)); // a quantum is a row
+    struct cairn_plan_request request = ask(&h.job, 3);
+    request.weights = (const uint32_t[]) { 1, 1, 0 };
+    h.layout = plan(&request, NULL);
+    request.weights = (const uint32_t[]) { 0, 0, 1 };
+    struct cairn_layout *target = plan(&request, NULL);
+    const struct cairn_slice_request slicing = slice_of(&h, target);
+    ck_assert_uint_eq(h.layout->extent_count, 2);
+    struct cairn_layout *next = slice(&slicing, NULL);
+    ck_assert_uint_eq(next->extent_count, 1);
+    take_back(&h, next);
+    cairn_layout_close(next);
+    cairn_layout_close(target);
+    end(&h);
 }
 
 /* --- slices --------------------------------------------------------------------------------------- */
