@@ -224,9 +224,13 @@ void cairn_cluster_job_seen(struct cairn_cluster_job *job, const char *kind, con
 static void judge_stranger(struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat,
                            const struct held *held)
 {
-    for (size_t i = 0; i < held->count; i++)
-        if (held->list[i]->job == job->id)
-            cairn_cluster_job_seen(job, "shard", seat->name, held->list[i]->epoch);
+    for (size_t i = 0; i < held->count; i++) {
+        const Cairn__HeldJob *part = held->list[i];
+        // Of a generation that was never finished nobody knows whether its epoch was ever durable.
+        const bool is_begun = part->unsettled && part->generation > job->generation;
+        if (part->job == job->id && !part->staged && !is_begun)
+            cairn_cluster_job_seen(job, "shard", seat->name, part->epoch);
+    }
 }
 
 void cairn_cluster_jobs_seat_up(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,

@@ -214,14 +214,16 @@ static void finish(struct cairn_cluster_job *job)
 
 /* ---- the next step ---- */
 
-/* A layout that stands still, with all shards there and nothing that needs it so. */
+/* A layout that stands still, with all shards there and nothing that needs it so. While an epoch is on its
+ * way to the store, nobody who joins hears of it: who has seen one that the store does not know of shows that
+ * it is an older copy. */
 static bool may_step(const struct cairn_cluster_job *job)
 {
     const struct cairn_cluster_reshard *r = &job->reshard;
     if (!r->running || r->busy || r->is_refused || r->asking != NULL || r->move == NULL ||
         job->rounds.in_event || job->core == NULL || job->cluster->closing ||
-        job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->rounds.heard ||
-        cairn_move_stage_of(r->move) != CAIRN_MOVE_REST)
+        job->rounds.persist_waits || job->state != CAIRN_CLUSTER_JOB_RUNNING ||
+        !job->rounds.heard || cairn_move_stage_of(r->move) != CAIRN_MOVE_REST)
         return false;
     if (cairn_cluster_cut_holds_layout(job) || cairn_round_pin_pending(job->core) ||
         job->extension.body != NULL || job->amends.amending != NULL || job->park.shut ||
