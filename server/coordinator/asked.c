@@ -130,15 +130,25 @@ static void add_each(const ProtobufCMessage *message, const ProtobufCFieldDescri
         cairn_sentence_add(out, " ... and %zu more of %s", count - i, field->name);
 }
 
+static bool is_text(const ProtobufCFieldDescriptor *field)
+{
+    return field->type == PROTOBUF_C_TYPE_STRING && field->label != PROTOBUF_C_LABEL_REPEATED;
+}
+
+/* Of what it is, first: the texts, which are names; then how. */
 static void add_fields(const ProtobufCMessage *message, unsigned depth, struct cairn_sentence *out)
 {
-    for (unsigned i = 0; i < message->descriptor->n_fields; i++) {
-        const ProtobufCFieldDescriptor *field = &message->descriptor->fields[i];
-        if (depth == 1 && strcmp(field->name, "op") == 0) continue; // the verb says it
-        if (field->label == PROTOBUF_C_LABEL_REPEATED)
-            add_each(message, field, depth, out);
+    const ProtobufCFieldDescriptor *fields = message->descriptor->fields;
+    const unsigned count = message->descriptor->n_fields;
+    for (unsigned i = 0; i < count; i++)
+        if (is_text(&fields[i])) add_value(&fields[i], member_of(message, &fields[i]), depth, out);
+    for (unsigned i = 0; i < count; i++) {
+        const bool is_said = depth == 1 && strcmp(fields[i].name, "op") == 0; // by the verb
+        if (is_said || is_text(&fields[i])) continue;
+        if (fields[i].label == PROTOBUF_C_LABEL_REPEATED)
+            add_each(message, &fields[i], depth, out);
         else
-            add_value(field, member_of(message, field), depth, out);
+            add_value(&fields[i], member_of(message, &fields[i]), depth, out);
     }
 }
 
