@@ -92,7 +92,15 @@ class _Entry(Stored):
                           "there") from None
 
     def _part(self, chunk: Mapping[str, Any]) -> Any:
+        import torch
         part = self._item(chunk)
+        if not isinstance(part, torch.Tensor):
+            raise Invalid(f"{self._key}: what lies where .metadata says that a chunk does is a {type(part).__name__} "
+                          "and no tensor")
+        if part.layout != torch.strided or part.device.type != "cpu":
+            raise Invalid(f"{self._key}: a chunk is stored without its numbers ({part.layout}, {part.device})")
+        if str(part.dtype) != f"torch.{self.dtype}":
+            raise Invalid(f"{self._key}: a chunk is of {part.dtype}, .metadata says {self.dtype}")
         if list(part.shape) != chunk["sizes"]:
             raise Invalid(f"{self._key}: a chunk is of {list(part.shape)}, .metadata says {chunk['sizes']}")
         return part

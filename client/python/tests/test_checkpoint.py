@@ -568,6 +568,25 @@ class Checkpoints(unittest.TestCase):
         with self.assertRaisesRegex(cairn.Invalid, "no regular file"):
             _dcp.read(self.folder / "dcp")
 
+    def test_an_item_that_is_not_the_tensor_of_its_metadata_is_refused(self):
+        for i, (item, word) in enumerate((({"a": 1}, "is a dict and no tensor"), ([1.0], "is a list and no tensor"),
+                                          (torch.zeros(2, 4, dtype=torch.complex64), "complex64, .metadata says float32"),
+                                          (torch.zeros(2, 4, device="meta"), "without its numbers"),
+                                          (torch.zeros(2, 3), r"of \[2, 3\], .metadata says \[2, 4\]"))):
+            folder = self.folder / str(i)
+
+            def elsewhere(metadata, folder=folder, item=item):
+                torch.save(item, folder / "other.distcp")
+                for place in metadata.storage_data.values():
+                    place.__dict__.update(relative_path="other.distcp", offset=0,
+                                          length=(folder / "other.distcp").stat().st_size)
+                return metadata
+
+            with unittest.mock.patch.dict(globals(), CHUNKED=1):
+                write_dcp(folder, {"model.w": torch.zeros(2, 4)}, {}, change=elsewhere)
+            with self.assertRaisesRegex(cairn.Invalid, word):
+                read_all(folder)
+
     def test_metadata_that_is_damaged_or_a_bomb_is_refused(self):
         net, optimizer = trained()
         dcp_of(self.folder / "dcp", net, optimizer)
