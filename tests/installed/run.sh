@@ -76,11 +76,12 @@ flags=$(PKG_CONFIG_SYSROOT_DIR=$tmp PKG_CONFIG_PATH=$(dirname "$pc") pkg-config 
 LD_LIBRARY_PATH=$(dirname "$library") "$tmp/consumer" || fail "the program does not run"
 
 cmake --install "$build" --prefix "$tmp/elsewhere" >"$tmp/install.log" || fail "cmake --install --prefix"
-for file in $(find "$tmp/elsewhere" -name cairn.pc) "$tmp"/elsewhere/lib/systemd/system/cairn-{coordinator,shard@}.service; do
+units=$tmp/elsewhere/lib/systemd/system
+for file in $(find "$tmp/elsewhere" -name cairn.pc) "$units"/cairn-{coordinator,shard@}.service; do
     grep -q "$tmp/elsewhere" "$file" || fail "$file names another place than where it is installed"
     grep -qE '@[A-Z_]+@' "$file" && fail "$file has a placeholder"
 done
-[ -x "$(sed -n 's/^ExecStart=\([^ ]*\).*/\1/p' "$tmp/elsewhere/lib/systemd/system/cairn-coordinator.service")" ] ||
+[ -x "$(sed -n 's/^ExecStart=\([^ ]*\).*/\1/p' "$units/cairn-coordinator.service")" ] ||
     fail "the unit starts a program that is not installed"
 (   # As deploy/README.md says, from a folder with nothing in it.
     mkdir "$tmp/empty" && cd "$tmp/empty"
