@@ -25,6 +25,12 @@ static bool is_control(const unsigned char *s)
     return s[0] < 0x20 || s[0] == 0x7f || (s[0] == 0xc2 && s[1] < 0xa0);
 }
 
+size_t cairn_text_beyond_ascii(const char *text)
+{
+    const unsigned char *s = (const unsigned char *)text;
+    return s[0] >= 0x80 && !is_control(s) ? sequence_at(s) : 0;
+}
+
 /* The first byte that is not part of text, or the NUL. */
 static const unsigned char *find_fault(const char *text)
 {

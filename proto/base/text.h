@@ -16,6 +16,8 @@ bool cairn_text_ok(const char *text, size_t bytes_max);
  * and what is allowed, and quotes nothing of the text. */
 cairn_status cairn_text_check(const char *what, const char *text, size_t bytes_max,
                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Bytes of the character at `text` if it is text beyond ASCII; else 0. */
+size_t cairn_text_beyond_ascii(const char *text);
 /* Makes text of any string: a '?' for every byte that is part of none. Control characters of `keep` stay:
  * "\n" in what may have several lines, "" in a line. */
 void cairn_text_mend(char *text, const char *keep);

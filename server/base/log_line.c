@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/base/text.h"
+
 /* ---- writing one ---- */
 
 // A line being written; once full, further bytes are dropped.
@@ -31,7 +33,7 @@ static bool is_plain(const char *value)
     return true;
 }
 
-/* JSON: RFC 8259, section 7. A byte that is not ASCII is escaped by itself: a line that is cut stays JSON. */
+/* JSON: RFC 8259, section 7. What is no text is escaped byte by byte. */
 static void put_escaped(struct line *line, char c, enum cairn_log_format format)
 {
     const bool json = format == CAIRN_LOG_JSON;
@@ -54,7 +56,14 @@ static void put_quoted(struct line *line, const char *value, enum cairn_log_form
 {
     put(line, "\"", 1);
     line->capacity -= line->capacity > 0; // the closing quote always fits
-    for (const char *p = value; *p != '\0'; p++) put_escaped(line, *p, format);
+    for (const char *p = value; *p != '\0';) {
+        const size_t length = format == CAIRN_LOG_JSON ? cairn_text_beyond_ascii(p) : 0;
+        if (length == 0)
+            put_escaped(line, *p, format);
+        else if (length <= line->capacity - line->used) // no half character
+            put(line, p, length);
+        p += length > 0 ? length : 1;
+    }
     line->capacity++;
     put(line, "\"", 1);
 }

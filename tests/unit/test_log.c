@@ -57,16 +57,16 @@ TEST(a_line_is_an_object_of_json)
 {
     const struct cairn_log_field fields[] = { { "peer", "a \"b\"\n", 0 }, { "step", NULL, 41 } };
     size_t length = cairn_log_format(CAIRN_LOG_JSON, line, sizeof line - 1, "T", "info", "s0",
-                                     "it\xc3\xa9\x7f", fields, 2);
+                                     "it\xc3\xa9\x7f\xc3", fields, 2); // a name, and a cut one
     line[length] = '\0';
     ck_assert_str_eq(line, "{\"ts\":\"T\",\"level\":\"info\",\"name\":\"s0\","
-                           "\"msg\":\"it\\u00c3\\u00a9\\u007f\","
+                           "\"msg\":\"it\xc3\xa9\\u007f\\u00c3\","
                            "\"peer\":\"a \\\"b\\\"\\u000a\",\"step\":41}\n");
     char message
         [300]; // what is cut is an object all the same; a field that does not fit is left out
-    memset(message, '"', sizeof message - 1);
     message[sizeof message - 1] = '\0';
     for (size_t bytes = 60; bytes < 120; bytes++) {
+        for (size_t i = 0; i < sizeof message - 1; i++) message[i] = "\"\xc3\xa9"[i % 3];
         length = cairn_log_format(CAIRN_LOG_JSON, line, bytes, "T", "info", "", message, fields, 2);
         ck_assert_uint_le(length, bytes);
         line[length] = '\0';
