@@ -29,6 +29,7 @@ enum cairn_env_key {
     CAIRN_ENV_HOST,       /* which host this is; default "": what the kernel says */
     CAIRN_ENV_TRANSPORTS, /* UCX's; default "": what the fabric takes by itself */
     CAIRN_ENV_ONE_SIDED,  /* auto, on, off: proto/fabric/fabric.h; default auto */
+    CAIRN_ENV_PORTS,      /* of its bulk data, "first-last"; default "": any free one */
     /* of the process */
     CAIRN_ENV_RANK,       /* default 0 */
     CAIRN_ENV_WORLD,      /* default 1 */

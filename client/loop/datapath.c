@@ -70,6 +70,7 @@ static cairn_status open_on(struct session *s, const char *devices, const char *
         .sends_max = SENDS_MAX,
         .net_devices = set_or_null(devices),
         .host = set_or_null(text_of(s, CAIRN_ENV_HOST)),
+        .port_range = set_or_null(text_of(s, CAIRN_ENV_PORTS)),
         .transports = transports,
         .one_sided = one_sided,
         .has_loopback = has_loopback,

@@ -2,6 +2,7 @@
 #include "proto/fabric/backend.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,6 +28,15 @@ static const char *const one_sided_names[] = { "auto", "on", "off" };
 const char *cairn_one_sided_name(enum cairn_one_sided value)
 {
     return one_sided_names[value];
+}
+
+bool cairn_port_range_ok(const char *text)
+{
+    unsigned first, last;
+    int end = 0;
+    return strspn(text, "0123456789-") == strlen(text) &&
+           sscanf(text, "%5u-%5u%n", &first, &last, &end) == 2 && text[end] == '\0' && first > 0 &&
+           first <= last && last <= UINT16_MAX;
 }
 
 bool cairn_one_sided_parse(const char *text, enum cairn_one_sided *out)

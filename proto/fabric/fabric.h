@@ -83,6 +83,10 @@ enum cairn_one_sided {
     CAIRN_ONE_SIDED_OFF,
 };
 const char *cairn_one_sided_name(enum cairn_one_sided value); /* "auto", "on", "off" */
+/* "7100-7199": a range of ports. */
+bool cairn_port_range_ok(const char *text);
+#define CAIRN_PORT_RANGE_ALLOWED \
+    "allowed: first-last, of 1 to 65535, such as 7100-7199, or empty: any port"
 bool cairn_one_sided_parse(const char *text, enum cairn_one_sided *out);
 
 enum { CAIRN_FABRIC_NOTE_MAX = 64 }; /* bytes of a region's note */

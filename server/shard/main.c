@@ -250,17 +250,9 @@ static bool is_fabric(const char *kind)
 /* "7100-7199", as a firewall names it; UCX takes any port where it does not understand. */
 static cairn_status judge_ports(const char *range, struct cairn_sentence *why)
 {
-    unsigned first, last;
-    int end = 0;
-    if (range[0] == '\0') return CAIRN_OK;
-    if (strspn(range, "0123456789-") == strlen(range) &&
-        sscanf(range, "%5u-%5u%n", &first, &last, &end) == 2 && range[end] == '\0' && first > 0 &&
-        first <= last && last <= UINT16_MAX)
-        return CAIRN_OK;
+    if (range[0] == '\0' || cairn_port_range_ok(range)) return CAIRN_OK;
     return cairn_fail(why, CAIRN_ERR_CONFIG,
-                      "fabric.port_range is \"%.40s\"; allowed: first-last, of 1 to 65535, such as "
-                      "7100-7199, or empty: any port",
-                      range);
+                      "fabric.port_range is \"%.40s\"; " CAIRN_PORT_RANGE_ALLOWED, range);
 }
 
 /* As the coordinator would, before there is one. */

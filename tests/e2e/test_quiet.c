@@ -2,9 +2,11 @@
 #include <cairn.h>
 #include <check.h>
 #include <fts.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -143,6 +145,35 @@ TEST_EACH(shards_of_kind_ucx_are_reached_over_loopback, 0, 2)
     cairn_close(session);
     cluster_stop(&cluster);
     unsetenv("CAIRN_FABRIC_DEVICE");
+}
+
+/* A port that this process listens on; 0: it listens on none. */
+static unsigned own_port(void)
+{
+    for (int fd = 0; fd < 1024; fd++) {
+        struct sockaddr_in here = { 0 };
+        socklen_t bytes = sizeof here, size = sizeof(int);
+        int listens = 0;
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens != 0 &&
+            getsockname(fd, (struct sockaddr *)&here, &bytes) == 0 && here.sin_family == AF_INET)
+            return ntohs(here.sin_port);
+    }
+    return 0;
+}
+
+TEST(a_trainer_listens_on_a_port_of_the_range_that_it_was_given)
+{
+    static const char *const ucx[] = { "fabric.kind=ucx", NULL };
+    struct cluster cluster;
+    setenv("CAIRN_FABRIC_PORT_RANGE", "24300-24399", 1);
+    cluster_start(&cluster, 1, &(struct cluster_options) { .shard_set = ucx });
+    cairn *session = tiny_session(&cluster, NULL);
+    run_rounds(open_job(session, 1), 1);
+    const unsigned port = own_port();
+    ck_assert_msg(port >= 24300 && port <= 24399, "port %u", port);
+    cairn_close(session);
+    cluster_stop(&cluster);
+    unsetenv("CAIRN_FABRIC_PORT_RANGE");
 }
 
 /* ---- processors ---- */

@@ -192,6 +192,8 @@ static const struct {
     { { "CAIRN_ENDPOINT", "unix:tmp/x" }, { "CAIRN_ENDPOINT", "host:port", "/path" } },
     { { "CAIRN_HOST", "a host" }, { "CAIRN_HOST = \"a host\"", "63 visible characters" } },
     { { "CAIRN_FABRIC", "pigeon" }, { "CAIRN_FABRIC = \"pigeon\"", "ucx" } },
+    { { "CAIRN_FABRIC_PORT_RANGE", "7000" },
+      { "CAIRN_FABRIC_PORT_RANGE = \"7000\"", "first-last" } },
 };
 enum { REFUSALS = sizeof refusals / sizeof *refusals };
 
