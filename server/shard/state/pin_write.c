@@ -238,7 +238,7 @@ static cairn_status give_bytes(void *context, const struct cairn_safetensors_ent
     struct writing *w = context;
     uint8_t *at = to;
     cairn_status status = CAIRN_OK;
-    for (uint64_t some; elem_count > 0 && status == CAIRN_OK; elem_count -= some) {
+    for (uint64_t some = 0; elem_count > 0 && status == CAIRN_OK; elem_count -= some) {
         status = give_of_extent(w, entry, first_elem, elem_count, at, &some, why);
         first_elem += some;
         at += some * elem_bytes(w);
