@@ -49,7 +49,10 @@ cairn_status cairn_ctl_call_paged(struct ctl *ctl, uint16_t type, const Protobuf
     const cairn_status status = cairn_admin_call(&admin, type, message, reply_type, reply_out,
                                                  pages, &why);
     const bool passes = status == CAIRN_ERR_UNREACHABLE || status == CAIRN_ERR_TIMEOUT;
-    if (status != CAIRN_OK && !(passes && ctl->tries_again)) cairn_ctl_fail(status, "%s", why.text);
+    if (status != CAIRN_OK && ctl->failed != NULL)
+        *ctl->failed = why;
+    else if (status != CAIRN_OK && !(passes && ctl->tries_again))
+        cairn_ctl_fail(status, "%s", why.text);
     return status;
 }
 

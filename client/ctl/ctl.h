@@ -186,6 +186,8 @@ struct ctl {
     char words[64];              /* "job list": for what is said of the line */
     /* the connection */
     bool tries_again; /* who calls: that a coordinator cannot be reached, or is late, is not said */
+    struct cairn_sentence
+        *failed; /* who calls says itself why it failed; NULL: standard error has it */
     /* Of a snapshot or digest: the job whose it is; and whether it is said for whom it waits. */
     const char *cut_of;
     bool awaited_said;

@@ -105,7 +105,7 @@ static void on_open(struct cairn_stream *stream, void *context)
     hello.role = CAIRN_ROLE_WIRE_WORKER; // what a job's member may do is said by JobOpen
     hello.name = s->name;
     hello.incarnation = s->incarnation;
-    hello.version = (char *)(uintptr_t)CAIRN_VERSION;
+    hello.version = (char *)(uintptr_t)CAIRN_BUILD;
     if (s->path.fabric != NULL)
         hello.fabric_address.data = (uint8_t *)(uintptr_t)cairn_fabric_address(
             s->path.fabric, &hello.fabric_address.len);
@@ -160,13 +160,21 @@ static uint32_t in_flight(const struct job *job, uint64_t now_ms)
 
 enum { UNHEARD_MAX = 16 };
 
-/* Shards that are silent over the data path, by name: [UNHEARD_MAX], borrowed. */
+static bool is_listed(char *const *names, uint32_t count, const char *name)
+{
+    while (count > 0 && strcmp(names[count - 1], name) != 0) count--;
+    return count > 0;
+}
+
+/* Shards that are silent over the data path, by name, each once: [UNHEARD_MAX], borrowed. */
 static uint32_t list_unheard(const struct session *s, char **names)
 {
     uint32_t count = 0;
     for (const struct job *job = s->jobs; job != NULL; job = job->next)
         for (uint32_t i = 0; i < job->shards.count && count < UNHEARD_MAX; i++)
-            if (job->shards.links[i]->silent) names[count++] = job->shards.links[i]->name;
+            if (job->shards.links[i]->silent &&
+                !is_listed(names, count, job->shards.links[i]->name))
+                names[count++] = job->shards.links[i]->name;
     return count;
 }
 

@@ -38,6 +38,7 @@ static void fill_shard(Cairn__MemberStatus *out, struct cairn_cluster_seat *seat
         out->place = place_of(seat->fabric_address, seat->fabric_address_bytes, place);
         out->without = seat->session->without;
         out->version = seat->session->version;
+        if (cairn_cluster_seat_apart(seat)) out->apart = (char *)(uintptr_t)CAIRN_SEAT_APART_TEXT;
         out->home = seat->session->home;
         out->stats = seat->has_stats ? &seat->stats : NULL;
         out->storage = (char *)(uintptr_t)seat->storage.text;

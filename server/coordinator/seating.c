@@ -264,6 +264,27 @@ cairn_status cairn_cluster_seat_claim(struct cairn_cluster *cluster, struct cair
 
 /* ---- it sits down ---- */
 
+static void note_reach(struct cairn_cluster_seat *seat)
+{
+    const char *kind = cairn_fabric_address_kind(seat->fabric_address, seat->fabric_address_bytes);
+    seat->is_networked = strcmp(kind, "auto") == 0 || strcmp(kind, "ucx") == 0;
+    seat->is_mapped = strcmp(kind, "mapped") == 0;
+    seat->apart_said = false;
+    if (!cairn_fabric_address_host(seat->fabric_address, seat->fabric_address_bytes, seat->host,
+                                   sizeof seat->host))
+        seat->host[0] = '\0';
+}
+
+/* One that came may be apart, or make others so. */
+static void say_apart(struct cairn_cluster *cluster)
+{
+    for (struct cairn_cluster_seat *s = cluster->seats; s != NULL; s = s->next) {
+        const bool is_apart = cairn_cluster_seat_apart(s);
+        if (is_apart && !s->apart_said) cairn_log_warn("shard %s " CAIRN_SEAT_APART_TEXT, s->name);
+        s->apart_said = is_apart;
+    }
+}
+
 bool cairn_cluster_seat_take(struct cairn_cluster_session *session, const Cairn__Hello *hello)
 {
     struct cairn_cluster *cluster = session->cluster;
@@ -286,6 +307,7 @@ bool cairn_cluster_seat_take(struct cairn_cluster_session *session, const Cairn_
     free(seat->held);
     seat->fabric_address = address;
     seat->fabric_address_bytes = session->fabric_address_bytes;
+    note_reach(seat);
     seat->held = held;
     seat->held_count = 2 * hello->n_held;
     cairn_cluster_event_note_shard(
@@ -304,6 +326,7 @@ bool cairn_cluster_seat_take(struct cairn_cluster_session *session, const Cairn_
                    cairn_peer_name(session->peer), cairn_cluster_seats_up(cluster),
                    cluster->options->shards);
     tell_supervisor(cluster);
+    say_apart(cluster);
     if (!obeys) return true;
     cairn_cluster_seat_clean(cluster, seat, hello);
     cairn_cluster_jobs_seat_up(cluster, seat, hello->held, hello->n_held);

@@ -113,19 +113,41 @@ TEST(what_is_meant_to_be_is_well_and_what_is_damaged_or_lost_is_not)
     ck_assert(symlink("snapshots", cluster.snapshots_path) == 0);
     cluster_cli(&cluster, &said, "cluster", "status", "--check", NULL);
     expect(21, "is lost: "); // which is worse, and not hidden by it
-    expect(21, "its snapshots cannot be listed");
+    expect(21, "its snapshots cannot be listed: ");
+    ck_assert_str_eq(said.err, ""); // all of it is what was found, in JSON as well
+}
+
+TEST(every_member_says_which_build_it_is)
+{
+    static const char key[] = "\"version\": \"";
+    const char *first = NULL;
+    size_t count = 0, length = 0;
+    cluster_cli(&cluster, &said, "cluster", "status", "-o", "json", NULL);
+    for (const char *at = said.out; (at = strstr(at, key)) != NULL; count++) {
+        at += sizeof key - 1;
+        if (first == NULL) {
+            first = at;
+            length = strcspn(at, "\"") + 1;
+        }
+        ck_assert_msg(strncmp(at, first, length) == 0, "another one: %s", said.out);
+    }
+    ck_assert_uint_eq(count, 4); // the coordinator, two shards, a worker
 }
 
 TEST(an_operators_action_has_its_who_and_from_where)
 {
     cluster_cli(&cluster, &said, "job", "amend", "run", "--lr", "0.5", NULL);
     ck_assert_msg(said.status == 0, "%s", said.err);
+    cluster_cli(&cluster, &said, "job", "amend", "run", "--set", "stage=2", "--workers", "1:3",
+                NULL);
     cluster_cli(&cluster, &said, "job", "drop", "other", "--yes", NULL);
     cluster_cli(&cluster, &said, "cluster", "events", "-o", "json", NULL);
     expect(0, "\"asked\"");
     expect(0, "admin cairn job amend, pid ");
     expect(0, " at ");
     expect(0, "\"job amend name=run");
+    expect(0, "workers_max=3"); // what was asked for, not only that something was
+    expect(0, " stage=2");
     expect(0, "\"job drop name=other");
     ck_assert_ptr_null(strstr(said.out, "\"cluster events")); // who only asks changes nothing
 }

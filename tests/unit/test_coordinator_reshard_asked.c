@@ -1,6 +1,7 @@
 /* What operators and policy ask about a re-sharding, and what is refused (see test_coordinator_reshard.c). */
 #include <check.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -174,6 +175,59 @@ TEST(a_shard_that_is_added_is_among_those_that_are_counted)
     ck_assert_str_eq(told->jobs[0]->pairs[0]->from, "s1");
     ck_assert_str_eq(told->jobs[0]->pairs[0]->to, "s2");
     cairn_message_free(&told->base);
+}
+
+static void on_message(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
+                       struct cairn_fabric_message *message)
+{
+    (void)arg, (void)header, (void)header_bytes, (void)payload_bytes, (void)message;
+}
+
+/* Its data goes where other hosts reach it, from its next connection on. */
+static void give_network(struct fake_shard *shard, const char *host)
+{
+    static uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
+    const struct cairn_fabric_options options = { .on_message = on_message, .host = host };
+    struct cairn_sentence why = { "" };
+    struct cairn_fabric *fabric;
+    ck_assert_msg(cairn_fabric_open("auto", &options, &fabric, &why) == CAIRN_OK, "%s", why.text);
+    const void *own = cairn_fabric_address(fabric, &shard->address_bytes);
+    memcpy(address, own, shard->address_bytes);
+    shard->address = address;
+    cairn_fabric_close(fabric);
+}
+
+static void sit_again(uint32_t shard)
+{
+    fake_shard_away(&fake, shard);
+    fake_shard_up(&fake, shard);
+    fake_until(&fake, cairn_cluster_seats_up(fake.cluster) == 3);
+}
+
+TEST(a_shard_on_no_network_gets_nothing_beside_shards_of_other_hosts)
+{
+    Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
+    char *added[] = { s2 };
+    message.add = added;
+    message.n_add = 1;
+    snprintf(fake.shards[2].host, sizeof fake.shards[2].host, "alone");
+    sit_again(2);
+    give_network(&fake.shards[0], "alone"); // its own host: that one shares its memory
+    sit_again(0);
+    cairn_message_free(&expect_told(ask_reshard(&message))->base);
+    give_network(&fake.shards[0], "another");
+    sit_again(0);
+    expect_refused(&message, CAIRN_ERR_NOT_READY, "shard s2, which listens on no network");
+    message.n_add = 0;
+    message.shards = 3;
+    expect_refused(&message, CAIRN_ERR_INVALID, "2 are here that it could have");
+    Cairn__ClusterStatusGet get = CAIRN__CLUSTER_STATUS_GET__INIT;
+    Cairn__ClusterStatus *status = fake_expect(
+        &fake, &admin, CAIRN_MSG_CLUSTER_STATUS,
+        fake_request(&admin, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base));
+    ck_assert_str_eq(status->members[0]->apart, "");
+    ck_assert_ptr_nonnull(strstr(status->members[2]->apart, "fabric.device"));
+    cairn_message_free(&status->base);
 }
 
 TEST(what_is_expected_goes_by_steps_where_steps_are_made_and_else_by_the_rate)

@@ -8,7 +8,7 @@
 
 /* The kinds of what is not well, the worst first: the exit status is the first's of those that were found. */
 enum trouble {
-    TROUBLE_SHARD,    /* a shard is away, or is not ours */
+    TROUBLE_SHARD,    /* a shard is away, is not ours, or is not reached by other hosts */
     TROUBLE_WAITS,    /* a job is lost, halted, or waits */
     TROUBLE_SNAPSHOT, /* one failed, is damaged, unverified or older than asked; none can be saved */
     TROUBLE_DEGRADED, /* all goes on, but not as it should */
@@ -59,6 +59,7 @@ static void check_shard(struct check *check, const Cairn__MemberStatus *m)
     if (strcmp(m->state, "up") != 0)
         add(check, TROUBLE_SHARD, m->name, "%s for %llu s", m->state,
             (unsigned long long)m->since_ms / 1000);
+    if (m->apart[0] != '\0') add(check, TROUBLE_SHARD, m->name, "%s", m->apart);
     if (m->storage[0] != '\0') add(check, TROUBLE_SNAPSHOT, m->name, "cannot save: %s", m->storage);
     if (m->home != NULL && m->home->failed[0] != '\0')
         add(check, TROUBLE_SHARD, m->name, "is unfit: %s; %s", m->home->failed, m->unfit);
@@ -167,12 +168,17 @@ static cairn_status check_snapshots(struct check *check, struct ctl *ctl, const 
     if (j->passed_over[0] != '\0')
         add(check, TROUBLE_SNAPSHOT, j->name, "restored past a damaged one: %s", j->passed_over);
     get.job = j->name;
+    struct cairn_sentence why;
+    ctl->failed = &why;
     const cairn_status called = cairn_ctl_call(ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base,
                                                CAIRN_MSG_SNAPSHOT_LIST, &reply);
-    if (called != CAIRN_OK && !is_answer(called)) return called;
+    ctl->failed = NULL;
+    if (called != CAIRN_OK && !is_answer(called)) {
+        cairn_ctl_fail(called, "%s", why.text);
+        return called;
+    }
     if (called != CAIRN_OK) {
-        add(check, TROUBLE_SNAPSHOT, j->name, "its snapshots cannot be listed (%s)",
-            cairn_status_code_name((int)called));
+        add(check, TROUBLE_SNAPSHOT, j->name, "its snapshots cannot be listed: %s", why.text);
         return CAIRN_OK;
     }
     check_newest(check, j, (const Cairn__SnapshotList *)reply);

@@ -117,6 +117,13 @@ static void print_unheard(const Cairn__ClusterStatus *status)
     }
 }
 
+static void print_apart(const Cairn__ClusterStatus *status)
+{
+    for (size_t i = 0; i < status->n_members; i++)
+        if (status->members[i]->apart[0] != '\0')
+            printf("\n%s %s\n", status->members[i]->name, status->members[i]->apart);
+}
+
 static json_t *strange_json(const Cairn__StrangePart *s)
 {
     char number[20];
@@ -248,6 +255,7 @@ int cairn_ctl_cluster_status(struct ctl *ctl)
         if (!ctl->quiet) print_without(status);
         if (!ctl->quiet) print_storage(status);
         if (!ctl->quiet) print_unheard(status);
+        if (!ctl->quiet) print_apart(status);
         if (status->n_strangers > 0) {
             if (!ctl->quiet)
                 printf("\nheld by shards, but not acted on (`cairn cluster adopt` takes it, `cairn "
@@ -386,9 +394,10 @@ int cairn_ctl_cluster_adopt(struct ctl *ctl)
             printf("\nnothing to adopt: the shards that are here%s hold no job but those of this "
                    "coordinator\n",
                    adopted->n_silent > 0 ? " and answer" : "");
-        else if (!ctl->yes)
-            printf("\nnothing was adopted: with --yes these jobs are, but those that are refused; "
-                   "the store that they were of is not obeyed any more\n");
+        else if (!ctl->yes && whole > 0)
+            printf(
+                "\nnothing was adopted: --yes takes the jobs that are not refused, and from then "
+                "on the shards obey the store that these are of no more\n");
     }
     const bool none = whole == 0 && (adopted->n_jobs > 0 || adopted->n_silent > 0);
     cairn_message_free(reply);

@@ -4,6 +4,7 @@
 
 #include <sys/queue.h>
 
+#include "proto/fabric/fabric.h"
 #include "server/base/listener.h"
 #include "server/base/log.h"
 #include "server/coordinator/base/names.h"
@@ -32,7 +33,11 @@ struct cairn_cluster_seat {
     uint64_t gone_ms;  /* cairn_cluster_now_ms: when it went; while we are stopped nobody is away */
     uint8_t *fabric_address; /* owned, [fabric_address_bytes]; the last one it had */
     size_t fabric_address_bytes;
-    Cairn__ShardStats stats; /* of its last Heartbeat, if has_stats */
+    /* by that address: other hosts reach it; or its own host alone, by memory. Neither: it does not say */
+    bool is_networked, is_mapped;
+    bool apart_said;                    /* cairn_cluster_seat_apart, in the log */
+    char host[CAIRN_FABRIC_HOST_BYTES]; /* where it is; empty: it does not say */
+    Cairn__ShardStats stats;            /* of its last Heartbeat, if has_stats */
     bool has_stats;
     /* why it cannot save snapshots; empty: it can, or has not said */
     struct cairn_sentence storage;

@@ -239,9 +239,18 @@ static cairn_status seat_body(struct cairn_cluster_job *job, uint32_t shard_coun
                               struct cairn_sentence *why)
 {
     const cairn_status status = choose_shards(job, shard_count, restores);
-    if (status == CAIRN_ERR_NOT_READY)
-        return cairn_fail(why, status, "%" PRIu32 " shards are needed, %" PRIu32 " are up",
-                          shard_count, cairn_cluster_seats_up(job->cluster));
+    if (status == CAIRN_ERR_NOT_READY) {
+        const uint32_t up = cairn_cluster_seats_up(job->cluster),
+                       fit = cairn_cluster_seats_staying(job->cluster, &job->spec, false);
+        cairn_sentence_set(why, "%" PRIu32 " shards are needed, %" PRIu32 " are up", shard_count,
+                           up);
+        if (fit < up)
+            cairn_sentence_add(why,
+                               ", of which %" PRIu32 " can take a part of the job: `cairn "
+                               "cluster status` says what is with the others",
+                               fit);
+        return status;
+    }
     return status == CAIRN_OK ? status : cairn_fail(why, status, "no memory to plan a job");
 }
 

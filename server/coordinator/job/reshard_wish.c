@@ -76,6 +76,7 @@ cairn_status cairn_cluster_reshard_wish_present(const struct cairn_cluster_job *
     for (uint32_t i = 0; i < job->shard_count; i++) {
         struct cairn_cluster_seat *seat = job->shards[i].seat;
         const bool unfit = seat != NULL && cairn_cluster_seat_stays(seat) &&
+                           cairn_cluster_seat_unfit(seat) &&
                            !cairn_cluster_seat_fits(seat, &job->spec);
         const bool goes = seat == NULL || seat->leaving || unfit;
         const double weight = goes ? 0 : 1;
@@ -106,6 +107,14 @@ static struct cairn_cluster_seat *seat_named(const struct cairn_cluster *cluster
     return seat;
 }
 
+static const char *why_not(const struct cairn_cluster_seat *seat)
+{
+    if (seat->leaving) return "is being drained";
+    if (!cairn_cluster_seat_stays(seat)) return "is not here";
+    return cairn_cluster_seat_apart(seat) ? CAIRN_SEAT_APART_TEXT
+                                          : "is unfit, since its device failed";
+}
+
 static cairn_status take_names(const struct cairn_cluster_job *job, const Cairn__ReshardAsk *ask,
                                struct cairn_cluster_reshard_wish *wish, struct cairn_sentence *why)
 {
@@ -113,11 +122,8 @@ static cairn_status take_names(const struct cairn_cluster_job *job, const Cairn_
         struct cairn_cluster_seat *seat = seat_named(job->cluster, ask->add[i], why);
         if (seat == NULL) return CAIRN_ERR_NOT_FOUND;
         if (!cairn_cluster_seat_fits(seat, &job->spec))
-            return cairn_fail(why, CAIRN_ERR_NOT_READY, "shard %s %s: nothing can go to it",
-                              seat->name,
-                              seat->leaving                    ? "is being drained"
-                              : cairn_cluster_seat_stays(seat) ? "is unfit, since its device failed"
-                                                               : "is not here");
+            return cairn_fail(why, CAIRN_ERR_NOT_READY, "nothing can go to shard %s, which %s",
+                              seat->name, why_not(seat));
         add(wish, seat);
     }
     for (size_t i = 0; i < ask->n_drain; i++) {

@@ -66,11 +66,21 @@ bool cairn_cluster_seat_stays(const struct cairn_cluster_seat *seat)
     return cairn_cluster_seat_obeys(seat) && !seat->leaving;
 }
 
+bool cairn_cluster_seat_apart(const struct cairn_cluster_seat *seat)
+{
+    if (seat->session == NULL || !seat->is_mapped) return false;
+    for (const struct cairn_cluster_seat *s = seat->session->cluster->seats; s != NULL; s = s->next)
+        if (s->is_networked && cairn_cluster_seat_stays(s) && strcmp(s->host, seat->host) != 0)
+            return true;
+    return false;
+}
+
 bool cairn_cluster_seat_fits(const struct cairn_cluster_seat *seat,
                              const struct cairn_job_spec_data *spec)
 {
     const bool uses_device = spec == NULL || spec->offload_fraction < 1;
-    return cairn_cluster_seat_stays(seat) && !(uses_device && cairn_cluster_seat_unfit(seat));
+    return cairn_cluster_seat_stays(seat) && !(uses_device && cairn_cluster_seat_unfit(seat)) &&
+           !cairn_cluster_seat_apart(seat);
 }
 
 const char *cairn_cluster_seat_standing_text(const struct cairn_cluster_seat *seat)

@@ -22,9 +22,15 @@ void cairn_cluster_dropped_add(struct cairn_cluster *cluster, uint64_t job);
 bool cairn_cluster_seat_obeys(const struct cairn_cluster_seat *seat);
 /* Its device has failed, and nothing may come to that (server/shard/unfit.h). */
 bool cairn_cluster_seat_unfit(const struct cairn_cluster_seat *seat);
+/* It listens on no network, so that of other hosts nobody reaches it, and shards of other hosts are here: a
+ * part of a job there would stop whoever trains elsewhere. */
+bool cairn_cluster_seat_apart(const struct cairn_cluster_seat *seat);
+#define CAIRN_SEAT_APART_TEXT                                                                     \
+    "listens on no network, and shards of other hosts are here: it gets no part of a job before " \
+    "fabric.device is set there"
 /* And it does not leave: it may get a part of a job. */
 bool cairn_cluster_seat_stays(const struct cairn_cluster_seat *seat);
-/* One of this spec: nothing of it would lie on a device that has failed. NULL: of any job. */
+/* One of this spec: it is not apart, and nothing would lie on a device that has failed. NULL: of any job. */
 bool cairn_cluster_seat_fits(const struct cairn_cluster_seat *seat,
                              const struct cairn_job_spec_data *spec);
 /* Notes what the Hello says; false, and logged: we must not act on what it holds. */
