@@ -61,11 +61,13 @@ struct ucx_heard *ucx_hear(struct ucx_fabric *ucx, uint64_t node)
     return heard;
 }
 
-/* Shuts down every connection between that node and us, whoever made it. */
-static bool shut_node(struct ucx_fabric *ucx, uint64_t node,
-                      const struct sockaddr_storage *listener)
+/* Shuts down every connection between that node and us, whoever made it. `link`: NULL, if there is none; an
+ * endpoint that UCX made to answer the node by may have a connection of its own all the same. */
+static bool shut_node(struct ucx_fabric *ucx, uint64_t node, const struct ucx_link *link)
 {
-    return ucx_socket_shut(ucx, listener, ucx_hear(ucx, node)->port);
+    const struct ucx_heard *heard = ucx_hear(ucx, node);
+    const struct sockaddr_storage *listener = link != NULL ? &link->listener : &heard->listener;
+    return ucx_socket_shut(ucx, listener->ss_family != AF_UNSPEC ? listener : NULL, heard->port);
 }
 
 /* ---- making one ---- */
@@ -123,7 +125,9 @@ static cairn_status connect_link(struct ucx_link *link, const void *address, siz
         return ucx_status(status);
     }
     link->has_listener = ucx_find_listener(address, bytes, &link->listener);
-    if (link->has_listener) link->made = ucx_socket_made(socket, &link->listener, ucx->unacked_ms);
+    if (!link->has_listener) return CAIRN_OK;
+    ucx_hear(ucx, link->node)->listener = link->listener;
+    link->made = ucx_socket_made(socket, &link->listener, ucx->unacked_ms);
     return CAIRN_OK;
 }
 
@@ -169,8 +173,7 @@ cairn_status ucx_connect(struct cairn_fabric_peer *peer, const void *address, si
 void ucx_link_end(struct ucx_link *link, bool is_told)
 {
     if (link->is_lost || link->end_by_ms != 0) return;
-    const bool is_shut = shut_node(link->ucx, link->node,
-                                   link->has_listener ? &link->listener : NULL);
+    const bool is_shut = shut_node(link->ucx, link->node, link);
     const bool is_awaited = !is_shut && !is_told && link->has_listener;
     link->end_by_ms = ucx_now_ms() + (is_awaited ? link->ucx->unacked_ms + BYE_MS : SHUT_MS);
     if (!is_shut && !is_told) ucx_say_bye(link);
@@ -360,7 +363,7 @@ static void shut_sending(struct ucx_fabric *ucx)
     for (size_t i = 0; i < UCX_NODES; i++)
         LIST_FOREACH (link, &ucx->links[i], entry) {
             if (link->is_closed || link->is_lost || !is_sending(link)) continue;
-            if (!shut_node(ucx, link->node, link->has_listener ? &link->listener : NULL)) continue;
+            if (!shut_node(ucx, link->node, link)) continue;
             while (!link->is_down && ucx_now_ms() < until_ms) ucp_worker_progress(ucx->worker);
         }
 }

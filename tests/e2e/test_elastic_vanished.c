@@ -31,7 +31,7 @@ enum {
     BACK_MS = 2000,
     LOOK_MS = 500, /* at what a return brings about, which begins within heartbeats */
     WORKERS = 2,
-    RETURNS = 1,
+    RETURNS = 2, /* after the first one, each has a connection of its own to the other */
     RETURNS_LONG = 50,
     PAUSE_MS = 2
 };
@@ -72,9 +72,17 @@ static void drop_hosts(void)
     if (there[0] != '\0') (void)netns_drop(there);
 }
 
-/* What goes over the wire is for cards that do not exist: the kernels at its ends hear of nothing. */
+enum { UNHEARD, DOWN, CUTS };
+static int cut; /* the one that a test makes */
+
+/* What goes over the wire is for cards that do not exist: the kernels at its ends hear of nothing. Or one of
+ * them knows that it is cut off. */
 static void cut_wire(void)
 {
+    if (cut == DOWN) {
+        ck_assert(netns_ip("-n %s link set data0 down", there));
+        return;
+    }
     static const char entry[] = "-n %s neigh replace %s lladdr 02:00:00:00:00:99 dev data0 nud "
                                 "permanent";
     ck_assert(netns_ip(entry, here, "10.83.0.2"));
@@ -83,6 +91,7 @@ static void cut_wire(void)
 
 static void mend_wire(void)
 {
+    (void)netns_ip("-n %s link set data0 up", there);
     (void)netns_ip("-n %s neigh delete 10.83.0.2 dev data0", here);
     (void)netns_ip("-n %s neigh delete 10.83.0.1 dev data0", there);
 }
@@ -250,8 +259,9 @@ TEST(a_shard_that_vanishes_and_returns_holds_nobody_up_and_ends_nobody)
     }
 }
 
-TEST(a_trainer_that_was_silent_and_returns_holds_nobody_up)
+TEST_EACH(a_trainer_that_was_silent_and_returns_holds_nobody_up, 0, CUTS)
 {
+    cut = _i;
     start_worker(0, here);
     await_rounds(4);
     start_worker(1, there);
