@@ -97,8 +97,9 @@ struct ucx_asked {
 struct ucx_heard {
     uint64_t node;
     in_port_t port; /* from which it has connected to us; 0: it has not */
-    struct sockaddr_storage listener; /* of the node, of family 0 where we have never connected to it */
-    ucp_ep_h ep;    /* UCX's end here of what it said PROOF by: may be gone, to be compared only */
+    struct sockaddr_storage
+        listener; /* of the node, of family 0 where we have never connected to it */
+    ucp_ep_h ep;  /* UCX's end here of what it said PROOF by: may be gone, to be compared only */
     uint64_t proof_by_ms; /* it said PORT, and PROOF has to come; 0: it has */
 };
 
