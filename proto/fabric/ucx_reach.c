@@ -6,6 +6,10 @@
  * also of one that is refused. So a socket of ours asks first, without waiting, and UCX connects when it was
  * answered. An address says the port for that: behind UCX's bytes, before the place.
  *
+ * UCX from 1.14 on waits for nobody. But a link that is made while its node is away gets through at some
+ * later moment, when the node has made one as well: the two are no pair, which takes PROOF_MS to be known,
+ * and again where both begin anew (ucx_link.c). So it is asked there, too.
+ *
  * Who does not answer within REACH_WAIT_MS is refused. That socket is looked at when the same address comes
  * again; nobody is waited for a second time. */
 #include "proto/fabric/ucx.h"
@@ -166,7 +170,7 @@ cairn_status ucx_reach(struct ucx_fabric *ucx, const void *raw, size_t bytes)
     struct ucx_asked *asked = find_asked(ucx, node);
     int wait_ms = 0, error = EINPROGRESS;
     if (asked != NULL && now_ms < asked->rest_until_ms) return CAIRN_ERR_UNREACHABLE;
-    if (ucx_connects_on_its_own() || !find_port(raw, bytes, &to, &to_bytes)) return CAIRN_OK;
+    if (!find_port(raw, bytes, &to, &to_bytes)) return CAIRN_OK;
     if (asked == NULL) asked = take_asked(ucx, node, now_ms, &wait_ms);
     asked->at_ms = now_ms;
     if (asked->fd < 0) asked->fd = begin_asking(&to, to_bytes);

@@ -1,8 +1,13 @@
 /* A node that acknowledges nothing of what is sent to it, and says nothing, is given up within the patience
  * of the fabric: also while the connection is being made, and after it was made late. */
+#include <arpa/inet.h>
 #include <check.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
+#include "proto/fabric/ucx.h"
 #include "tests/support/fabric_node.h"
 #include "tests/support/suite.h"
 
@@ -37,7 +42,7 @@ static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
     here.downs++;
 }
 
-/* NULL: it is refused at once, as by a UCX that waits for connections. */
+/* NULL: it is refused at once. */
 static struct cairn_fabric_peer *try_silent(void)
 {
     struct cairn_fabric_peer *peer = NULL;
@@ -77,6 +82,31 @@ TEST(a_node_that_is_silent_from_the_first_is_given_up)
     if (there == NULL) return;
     node_send(&here, there, 1, NULL, 0);
     await_down();
+}
+
+/* As UCX makes one that it does not wait for, where the way there takes a while. */
+TEST(a_connection_is_bounded_and_known_while_it_is_being_made)
+{
+    struct sockaddr_storage listener = { .ss_family = AF_INET }, own;
+    socklen_t in_bytes = sizeof(struct sockaddr_in), own_bytes = sizeof own;
+    unsigned unacked_ms = 0;
+    socklen_t unacked_bytes = sizeof unacked_ms;
+    ((struct sockaddr_in *)&listener)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const int listens = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ck_assert_int_eq(bind(listens, (struct sockaddr *)&listener, in_bytes), 0);
+    ck_assert_int_eq(listen(listens, 1), 0);
+    ck_assert_int_eq(getsockname(listens, (struct sockaddr *)&listener, &in_bytes), 0);
+    node_cut_sockets(true);
+    const int next = ucx_socket_next();
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    ck_assert_int_eq(connect(fd, (struct sockaddr *)&listener, in_bytes), -1);
+    const in_port_t port = ucx_socket_made(next, &listener, PATIENCE_MS);
+    ck_assert_int_eq(getsockname(fd, (struct sockaddr *)&own, &own_bytes), 0);
+    ck_assert_uint_eq(port, *ucx_port_of(&own));
+    ck_assert_int_eq(getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacked_ms, &unacked_bytes), 0);
+    ck_assert_uint_eq(unacked_ms, PATIENCE_MS);
+    close(fd);
+    close(listens);
 }
 
 /* The way there and back takes longer than a turn of ours. */
