@@ -393,7 +393,7 @@ static void open_mem(void)
 /* Shard 1 is not of this host. */
 static void open_host(void)
 {
-    static const char *const kinds[SHARDS] = { "mapped", "ucx", "mapped" };
+    static const char *const kinds[SHARDS] = { "auto", "ucx", "auto" };
     hub = NULL;
     open_scene(kinds);
 }
