@@ -15,7 +15,7 @@
 #define WORKS_BEST       256
 
 static const char *const kernel_names[CAIRN_KERNEL_COUNT] = {
-#define CAIRN_KERNEL_NAME(name, item) "cairn_kernel_" #name,
+#define CAIRN_KERNEL_NAME(name, item, warps) "cairn_kernel_" #name,
     CAIRN_KERNELS(CAIRN_KERNEL_NAME)
 #undef CAIRN_KERNEL_NAME
 };

@@ -5,7 +5,7 @@
 #include <string.h>
 
 static const size_t item_bytes[CAIRN_KERNEL_COUNT] = {
-#define CAIRN_KERNEL_ITEM(name, item) sizeof(item),
+#define CAIRN_KERNEL_ITEM(name, item, warps) sizeof(item),
     CAIRN_KERNELS(CAIRN_KERNEL_ITEM)
 #undef CAIRN_KERNEL_ITEM
 };

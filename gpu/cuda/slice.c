@@ -2,8 +2,8 @@
 #include "gpu/cuda/mutant.h"
 #include "gpu/cuda/stream.h"
 
-#define SMALL_BYTES          ((size_t)64 << 10)
-#define BLOCKS_PER_PROCESSOR 16u
+#define SMALL_BYTES         ((size_t)64 << 10)
+#define WARPS_PER_PROCESSOR 128u
 
 static struct cairn_cuda *cuda_of(const struct cairn_cuda_stream *stream)
 {
@@ -11,7 +11,7 @@ static struct cairn_cuda *cuda_of(const struct cairn_cuda_stream *stream)
 }
 
 static const char *const launch_names[CAIRN_KERNEL_COUNT] = {
-#define CAIRN_KERNEL_LAUNCH(name, item) "a launch of " #name,
+#define CAIRN_KERNEL_LAUNCH(name, item, warps) "a launch of " #name,
     CAIRN_KERNELS(CAIRN_KERNEL_LAUNCH)
 #undef CAIRN_KERNEL_LAUNCH
 };
@@ -56,17 +56,17 @@ static int load(const struct cairn_cuda_stream *stream, const struct cairn_cuda_
 
 /* ---- kernels ---- */
 
-static int launch(const struct cairn_cuda_stream *stream, int kernel,
+static int launch(const struct cairn_cuda_stream *stream, enum cairn_kernel_number kernel,
                   struct cairn_kernel_list *list)
 {
     struct cairn_cuda *cuda = cuda_of(stream);
     void *parameters[] = { list };
-    const uint32_t blocks = cairn_kernel_blocks(list->pieces,
-                                                BLOCKS_PER_PROCESSOR * cuda->multiprocessors);
+    const uint32_t blocks = cairn_kernel_blocks(kernel, list->pieces,
+                                                WARPS_PER_PROCESSOR * cuda->multiprocessors);
     if (blocks == 0) return CAIRN_CU_OK;
     atomic_fetch_add(&cuda->use.launches, 1);
     return cuda->driver.cuLaunchKernel(cuda->kernels[kernel], blocks, 1, 1,
-                                       CAIRN_KERNEL_BLOCK_THREADS, 1, 1, 0, stream->compute,
+                                       cairn_kernel_block_threads(kernel), 1, 1, 0, stream->compute,
                                        parameters, NULL);
 }
 
@@ -82,7 +82,8 @@ static cairn_status launch_all(const struct cairn_cuda_stream *stream,
                                               MUTANT(11) ? stream->in : stream->compute);
     cairn_status status = cairn_cuda_check(cuda, result, "zeroing", why);
     for (int i = 0; i < CAIRN_KERNEL_COUNT && status == CAIRN_OK; i++)
-        status = cairn_cuda_check(cuda, launch(stream, i, &lists[i]), launch_names[i], why);
+        status = cairn_cuda_check(cuda, launch(stream, (enum cairn_kernel_number)i, &lists[i]),
+                                  launch_names[i], why);
     return status;
 }
 

@@ -34,7 +34,7 @@ KERNEL_FN uint64_t item_of_piece(const struct cairn_kernel_list *list, uint64_t 
     return from;
 }
 
-#define CAIRN_KERNEL_BODY(name, item_type)                                               \
+#define CAIRN_KERNEL_BODY(name, item_type, block)                                        \
     KERNEL_FN void name##_body(const struct cairn_kernel_list *list, uint64_t warp,      \
                                uint64_t warps)                                           \
     {                                                                                    \

@@ -9,19 +9,18 @@
 
 struct cairn_kernel_memory cairn_kernel_memory;
 
-#define RUN_BLOCK(name, item)                                                                     \
+#define RUN_BLOCK(name, item, warps)                                                              \
     static void name##_run(const struct cairn_kernel_list *list, uint32_t block, uint32_t blocks) \
     {                                                                                             \
         assert(block < blocks);                                                                   \
-        for (uint64_t warp = 0; warp < CAIRN_KERNEL_BLOCK_WARPS; warp++)                          \
-            name##_body(list, (uint64_t)block *CAIRN_KERNEL_BLOCK_WARPS + warp,                   \
-                        (uint64_t)blocks * CAIRN_KERNEL_BLOCK_WARPS);                             \
+        for (uint64_t warp = 0; warp < (warps); warp++)                                           \
+            name##_body(list, (uint64_t)block *(warps) + warp, (uint64_t)blocks * (warps));       \
     }
 CAIRN_KERNELS(RUN_BLOCK)
 
-#define KERNEL(name, item) \
-    [CAIRN_KERNEL_##       \
-        name] = { "cairn_kernel_" #name, sizeof(item), name##_run, cairn_ranges_##name },
+#define KERNEL(name, item, warps)                                                               \
+    [CAIRN_KERNEL_##name] = { "cairn_kernel_" #name, sizeof(item), CAIRN_KERNEL_WARP * (warps), \
+                              name##_run, cairn_ranges_##name },
 const struct cairn_kernel cairn_kernels[CAIRN_KERNEL_COUNT] = { CAIRN_KERNELS(KERNEL) };
 
 const struct cairn_kernel *cairn_kernel_named(const char *name)

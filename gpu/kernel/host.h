@@ -34,6 +34,7 @@ typedef void (*cairn_kernel_note_fn)(void *context, uint64_t address, uint64_t b
 struct cairn_kernel {
     const char *name; /* "cairn_kernel_fold", as cuLibraryGetKernel is asked for it */
     size_t item_bytes;
+    uint32_t block_threads;
     void (*run)(const struct cairn_kernel_list *list, uint32_t block, uint32_t blocks);
     /* All that any order of the blocks touches: the list itself, its sources, planes and results. */
     void (*ranges)(const struct cairn_kernel_list *list, cairn_kernel_note_fn note, void *context);

@@ -11,9 +11,10 @@
  *   2. copy it, and the arrays of sources that it points to, to the device
  *   3. struct cairn_kernel_list list = { address of the items, count, pieces of all };
  *      void *parameters[] = { &list };
- *      cuLaunchKernel(kernel "cairn_kernel_<name>", cairn_kernel_blocks(list.pieces, most), 1, 1,
- *                     CAIRN_KERNEL_BLOCK_THREADS, 1, 1, 0, stream, parameters, NULL)
- *      most: 8 to 16 times the device's multiprocessors; any number of blocks gives the same bits.
+ *      cuLaunchKernel(kernel "cairn_kernel_<name>", cairn_kernel_blocks(number, list.pieces, most), 1, 1,
+ *                     cairn_kernel_block_threads(number), 1, 1, 0, stream, parameters, NULL)
+ *      number: CAIRN_KERNEL_<name>; most: warps, 64 to 128 times the device's multiprocessors; any number
+ *      of blocks gives the same bits.
  *
  * No two items of a list touch the same bytes, unless both only read. Addresses are aligned to their
  * element; where planes and sources all lie at multiples of 16 bytes (bf16: of 8) kernels are fastest.
@@ -30,29 +31,29 @@
 #include "proto/spec/initializer_math.h"
 #include "proto/spec/scalars.h"
 
-/* name, the item's struct, what it does. The symbol of the device is cairn_kernel_<name>. */
-#define CAIRN_KERNELS(X)                                                                       \
-    X(fold, struct cairn_fold_item)           /* .fold; adds sums of relays, too: fp32 */      \
-    X(fold_sums, struct cairn_fold_sums_item) /* .fold_leaves; without a source .sum_leaves */ \
-    X(update_adamw, struct cairn_update_item) /* .update[CAIRN_OPTIMIZER_ADAMW] */             \
-    X(update_adam, struct cairn_update_item)                                                   \
-    X(update_sgd, struct cairn_update_item)                                                    \
-    X(convert, struct cairn_convert_item) /* .convert */                                       \
-    X(copy, struct cairn_copy_item)       /* bytes, in runs with strides */                    \
-    X(zero, struct cairn_zero_item)                                                            \
-    X(hash, struct cairn_hash_item) /* the leaf hashes of .hash_each */                        \
-    X(init, struct cairn_init_item) /* cairn_init_elems of proto/spec/initializer.h */
+/* name, the item's struct, the warps of a block, what it does. The symbol of the device is
+ * cairn_kernel_<name>. A block's warps share a processor, and a piece of hash is as long as 32 leaves:
+ * with eight of them, a list of 256 chunks (16,384 leaves) would be 64 blocks, and half of a card idle. */
+#define CAIRN_KERNELS(X)                                                                          \
+    X(fold, struct cairn_fold_item, 8)           /* .fold; adds sums of relays, too: fp32 */      \
+    X(fold_sums, struct cairn_fold_sums_item, 8) /* .fold_leaves; without a source .sum_leaves */ \
+    X(update_adamw, struct cairn_update_item, 8) /* .update[CAIRN_OPTIMIZER_ADAMW] */             \
+    X(update_adam, struct cairn_update_item, 8)                                                   \
+    X(update_sgd, struct cairn_update_item, 8)                                                    \
+    X(convert, struct cairn_convert_item, 8) /* .convert */                                       \
+    X(copy, struct cairn_copy_item, 8)       /* bytes, in runs with strides */                    \
+    X(zero, struct cairn_zero_item, 8)                                                            \
+    X(hash, struct cairn_hash_item, 2) /* the leaf hashes of .hash_each */                        \
+    X(init, struct cairn_init_item, 8) /* cairn_init_elems of proto/spec/initializer.h */
 
 enum cairn_kernel_number {
-#define CAIRN_KERNEL_NUMBER(name, item) CAIRN_KERNEL_##name,
+#define CAIRN_KERNEL_NUMBER(name, item, warps) CAIRN_KERNEL_##name,
     CAIRN_KERNELS(CAIRN_KERNEL_NUMBER)
 #undef CAIRN_KERNEL_NUMBER
         CAIRN_KERNEL_COUNT
 };
 
-#define CAIRN_KERNEL_WARP          32u
-#define CAIRN_KERNEL_BLOCK_THREADS 256u /* the only size of blocks */
-#define CAIRN_KERNEL_BLOCK_WARPS   (CAIRN_KERNEL_BLOCK_THREADS / CAIRN_KERNEL_WARP)
+#define CAIRN_KERNEL_WARP 32u
 
 /* The one parameter of every kernel, by value. */
 struct cairn_kernel_list {
@@ -194,11 +195,28 @@ static inline uint64_t cairn_init_pieces(const struct cairn_init_item *item)
     return cairn_pieces_of(item->elems, CAIRN_PIECE_ELEMS);
 }
 
-/* Blocks of a launch: a warp for each piece, and `most` blocks at most. 0: nothing is to be launched. */
-static inline uint32_t cairn_kernel_blocks(uint64_t pieces, uint32_t most)
+static inline uint32_t cairn_kernel_block_warps(enum cairn_kernel_number kernel)
 {
-    const uint64_t blocks = cairn_pieces_of(pieces, CAIRN_KERNEL_BLOCK_WARPS);
-    return blocks < most ? (uint32_t)blocks : most;
+    static const uint32_t warps_of[CAIRN_KERNEL_COUNT] = {
+#define CAIRN_KERNEL_WARPS(name, item, warps) warps,
+        CAIRN_KERNELS(CAIRN_KERNEL_WARPS)
+#undef CAIRN_KERNEL_WARPS
+    };
+    return warps_of[kernel];
+}
+
+static inline uint32_t cairn_kernel_block_threads(enum cairn_kernel_number kernel)
+{
+    return CAIRN_KERNEL_WARP * cairn_kernel_block_warps(kernel);
+}
+
+/* Blocks of a launch: a warp for each piece, and `most` warps at most, rounded up to whole blocks. 0:
+ * nothing is to be launched. */
+static inline uint32_t cairn_kernel_blocks(enum cairn_kernel_number kernel, uint64_t pieces,
+                                           uint32_t most)
+{
+    const uint32_t warps = cairn_kernel_block_warps(kernel);
+    return (uint32_t)cairn_pieces_of(pieces < most ? pieces : most, warps);
 }
 
 #endif

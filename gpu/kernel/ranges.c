@@ -122,7 +122,7 @@ static void init_item(const struct noter *noter, const struct cairn_init_item *i
     writes(noter, item->out, item->elems * sizeof(float));
 }
 
-#define RANGES(name, item_type)                                                               \
+#define RANGES(name, item_type, block)                                                        \
     void cairn_ranges_##name(const struct cairn_kernel_list *list, cairn_kernel_note_fn note, \
                              void *context)                                                   \
     {                                                                                         \

@@ -24,7 +24,7 @@ KERNELS = ("cairn_kernel_fold", "cairn_kernel_fold_sums")
 LEAST_BYTES = 32 << 10
 REGISTERS, REGISTER_UNIT = 65536, 8  # of a multiprocessor, all four cards; of a thread, rounded up to this
 WARPS_MAX = {"sm_80": 64, "sm_90": 64, "sm_100": 64, "sm_120": 48}
-BLOCK_WARPS, LANES = 8, 32  # CAIRN_KERNEL_BLOCK_WARPS, CAIRN_KERNEL_WARP
+BLOCK_WARPS, LANES = 8, 32  # of these kernels in CAIRN_KERNELS (gpu/kernel/list.h), CAIRN_KERNEL_WARP
 
 LOADS = (0x980, 0x981)  # LD, LDG
 WIDTHS = {4: 4, 5: 8, 6: 16}

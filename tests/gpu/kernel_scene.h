@@ -79,7 +79,8 @@ static inline void scene_note(void *context, uint64_t address, uint64_t bytes, b
 static inline void scene_run_blocks(const struct cairn_kernel *kernel,
                                     const struct cairn_kernel_list *list)
 {
-    const uint32_t all = cairn_kernel_blocks(list->pieces, 9), blocks = all == 0 ? 1 : all;
+    const enum cairn_kernel_number number = (enum cairn_kernel_number)(kernel - cairn_kernels);
+    const uint32_t all = cairn_kernel_blocks(number, list->pieces, 72), blocks = all == 0 ? 1 : all;
     const uint32_t some = 1 + (uint32_t)random_below(blocks), first = (uint32_t)random_below(some);
     const bool backwards = random_below(2) == 0;
     for (uint32_t i = 0; i < some; i++)

@@ -14,6 +14,8 @@
 #define ELEMS ((size_t)1024)
 #define BYTES (ELEMS * sizeof(uint32_t))
 #define SEEDS 24
+/* of the kernels that are launched here: the emulator's own, and zero */
+#define BLOCK_THREADS 256
 
 static struct emulated card;
 static const struct cairn_driver *cu = &card.driver;
@@ -52,7 +54,7 @@ static void set_up_strict(void)
 static void launch(struct CUkern_st *kernel, struct CUstream_st *stream,
                    struct cairn_kernel_list list, uint32_t blocks)
 {
-    good(cu->cuLaunchKernel(kernel, blocks, 1, 1, CAIRN_KERNEL_BLOCK_THREADS, 1, 1, 0, stream,
+    good(cu->cuLaunchKernel(kernel, blocks, 1, 1, BLOCK_THREADS, 1, 1, 0, stream,
                             (void *[]) { &list }, NULL));
 }
 
@@ -327,7 +329,7 @@ static void launch_zero(struct CUstream_st *stream)
     good(cu->cuLibraryGetKernel(&zero, library, "cairn_kernel_zero"));
     good(cu->cuMemcpyHtoDAsync(memory.at, pinned, sizeof item, stream));
     launch(zero, stream, (struct cairn_kernel_list) { memory.at, 1, pieces },
-           cairn_kernel_blocks(pieces, 32));
+           cairn_kernel_blocks(CAIRN_KERNEL_zero, pieces, 256));
 }
 
 TEST(a_list_of_work_comes_by_a_copy_of_its_stream)

@@ -27,8 +27,8 @@ static int try_launch(const struct emulated *card, uint64_t to)
     struct cairn_kernel_list list = { to, 1, 0 };
     good(card->driver.cuLibraryLoadData(&library, "an image", NULL, NULL, 0, NULL, NULL, 0));
     good(card->driver.cuLibraryGetKernel(&kernel, library, "emulator_ticket"));
-    good(card->driver.cuLaunchKernel(kernel, 1, 1, 1, CAIRN_KERNEL_BLOCK_THREADS, 1, 1, 0, NULL,
-                                     (void *[]) { &list }, NULL));
+    good(card->driver.cuLaunchKernel(kernel, 1, 1, 1, 256, 1, 1, 0, NULL, (void *[]) { &list },
+                                     NULL));
     return card->driver.cuStreamSynchronize(NULL);
 }
 

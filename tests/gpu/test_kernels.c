@@ -420,6 +420,35 @@ TRIALS_OF(initial_values_are_those_of_the_host, TRIALS)
 
 /* ---- lists ---- */
 
+/* As many blocks as a large card has multiprocessors (132), about, or some are idle. */
+TEST(a_list_of_256_chunks_has_blocks_for_a_whole_card)
+{
+    const uint64_t leaves = 256 * 64, elems = leaves * CAIRN_LEAF_ELEMS;
+    const struct cairn_fold_item fold = { .elems = elems };
+    const struct cairn_fold_sums_item sums = { .leaf_count = leaves };
+    const struct cairn_update_item update = { .elems = elems };
+    const struct cairn_convert_item convert = { .elems = elems };
+    const struct cairn_copy_item copy = { .run_bytes = 2 * elems, .run_count = 1 };
+    const struct cairn_zero_item zero = { .bytes = 4 * elems };
+    const struct cairn_hash_item hash = { .leaf_count = leaves };
+    const struct cairn_init_item init = { .elems = elems };
+    const uint64_t pieces[CAIRN_KERNEL_COUNT] = {
+        [CAIRN_KERNEL_fold] = cairn_fold_pieces(&fold),
+        [CAIRN_KERNEL_fold_sums] = cairn_fold_sums_pieces(&sums),
+        [CAIRN_KERNEL_update_adamw] = cairn_update_pieces(&update),
+        [CAIRN_KERNEL_update_adam] = cairn_update_pieces(&update),
+        [CAIRN_KERNEL_update_sgd] = cairn_update_pieces(&update),
+        [CAIRN_KERNEL_convert] = cairn_convert_pieces(&convert),
+        [CAIRN_KERNEL_copy] = cairn_copy_pieces(&copy),
+        [CAIRN_KERNEL_zero] = cairn_zero_pieces(&zero),
+        [CAIRN_KERNEL_hash] = cairn_hash_pieces(&hash),
+        [CAIRN_KERNEL_init] = cairn_init_pieces(&init),
+    };
+    for (int k = 0; k < CAIRN_KERNEL_COUNT; k++)
+        ck_assert_uint_ge(cairn_kernel_blocks((enum cairn_kernel_number)k, pieces[k], 132 * 128),
+                          128);
+}
+
 TEST(a_long_list_with_empty_items_is_done_whole)
 {
     enum { COUNT = 3000 };

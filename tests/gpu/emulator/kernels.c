@@ -29,7 +29,7 @@ static void ticket_run(const struct cairn_kernel_list *list, uint32_t block, uin
 }
 
 const struct cairn_kernel emulator_own_kernels[] = {
-    { "emulator_add", sizeof(uint32_t), add_run, add_ranges },
-    { "emulator_ticket", sizeof(uint32_t), ticket_run, ticket_ranges },
+    { "emulator_add", sizeof(uint32_t), 256, add_run, add_ranges },
+    { "emulator_ticket", sizeof(uint32_t), 256, ticket_run, ticket_ranges },
     { 0 },
 };

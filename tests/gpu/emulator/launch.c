@@ -135,9 +135,9 @@ enum emulator_result emulator_launch(uint64_t handle, const struct emulator_grid
         result = EMULATOR_INVALID_VALUE;
     if (result == EMULATOR_OK) result = emulator_fault_call(&emulator_options.call_fails);
     if (result != EMULATOR_OK) return result;
-    if (grid->threads[0] != CAIRN_KERNEL_BLOCK_THREADS)
-        emulator_complain("%s: blocks of %u threads, where all have %u", kernel->name,
-                          grid->threads[0], CAIRN_KERNEL_BLOCK_THREADS);
+    if (grid->threads[0] != kernel->block_threads)
+        emulator_complain("%s: blocks of %u threads, where all of it have %u", kernel->name,
+                          grid->threads[0], kernel->block_threads);
     struct launch_op *launch = calloc(1, sizeof *launch);
     if (launch == NULL) return EMULATOR_OUT_OF_MEMORY;
     launch->op.name = kernel->name;
