@@ -13,6 +13,7 @@ refuses() {
 of update update --params 1M --threads 1
 of update update --params 1M --threads 2 --wire f32
 of update.adamw update --params 1M --only adamw
+of update.zeros update --params 300K --only zeros
 of update update --params 1M --backend host
 of update.fold update --params 300K --only fold
 of update.hash update --params 300K --only hash

@@ -36,7 +36,7 @@ part_update() {
     for size in "${sizes[@]}"; do
         bench update --backend cuda --params "$size" "${seconds[@]}"
         bench update --backend cuda --params "$size" "${seconds[@]}" --wire f32
-        for part in adamw fold hash copy; do
+        for part in adamw zeros fold hash copy; do
             bench update --backend cuda --params "$size" --only "$part" "${seconds[@]}"
         done
     done

@@ -265,8 +265,8 @@ const struct ctl_option cairn_ctl_options[] = {
     { { "only", 1, 0, OPT_ONLY },
       CTL_TAKES_ONLY,
       "--only NAME",
-      "one part of it: of update adamw, fold, hash, copy; of snapshot write, read, interval, "
-      "export, import, manifest" },
+      "one part of it: of update adamw, zeros, fold, hash, copy; of snapshot write, read, "
+      "interval, export, import, manifest" },
     { { "dir", 1, 0, OPT_DIR },
       CTL_TAKES_DIR,
       "--dir FOLDER",

@@ -77,7 +77,7 @@ static bool make_arrays(struct cairn_update_arrays *a, struct cairn_sentence *wh
 {
     const size_t wire = cairn_dtype_bytes((int)a->wire_dtype);
     const bool is_all = a->only == CAIRN_UPDATE_ALL;
-    const bool updates = is_all || a->only == CAIRN_UPDATE_ADAMW;
+    const bool updates = is_all || a->only == CAIRN_UPDATE_ADAMW || a->only == CAIRN_UPDATE_ZEROS;
     const bool folds = is_all || a->only == CAIRN_UPDATE_FOLD;
     bool ok = true;
     for (size_t s = 0; s < CAIRN_UPDATE_SOURCES && folds; s++)

@@ -160,7 +160,9 @@ static cairn_status fill_list(struct pass_thread *thread, size_t first, size_t c
     size_t works = 0;
     for (size_t i = 0; i < CHUNK_ELEMS; i++) {
         state = state * 1664525u + 1013904223u;
-        own->values[i] = ((float)(state >> 8) - 8388608.0f) * 0x1p-30f;
+        own->values[i] = arrays->only == CAIRN_UPDATE_ZEROS
+                             ? 0
+                             : ((float)(state >> 8) - 8388608.0f) * 0x1p-30f;
     }
     float *plain = arrays->sum != NULL ? arrays->sum : arrays->param;
     own->works[works++] = (struct cairn_work) { .kind = CAIRN_WORK_COPY,

@@ -10,9 +10,10 @@
  * updates the same seven arrays in place: each is read and written, 38 bytes an element (48).
  * On a device (--backend cuda) the arrays lie on it, and the reference copies as many bytes there.
  * --only adamw: the update of one fp32 gradient without a published copy, as an optimizer in the trainer
- * has it: 28 bytes against four arrays in place. --only fold: the first row above. --only hash: the leaf
- * hashes of an fp32 plane, 4, against libsodium's. --only copy: such a plane out of pinned host memory into
- * a device, and back, 8. */
+ * has it: 28 bytes against four arrays in place. --only zeros: the same where gradients and moments are 0, as
+ * of rows that nobody uses; a device's square root and division have a slow way for zero. --only fold: the
+ * first row above. --only hash: the leaf hashes of an fp32 plane, 4, against libsodium's. --only copy: such
+ * a plane out of pinned host memory into a device, and back, 8. */
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,6 +54,7 @@ static const struct subject {
                            4 + 28,
                            CAIRN_UPDATE_SOURCES + 1 },
     [CAIRN_UPDATE_ADAMW] = { "adamw", { { "update_s", cairn_update_pass_update } }, 28, 0 },
+    [CAIRN_UPDATE_ZEROS] = { "zeros", { { "update_s", cairn_update_pass_update } }, 28, 0 },
     [CAIRN_UPDATE_FOLD] = { "fold",
                             { { "fold_s", cairn_update_pass_fold } },
                             4,
@@ -138,7 +140,8 @@ static int judge_words(const struct ctl *ctl, struct cairn_update_arrays *arrays
     const char *wire = ctl->bench.wire, *only = ctl->bench.only, *backend = ctl->bench.backend;
     const bool is_host = backend == NULL || strcmp(backend, "host") == 0;
     if (only != NULL && !only_of(only, &arrays->only))
-        return cairn_ctl_usage_fail(ctl, "--only %s: adamw, fold, hash and copy are allowed", only);
+        return cairn_ctl_usage_fail(ctl, "--only %s: adamw, zeros, fold, hash and copy are allowed",
+                                    only);
     if (is_host && arrays->only == CAIRN_UPDATE_COPY)
         return cairn_ctl_usage_fail(ctl, "--only copy is of a device; with --backend cuda");
     if (ctl->bench.device != NULL && is_host)

@@ -19,6 +19,7 @@
 enum cairn_update_only {
     CAIRN_UPDATE_ALL,   /* fold and update, as a shard */
     CAIRN_UPDATE_ADAMW, /* of an fp32 gradient, without a published copy */
+    CAIRN_UPDATE_ZEROS, /* the same, of gradients and moments that are and stay 0 */
     CAIRN_UPDATE_FOLD,
     CAIRN_UPDATE_HASH, /* the leaf hashes of a plane */
     CAIRN_UPDATE_COPY, /* a plane into a device and out of it */
@@ -68,8 +69,9 @@ struct cairn_update_arrays {
     struct cairn_update_thread thread[CAIRN_UPDATE_THREADS_MAX];
 };
 
-/* Makes them, and fills them: gradients of about the size that a step has; parameters and moments have seen
- * one update. False: `why` says it, and all is given back by cairn_update_arrays_close. */
+/* Makes them, and fills them: gradients of about the size that a step has, or of CAIRN_UPDATE_ZEROS zeros;
+ * parameters and moments have seen one update. False: `why` says it, and all is given back by
+ * cairn_update_arrays_close. */
 bool cairn_update_arrays_open(struct cairn_update_arrays *arrays, struct cairn_sentence *why);
 void cairn_update_arrays_close(struct cairn_update_arrays *arrays);
 
