@@ -23,6 +23,7 @@
 #define CAIRN_GPU_HOME_H
 
 #include "gpu/gpu.h"
+#include "proto/base/numa.h"
 #include "proto/base/pages.h"
 #include "proto/base/sentence.h"
 #include "proto/spec/initializer.h"
@@ -45,7 +46,8 @@ struct cairn_home_info {
     uint64_t
         taken_bytes;  /* of the device when it was opened: by the context, its kernels, others */
     uint8_t uuid[16]; /* of the device, or of the slice of one; all 0 for `host` */
-    bool exports;     /* it has memory that other processes may map */
+    int numa_node; /* that the device is next to (proto/base/numa.h); CAIRN_NUMA_NONE: not known */
+    bool exports;  /* it has memory that other processes may map */
     /* Other devices of this host whose memory this one reads by itself (NVLink, PCIe), as far as this process
      * sees them */
     uint8_t peer_uuids[CAIRN_HOME_PEERS_MAX][16];

@@ -116,6 +116,7 @@ struct cairn_cu_uuid {
     call(cuDeviceGet, , (int *device_out, int number))                                                      \
     call(cuDeviceGetName, , (char *name, int bytes, int device))                                            \
     call(cuDeviceGetUuid, _v2, (struct cairn_cu_uuid *uuid_out, int device)) /* a MIG slice: the slice's */ \
+    call(cuDeviceGetPCIBusId, , (char *text, int bytes, int device)) /* a MIG slice: the card's */          \
     call(cuDeviceGetAttribute, , (int *value_out, int attribute, int device))                               \
     call(cuDeviceCanAccessPeer, , (int *can_out, int device, int peer))                                     \
     call(cuDeviceTotalMem, _v2, (size_t *bytes_out, int device))                                            \

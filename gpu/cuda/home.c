@@ -292,7 +292,7 @@ cairn_status cairn_home_open_cuda(const char *device, struct cairn_home **home_o
     if (cuda == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a home");
     cuda->home = (struct cairn_home) {
         .kind = &kind,
-        .info = { .backend = "cuda", .works_best = WORKS_BEST },
+        .info = { .backend = "cuda", .works_best = WORKS_BEST, .numa_node = CAIRN_NUMA_NONE },
     };
     pthread_mutex_init(&cuda->lock, NULL);
     const cairn_status status = open_all(cuda, device, why);

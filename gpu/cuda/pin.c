@@ -64,6 +64,7 @@ static cairn_status pin_span(struct cairn_cuda *cuda, struct cairn_cuda_span spa
                                                  : "no memory for the list of what is",
                       "", why);
     if (span.bytes == 0) return CAIRN_OK;
+    cairn_numa_move((void *)(uintptr_t)span.at, (size_t)span.bytes, cuda->home.info.numa_node);
     const int result = cuda->driver.cuMemHostRegister(
         (void *)(uintptr_t)span.at, (size_t)span.bytes, CAIRN_CU_HOST_REGISTER_PORTABLE);
     if (result == CAIRN_CU_OK) {

@@ -71,6 +71,16 @@ static cairn_status open_all(struct cairn_cuda_stream *stream, struct cairn_sent
     return cairn_cuda_check(cuda, result, "opening a stream", why);
 }
 
+/* On the card's side of the host, whose thread this is for so long. */
+static int pin_staging(struct cairn_cuda *cuda, uint8_t **pinned_out, size_t bytes)
+{
+    struct cairn_numa_before before;
+    (void)cairn_numa_go(cuda->home.info.numa_node, &before); // or it lies where it lies
+    const int result = cuda->driver.cuMemAllocHost((void **)pinned_out, bytes);
+    cairn_numa_return(&before);
+    return result;
+}
+
 cairn_status cairn_cuda_stream_begin(struct cairn_home_stream *begun, struct cairn_sentence *why)
 {
     struct cairn_cuda_stream *stream = (struct cairn_cuda_stream *)begun;
@@ -82,7 +92,7 @@ cairn_status cairn_cuda_stream_begin(struct cairn_home_stream *begun, struct cai
     status = cairn_home_memory_open(&cuda->home, "a stream's staging", bytes, &stream->staging,
                                     why);
     if (status == CAIRN_OK)
-        status = cairn_cuda_check(cuda, cuda->driver.cuMemAllocHost((void **)&pinned, bytes),
+        status = cairn_cuda_check(cuda, pin_staging(cuda, &pinned, bytes),
                                   "pinning a stream's staging", why);
     stream->pinned = pinned;
     for (int i = 0; i < CAIRN_CUDA_SLICES && status == CAIRN_OK; i++)

@@ -140,7 +140,11 @@ static const struct cairn_home_kind kind = {
 
 static struct cairn_home host_home = {
     .kind = &kind,
-    .info = { .backend = "host", .is_host = true, .exports = true, .works_best = 1 },
+    .info = { .backend = "host",
+              .is_host = true,
+              .exports = true,
+              .works_best = 1,
+              .numa_node = CAIRN_NUMA_NONE },
 };
 
 static void name_device(void)

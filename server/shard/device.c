@@ -79,6 +79,10 @@ static void say(struct cairn_shard *shard)
         info->device, info->driver, (unsigned long long)info->total_bytes,
         (unsigned long long)info->taken_bytes, cairn_compute_lanes(&shard->device),
         (unsigned long long)cairn_compute_staging_left(&shard->device));
+    if (info->numa_node != CAIRN_NUMA_NONE)
+        cairn_log_info("%s is next to NUMA node %d: its threads run there, and pinned memory is of "
+                       "there",
+                       info->device, info->numa_node);
     if (info->warning[0] != '\0') cairn_log_warn("%s: %s", info->device, info->warning);
 }
 

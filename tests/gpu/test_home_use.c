@@ -7,6 +7,7 @@
 
 #include "gpu/home.h"
 #include "tests/support/emulated.h"
+#include "tests/support/made_up_sysfs.h"
 #include "tests/support/suite.h"
 
 #define PAGE  ((size_t)4096)
@@ -196,6 +197,51 @@ TEST_EACH(whoever_shares_the_card_is_warned_of, 0, sizeof rows / sizeof *rows)
         ck_assert_msg(strstr(warning, rows[_i].warns) != NULL, "%s", warning);
     cairn_home_close(home);
     if (rows[_i].folder == NULL) ck_assert(unlink(pipe_path) == 0 && rmdir(folder) == 0);
+}
+
+/* ---- the card's node of memory ---- */
+
+static struct made_up_sysfs made;
+
+/* What is pinned is to be of `node`: a stream's staging, and memory that was there before. */
+static void expect_pinned_on(int node)
+{
+    const struct emulated card = emulated_open("quiet=1");
+    struct cairn_home *home = open_home("quiet=1");
+    struct cairn_home_stream *stream;
+    uint8_t *host = aligned_alloc(PAGE, BYTES);
+    ck_assert_ptr_nonnull(host);
+    ck_assert_int_eq(cairn_home_info(home)->numa_node, node);
+    must(cairn_home_stream_open(home, &stream, &why));
+    must(cairn_home_stream_begin(stream, &why));
+    ck_assert_int_eq(card.cairn_emulator_pinned_node(), node);
+    must(cairn_home_pin(home, host, BYTES, &why));
+    ck_assert_int_eq(card.cairn_emulator_pinned_node(), node);
+    cairn_home_unpin(home, host, BYTES);
+    cairn_home_stream_close(stream);
+    cairn_home_close(home);
+    free(host);
+}
+
+TEST(pinned_memory_of_a_card_is_of_the_node_that_it_is_next_to)
+{
+    struct cairn_numa_before before;
+    made_up_sysfs_open(&made);
+    made_up_sysfs_node(&made, 0, made_up_sysfs_last_processor());
+    if (cairn_numa_go(0, &before) && before.is_preferring) { // else nobody may ask for it here
+        cairn_numa_return(&before);
+        made_up_sysfs_device(&made, "0000:e0:00.0", "0\n");
+        expect_pinned_on(0);
+    }
+    made_up_sysfs_close(&made);
+}
+
+TEST(where_no_node_is_told_pinned_memory_is_of_any)
+{
+    made_up_sysfs_open(&made);
+    made_up_sysfs_device(&made, "0000:e0:00.0", "-1\n");
+    expect_pinned_on(CAIRN_NUMA_NONE);
+    made_up_sysfs_close(&made);
 }
 
 SUITE(30);

@@ -1,5 +1,7 @@
 /* A shard whose state lies on the emulated card, when the card, or what is asked of it, is not right. */
 #include <check.h>
+#include <dirent.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +11,7 @@
 #include "server/shard/job/members.h"
 #include "server/shard/unfit.h"
 #include "tests/support/emulated.h"
+#include "tests/support/made_up_sysfs.h"
 #include "tests/support/shard_model.h"
 #include "tests/support/suite.h"
 
@@ -282,6 +285,48 @@ static void expect_refusal(const char *settings, const char *word)
     ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) != 0, "%s", text);
     ck_assert_msg(strstr(text, "compute.backend = cuda: ") != NULL, "%s", text);
     ck_assert_msg(strstr(text, word) != NULL, "%s", text);
+}
+
+/* Threads of that name of this process; processors_out: where they all may run. */
+static int threads_named(const char *name, cpu_set_t *processors_out)
+{
+    char path[300], comm[32];
+    int count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    ck_assert_ptr_nonnull(tasks);
+    for (const struct dirent *task; (task = readdir(tasks)) != NULL;) {
+        snprintf(path, sizeof path, "/proc/self/task/%s/comm", task->d_name);
+        FILE *file = task->d_name[0] == '.' ? NULL : fopen(path, "r");
+        if (file == NULL) continue;
+        if (fgets(comm, sizeof comm, file) != NULL && strncmp(comm, name, strlen(name)) == 0) {
+            cpu_set_t own;
+            ck_assert_int_eq(sched_getaffinity(atoi(task->d_name), sizeof own, &own), 0);
+            if (count++ == 0) *processors_out = own;
+            ck_assert(CPU_EQUAL(processors_out, &own));
+        }
+        fclose(file);
+    }
+    closedir(tasks);
+    return count;
+}
+
+TEST(threads_of_a_card_run_on_the_node_that_it_is_next_to_and_no_others_do)
+{
+    struct made_up_sysfs made;
+    cpu_set_t before, after, there;
+    const unsigned last = made_up_sysfs_last_processor();
+    made_up_sysfs_open(&made);
+    made_up_sysfs_device(&made, "0000:e0:00.0", "0\n");
+    made_up_sysfs_node(&made, 0, last);
+    ck_assert_int_eq(sched_getaffinity(0, sizeof before, &before), 0);
+    open_scene("cuda");
+    ck_assert_int_eq(threads_named("cairn-device", &there), 4);
+    ck_assert(CPU_ISSET(last, &there) && CPU_COUNT(&there) == 1);
+    ck_assert_int_eq(sched_getaffinity(0, sizeof after, &after), 0);
+    ck_assert(CPU_EQUAL(&before, &after));
+    scene_serve(&scene, 2, 1);
+    scene_close(&scene);
+    made_up_sysfs_close(&made);
 }
 
 TEST(a_device_that_is_not_there_is_a_sentence)

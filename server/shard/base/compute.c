@@ -1,7 +1,11 @@
 #include "server/shard/base/compute.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "server/base/log.h"
 
 /* What a thread has of its own. */
 struct cairn_compute_lane {
@@ -37,6 +41,24 @@ static void assert_float_env(void)
     assert(cairn_float_env_ok());
 }
 
+/* Next to the device, as threads run where the one that starts them does. */
+static cairn_status open_threads(struct cairn_compute *compute, uv_loop_t *loop, const char *name,
+                                 uint32_t threads, struct cairn_sentence *why)
+{
+    const struct cairn_home_info *info = cairn_home_info(compute->home);
+    struct cairn_numa_before before;
+    if (!cairn_numa_go(info->numa_node, &before))
+        cairn_log_warn("threads of %s run anywhere, and not on its NUMA node %d, so that copies "
+                       "are slower: %s",
+                       info->device, info->numa_node,
+                       errno == ENOENT ? "this process may use none of that node's processors"
+                                       : strerror(errno));
+    const cairn_status status = cairn_pool_open(loop, name, threads, assert_float_env,
+                                                &compute->pool, why);
+    cairn_numa_return(&before);
+    return status;
+}
+
 cairn_status cairn_compute_open(struct cairn_compute *compute, uv_loop_t *loop,
                                 struct cairn_home *home, const char *name, uint32_t threads,
                                 struct cairn_sentence *why)
@@ -50,7 +72,7 @@ cairn_status cairn_compute_open(struct cairn_compute *compute, uv_loop_t *loop,
     for (uint32_t i = 0; i < compute->lane_count && status == CAIRN_OK; i++)
         status = open_lane(&compute->lanes[i], home, why);
     if (status != CAIRN_OK) return status;
-    return cairn_pool_open(loop, name, threads, assert_float_env, &compute->pool, why);
+    return open_threads(compute, loop, name, threads, why);
 }
 
 bool cairn_compute_stop(struct cairn_compute *compute, void (*on_closed)(void *context),

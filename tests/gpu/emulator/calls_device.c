@@ -163,6 +163,20 @@ int cuDeviceGetUuid_v2(struct cairn_cu_uuid *uuid_out, int device)
     EMULATOR_CALL(EMULATOR_NEEDS_INIT, tell_uuid(uuid_out, device));
 }
 
+/* 0000:E0:0N.0, as a driver writes it: where sysfs has e0 */
+static enum emulator_result tell_pci(char *text, int bytes, int device)
+{
+    if (known(device) != EMULATOR_OK) return EMULATOR_INVALID_DEVICE;
+    if (text == NULL || bytes < 13) return EMULATOR_INVALID_VALUE;
+    snprintf(text, (size_t)bytes, "0000:E0:%02X.0", (unsigned)device);
+    return EMULATOR_OK;
+}
+
+int cuDeviceGetPCIBusId(char *text, int bytes, int device)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, tell_pci(text, bytes, device));
+}
+
 static enum emulator_result tell_attribute(int *value_out, int attribute, int device)
 {
     if (known(device) != EMULATOR_OK) return EMULATOR_INVALID_DEVICE;

@@ -35,6 +35,14 @@ uint64_t cairn_emulator_spins(void)
     return count;
 }
 
+int cairn_emulator_pinned_node(void)
+{
+    pthread_mutex_lock(&emulator_lock);
+    const int node = emulator_host_node;
+    pthread_mutex_unlock(&emulator_lock);
+    return node;
+}
+
 uint64_t cairn_emulator_left(void)
 {
     pthread_mutex_lock(&emulator_lock);

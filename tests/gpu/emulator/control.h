@@ -40,14 +40,15 @@
 
 /* Whether it was understood; of misuse so far; the last that was said, of misuse or of a call that failed
  * (static); what nobody has given back: handles, reservations, pinned memory, streams, events; waits that
- * kept a processor busy. */
+ * kept a processor busy; the node that the host memory which was pinned last is to be of (-1: any). */
 // clang-format off
 #define CAIRN_EMULATOR_CONTROLS(control)                      \
     control(int, cairn_emulator_set, (const char *options))   \
     control(uint64_t, cairn_emulator_complaints, (void))      \
     control(const char *, cairn_emulator_words, (void))       \
     control(uint64_t, cairn_emulator_left, (void))            \
-    control(uint64_t, cairn_emulator_spins, (void))
+    control(uint64_t, cairn_emulator_spins, (void))           \
+    control(int, cairn_emulator_pinned_node, (void))
 // clang-format on
 
 #endif

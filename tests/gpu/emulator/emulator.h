@@ -224,6 +224,7 @@ void emulator_host_forget(uint32_t device);
 enum emulator_result emulator_host_to_device(uint64_t address, uint64_t *at_out);
 uint64_t emulator_host_from_device(uint64_t at);
 uint64_t emulator_host_left(void);
+extern int emulator_host_node; /* of what was pinned last; -1: of any */
 
 /* ---- stream.c ---- */
 

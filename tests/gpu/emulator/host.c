@@ -1,8 +1,11 @@
 /* Host memory that is pinned: copies of it do not wait for the host, nor the host for them. */
 #include "tests/gpu/emulator/emulator.h"
 
+#include <linux/mempolicy.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define PINNED     4096
 #define HOST_PAGE  4096
@@ -37,10 +40,28 @@ enum emulator_pinned emulator_host_pinned(uint64_t address, uint64_t bytes)
     return EMULATOR_PAGEABLE;
 }
 
+int emulator_host_node = -1;
+
+/* The node of memory that those pages are to be of: of what the driver gives by the thread's policy, else by
+ * the pages'. -1: any. */
+static int node_of(uint64_t address, bool ours)
+{
+    unsigned long nodes[16] = { 0 };
+    int mode = MPOL_DEFAULT;
+    if (syscall(SYS_get_mempolicy, &mode, nodes, 8 * sizeof nodes, ours ? 0 : address,
+                ours ? 0ul : (unsigned long)MPOL_F_ADDR) != 0 ||
+        mode != MPOL_PREFERRED)
+        return -1;
+    for (int node = 0; node < (int)(8 * sizeof nodes); node++)
+        if (nodes[node / 64] >> node % 64 & 1) return node;
+    return -1;
+}
+
 static enum emulator_result pin(uint64_t address, uint64_t bytes, uint32_t device, bool ours)
 {
     for (size_t i = 0; i < PINNED; i++) {
         if (pinned[i].bytes > 0) continue;
+        emulator_host_node = node_of(address, ours);
         pinned[i] = (struct pinned) { address, bytes, device, ours, false };
         return EMULATOR_OK;
     }
