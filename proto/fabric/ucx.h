@@ -137,6 +137,7 @@ struct ucx_fabric {
     size_t refer_min; /* bytes */
     uint64_t grave_bytes;
     uint32_t grave_count;
+    bool has_told_unregistered; /* that memory of ours is sent whole: once */
     struct ucx_share *slots[UCX_FRAME_SLOTS];
     LIST_HEAD(, ucx_share) shares;
     LIST_HEAD(, ucx_control) controls;
@@ -365,7 +366,7 @@ const char *ucx_payload_path(const struct cairn_fabric_peer *peer, const void *p
                              size_t bytes);
 
 /* ucx_memory.c */
-/* NULL: it cannot be registered. */
+/* NULL: it cannot be registered, and is not tried again. */
 struct ucx_share *ucx_share_of(struct ucx_region *region);
 void ucx_share_release(struct ucx_fabric *ucx, struct ucx_share *share);
 void ucx_region_drop(struct cairn_fabric_region *region);

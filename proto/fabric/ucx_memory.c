@@ -3,7 +3,8 @@
  *
  * What is registered is a map of our own that cannot be written to: nothing that a peer does, and
  * nothing that UCX asks of a card beyond what we ask of UCX, makes memory of ours writable from outside.
- * A card that wants more than such a map can give is not told of the region: its payloads are sent whole.
+ * Where a card wants more than such a map can give (EFAULT of ibv_reg_mr), peers are not told of the region:
+ * its payloads are sent whole, for as long as it is there. That is said once (on_refused), with the reason.
  *
  * Over TCP UCX emulates reads: our own progress copies out of the address that a request names, without
  * looking whether it is still registered (UCX 1.13). A request that is late, from a peer whose connection
@@ -13,7 +14,9 @@
 #include "proto/base/pages.h"
 #include "proto/fabric/ucx.h"
 
+#include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 /* Then the oldest goes. A process may have some 65,000 maps. */
@@ -42,14 +45,31 @@ static ucs_status_t register_memory(struct ucx_fabric *ucx, struct ucx_share *sh
     return UCS_ERR_UNSUPPORTED;
 }
 
-static bool open_share(struct ucx_fabric *ucx, struct ucx_share *share, int fd)
+/* NULL, or why not. */
+static const char *open_share(struct ucx_fabric *ucx, struct ucx_share *share, int fd)
 {
     void *view = cairn_pages_map(share->bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd);
-    if (view == MAP_FAILED) return false;
+    if (view == MAP_FAILED) return strerror(errno);
     share->view = view;
-    if (register_memory(ucx, share, view) == UCS_OK) return true;
+    const ucs_status_t status = register_memory(ucx, share, view);
+    if (status == UCS_OK) return NULL;
     munmap(view, share->bytes);
-    return false;
+    return ucs_status_string(status);
+}
+
+/* Of the first, as others are likely to be refused for the same. */
+static void tell_unregistered(struct ucx_fabric *ucx, size_t bytes, const char *reason)
+{
+    if (ucx->has_told_unregistered) return;
+    ucx->has_told_unregistered = true;
+    ucx_refuse(
+        ucx, ucx->node,
+        "%zu bytes of memory cannot be registered to be read one-sidedly: %s. What lies there is "
+        "sent whole, at the cost of a copy on both hosts, and of other memory this is not said "
+        "again (is the limit of locked memory, ulimit -l, too low? does the card refuse memory "
+        "that it may not write? then fabric.one_sided = off, or "
+        "CAIRN_FABRIC_ONE_SIDED=off of a trainer, spares the attempts)",
+        bytes, reason);
 }
 
 static bool find_slot(const struct ucx_fabric *ucx, uint16_t *slot_out)
@@ -65,24 +85,25 @@ static bool find_slot(const struct ucx_fabric *ucx, uint16_t *slot_out)
 struct ucx_share *ucx_share_of(struct ucx_region *region)
 {
     struct ucx_fabric *ucx = ucx_of(region->common.fabric);
+    const size_t bytes = region->common.bytes;
     uint16_t slot;
     if (region->share != NULL || region->is_refused) return region->share;
     region->is_refused = true; // until it is one
-    if (!find_slot(ucx, &slot)) return NULL;
-    struct ucx_share *share = calloc(1, sizeof *share);
-    if (share == NULL) return NULL;
+    const bool has_slot = find_slot(ucx, &slot);
+    struct ucx_share *share = has_slot ? calloc(1, sizeof *share) : NULL;
+    if (share == NULL) {
+        tell_unregistered(ucx, bytes, has_slot ? "no memory" : "too many regions are");
+        return NULL;
+    }
     share->references = 1;
     share->base = region->common.base;
-    share->bytes = region->common.bytes;
+    share->bytes = bytes;
     share->slot = slot;
     if (++ucx->generations == 0) ucx->generations = 1;
     share->generation = ucx->generations;
-    if (!open_share(ucx, share, region->common.fd)) {
-        ucx_refuse(ucx, ucx->node,
-                   "%zu bytes of memory cannot be registered to be read one-sidedly: they are sent "
-                   "whole (is the limit of locked memory, ulimit -l, too low? does the card refuse "
-                   "memory that it may not write?)",
-                   share->bytes);
+    const char *reason = open_share(ucx, share, region->common.fd);
+    if (reason != NULL) {
+        tell_unregistered(ucx, bytes, reason);
         free(share);
         return NULL;
     }

@@ -35,7 +35,7 @@ void ucx_refuse(struct ucx_fabric *ucx, uint64_t node, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(what, sizeof what, format, arguments);
     va_end(arguments);
-    snprintf(text, sizeof text, "one-sided reads, node %016llx: %.400s", (unsigned long long)node,
+    snprintf(text, sizeof text, "one-sided reads, node %016llx: %.600s", (unsigned long long)node,
              what);
     options->on_refused(options->on_message_arg, text);
 }
