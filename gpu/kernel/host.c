@@ -8,6 +8,15 @@
 #include "gpu/kernel/ranges.h"
 
 struct cairn_kernel_memory cairn_kernel_memory;
+_Thread_local uint64_t cairn_kernel_misaligned;
+
+void *cairn_kernel_misaligned_at(uint64_t address, size_t bytes)
+{
+    static _Thread_local _Alignas(16) uint8_t zeros[512];
+    assert(bytes <= sizeof zeros);
+    if (cairn_kernel_misaligned == 0) cairn_kernel_misaligned = address;
+    return memset(zeros, 0, bytes);
+}
 
 #define RUN_BLOCK(name, item, warps)                                                              \
     static void name##_run(const struct cairn_kernel_list *list, uint32_t block, uint32_t blocks) \

@@ -27,6 +27,21 @@ static inline void *cairn_kernel_memory_at(uint64_t address)
     return (void *)(uintptr_t)(address - m->at < m->bytes ? address + m->distance : address);
 }
 
+/* The first address that a kernel, or its ranges, reached on this thread without its type's alignment: a
+ * device ends a launch there (CUDA_ERROR_MISALIGNED_ADDRESS). 0: none; whoever runs one sets it so before.
+ * What is read there is zeros, and what is written is nowhere. */
+extern _Thread_local uint64_t cairn_kernel_misaligned;
+/* Such zeros, of so many bytes. */
+void *cairn_kernel_misaligned_at(uint64_t address, size_t bytes);
+
+static inline void *cairn_kernel_aligned_at(uint64_t address, size_t bytes, size_t align)
+{
+    return address % align == 0 ? cairn_kernel_memory_at(address)
+                                : cairn_kernel_misaligned_at(address, bytes);
+}
+#define CAIRN_KERNEL_AT(type, address) \
+    ((type *)cairn_kernel_aligned_at(address, sizeof(type), _Alignof(type)))
+
 /* One range that a launch reads, or writes (and may read, too). Addresses as in the items; bytes is not
  * 0. */
 typedef void (*cairn_kernel_note_fn)(void *context, uint64_t address, uint64_t bytes, bool writes);

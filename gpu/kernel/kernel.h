@@ -13,7 +13,7 @@
  *
  * Memory is reached by MEMORY_AT(type, address) alone, for an address of a list: on a device the pointer;
  * here the pointer at a distance, for an emulated device whose memory cannot be touched where it seems to
- * lie. */
+ * lie. The address is aligned as the type is: a device ends a launch where it is not, and here it is noted. */
 #ifndef CAIRN_GPU_KERNEL_KERNEL_H
 #define CAIRN_GPU_KERNEL_KERNEL_H
 
@@ -40,7 +40,7 @@
 
 #define KERNEL_FN                static inline __attribute__((unused))
 #define KERNEL_FN_APART          KERNEL_FN
-#define MEMORY_AT(type, address) ((type *)cairn_kernel_memory_at(address))
+#define MEMORY_AT(type, address) CAIRN_KERNEL_AT(type, address)
 #define LANES_HERE               32
 #define LANE(lane)               (lane)
 #define EACH_LANE(lane)          for (uint32_t lane = 0; lane < CAIRN_KERNEL_WARP; lane++)

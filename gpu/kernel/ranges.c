@@ -26,8 +26,8 @@ static void sources(const struct noter *noter, uint64_t at, uint32_t count, uint
 {
     reads(noter, at, count * sizeof(struct cairn_kernel_source));
     for (uint32_t i = 0; i < count; i++) {
-        const struct cairn_kernel_source *source = cairn_kernel_memory_at(
-            at + i * sizeof(struct cairn_kernel_source));
+        const struct cairn_kernel_source *source = CAIRN_KERNEL_AT(
+            const struct cairn_kernel_source, at + i * sizeof(struct cairn_kernel_source));
         reads(noter, source->data, elems * dtype_bytes(source->dtype));
     }
 }
@@ -122,13 +122,14 @@ static void init_item(const struct noter *noter, const struct cairn_init_item *i
     writes(noter, item->out, item->elems * sizeof(float));
 }
 
-#define RANGES(name, item_type, block)                                                        \
-    void cairn_ranges_##name(const struct cairn_kernel_list *list, cairn_kernel_note_fn note, \
-                             void *context)                                                   \
-    {                                                                                         \
-        const struct noter noter = { note, context };                                         \
-        reads(&noter, list->items, list->count * sizeof(item_type));                          \
-        for (uint64_t i = 0; i < list->count; i++)                                            \
-            name##_item(&noter, cairn_kernel_memory_at(list->items + i * sizeof(item_type))); \
+#define RANGES(name, item_type, block)                                                          \
+    void cairn_ranges_##name(const struct cairn_kernel_list *list, cairn_kernel_note_fn note,   \
+                             void *context)                                                     \
+    {                                                                                           \
+        const struct noter noter = { note, context };                                           \
+        reads(&noter, list->items, list->count * sizeof(item_type));                            \
+        for (uint64_t i = 0; i < list->count; i++)                                              \
+            name##_item(&noter,                                                                 \
+                        CAIRN_KERNEL_AT(const item_type, list->items + i * sizeof(item_type))); \
     }
 CAIRN_KERNELS(RANGES)

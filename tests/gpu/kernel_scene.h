@@ -96,6 +96,7 @@ static inline void scene_run(enum cairn_kernel_number number, const void *items,
     ck_assert_ptr_eq(cairn_kernel_named(kernel->name), kernel);
     memcpy(scene_at(at), items, count * kernel->item_bytes);
     memset(scene.touched, 0, scene.used);
+    cairn_kernel_misaligned = 0;
     kernel->ranges(&list, scene_note, NULL);
     memcpy(scene.before, scene.memory, scene.used);
     scene_run_blocks(kernel, &list);
@@ -111,6 +112,8 @@ static inline void scene_run(enum cairn_kernel_number number, const void *items,
             ck_abort_msg("%s is not the same at byte %#llx", kernel->name, (unsigned long long)i);
     }
     memcpy(scene.memory, scene.after, scene.used);
+    ck_assert_msg(cairn_kernel_misaligned == 0, "%s reaches %#llx, which is not aligned",
+                  kernel->name, (unsigned long long)cairn_kernel_misaligned);
 }
 
 /* ---- numbers ---- */

@@ -12,7 +12,8 @@
 
 #include "gpu/kernel/list.h"
 
-#define PAGE ((size_t)2 << 20)
+#define PAGE               ((size_t)2 << 20)
+#define MISALIGNED_ADDRESS 716
 
 #define good(call) ck_assert_int_eq((call), CAIRN_CU_OK)
 
@@ -30,6 +31,48 @@ static int try_launch(const struct emulated *card, uint64_t to)
     good(card->driver.cuLaunchKernel(kernel, 1, 1, 1, 256, 1, 1, 0, NULL, (void *[]) { &list },
                                      NULL));
     return card->driver.cuStreamSynchronize(NULL);
+}
+
+/* Two fp32 elements of what lies there become bf16, by a list that lies at `list_at`. */
+static int convert(const struct emulated *card, uint64_t from, uint64_t list_at, uint64_t room)
+{
+    const struct cairn_convert_item item = {
+        .src = from, .dst = room, .elems = 2, .src_dtype = CAIRN_F32, .dst_dtype = CAIRN_BF16
+    };
+    struct cairn_kernel_list list = { list_at, 1, cairn_convert_pieces(&item) };
+    const enum cairn_kernel_number number = CAIRN_KERNEL_convert;
+    struct CUlib_st *library;
+    struct CUkern_st *kernel;
+    good(card->driver.cuMemcpyHtoDAsync(list_at, &item, sizeof item, NULL));
+    good(card->driver.cuLibraryLoadData(&library, "an image", NULL, NULL, 0, NULL, NULL, 0));
+    good(card->driver.cuLibraryGetKernel(&kernel, library, "cairn_kernel_convert"));
+    good(card->driver.cuLaunchKernel(kernel, 1, 1, 1, cairn_kernel_block_threads(number), 1, 1, 0,
+                                     NULL, (void *[]) { &list }, NULL));
+    return card->driver.cuStreamSynchronize(NULL);
+}
+
+/* A plane, and a list, off by so many bytes. */
+static const struct {
+    uint64_t plane, list;
+    int result;
+} misaligned[] = {
+    { 0, 0, CAIRN_CU_OK },        { 4, 0, CAIRN_CU_OK },        { 0, 8, CAIRN_CU_OK },
+    { 2, 0, MISALIGNED_ADDRESS }, { 1, 0, MISALIGNED_ADDRESS }, { 0, 4, MISALIGNED_ADDRESS },
+};
+
+TEST_EACH(what_is_not_aligned_to_what_a_kernel_reads_is_a_misaligned_address, 0,
+          sizeof misaligned / sizeof *misaligned)
+{
+    const struct emulated card = emulated_open("quiet=1");
+    const struct emulated_memory memory = emulated_alloc(&card, PAGE);
+    good(card.driver.cuMemsetD8Async(memory.at, 0, PAGE, NULL));
+    ck_assert_int_eq(convert(&card, memory.at + 4096 + misaligned[_i].plane,
+                             memory.at + misaligned[_i].list, memory.at + 8192),
+                     misaligned[_i].result);
+    if (misaligned[_i].result == CAIRN_CU_OK) return;
+    ck_assert_msg(strstr(card.cairn_emulator_words(), "aligned") != NULL, "%s",
+                  card.cairn_emulator_words());
+    ck_assert_int_eq(card.driver.cuMemsetD8Async(memory.at, 0, PAGE, NULL), MISALIGNED_ADDRESS);
 }
 
 TEST(memory_runs_out_at_the_nth)

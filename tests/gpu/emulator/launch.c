@@ -72,26 +72,41 @@ static void add_range(void *context, uint64_t address, uint64_t bytes, bool writ
                                          sink->name);
 }
 
+/* With the lock: of the kernel that this thread has just run, or asked for its ranges. */
+static enum emulator_result judge_alignment(const struct emulator_op *op)
+{
+    if (cairn_kernel_misaligned == 0) return EMULATOR_OK;
+    emulator_say("%s: address %#llx is not aligned to what is accessed there", op->name,
+                 (unsigned long long)cairn_kernel_misaligned);
+    return EMULATOR_MISALIGNED_ADDRESS;
+}
+
 static enum emulator_result touch_launch(struct emulator_op *op, struct emulator_touch *touch)
 {
     const struct launch_op *launch = (const struct launch_op *)op;
     const struct cairn_kernel_list *list = &launch->list;
     struct sink sink = { touch, op->name, op->device, EMULATOR_OK };
     if (launch->fails != EMULATOR_OK) return launch->fails;
+    cairn_kernel_misaligned = 0;
     add_range(&sink, list->items, list->count * launch->kernel->item_bytes, false);
     if (sink.result == EMULATOR_OK) launch->kernel->ranges(list, add_range, &sink);
-    return sink.result;
+    const enum emulator_result result = judge_alignment(op);
+    return result != EMULATOR_OK ? result : sink.result;
 }
 
 static enum emulator_result run_launch(struct emulator_op *op)
 {
     const struct launch_op *launch = (const struct launch_op *)op;
     uint64_t block = launch->first;
-    for (uint32_t i = 0; i < launch->blocks; i++) {
+    cairn_kernel_misaligned = 0;
+    for (uint32_t i = 0; i < launch->blocks && cairn_kernel_misaligned == 0; i++) {
         launch->kernel->run(&launch->list, (uint32_t)block, launch->blocks);
         block = (block + launch->stride) % launch->blocks;
     }
-    return EMULATOR_OK;
+    pthread_mutex_lock(&emulator_lock);
+    const enum emulator_result result = judge_alignment(op);
+    pthread_mutex_unlock(&emulator_lock);
+    return result;
 }
 
 static void close_launch(struct emulator_op *op)
