@@ -13,7 +13,8 @@
  *
  * Memory is reached by MEMORY_AT(type, address) alone, for an address of a list: on a device the pointer;
  * here the pointer at a distance, for an emulated device whose memory cannot be touched where it seems to
- * lie. The address is aligned as the type is: a device ends a launch where it is not, and here it is noted. */
+ * lie. The address is aligned as the type is: a device ends a launch where it is not, and here it is
+ * noted. */
 #ifndef CAIRN_GPU_KERNEL_KERNEL_H
 #define CAIRN_GPU_KERNEL_KERNEL_H
 
