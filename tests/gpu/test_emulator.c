@@ -317,6 +317,25 @@ TEST(two_mappings_of_the_same_memory_are_the_same_bytes)
     close(descriptor);
 }
 
+TEST(a_launch_that_comes_when_the_last_was_waited_for_is_a_gap)
+{
+    const uint64_t before = card.cairn_emulator_gaps();
+    launch_add(one, memory.at, memory.at + PAGE / 2); // the card had nothing to do
+    launch_add(one, memory.at, memory.at + PAGE / 2);
+    good(cu->cuEventRecord(event, one));
+    launch_add(one, memory.at, memory.at + PAGE / 2);
+    good(cu->cuEventSynchronize(event)); // the third may still run
+    launch_add(two, memory.at + PAGE / 4, memory.at + PAGE / 2);
+    ck_assert_uint_eq(card.cairn_emulator_gaps() - before, 1);
+    good(cu->cuStreamSynchronize(one));
+    launch_add(one, memory.at, memory.at + PAGE / 2); // that of `two` may still run
+    good(cu->cuStreamSynchronize(one));
+    good(cu->cuStreamSynchronize(two));
+    launch_add(two, memory.at, memory.at + PAGE / 2);
+    ck_assert_uint_eq(card.cairn_emulator_gaps() - before, 2);
+    ck_assert_uint_ge(card.cairn_emulator_launches(), 6);
+}
+
 /* A kernel of Cairn's, and its list in memory of the device, which a copy brings there. */
 static void launch_zero(struct CUstream_st *stream)
 {

@@ -287,6 +287,66 @@ static void expect_refusal(const char *settings, const char *word)
     ck_assert_msg(strstr(text, word) != NULL, "%s", text);
 }
 
+/* ---- lists that follow one another ---- */
+
+enum { ZEROED = 600, ZEROED_BYTES = 512 }; /* items; at most 256 of them are a list */
+static struct cairn_home_memory zeroed;
+static bool is_zeroed;
+static atomic_uint described, lists;
+static _Atomic(struct cairn_works *) list_of[8]; /* the lists */
+
+static bool describe_zero(struct cairn_run *run, uint32_t item, uint32_t stage,
+                          struct cairn_works *works)
+{
+    (void)run, (void)stage;
+    for (int i = 0; i < 8; i++) {
+        struct cairn_works *none = NULL;
+        if (atomic_load(&list_of[i]) == works) break;
+        if (!atomic_compare_exchange_strong(&list_of[i], &none, works)) continue;
+        atomic_fetch_add(&lists, 1);
+        break;
+    }
+    atomic_fetch_add(&described, 1);
+    struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_ZERO);
+    work->zero.at = (uint8_t *)zeroed.base + (size_t)item * ZEROED_BYTES;
+    work->zero.bytes = ZEROED_BYTES;
+    return false;
+}
+
+static void zero_done(struct cairn_run *run)
+{
+    ck_assert_int_eq(atomic_load(&run->status), CAIRN_OK);
+    is_zeroed = true;
+}
+
+/* Nothing runs on the card until all of them are there, each of another thread. */
+TEST(lists_of_a_run_are_begun_before_the_first_is_waited_for)
+{
+    const struct emulated card = open_scene("cuda");
+    struct cairn_compute *compute = &scene.shard->device;
+    struct cairn_run run = {
+        .compute = compute, .item_count = ZEROED, .describe = describe_zero, .done = zero_done
+    };
+    struct cairn_sentence why;
+    ck_assert_int_eq(cairn_compute_begin(compute, &why), CAIRN_OK);
+    ck_assert_int_eq(
+        cairn_home_memory_open(compute->home, "test", ZEROED * ZEROED_BYTES, &zeroed, &why),
+        CAIRN_OK);
+    const uint64_t launches = card.cairn_emulator_launches(), gaps = card.cairn_emulator_gaps();
+    emulated_set(&card, "stuck=1");
+    cairn_compute_submit(&run);
+    while (atomic_load(&described) < ZEROED ||
+           card.cairn_emulator_launches() < launches + atomic_load(&lists))
+        sched_yield();
+    emulated_set(&card, "stuck=0");
+    while (!is_zeroed) uv_run(&scene.loop, UV_RUN_ONCE);
+    ck_assert_uint_ge(atomic_load(&lists), 3);
+    ck_assert_uint_eq(card.cairn_emulator_launches(), launches + atomic_load(&lists));
+    ck_assert_uint_eq(card.cairn_emulator_gaps(), gaps + 1);
+    cairn_home_memory_close(&zeroed);
+    scene_close(&scene);
+}
+
 /* Threads of that name of this process; processors_out: where they all may run. */
 static int threads_named(const char *name, cpu_set_t *processors_out)
 {

@@ -43,6 +43,22 @@ int cairn_emulator_pinned_node(void)
     return node;
 }
 
+uint64_t cairn_emulator_launches(void)
+{
+    pthread_mutex_lock(&emulator_lock);
+    const uint64_t count = emulator_launches;
+    pthread_mutex_unlock(&emulator_lock);
+    return count;
+}
+
+uint64_t cairn_emulator_gaps(void)
+{
+    pthread_mutex_lock(&emulator_lock);
+    const uint64_t count = emulator_gaps;
+    pthread_mutex_unlock(&emulator_lock);
+    return count;
+}
+
 uint64_t cairn_emulator_left(void)
 {
     pthread_mutex_lock(&emulator_lock);

@@ -40,7 +40,9 @@
 
 /* Whether it was understood; of misuse so far; the last that was said, of misuse or of a call that failed
  * (static); what nobody has given back: handles, reservations, pinned memory, streams, events; waits that
- * kept a processor busy; the node that the host memory which was pinned last is to be of (-1: any). */
+ * kept a processor busy; the node that the host memory which was pinned last is to be of (-1: any); launches
+ * that were put into streams, and gaps: those of them that came when the host knew all before of that card
+ * to be over, so that it had nothing to do. */
 // clang-format off
 #define CAIRN_EMULATOR_CONTROLS(control)                      \
     control(int, cairn_emulator_set, (const char *options))   \
@@ -48,7 +50,9 @@
     control(const char *, cairn_emulator_words, (void))       \
     control(uint64_t, cairn_emulator_left, (void))            \
     control(uint64_t, cairn_emulator_spins, (void))           \
-    control(int, cairn_emulator_pinned_node, (void))
+    control(int, cairn_emulator_pinned_node, (void))          \
+    control(uint64_t, cairn_emulator_launches, (void))        \
+    control(uint64_t, cairn_emulator_gaps, (void))
 // clang-format on
 
 #endif

@@ -307,5 +307,6 @@ enum emulator_result emulator_kernel_find(const char *name, uint64_t *kernel_out
 bool emulator_kernel_known(uint64_t kernel);
 enum emulator_result emulator_launch(uint64_t kernel, const struct emulator_grid *grid,
                                      uint32_t slot, uint32_t device, void **parameters);
+extern uint64_t emulator_launches, emulator_gaps; /* control.h */
 
 #endif

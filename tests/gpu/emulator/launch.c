@@ -109,6 +109,22 @@ static enum emulator_result run_launch(struct emulator_op *op)
     return result;
 }
 
+/* ---- gaps ---- */
+
+uint64_t emulator_launches, emulator_gaps;
+static uint64_t last[EMULATOR_DEVICES]
+                    [EMULATOR_SLOTS]; /* launch of each stream, as streams count */
+
+static void count_launch(uint32_t slot, uint32_t device, uint64_t number)
+{
+    bool is_gap = true;
+    for (uint32_t i = 0; i < EMULATOR_SLOTS; i++)
+        is_gap = is_gap && emulator_host.at[i] >= last[device][i];
+    last[device][slot] = number;
+    emulator_launches++;
+    if (is_gap) emulator_gaps++;
+}
+
 static void close_launch(struct emulator_op *op)
 {
     free(op);
@@ -167,6 +183,7 @@ enum emulator_result emulator_launch(uint64_t handle, const struct emulator_grid
     while (common_divisor(launch->stride, launch->blocks) != 1);
     launch->fails = emulator_fault_launch();
     memcpy(&launch->list, parameters[0], sizeof launch->list);
+    count_launch(slot, device, emulator_stream_mark(slot, device).number + 1);
     emulator_stream_put(slot, device, &launch->op, NULL);
     return EMULATOR_OK;
 }
