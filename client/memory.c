@@ -27,7 +27,8 @@ struct region {
     bool asked;                        /* the fabric was told, or would not take it */
 };
 
-/* A region that the loop thread has to take from the fabric before it is unmapped. */
+/* A region that the loop thread has to take from the fabric before it is unmapped; or one that never was
+ * among the session's, of a card: it is unmapped when no stream waits. */
 struct gone {
     struct gone *next;
     struct region region;
@@ -143,6 +144,22 @@ static cairn_status show(struct cairn_fabric *fabric, struct region *region)
     return status;
 }
 
+/* A card's is unmapped when no stream waits. */
+static void let_go(struct session *s, struct gone *gone)
+{
+    const bool is_of_card = gone->region.card.card != NULL;
+    if (is_of_card && !cairn_card_change_begin()) {
+        pthread_mutex_lock(&s->lock);
+        gone->next = s->memory.gone;
+        s->memory.gone = gone;
+        pthread_mutex_unlock(&s->lock);
+        return;
+    }
+    unmap(gone->region);
+    if (is_of_card) cairn_card_change_end();
+    free(gone);
+}
+
 void cairn_memory_show(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -161,8 +178,8 @@ void cairn_memory_show(struct session *s)
     while (gone != NULL) {
         struct gone *next = gone->next;
         if (s->path.fabric != NULL) cairn_fabric_region_drop(gone->region.shown);
-        unmap(gone->region);
-        free(gone);
+        gone->region.shown = NULL;
+        let_go(s, gone);
         gone = next;
     }
 }
@@ -177,11 +194,18 @@ bool cairn_memory_is_shown(struct session *s, const void *base)
     return is_shown;
 }
 
+static struct gone *take_gone(struct session *s)
+{
+    pthread_mutex_lock(&s->lock);
+    struct gone *gone = s->memory.gone;
+    if (gone != NULL) s->memory.gone = gone->next;
+    pthread_mutex_unlock(&s->lock);
+    return gone;
+}
+
 static void forget_gone(struct session *s)
 {
-    while (s->memory.gone != NULL) {
-        struct gone *gone = s->memory.gone;
-        s->memory.gone = gone->next;
+    for (struct gone *gone; (gone = take_gone(s)) != NULL;) {
         unmap(gone->region);
         free(gone);
     }
@@ -199,12 +223,12 @@ void cairn_memory_close(struct session *s)
         more = region.base != NULL;
         if (more) unmap(region);
     }
+    forget_gone(s);
 }
 
 void cairn_memory_release(struct session *s)
 {
     cairn_memory_close(s);
-    forget_gone(s);
     free(s->memory.regions);
 }
 
@@ -234,6 +258,25 @@ static cairn_status map_card(struct card *card, size_t bytes, struct region *out
             .base = (uint8_t *)(uintptr_t)memory.at, .bytes = memory.bytes, .fd = -1, .card = memory
         };
     return status;
+}
+
+struct gone *cairn_memory_apart(struct card *card, size_t bytes)
+{
+    struct gone *apart = calloc(1, sizeof *apart);
+    if (apart != NULL && map_card(card, bytes, &apart->region) == CAIRN_OK) return apart;
+    free(apart);
+    return NULL;
+}
+
+void *cairn_memory_apart_at(const struct gone *apart)
+{
+    return apart->region.base;
+}
+
+void cairn_memory_leave(struct session *s, struct gone *apart)
+{
+    apart->next = s->memory.gone;
+    s->memory.gone = apart;
 }
 
 static cairn_status map(size_t bytes, struct region *out)

@@ -17,7 +17,7 @@ struct session_memory {
     struct region *regions; /* owned: [count] of capacity, by address */
     size_t count, capacity;
     bool changed;      /* since the fabric was told of them */
-    struct gone *gone; /* owned: freed, and still known to the fabric */
+    struct gone *gone; /* owned: freed, and still known to the fabric, or mapped on a card */
     bool closed;
 };
 
@@ -26,6 +26,12 @@ cairn_status cairn_memory_take(struct session *s, size_t bytes, struct card *car
                                void **out) CAIRN_MUST_CHECK;
 /* CAIRN_ERR_INVALID: ptr is none; CAIRN_ERR_BUSY: it is on loan. */
 cairn_status cairn_memory_free(struct session *s, const void *ptr) CAIRN_MUST_CHECK;
+
+/* Memory of a card that nobody is shown or lends; NULL: none is to be had. Not for the loop thread. */
+struct gone *cairn_memory_apart(struct card *card, size_t bytes);
+void *cairn_memory_apart_at(const struct gone *apart);
+/* Under the lock: it is given back, at a turn of the loop thread when no stream waits. */
+void cairn_memory_leave(struct session *s, struct gone *apart);
 
 /* If the `bytes` at ptr are in a region, it is on loan until cairn_memory_return(*lent_out); if they are
  * not, *lent_out is NULL. CAIRN_ERR_INVALID: they reach beyond the region's end, or the region is not of

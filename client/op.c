@@ -155,6 +155,7 @@ static void complete(struct op *op)
         cairn_session_wake(s, op->on_done == NULL);
     pthread_mutex_unlock(&s->lock);
     cairn_streams_let_go(words);
+    if (words != NULL) cairn_session_kick(s); // what was put off meanwhile
     unref(op);
 }
 

@@ -12,8 +12,9 @@
 struct pieces_area {
     struct pieces_area *next;
     struct card *card;
-    bool on_card, is_pinned;
-    uint8_t *base; /* memory of the session */
+    bool on_card;
+    bool may_pin, is_pinned; /* may_pin: nobody has tried */
+    uint8_t *base;           /* memory of the session */
     size_t piece_bytes;
     uint32_t count, taken; /* taken: bits */
 };
@@ -56,6 +57,7 @@ static void refuse_cards(struct session *s, const void *base)
     if (cairn_memory_free(s, base) != CAIRN_OK) return; // then it goes with the session
 }
 
+/* Between cairn_card_change_begin and _end, or of the host. */
 static struct pieces_area *open_area(struct session *s, struct card *card, bool on_card,
                                      size_t piece_bytes)
 {
@@ -64,6 +66,7 @@ static struct pieces_area *open_area(struct session *s, struct card *card, bool 
     if (area == NULL) return NULL;
     *area = (struct pieces_area) { .card = card,
                                    .on_card = on_card,
+                                   .may_pin = !on_card,
                                    .piece_bytes = piece_bytes,
                                    .count = piece_count(piece_bytes) };
     const size_t bytes = area->count * piece_bytes;
@@ -78,10 +81,26 @@ static struct pieces_area *open_area(struct session *s, struct card *card, bool 
         return NULL;
     }
     area->base = base;
-    area->is_pinned = !on_card && cairn_card_pin(card, base, bytes);
     area->next = s->pieces;
     s->pieces = area;
     return area;
+}
+
+static struct pieces_area *open_on_card(struct session *s, struct card *card, size_t piece_bytes)
+{
+    if (!cairn_card_change_begin()) return NULL;
+    struct pieces_area *area = open_area(s, card, true, piece_bytes);
+    cairn_card_change_end();
+    return area;
+}
+
+/* As soon as that keeps no stream waiting: copies are slower until then. */
+static void pin(struct pieces_area *area)
+{
+    if (!area->may_pin || !cairn_card_change_begin()) return;
+    area->may_pin = false;
+    area->is_pinned = cairn_card_pin(area->card, area->base, area->count * area->piece_bytes);
+    cairn_card_change_end();
 }
 
 cairn_status cairn_pieces_take(struct session *s, struct card *card, bool on_card, size_t bytes,
@@ -90,9 +109,12 @@ cairn_status cairn_pieces_take(struct session *s, struct card *card, bool on_car
     const size_t piece_bytes = piece_size(bytes);
     if (s->pieces_on_host) on_card = false;
     struct pieces_area *area = find(s, card, on_card, piece_bytes);
-    if (area == NULL) area = open_area(s, card, on_card, piece_bytes);
+    if (area == NULL)
+        area = on_card ? open_on_card(s, card, piece_bytes)
+                       : open_area(s, card, false, piece_bytes);
     if (area == NULL && on_card) return cairn_pieces_take(s, card, false, bytes, out);
     if (area == NULL) return CAIRN_ERR_NO_MEMORY;
+    pin(area);
     uint32_t piece = 0;
     while ((area->taken >> piece & 1) != 0) piece++;
     area->taken |= UINT32_C(1) << piece;

@@ -223,6 +223,7 @@ void cairn_close(cairn *handle)
         for (cairn_job *job; (job = next_job(s)) != NULL;)
             (void)cairn_handle_close(CAIRN_HANDLE_JOB, job);
         cairn_loop_stop(s);
+        cairn_card_imports_turn(s->imports);
         cairn_pieces_close(s);
         cairn_memory_close(s);
     }

@@ -97,4 +97,11 @@ cairn_status cairn_card_wait(struct card *card, void *stream,
  * other thread's call can keep it, and it needs no card that works. */
 void cairn_card_word_set(struct card_word *word);
 
+/* What maps, registers or unmaps memory the driver may let wait for all that a card has under way, a stream
+ * that waits for a word included. A thread that sets words, a session's own, does it between these two only,
+ * and later if the first says false: some stream of this process waits. None begins to wait between them: who
+ * takes a word sleeps meanwhile. */
+bool cairn_card_change_begin(void);
+void cairn_card_change_end(void);
+
 #endif

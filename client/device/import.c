@@ -12,19 +12,31 @@
 /* Of one copy: no shard publishes more on a card. */
 #define SEGMENTS_MAX 4092
 
+/* FREE ─► SHOWN ─► MAPPED ─► LEFT ─► FREE: where a stream waits, SHOWN and LEFT wait for the next turn. */
+enum slot_state { SLOT_FREE, SLOT_SHOWN, SLOT_MAPPED, SLOT_LEFT, SLOT_REFUSED };
+
+/* Where a segment is, or will be. */
+struct slot {
+    enum slot_state state;
+    int fd;         /* owned, of SLOT_SHOWN */
+    uint64_t bytes; /* of what was shown */
+};
+
 /* Addresses for the segments of a copy. */
 struct span {
     struct span *next;
     struct cairn_published_note note; /* of the copy: its segment is 0 */
     uint64_t at, bytes;
-    uint32_t mapped_count;
-    bool is_mapped[]; /* [note.segment_count] */
+    uint32_t used;       /* slots that are not SLOT_FREE */
+    struct slot slots[]; /* [note.segment_count] */
 };
 
 struct card_imports {
     struct cairn_fabric_device table;
     const struct card *card;
     struct span *spans;
+    uint32_t late;             /* slots of SLOT_SHOWN and SLOT_LEFT */
+    struct cairn_sentence why; /* of the last of SLOT_REFUSED */
 };
 
 /* ---- addresses ---- */
@@ -36,12 +48,12 @@ static cairn_status find_span(struct card_imports *imports, struct cairn_publish
     const uint32_t segment = note.segment;
     note.segment = 0;
     // A shard that was lost shows it again, perhaps while somebody still reads what it showed before.
-    while (span != NULL &&
-           (memcmp(&span->note, &note, sizeof note) != 0 || span->is_mapped[segment]))
+    while (span != NULL && (memcmp(&span->note, &note, sizeof note) != 0 ||
+                            span->slots[segment].state != SLOT_FREE))
         span = span->next;
     *span_out = span;
     if (span != NULL) return CAIRN_OK;
-    span = calloc(1, sizeof *span + note.segment_count * sizeof *span->is_mapped);
+    span = calloc(1, sizeof *span + note.segment_count * sizeof *span->slots);
     if (span == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     span->note = note;
     span->bytes = note.segment_count * CAIRN_SEGMENT_BYTES;
@@ -59,7 +71,7 @@ static cairn_status find_span(struct card_imports *imports, struct cairn_publish
 static void drop_if_empty(struct card_imports *imports, struct span *span)
 {
     struct span **link = &imports->spans;
-    if (span->mapped_count > 0) return;
+    if (span->used > 0) return;
     while (*link != span) link = &(*link)->next;
     *link = span->next;
     (void)imports->card->driver->cuMemAddressFree(span->at, (size_t)span->bytes);
@@ -91,6 +103,25 @@ static cairn_status map(const struct card *card, uint64_t at, uint64_t bytes, in
                                  "the driver does not map what a shard publishes", why);
 }
 
+/* Between cairn_card_change_begin and _end. */
+static cairn_status map_slot(const struct card_imports *imports, struct span *span,
+                             struct slot *slot, int fd, struct cairn_sentence *why)
+{
+    const uint64_t at = span->at + (uint64_t)(slot - span->slots) * CAIRN_SEGMENT_BYTES;
+    return map(imports->card, at, slot->bytes, fd, why);
+}
+
+static void set(struct card_imports *imports, struct span *span, struct slot *slot,
+                enum slot_state state)
+{
+    imports->late -= slot->state == SLOT_SHOWN || slot->state == SLOT_LEFT;
+    imports->late += state == SLOT_SHOWN || state == SLOT_LEFT;
+    span->used -= slot->state != SLOT_FREE;
+    span->used += state != SLOT_FREE;
+    slot->state = state;
+}
+
+/* Uses the descriptor up if it is OK. */
 static cairn_status import_segment(struct card_imports *imports, uint64_t bytes,
                                    const struct cairn_published_note *note, int fd,
                                    void **address_out, struct cairn_sentence *why)
@@ -98,15 +129,83 @@ static cairn_status import_segment(struct card_imports *imports, uint64_t bytes,
     struct span *span;
     cairn_status status = find_span(imports, *note, &span, why);
     if (status != CAIRN_OK) return status;
-    const uint64_t at = span->at + note->segment * CAIRN_SEGMENT_BYTES;
-    status = map(imports->card, at, bytes, fd, why);
-    if (status == CAIRN_OK) {
-        span->is_mapped[note->segment] = true;
-        span->mapped_count++;
-        *address_out = (void *)(uintptr_t)at;
+    struct slot *slot = &span->slots[note->segment];
+    slot->bytes = bytes;
+    if (cairn_card_change_begin()) {
+        status = map_slot(imports, span, slot, fd, why);
+        cairn_card_change_end();
+        if (status == CAIRN_OK) {
+            set(imports, span, slot, SLOT_MAPPED);
+            close(fd); // an open one keeps the memory taken
+        }
+    } else {
+        set(imports, span, slot, SLOT_SHOWN);
+        slot->fd = fd;
     }
+    if (status == CAIRN_OK)
+        *address_out = (void *)(uintptr_t)(span->at + note->segment * CAIRN_SEGMENT_BYTES);
     drop_if_empty(imports, span);
     return status;
+}
+
+/* ---- what was put off ---- */
+
+static struct slot *slot_at(const struct card_imports *imports, const void *address,
+                            struct span **span_out)
+{
+    const uint64_t at = (uint64_t)(uintptr_t)address;
+    struct span *span = imports->spans;
+    while (at - span->at >= span->bytes) span = span->next; // it is in one
+    *span_out = span;
+    return &span->slots[(at - span->at) / CAIRN_SEGMENT_BYTES];
+}
+
+static void map_late(struct card_imports *imports, struct span *span, struct slot *slot)
+{
+    const cairn_status status = map_slot(imports, span, slot, slot->fd, &imports->why);
+    close(slot->fd);
+    set(imports, span, slot, status == CAIRN_OK ? SLOT_MAPPED : SLOT_REFUSED);
+}
+
+static void unmap(struct card_imports *imports, struct span *span, struct slot *slot)
+{
+    const uint64_t at = span->at + (uint64_t)(slot - span->slots) * CAIRN_SEGMENT_BYTES;
+    (void)imports->card->driver->cuMemUnmap(at, (size_t)slot->bytes);
+    set(imports, span, slot, SLOT_FREE);
+}
+
+void cairn_card_imports_turn(struct card_imports *imports)
+{
+    if (imports == NULL || imports->late == 0) return;
+    if (cairn_card_enter(imports->card, NULL) != CAIRN_OK) return; // all is gone with the context
+    for (struct span *span = imports->spans, *next; span != NULL; span = next) {
+        next = span->next;
+        for (uint32_t i = 0; i < span->note.segment_count; i++) {
+            struct slot *slot = &span->slots[i];
+            if (slot->state == SLOT_SHOWN) map_late(imports, span, slot);
+            if (slot->state == SLOT_LEFT) unmap(imports, span, slot);
+        }
+        drop_if_empty(imports, span);
+    }
+    cairn_card_leave(imports->card);
+}
+
+bool cairn_card_imports_wait(const struct card_imports *imports)
+{
+    return imports != NULL && imports->late > 0;
+}
+
+enum card_import cairn_card_imports_state(const struct card_imports *imports, const void *address)
+{
+    struct span *span;
+    const enum slot_state state = slot_at(imports, address, &span)->state;
+    if (state == SLOT_MAPPED) return CARD_IMPORT_THERE;
+    return state == SLOT_REFUSED ? CARD_IMPORT_REFUSED : CARD_IMPORT_LATER;
+}
+
+const char *cairn_card_imports_why(const struct card_imports *imports)
+{
+    return imports->why.text;
 }
 
 /* ---- the fabric's ---- */
@@ -129,28 +228,39 @@ static cairn_status import(void *context, const struct cairn_fabric_offer *offer
         status = import_segment(imports, offer->bytes, &note, fd, address_out, why);
         cairn_card_leave(imports->card);
     }
-    close(fd); // an open one keeps the memory taken
+    if (status != CAIRN_OK) close(fd);
     return status;
 }
 
 static void release(void *context, void *address, uint64_t bytes)
 {
     struct card_imports *imports = context;
-    const uint64_t at = (uint64_t)(uintptr_t)address;
-    struct span *span = imports->spans;
-    while (at - span->at >= span->bytes) span = span->next;        // it is in one
-    if (cairn_card_enter(imports->card, NULL) != CAIRN_OK) return; // it is gone with the context
-    (void)imports->card->driver->cuMemUnmap(at, (size_t)bytes);
-    span->is_mapped[(at - span->at) / CAIRN_SEGMENT_BYTES] = false;
-    span->mapped_count--;
+    struct span *span;
+    struct slot *slot = slot_at(imports, address, &span);
+    (void)bytes; // the slot's
+    if (slot->state == SLOT_SHOWN) close(slot->fd);
+    if (cairn_card_enter(imports->card, NULL) != CAIRN_OK) { // it is gone with the context
+        if (slot->state == SLOT_SHOWN) set(imports, span, slot, SLOT_REFUSED);
+        return;
+    }
+    if (slot->state != SLOT_MAPPED) {
+        set(imports, span, slot, SLOT_FREE);
+    } else if (cairn_card_change_begin()) {
+        unmap(imports, span, slot);
+        cairn_card_change_end();
+    } else {
+        set(imports, span, slot, SLOT_LEFT);
+    }
     drop_if_empty(imports, span);
     cairn_card_leave(imports->card);
 }
 
+/* What is not mapped yet the fabric has sent again, through the host. No shard of ours sends from there. */
 static cairn_status copy(void *context, void *to_host, const void *from_device, size_t bytes)
 {
     const struct card_imports *imports = context;
     struct cairn_sentence why;
+    if (cairn_card_imports_state(imports, from_device) != CARD_IMPORT_THERE) return CAIRN_ERR_IO;
     return cairn_card_copy((struct card *)(uintptr_t)imports->card, to_host, from_device, bytes,
                            true, &why);
 }
@@ -176,7 +286,8 @@ cairn_status cairn_card_imports_open(struct card *card, struct card_imports **im
 void cairn_card_imports_close(struct card_imports *imports)
 {
     if (imports == NULL) return;
-    while (imports->spans != NULL) { // those of a context that is gone
+    cairn_card_imports_turn(imports); // no operation is left that a stream could wait for
+    while (imports->spans != NULL) {  // those of a context that is gone
         struct span *span = imports->spans;
         imports->spans = span->next;
         free(span);

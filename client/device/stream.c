@@ -121,6 +121,25 @@ void cairn_card_event_free(struct card_event *event)
 /* Guards the lists of all cards. Nobody asks the driver for anything meanwhile: what lets a stream go must
  * not wait for one. */
 static pthread_mutex_t words_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t words_changed = PTHREAD_COND_INITIALIZER;
+static uint32_t words_taken; /* and not set */
+static uint32_t changes;     /* of maps that are under way */
+
+bool cairn_card_change_begin(void)
+{
+    pthread_mutex_lock(&words_lock);
+    const bool may = words_taken == 0;
+    changes += may;
+    pthread_mutex_unlock(&words_lock);
+    return may;
+}
+
+void cairn_card_change_end(void)
+{
+    pthread_mutex_lock(&words_lock);
+    if (--changes == 0) pthread_cond_broadcast(&words_changed);
+    pthread_mutex_unlock(&words_lock);
+}
 
 /* Of this process for good: a stream may come to its wait after all else is closed, and what is written there
  * outlives the card's context. */
@@ -172,8 +191,10 @@ void cairn_card_make_words(struct card *card)
 static struct card_word *take_free(struct card *card)
 {
     pthread_mutex_lock(&words_lock);
+    while (changes > 0) pthread_cond_wait(&words_changed, &words_lock);
     struct card_word *word = card->words;
     if (word != NULL) card->words = word->next;
+    words_taken += word != NULL;
     pthread_mutex_unlock(&words_lock);
     return word;
 }
@@ -202,6 +223,7 @@ void cairn_card_word_set(struct card_word *word)
     pthread_mutex_lock(&words_lock);
     word->next = card->words;
     card->words = word;
+    words_taken--;
     pthread_mutex_unlock(&words_lock);
 }
 

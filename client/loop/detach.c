@@ -3,6 +3,7 @@
  * in. What is published and read is gone meanwhile, as when a shard is lost; nothing may be open. */
 #include "client/loop/detach.h"
 
+#include "client/device/import.h"
 #include "client/job.h"
 
 static void answer(struct session *s, cairn_status status)
@@ -64,7 +65,8 @@ void cairn_detach_turn(struct session *s)
         if (d->wants_off && !d->is_off) status = judge(s, &d->why);
         if (status == CAIRN_OK) wants_off = d->wants_off;
         // What was shown is swept when the fabric has taken it back.
-        if (status != CAIRN_OK || !wants_off || (d->is_off && s->published == NULL))
+        if (status != CAIRN_OK || !wants_off ||
+            (d->is_off && s->published == NULL && !cairn_card_imports_wait(s->imports)))
             answer(s, status);
     } else if (!d->is_asked) {
         wants_off = d->wants_off;

@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "client/device/card.h"
+#include "client/device/import.h"
 #include "client/job.h"
 #include "client/op.h"
 #include "proto/base/at_hand.h"
@@ -56,12 +58,22 @@ static void stop_loop(struct session *s)
         uv_close((uv_handle_t *)&s->loop.tick, NULL);
 }
 
+/* What was put off while a stream waited. */
+static void map_late(struct session *s)
+{
+    if (!cairn_card_imports_wait(s->imports) || !cairn_card_change_begin()) return;
+    cairn_card_imports_turn(s->imports);
+    cairn_card_change_end();
+    cairn_mapped_settle(s);
+}
+
 static void on_kick(uv_async_t *kick)
 {
     struct session *s = kick->data;
     if (s->ended) return; // set by this thread
     cairn_memory_show(s);
     cairn_mapped_sweep(s);
+    map_late(s);
     cairn_detach_turn(s);
     cairn_turn_run(s);
     for (struct job *job = s->jobs; job != NULL; job = job->next) cairn_explain_awaited(job);

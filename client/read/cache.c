@@ -86,7 +86,7 @@ static void drop(struct block *block)
     }
     free(block->shape.tensors);
     if (block->card == NULL) free(block->memory);
-    cairn_card_memory_close(&block->own);
+    if (block->own != NULL) cairn_memory_leave(block->job->session, block->own);
     free(block);
 }
 
@@ -152,28 +152,31 @@ static struct lent *lend_whole(struct job *job, struct cairn_version version,
     return lent;
 }
 
-static bool take_memory(struct block *block, size_t bytes)
+/* A card's is `own`, if it is there; it is the block's then. */
+static bool take_memory(struct block *block, size_t bytes, struct gone **own)
 {
     if (block->card == NULL) {
         block->memory = aligned_alloc(ALIGN_BYTES, bytes);
         return block->memory != NULL;
     }
-    if (cairn_card_memory_open(block->card, bytes, &block->own) != CAIRN_OK) return false;
-    block->memory = (uint8_t *)(uintptr_t)block->own.at;
+    if (*own == NULL) return false;
+    block->own = *own;
+    *own = NULL;
+    block->memory = cairn_memory_apart_at(block->own);
     return true;
 }
 
 /* A block which takes the shape: it is there at once (pending is 0), or to be begun. NULL: out of memory.
  * What is pending stays when the lock is let go; what is there another thread may give back, and free. */
 static struct block *add(struct job *job, struct cairn_version version, struct card *card,
-                         struct unit_shape *shape)
+                         struct unit_shape *shape, struct gone **own)
 {
     struct cache *cache = job->cache;
     struct block *block = calloc(1, sizeof *block);
     if (block == NULL) return NULL;
     block->card = card;
     block->lent = lend_whole(job, version, card, shape);
-    if (block->lent == NULL && !take_memory(block, shape->byte_count)) {
+    if (block->lent == NULL && !take_memory(block, shape->byte_count, own)) {
         free(block);
         return NULL;
     }
@@ -233,7 +236,7 @@ struct block *cairn_cache_want(struct job *job, struct cairn_version version,
     struct block *made = NULL;
     pthread_mutex_lock(&job->session->lock);
     struct block *block = find(job, version, NULL, shape);
-    if (block == NULL && make_room(job, call)) block = made = add(job, version, NULL, shape);
+    if (block == NULL && make_room(job, call)) block = made = add(job, version, NULL, shape, NULL);
     if (made != NULL && made->pending == 0) made = NULL;
     if (block != NULL) {
         block->wanted = true;
@@ -279,20 +282,44 @@ static uint64_t lend(struct job *job, struct block *block)
     return loan->number;
 }
 
+/* Under the lock: a block that is there, or made, and *made_out if its fetches are to be begun. */
+static struct block *find_or_add(struct job *job, struct cairn_version version, struct card *card,
+                                 struct unit_shape *shape, struct gone **own,
+                                 struct block **made_out)
+{
+    drop_older(job, version);
+    struct block *block = find(job, version, card, shape);
+    if (block != NULL) return block;
+    const bool has_room = make_room(job, 0);
+    block = add(job, version, card, shape, own);
+    if (block == NULL) return NULL;
+    if (!has_room) job->stats.maps_over_window++;
+    if (block->pending > 0) *made_out = block;
+    return block;
+}
+
+/* Under the lock, which it lets go to take memory of a card: the driver may keep that waiting. What is left
+ * in *own another thread was faster with. */
+static struct block *get(struct job *job, struct cairn_version version, struct card *card,
+                         struct unit_shape *shape, struct gone **own, struct block **made_out)
+{
+    struct block *block = find_or_add(job, version, card, shape, own, made_out);
+    if (block != NULL || card == NULL) return block;
+    pthread_mutex_unlock(&job->session->lock);
+    *own = cairn_memory_apart(card, shape->byte_count);
+    pthread_mutex_lock(&job->session->lock);
+    return *own != NULL ? find_or_add(job, version, card, shape, own, made_out) : NULL;
+}
+
 cairn_status cairn_cache_lend(struct job *job, struct cairn_version version, struct card *card,
                               struct unit_shape *shape, struct op *op, struct cairn_view *views,
                               struct block **made_out)
 {
     struct unit_shape given = *shape; // add() takes its tensors
+    struct gone *own = NULL;
     struct block *made = NULL;
     pthread_mutex_lock(&job->session->lock);
-    drop_older(job, version);
-    struct block *block = find(job, version, card, shape);
-    if (block == NULL) {
-        if (!make_room(job, 0)) job->stats.maps_over_window++;
-        block = made = add(job, version, card, shape);
-        if (made != NULL && made->pending == 0) made = NULL;
-    }
+    struct block *block = get(job, version, card, shape, &own, &made);
     const uint64_t loan = block != NULL ? lend(job, block) : 0;
     const bool there = loan != 0 && block->pending == 0;
     if (loan != 0) fill_views(job, &given, block, loan, views);
@@ -300,6 +327,7 @@ cairn_status cairn_cache_lend(struct job *job, struct cairn_version version, str
         op->next_awaiting = block->awaiting;
         block->awaiting = op;
     }
+    if (own != NULL) cairn_memory_leave(job->session, own);
     pthread_mutex_unlock(&job->session->lock);
     *made_out = made;
     if (there) cairn_op_let_go(op, CAIRN_OK, NULL);

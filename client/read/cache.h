@@ -14,6 +14,7 @@
 #include "client/device/card.h"
 #include "proto/base/sentence.h"
 
+struct gone;
 struct job;
 struct lent;
 struct loan;
@@ -41,7 +42,7 @@ struct block {
     struct cairn_version version;
     struct unit_shape shape; /* owned */
     struct card *card;       /* whose addresses the views have; NULL: the host's */
-    struct card_memory own;  /* owned: `memory`, if it is of a card */
+    struct gone *own;        /* owned: `memory`, if it is of a card */
     uint8_t *memory;         /* owned; [shape.byte_count]; NULL: it is lent */
     struct lent *lent;       /* owned; where the shards of this host published it; or NULL */
     uint32_t pending;        /* fetches that are not done, and one more while they are begun */

@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "client/device/import.h"
 #include "client/job.h"
 #include "proto/fabric/far_copy.h"
 #include "proto/geometry/published.h"
@@ -54,6 +55,26 @@ static bool has_segment(const struct published *copy, const struct cairn_publish
     return shown != NULL;
 }
 
+/* What the driver does not map after all its shard sends through the host. */
+static bool is_imported(struct session *s, const struct shown *shown)
+{
+    size_t bytes;
+    const void *memory = cairn_fabric_mapping_memory(shown->mapping, &bytes);
+    const enum card_import state = cairn_card_imports_state(s->imports, memory);
+    if (state == CARD_IMPORT_REFUSED)
+        cairn_fabric_mapping_refuse(shown->mapping, cairn_card_imports_why(s->imports));
+    return state == CARD_IMPORT_THERE;
+}
+
+void cairn_mapped_settle(struct session *s)
+{
+    pthread_mutex_lock(&s->lock);
+    for (struct published *copy = s->published; copy != NULL; copy = copy->next)
+        for (struct shown *shown = copy->shown; shown != NULL; shown = shown->next)
+            shown->is_there = shown->is_there || is_imported(s, shown);
+    pthread_mutex_unlock(&s->lock);
+}
+
 static void add_shown(struct session *s, const struct cairn_published_note *note,
                       struct cairn_fabric_mapping *mapping)
 {
@@ -72,6 +93,7 @@ static void add_shown(struct session *s, const struct cairn_published_note *note
                               .mapping = mapping,
                               .segment = note->segment,
                               .side = (enum cairn_published_side)note->side };
+    shown->is_there = shown->side == CAIRN_PUBLISHED_HOST || is_imported(s, shown);
     copy->shown = shown;
 }
 
@@ -212,6 +234,7 @@ static bool is_on_card(struct published *copy)
         return false;
     for (const struct shown *shown = copy->shown; shown != NULL; shown = shown->next) {
         if (shown->side != CAIRN_PUBLISHED_DEVICE) continue;
+        if (!shown->is_there) return false;
         const uint64_t at = shown->segment * CAIRN_SEGMENT_BYTES;
         size_t bytes;
         const uint8_t *memory = cairn_fabric_mapping_memory(shown->mapping, &bytes);

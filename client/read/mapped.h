@@ -19,6 +19,7 @@ struct shown {
     struct cairn_fabric_mapping *mapping; /* held */
     uint32_t segment;                     /* as of the note */
     enum cairn_published_side side;
+    bool is_there; /* it can be read: on a card it is mapped later, where a stream waits */
 };
 
 /* A copy that a shard showed, or what it showed of it until now. Changed under the lock. */
@@ -50,6 +51,8 @@ void cairn_mapped_on_mapping(void *session, struct cairn_fabric_mapping *mapping
 void cairn_mapped_on_gone(void *session, struct cairn_fabric_mapping *mapping);
 /* Lets copies go that are gone, and that nobody uses any more. */
 void cairn_mapped_sweep(struct session *s);
+/* After cairn_card_imports_turn: what it mapped can be read. */
+void cairn_mapped_settle(struct session *s);
 /* Before the fabric is closed. Copies that are in use are freed with their last use; their memory is not
  * there any more. */
 void cairn_mapped_release(struct session *s);

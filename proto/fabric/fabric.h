@@ -106,9 +106,9 @@ struct cairn_fabric_device {
     uint8_t uuids[CAIRN_FABRIC_UUIDS_MAX][CAIRN_FABRIC_UUID_BYTES]; /* of which cards */
     uint32_t uuid_count;
     void *context;
-    /* Judges the descriptor, which is used up in any case, and maps it. Not OK: `why` says what is wrong with
-     * it, and the connection that it came by ends; but of CAIRN_ERR_NO_MEMORY and CAIRN_ERR_IO what is
-     * lacking here: it is not mapped, and its owner hears that this node imports no more. */
+    /* Judges the descriptor, which is used up in any case, and maps it, now or later. Not OK: `why` says what
+     * is wrong with it, and the connection that it came by ends; but of CAIRN_ERR_NO_MEMORY and CAIRN_ERR_IO
+     * what is lacking here: it is not mapped, and its owner hears that this node imports no more. */
     cairn_status (*import)(void *context, const struct cairn_fabric_offer *offer, int fd,
                            void **address_out, struct cairn_sentence *why);
     void (*release)(void *context, void *address, uint64_t bytes);
@@ -302,6 +302,8 @@ const void *cairn_fabric_mapping_note(const struct cairn_fabric_mapping *mapping
                                       size_t *note_bytes_out);
 /* The card whose memory it is, at an address that options.device gave; NULL: host memory. */
 const uint8_t *cairn_fabric_mapping_uuid(const struct cairn_fabric_mapping *mapping);
+/* options.device did not map it after all: as if its import had failed. */
+void cairn_fabric_mapping_refuse(struct cairn_fabric_mapping *mapping, const char *why);
 void cairn_fabric_mapping_hold(struct cairn_fabric_mapping *mapping);
 void cairn_fabric_mapping_release(struct cairn_fabric_mapping *mapping);
 

@@ -191,6 +191,12 @@ const uint8_t *cairn_fabric_mapping_uuid(const struct cairn_fabric_mapping *mapp
     return mapping->device != NULL ? mapping->uuid : NULL;
 }
 
+void cairn_fabric_mapping_refuse(struct cairn_fabric_mapping *mapping, const char *why)
+{
+    struct mapped_in *in = mapping->in;
+    if (in != NULL && !in->is_over && !in->imports_none) mapped_import_none_of(in, why);
+}
+
 void cairn_fabric_mapping_hold(struct cairn_fabric_mapping *mapping)
 {
     mapping->references++;

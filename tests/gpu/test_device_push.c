@@ -517,6 +517,43 @@ TEST(a_stream_goes_on_in_time_while_the_driver_holds_up_the_thread_of_the_sessio
     cluster_stop(&cluster);
 }
 
+/* What the session's thread needs for it, pinned memory or some of the card, it has not taken before. */
+static void pushes_or_fetches(bool pushes, const struct gradient *g, cairn_op **op_out)
+{
+    if (!pushes) {
+        fetch_on_card("big", g, op_out);
+        return;
+    }
+    const struct cairn_round round = trainer_begin(job);
+    const struct cairn_mem mem = mem_of(g);
+    good(cairn_push(job, &round, 0, "big", NULL, &mem, op_out));
+}
+
+/* A driver may let what maps or registers memory wait for all that the card has under way. */
+TEST_EACH(a_stream_goes_on_though_the_driver_holds_up_what_maps_memory_while_it_waits, 0, 4)
+{
+    struct CUstream_st *waits;
+    cairn_op *op;
+    const bool pushes = _i % 2 == 1;
+    if (emulated_cannot("a driver that holds up what maps memory")) return;
+    start(_i < 2 ? "host" : "cuda");
+    open_card();
+    open_job("held");
+    struct gradient g = make_gradient(FOREIGN, 0);
+    ck_assert_int_eq(card.driver.cuStreamCreate(&waits, CAIRN_CU_STREAM_NON_BLOCKING), 0);
+    emulated_set(&card, "stuck=1,maps_wait=3000");
+    fill(&g, 0, 1);
+    pushes_or_fetches(pushes, &g, &op);
+    good(cairn_stream_wait(op, waits));
+    emulated_set(&card, "stuck=0"); // only now the operation begins
+    ck_assert_int_eq(card.driver.cuStreamSynchronize(waits), 0);
+    good(cairn_wait(op, WAIT_MS));
+    ck_assert_int_eq(card.driver.cuStreamDestroy(waits), 0);
+    free_gradient(&g);
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+
 /* As a trainer's cudaDeviceReset does. */
 TEST(an_operation_that_ends_after_the_context_harms_nobody)
 {

@@ -329,6 +329,123 @@ TEST(a_unit_stays_mapped_on_the_card_until_it_is_given_back_though_the_shards_ar
     cluster_stop(&cluster);
 }
 
+/* ---- a stream that waits meanwhile ---- */
+
+/* A stream that waits for the operation, and a driver that lets what maps or unmaps memory wait for it. */
+static struct CUstream_st *wait_on_a_stream(cairn_op *op)
+{
+    struct CUstream_st *stream;
+    ck_assert_int_eq(card.driver.cuStreamCreate(&stream, CAIRN_CU_STREAM_NON_BLOCKING), 0);
+    emulated_set(&card, "maps_wait=3000");
+    good(cairn_stream_wait(op, stream));
+    return stream;
+}
+
+static void fetch_param(const struct trainer *t, struct cairn_version version, cairn_op **op_out)
+{
+    const struct cairn_mem mem = mem_of(t, (void *)(uintptr_t)t->values[0].at, CAIRN_F32);
+    good(cairn_fetch(t->job, version, model[0].name, "param", NULL, &mem, op_out));
+}
+
+/* What shards show while a stream waits is read through the host, and where it lies later. */
+TEST(what_shards_show_while_a_stream_waits_is_mapped_when_none_does)
+{
+    cairn_op *op;
+    if (emulated_cannot("a driver that holds up what maps memory")) return;
+    start("cuda");
+    card = emulated_open(NULL);
+    struct trainer t = open_trainer("shown", true);
+    const struct cairn_version version = train(&t, 1);
+    await_card(&t, version);
+    good(cairn_detach_memory(t.session, WAIT_MS));
+    fetch_param(&t, version, &op);
+    struct CUstream_st *stream = wait_on_a_stream(op);
+    good(cairn_attach_memory(t.session, WAIT_MS));
+    ck_assert_int_eq(card.driver.cuStreamSynchronize(stream), 0);
+    good(cairn_wait(op, WAIT_MS));
+    await_card(&t, version);
+    ck_assert_int_eq(card.driver.cuStreamDestroy(stream), 0);
+    close_trainer(&t);
+    cluster_stop(&cluster);
+}
+
+/* The session's thread has heard that the shards are gone, with all that they published. */
+static void await_unpublished(const struct trainer *t)
+{
+    bool is_left = true;
+    struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, t->session);
+    for (int i = 0; i < WAIT_MS / 20 && is_left; i++) {
+        pthread_mutex_lock(&s->lock);
+        is_left = s->published != NULL;
+        pthread_mutex_unlock(&s->lock);
+        if (is_left) usleep(20000);
+    }
+    cairn_handle_put(t->session);
+    ck_assert(!is_left);
+}
+
+/* The operation is one that ends with the session. */
+TEST(what_shards_leave_behind_while_a_stream_waits_is_unmapped_when_none_does)
+{
+    cairn_op *op;
+    if (emulated_cannot("a driver that holds up what unmaps memory")) return;
+    start("cuda");
+    card = emulated_open(NULL);
+    struct trainer t = open_trainer("left", true);
+    const struct cairn_version version = train(&t, 1);
+    await_card(&t, version);
+    const uint64_t left = card.cairn_emulator_left();
+    for (int i = 0; i < SHARDS; i++) ck_assert_int_eq(kill(cluster.shards[i], SIGSTOP), 0);
+    fetch_param(&t, version, &op);
+    struct CUstream_st *stream = wait_on_a_stream(op);
+    for (int i = 0; i < SHARDS; i++) cluster_kill_shard(&cluster, i);
+    await_unpublished(&t);
+    good(cairn_cancel(op));
+    ck_assert_int_eq(card.driver.cuStreamSynchronize(stream), 0);
+    await_less_left(left);
+    ck_assert_int_eq(cairn_wait(op, WAIT_MS), CAIRN_ERR_CANCELED);
+    ck_assert_int_eq(card.driver.cuStreamDestroy(stream), 0);
+    close_trainer(&t);
+    cluster_stop(&cluster);
+}
+
+/* Shards go on a moment later, most likely when the other thread is in the driver. */
+static void *wake_shards(void *arg)
+{
+    (void)arg;
+    usleep(100000);
+    for (int i = 0; i < SHARDS; i++) kill(cluster.shards[i], SIGCONT);
+    return NULL;
+}
+
+/* Who maps a unit takes memory of the card for it, and is held up by the stream: the session is not. */
+TEST(a_unit_that_is_gathered_while_a_stream_waits_holds_up_its_caller_alone)
+{
+    cairn_op *op;
+    pthread_t waker;
+    struct cairn_view views[TENSORS];
+    if (emulated_cannot("a driver that holds up what maps memory")) return;
+    start("cuda");
+    card = emulated_open(NULL);
+    struct trainer t = open_trainer("gathered", true);
+    const struct cairn_version version = train(&t, 1);
+    await_card(&t, version);
+    for (int i = 0; i < SHARDS; i++) ck_assert_int_eq(kill(cluster.shards[i], SIGSTOP), 0);
+    fetch_param(&t, version, &op);
+    struct CUstream_st *stream = wait_on_a_stream(op);
+    ck_assert_int_eq(pthread_create(&waker, NULL, wake_shards, NULL), 0);
+    map(&t, version, "u", views);
+    ck_assert_int_eq(pthread_join(waker, NULL), 0);
+    ck_assert_int_eq(card.driver.cuStreamSynchronize(stream), 0);
+    good(cairn_wait(op, WAIT_MS));
+    const uint64_t left = card.cairn_emulator_left();
+    good(cairn_unmap(t.job, &views[0], NULL));
+    await_less_left(left);
+    ck_assert_int_eq(card.driver.cuStreamDestroy(stream), 0);
+    close_trainer(&t);
+    cluster_stop(&cluster);
+}
+
 /* ---- whoever does what it should not ---- */
 
 /* Writes over all that shards published on the card: memory of cards has no seals. */

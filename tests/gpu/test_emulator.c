@@ -516,6 +516,36 @@ TEST(threads_use_streams_beside_each_other)
     ck_assert_int_eq(pthread_join(thread, NULL), 0);
 }
 
+/* Of pinned memory. */
+static uint64_t seen_by_device(uint32_t *word)
+{
+    uint64_t at;
+    good(cu->cuMemHostGetDevicePointer(&at, word, 0));
+    return at;
+}
+
+static void map_and_unmap(void)
+{
+    const struct emulated_memory other = emulated_alloc(&card, PAGE);
+    emulated_free(&card, &other);
+}
+
+TEST(what_maps_memory_waits_for_a_stream_that_waits_for_the_host_if_it_is_told_to)
+{
+    pinned[0] = 0;
+    good(cu->cuStreamWaitValue32(one, seen_by_device(pinned), 1, CAIRN_CU_STREAM_WAIT_GEQ));
+    map_and_unmap();
+    ck_assert_uint_eq(card.cairn_emulator_complaints(), 0);
+    emulated_set(&card, "maps_wait=1,count=1");
+    map_and_unmap();
+    ck_assert_uint_gt(card.cairn_emulator_complaints(), 0);
+    const uint64_t before = card.cairn_emulator_complaints();
+    __atomic_store_n(&pinned[0], 1, __ATOMIC_RELEASE);
+    map_and_unmap();
+    ck_assert_uint_eq(card.cairn_emulator_complaints(), before);
+    good(cu->cuStreamSynchronize(one));
+}
+
 TEST(what_is_given_back_is_not_left)
 {
     good(cu->cuMemsetD8Async(memory.at, 1, BYTES, one));

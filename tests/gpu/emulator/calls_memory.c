@@ -3,6 +3,10 @@
 
 #include <string.h>
 
+/* The body of a call that maps, registers or unmaps memory. */
+#define CHANGING_CALL(need, ...) \
+    EMULATOR_CALL(need, (emulator_stream_wait_all(emulator_device()), (__VA_ARGS__)))
+
 static enum emulator_result tell_info(size_t *free_out, size_t *total_out)
 {
     struct emulator_memory_info info;
@@ -63,25 +67,25 @@ static enum emulator_result create(unsigned long long *handle_out, size_t bytes,
 int cuMemCreate(unsigned long long *handle_out, size_t bytes, const struct cairn_cu_allocation *how,
                 unsigned long long flags)
 {
-    EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT, create(handle_out, bytes, how, flags));
+    CHANGING_CALL(EMULATOR_NEEDS_CONTEXT, create(handle_out, bytes, how, flags));
 }
 
 int cuMemRelease(unsigned long long handle)
 {
-    EMULATOR_CALL(EMULATOR_NEEDS_INIT, emulator_memory_release(handle));
+    CHANGING_CALL(EMULATOR_NEEDS_INIT, emulator_memory_release(handle));
 }
 
 int cuMemMap(uint64_t at, size_t bytes, size_t offset, unsigned long long handle,
              unsigned long long flags)
 {
-    EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT, flags != 0
+    CHANGING_CALL(EMULATOR_NEEDS_CONTEXT, flags != 0
                                               ? EMULATOR_INVALID_VALUE
                                               : emulator_memory_map(at, bytes, offset, handle));
 }
 
 int cuMemUnmap(uint64_t at, size_t bytes)
 {
-    EMULATOR_CALL(EMULATOR_NEEDS_INIT, emulator_memory_unmap(at, bytes));
+    CHANGING_CALL(EMULATOR_NEEDS_INIT, emulator_memory_unmap(at, bytes));
 }
 
 static enum emulator_result set_access(uint64_t at, size_t bytes,
@@ -101,7 +105,7 @@ static enum emulator_result set_access(uint64_t at, size_t bytes,
 
 int cuMemSetAccess(uint64_t at, size_t bytes, const struct cairn_cu_access *access, size_t count)
 {
-    EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT, set_access(at, bytes, access, count));
+    CHANGING_CALL(EMULATOR_NEEDS_CONTEXT, set_access(at, bytes, access, count));
 }
 
 int cuMemExportToShareableHandle(void *fd_out, unsigned long long handle, int handle_type,
@@ -126,7 +130,7 @@ static enum emulator_result import(unsigned long long *handle_out, const void *f
 int cuMemImportFromShareableHandle(unsigned long long *handle_out, void *fd_as_pointer,
                                    int handle_type)
 {
-    EMULATOR_CALL(EMULATOR_NEEDS_INIT, import(handle_out, fd_as_pointer, handle_type));
+    CHANGING_CALL(EMULATOR_NEEDS_INIT, import(handle_out, fd_as_pointer, handle_type));
 }
 
 static enum emulator_result describe(struct cairn_cu_allocation *how_out, uint64_t handle)
@@ -171,17 +175,17 @@ int cuPointerGetAttribute(void *value_out, int attribute, uint64_t at)
 
 int cuMemAllocHost_v2(void **host_out, size_t bytes)
 {
-    EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT, emulator_host_alloc(bytes, emulator_device(), host_out));
+    CHANGING_CALL(EMULATOR_NEEDS_CONTEXT, emulator_host_alloc(bytes, emulator_device(), host_out));
 }
 
 int cuMemFreeHost(void *host)
 {
-    EMULATOR_CALL(EMULATOR_NEEDS_INIT, emulator_host_free(emulator_number(host)));
+    CHANGING_CALL(EMULATOR_NEEDS_INIT, emulator_host_free(emulator_number(host)));
 }
 
 int cuMemHostRegister_v2(void *host, size_t bytes, unsigned flags)
 {
-    EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT,
+    CHANGING_CALL(EMULATOR_NEEDS_CONTEXT,
                   (flags & ~(unsigned)(CAIRN_CU_HOST_REGISTER_PORTABLE |
                                        CAIRN_CU_HOST_REGISTER_DEVICEMAP)) != 0
                       ? EMULATOR_INVALID_VALUE
@@ -190,7 +194,7 @@ int cuMemHostRegister_v2(void *host, size_t bytes, unsigned flags)
 
 int cuMemHostUnregister(void *host)
 {
-    EMULATOR_CALL(EMULATOR_NEEDS_INIT, emulator_host_unregister(emulator_number(host)));
+    CHANGING_CALL(EMULATOR_NEEDS_INIT, emulator_host_unregister(emulator_number(host)));
 }
 
 int cuMemHostGetDevicePointer_v2(uint64_t *at_out, void *host, unsigned flags)

@@ -31,6 +31,8 @@
  *   stuck=1         nothing runs but waits for words that are there, until this is 0
  *   peeks=1         a copy to the host of what is written meanwhile is no misuse: its bytes are poison,
  *                   for one who looks afterwards whether they are of use
+ *   maps_wait=N     what maps, registers or unmaps memory waits while a stream of the card waits for a word;
+ *                   for N ms: misuse, since whoever writes that word may be behind the call. 0: it does not
  *   count=1         misuse is counted, where else the process aborts
  *   quiet=1         nothing is said on stderr */
 #ifndef CAIRN_TESTS_GPU_EMULATOR_CONTROL_H

@@ -78,7 +78,7 @@ struct emulator_options {
     uint64_t copy_rate;       /* bytes a second; 0: as fast as it goes */
     uint64_t driver, devices; /* 13000: 13.0 */
     uint64_t no_pinning, no_export, peers, mps, mode;
-    uint64_t captured, queues, stuck, peeks; /* control.h */
+    uint64_t captured, queues, stuck, peeks, maps_wait; /* control.h */
     uint64_t count, quiet; /* count: what is misused is counted, and nothing aborts */
     struct emulator_refusal refusals[EMULATOR_CALLS];
 };
@@ -275,6 +275,8 @@ void emulator_stream_await_word(uint32_t slot, uint32_t device, const uint32_t *
 /* Runs what may run until the mark is over; the host learns of it. */
 enum emulator_result emulator_stream_wait(const struct emulator_mark *mark);
 enum emulator_result emulator_stream_query(const struct emulator_mark *mark);
+/* A call that a driver may let wait for all that the device has under way (maps_wait in control.h). */
+void emulator_stream_wait_all(uint32_t device);
 void emulator_stream_forget(uint32_t device); /* all of the device's: the context is gone */
 uint64_t emulator_stream_left(void);
 /* All that wait in queues are ordered after this operation. */

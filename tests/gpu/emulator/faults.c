@@ -57,6 +57,7 @@ static uint64_t *option(const char *name, size_t length)
         { "queues", &o->queues },
         { "stuck", &o->stuck },
         { "peeks", &o->peeks },
+        { "maps_wait", &o->maps_wait },
         { "count", &o->count },
         { "quiet", &o->quiet },
         REFUSAL("reserve", EMULATOR_RESERVE),

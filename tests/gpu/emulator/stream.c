@@ -165,6 +165,36 @@ enum emulator_result emulator_stream_query(const struct emulator_mark *mark)
     return EMULATOR_OK;
 }
 
+/* Of the device, anywhere in a queue. */
+static bool waits_for_host(uint32_t device)
+{
+    for (uint32_t i = 0; i < EMULATOR_SLOTS; i++)
+        for (const struct emulator_op *op = slots[i].head; op != NULL; op = op->next)
+            if (op->device == device && !has_word(op)) return true;
+    return false;
+}
+
+static uint64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+void emulator_stream_wait_all(uint32_t device)
+{
+    const uint64_t from = now_ms();
+    while (emulator_options.maps_wait != 0 && waits_for_host(device)) {
+        if (now_ms() - from >= emulator_options.maps_wait) {
+            emulator_complain(
+                "a call that maps, registers or unmaps memory waits for a stream that "
+                "waits for the host");
+            return;
+        }
+        if (!run_one()) sleep_some();
+    }
+}
+
 /* ---- streams ---- */
 
 static bool is_free(uint32_t slot)
