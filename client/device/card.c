@@ -81,6 +81,13 @@ static int open_side(struct card *card)
                                                     greatest);
 }
 
+static int open_copies(struct card *card)
+{
+    pthread_mutex_init(&card->copies_lock, NULL);
+    return card->driver->cuEventCreate(&card->copied, CAIRN_CU_EVENT_BLOCKING_SYNC |
+                                                          CAIRN_CU_EVENT_DISABLE_TIMING);
+}
+
 static cairn_status open_context(struct card *card, struct cairn_sentence *why)
 {
     const struct cairn_driver *driver = card->driver;
@@ -109,6 +116,7 @@ static cairn_status open_context(struct card *card, struct cairn_sentence *why)
         result = driver->cuMemGetAllocationGranularity(&granularity, &how,
                                                        CAIRN_CU_GRANULARITY_MINIMUM);
     if (result == CAIRN_CU_OK) result = open_side(card);
+    if (result == CAIRN_CU_OK) result = open_copies(card);
     cairn_card_leave(card);
     card->granularity = granularity;
     return result == CAIRN_CU_OK ? CAIRN_OK

@@ -53,6 +53,14 @@ cairn_status cairn_card_judge(struct card *card, const void *ptr, size_t bytes) 
  * caller. CAIRN_ERR_IO: the context is gone, most likely. */
 cairn_status cairn_card_copy(struct card *card, void *to, const void *from, size_t bytes,
                              bool to_host, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* The same in two: begun in the order of the calls, beside whatever else the card does, and waited for by its
+ * number, with which all before it are copied; 0: nothing was begun. What is copied, and where to, stays as it
+ * is until then, also where the caller has no use for it any more. */
+cairn_status cairn_card_copy_begin(struct card *card, void *to, const void *from, size_t bytes,
+                                   bool to_host, uint64_t *copy_out,
+                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
+cairn_status cairn_card_copy_wait(struct card *card, uint64_t copy,
+                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Host memory to the card; likewise. */
 cairn_status cairn_card_fill(struct card *card, void *to, const void *from_host, size_t bytes,
                              struct cairn_sentence *why) CAIRN_MUST_CHECK;

@@ -2,6 +2,8 @@
 #ifndef CAIRN_CLIENT_DEVICE_DOOR_H
 #define CAIRN_CLIENT_DEVICE_DOOR_H
 
+#include <pthread.h>
+
 #include "client/device/card.h"
 #include "gpu/cuda/driver.h"
 
@@ -14,6 +16,10 @@ struct card {
     struct CUstream_st *side; /* of the library: its copies */
     size_t granularity;       /* of memory */
     struct card_word *words;  /* that nobody waits for (stream.c) */
+    /* copies in `side`, numbered from 1 in their order (memory.c) */
+    pthread_mutex_t copies_lock; /* guards what follows */
+    struct CUevent_st *copied;   /* behind the last that was begun; waited for without the lock */
+    uint64_t copies_begun, copies_done;
 };
 
 /* Makes the card's context the thread's, whose calls then disturb no capture of a graph; leave: all is as it

@@ -147,33 +147,65 @@ static int begin_copy(const struct card *card, void *to, const void *from, size_
     return driver->cuMemcpyDtoDAsync(target, source, bytes, card->side);
 }
 
-static int copy(const struct card *card, void *to, const void *from, size_t bytes,
-                enum direction direction)
+static int begin_numbered(struct card *card, void *to, const void *from, size_t bytes,
+                          enum direction direction, uint64_t *copy_out)
 {
-    const struct cairn_driver *driver = card->driver;
-    struct CUevent_st *event;
-    int result = driver->cuEventCreate(&event, CAIRN_CU_EVENT_BLOCKING_SYNC |
-                                                   CAIRN_CU_EVENT_DISABLE_TIMING);
-    if (result != CAIRN_CU_OK) return result;
-    result = begin_copy(card, to, from, bytes, direction);
-    if (result == CAIRN_CU_OK) result = driver->cuEventRecord(event, card->side);
-    if (result == CAIRN_CU_OK) result = driver->cuEventSynchronize(event);
-    (void)driver->cuEventDestroy(event);
+    pthread_mutex_lock(&card->copies_lock);
+    int result = begin_copy(card, to, from, bytes, direction);
+    if (result == CAIRN_CU_OK) result = card->driver->cuEventRecord(card->copied, card->side);
+    if (result == CAIRN_CU_OK) *copy_out = ++card->copies_begun;
+    pthread_mutex_unlock(&card->copies_lock);
     return result;
 }
 
-static cairn_status copy_inside(const struct card *card, void *to, const void *from, size_t bytes,
-                                enum direction direction, struct cairn_sentence *why)
+static cairn_status begin_inside(struct card *card, void *to, const void *from, size_t bytes,
+                                 enum direction direction, uint64_t *copy_out,
+                                 struct cairn_sentence *why)
 {
+    *copy_out = 0;
     if (bytes == 0) return CAIRN_OK;
     const cairn_status status = cairn_card_enter(card, why);
     if (status != CAIRN_OK) return status;
-    const int result = copy(card, to, from, bytes, direction);
+    const int result = begin_numbered(card, to, from, bytes, direction, copy_out);
     cairn_card_leave(card);
     return result == CAIRN_CU_OK
                ? CAIRN_OK
                : cairn_card_fail(result, CAIRN_ERR_IO,
                                  direction == TO_CARD ? "a copy to it" : "a copy from it", why);
+}
+
+cairn_status cairn_card_copy_begin(struct card *card, void *to, const void *from, size_t bytes,
+                                   bool to_host, uint64_t *copy_out, struct cairn_sentence *why)
+{
+    return begin_inside(card, to, from, bytes, to_host ? TO_HOST : ON_CARD, copy_out, why);
+}
+
+/* The event may be recorded anew meanwhile: then it is behind later copies, too. */
+cairn_status cairn_card_copy_wait(struct card *card, uint64_t copy, struct cairn_sentence *why)
+{
+    pthread_mutex_lock(&card->copies_lock);
+    const uint64_t begun = card->copies_begun;
+    const bool is_done = copy <= card->copies_done;
+    pthread_mutex_unlock(&card->copies_lock);
+    if (is_done) return CAIRN_OK;
+    const cairn_status status = cairn_card_enter(card, why);
+    if (status != CAIRN_OK) return status;
+    const int result = card->driver->cuEventSynchronize(card->copied);
+    cairn_card_leave(card);
+    if (result != CAIRN_CU_OK)
+        return cairn_card_fail(result, CAIRN_ERR_IO, "a copy from or to it", why);
+    pthread_mutex_lock(&card->copies_lock);
+    if (card->copies_done < begun) card->copies_done = begun;
+    pthread_mutex_unlock(&card->copies_lock);
+    return CAIRN_OK;
+}
+
+static cairn_status copy_inside(struct card *card, void *to, const void *from, size_t bytes,
+                                enum direction direction, struct cairn_sentence *why)
+{
+    uint64_t copy;
+    const cairn_status status = begin_inside(card, to, from, bytes, direction, &copy, why);
+    return status == CAIRN_OK ? cairn_card_copy_wait(card, copy, why) : status;
 }
 
 cairn_status cairn_card_copy(struct card *card, void *to, const void *from, size_t bytes,

@@ -176,10 +176,15 @@ static bool copy_runs(const struct stitch_run *runs, size_t count, struct card *
 {
     struct cairn_sentence why;
     bool whole = true;
-    for (size_t i = 0; whole && i < count; i++)
-        whole = cairn_card_copy(card, to + runs[i].from, runs[i].copy->on_card + runs[i].at,
-                                (size_t)(runs[i].end - runs[i].from), false, &why) == CAIRN_OK;
-    return whole;
+    uint64_t last = 0;
+    for (size_t i = 0, bytes; whole && i < count; i++) {
+        uint64_t copy;
+        bytes = (size_t)(runs[i].end - runs[i].from);
+        whole = cairn_card_copy_begin(card, to + runs[i].from, runs[i].copy->on_card + runs[i].at,
+                                      bytes, false, &copy, &why) == CAIRN_OK;
+        if (whole && copy != 0) last = copy;
+    }
+    return cairn_card_copy_wait(card, last, &why) == CAIRN_OK && whole;
 }
 
 bool cairn_lent_copy(struct job *job, struct cairn_version version, uint32_t tensor,

@@ -298,6 +298,24 @@ TEST(strided_gradients_and_initial_values_on_a_card_are_those_of_the_host)
     cluster_stop(&cluster);
 }
 
+/* Copies to the host are waited for by one event of the card's, which is there from the beginning. */
+TEST(a_chunk_that_passes_the_host_makes_no_event_of_its_own)
+{
+    struct gradient gradients[TENSORS];
+    if (emulated_cannot("how many events are made")) return;
+    start("host");
+    open_card();
+    open_job("events");
+    for (int t = 0; t < TENSORS; t++) gradients[t] = make_gradient(FOREIGN, t);
+    train_with(gradients, 1);
+    const uint64_t before = card.cairn_emulator_events();
+    train_with(gradients, 2);
+    ck_assert_uint_eq(card.cairn_emulator_events() - before, 2 * TENSORS); // marks of streams
+    for (int t = 0; t < TENSORS; t++) free_gradient(&gradients[t]);
+    cairn_close(session);
+    cluster_stop(&cluster);
+}
+
 /* ---- what is not to be had ---- */
 
 /* A card that is full has no room for copies, and a host may pin nothing: then it is slower, and right. */

@@ -14,6 +14,14 @@ int cairn_emulator_set(const char *options)
     return understood;
 }
 
+static uint64_t read_count(const uint64_t *at)
+{
+    pthread_mutex_lock(&emulator_lock);
+    const uint64_t count = *at;
+    pthread_mutex_unlock(&emulator_lock);
+    return count;
+}
+
 uint64_t cairn_emulator_complaints(void)
 {
     pthread_mutex_lock(&emulator_lock);
@@ -27,14 +35,6 @@ const char *cairn_emulator_words(void)
     return emulator_words();
 }
 
-uint64_t cairn_emulator_spins(void)
-{
-    pthread_mutex_lock(&emulator_lock);
-    const uint64_t count = emulator_spins;
-    pthread_mutex_unlock(&emulator_lock);
-    return count;
-}
-
 int cairn_emulator_pinned_node(void)
 {
     pthread_mutex_lock(&emulator_lock);
@@ -43,20 +43,29 @@ int cairn_emulator_pinned_node(void)
     return node;
 }
 
+uint64_t cairn_emulator_spins(void)
+{
+    return read_count(&emulator_spins);
+}
+
 uint64_t cairn_emulator_launches(void)
 {
-    pthread_mutex_lock(&emulator_lock);
-    const uint64_t count = emulator_launches;
-    pthread_mutex_unlock(&emulator_lock);
-    return count;
+    return read_count(&emulator_launches);
 }
 
 uint64_t cairn_emulator_gaps(void)
 {
-    pthread_mutex_lock(&emulator_lock);
-    const uint64_t count = emulator_gaps;
-    pthread_mutex_unlock(&emulator_lock);
-    return count;
+    return read_count(&emulator_gaps);
+}
+
+uint64_t cairn_emulator_events(void)
+{
+    return read_count(&emulator_events);
+}
+
+uint64_t cairn_emulator_waits(void)
+{
+    return read_count(&emulator_waits);
 }
 
 uint64_t cairn_emulator_left(void)

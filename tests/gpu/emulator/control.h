@@ -44,7 +44,7 @@
  * (static); what nobody has given back: handles, reservations, pinned memory, streams, events; waits that
  * kept a processor busy; the node that the host memory which was pinned last is to be of (-1: any); launches
  * that were put into streams, and gaps: those of them that came when the host knew all before of that card
- * to be over, so that it had nothing to do. */
+ * to be over, so that it had nothing to do; events that were made; waits for events. */
 // clang-format off
 #define CAIRN_EMULATOR_CONTROLS(control)                      \
     control(int, cairn_emulator_set, (const char *options))   \
@@ -54,7 +54,9 @@
     control(uint64_t, cairn_emulator_spins, (void))           \
     control(int, cairn_emulator_pinned_node, (void))          \
     control(uint64_t, cairn_emulator_launches, (void))        \
-    control(uint64_t, cairn_emulator_gaps, (void))
+    control(uint64_t, cairn_emulator_gaps, (void))            \
+    control(uint64_t, cairn_emulator_events, (void))          \
+    control(uint64_t, cairn_emulator_waits, (void))
 // clang-format on
 
 #endif

@@ -285,7 +285,9 @@ bool emulator_stream_all_know(uint32_t slot, uint64_t number);
 /* ---- event.c ---- */
 
 enum emulator_result emulator_event_open(bool spins, uint64_t *event_out);
-extern uint64_t emulator_spins; /* waits that kept a processor busy */
+extern uint64_t emulator_spins;  /* waits that kept a processor busy */
+extern uint64_t emulator_events; /* that were made */
+extern uint64_t emulator_waits;  /* for events */
 enum emulator_result emulator_event_close(uint64_t event);
 enum emulator_result emulator_event_record(uint64_t event, uint32_t slot, uint32_t device);
 /* Of an event that was never recorded nothing waits, as documented. */

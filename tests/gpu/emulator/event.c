@@ -17,12 +17,13 @@ static struct event *find(uint64_t handle)
     return event->open && own == handle ? event : NULL;
 }
 
-uint64_t emulator_spins;
+uint64_t emulator_spins, emulator_events, emulator_waits;
 
 enum emulator_result emulator_event_open(bool spins, uint64_t *event_out)
 {
     for (uint32_t i = 0; i < EVENTS; i++) {
         if (events[i].open) continue;
+        emulator_events++;
         events[i] =
             (struct event) { .generation = events[i].generation + 1, .open = true, .spins = spins };
         *event_out = emulator_handle(EMULATOR_EVENT, events[i].generation, i);
@@ -61,6 +62,7 @@ enum emulator_result emulator_event_wait(uint64_t handle)
     const struct event *event = find(handle);
     if (event == NULL) return EMULATOR_INVALID_HANDLE;
     const struct emulator_mark mark = event->mark;
+    emulator_waits++;
     if (event->spins) emulator_spins++;
     return emulator_stream_wait(&mark);
 }
