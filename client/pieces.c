@@ -94,10 +94,10 @@ static struct pieces_area *open_on_card(struct session *s, struct card *card, si
     return area;
 }
 
-/* As soon as that keeps no stream waiting: copies are slower until then. */
+/* As soon as that keeps no stream waiting and no copy is under way: copies are slower until then. */
 static void pin(struct pieces_area *area)
 {
-    if (!area->may_pin || !cairn_card_change_begin()) return;
+    if (!area->may_pin || area->taken != 0 || !cairn_card_change_begin()) return;
     area->may_pin = false;
     area->is_pinned = cairn_card_pin(area->card, area->base, area->count * area->piece_bytes);
     cairn_card_change_end();

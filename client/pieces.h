@@ -1,7 +1,7 @@
 /* Copies of a card's memory on their way to shards that do not take it from where it lies: pieces of memory
  * of cairn_alloc's kind, on the card or of the host (pinned for the card), used again and again. There are as
- * many as chunks were under way at a time. While a stream waits, what is new is of the host, and not pinned
- * yet. Loop thread. */
+ * many as chunks were under way at a time, or copied ahead of that (push/stage.h). While a stream waits, what
+ * is new is of the host, and not pinned yet. Loop thread. */
 #ifndef CAIRN_CLIENT_PIECES_H
 #define CAIRN_CLIENT_PIECES_H
 

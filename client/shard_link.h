@@ -5,6 +5,8 @@
 #ifndef CAIRN_CLIENT_SHARD_LINK_H
 #define CAIRN_CLIENT_SHARD_LINK_H
 
+#include <sys/queue.h>
+
 #include "proto/base/sentence.h"
 #include "proto/link/asker.h"
 #include "proto/link/chunk_link.h"
@@ -12,6 +14,7 @@
 #define CAIRN_CLIENT_SHARDS_MAX 4096
 
 struct job;
+struct parcel;
 
 struct shard_link {
     struct job *job;
@@ -26,6 +29,10 @@ struct shard_link {
     bool declined;              /* the relay that granted has no chunks of this owner to fetch */
     uint64_t grant_deadline_ms; /* until then, fetches wait for the GRANT that names the relay */
     struct cairn_asker asker;   /* for puts and fetches */
+    struct {
+        TAILQ_HEAD(, parcel) queue; /* of a card's memory: cut, and not copied yet */
+        uint32_t ahead;             /* copied or being copied, and not sent yet */
+    } staging;                      /* push/stage.c */
     /* the connection */
     struct cairn_chunk_link conn;
     uint32_t asked;            /* puts and fetches that went over it and are unanswered */

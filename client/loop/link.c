@@ -41,6 +41,7 @@ static const struct cairn_chunk_link_hands hands = { .sign = sign, .waits = wait
 static struct shard_link *open_link(struct job *job, uint32_t index)
 {
     struct shard_link *link = calloc(1, sizeof *link);
+    if (link != NULL) TAILQ_INIT(&link->staging.queue);
     if (link == NULL) return NULL;
     link->job = job;
     link->index = index;

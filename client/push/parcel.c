@@ -7,6 +7,7 @@
 #include "client/device/card.h"
 #include "client/job.h"
 #include "client/op.h"
+#include "client/push/stage.h"
 
 static struct parcel *add_parcel(struct job *job)
 {
@@ -94,7 +95,7 @@ struct parcel *cairn_parcel_new(struct job *job, const struct command *command, 
 
 /* ---- memory with strides ---- */
 
-static void count_packed(struct job *job, size_t more, size_t less)
+void cairn_parcel_count_packed(struct job *job, size_t more, size_t less)
 {
     struct cairn_stats *stats = &job->stats;
     pthread_mutex_lock(&job->session->lock);
@@ -110,7 +111,7 @@ static cairn_status open_landing(struct parcel *parcel)
     const cairn_status status = cairn_pieces_take(parcel->job->session, parcel->target->card, false,
                                                   parcel->byte_count, &parcel->staged);
     if (status != CAIRN_OK) return status;
-    count_packed(parcel->job, parcel->byte_count, 0);
+    cairn_parcel_count_packed(parcel->job, parcel->byte_count, 0);
     parcel->bytes = parcel->staged.at;
     return CAIRN_OK;
 }
@@ -123,49 +124,8 @@ cairn_status cairn_parcel_open(struct parcel *parcel)
     parcel->packed = malloc(parcel->head_bytes + parcel->byte_count);
     if (parcel->packed == NULL) return CAIRN_ERR_NO_MEMORY;
     parcel->bytes = parcel->packed + parcel->head_bytes;
-    count_packed(parcel->job, parcel->head_bytes + parcel->byte_count, 0);
+    cairn_parcel_count_packed(parcel->job, parcel->head_bytes + parcel->byte_count, 0);
     return CAIRN_OK;
-}
-
-static void unstage(struct parcel *parcel)
-{
-    if (parcel->staged.at == NULL) return;
-    cairn_pieces_give(&parcel->staged);
-    count_packed(parcel->job, 0, parcel->byte_count);
-}
-
-/* Memory of a card goes from where it lies if the shard knows it and takes it so; else as a copy on the
- * card, if the shard has that card, or in host memory. */
-static cairn_status place_on_card(struct parcel *parcel, const struct cairn_fabric_peer *peer)
-{
-    const struct target *target = parcel->target;
-    uint8_t *own = target->ptr + parcel->first * cairn_dtype_bytes(parcel->dtype);
-    struct cairn_sentence why;
-    if (parcel->on_loan > 0) return CAIRN_OK; // as it went before
-    if (peer == NULL) return CAIRN_ERR_CLOSED;
-    const char *path = cairn_fabric_payload_path(peer, own, parcel->byte_count);
-    if (parcel->op->lent != NULL && strcmp(path, "device") == 0) {
-        unstage(parcel);
-        parcel->bytes = own;
-        parcel->on_card = true;
-        return CAIRN_OK;
-    }
-    const bool on_card = cairn_fabric_peer_imports(peer, cairn_card_uuid(target->card));
-    if (parcel->staged.at != NULL && parcel->on_card == on_card) return CAIRN_OK;
-    unstage(parcel);
-    cairn_status status = cairn_pieces_take(parcel->job->session, target->card, on_card,
-                                            parcel->byte_count, &parcel->staged);
-    if (status != CAIRN_OK) return status;
-    count_packed(parcel->job, parcel->byte_count, 0);
-    parcel->bytes = parcel->staged.at;
-    parcel->on_card = parcel->staged.on_card;
-    status = cairn_card_copy(target->card, parcel->bytes, own, parcel->byte_count, !parcel->on_card,
-                             &why);
-    if (status != CAIRN_OK) { // told at the next turn: this is in the middle of others' work
-        parcel->job->broken = (struct failure) { status, why };
-        cairn_session_kick(parcel->job->session);
-    }
-    return status;
 }
 
 /* What is to be sent; once, however often it is sent. */
@@ -173,7 +133,7 @@ static cairn_status pack(struct parcel *parcel, const struct cairn_fabric_peer *
 {
     const struct target *target = parcel->target;
     const size_t elem_bytes = cairn_dtype_bytes(parcel->dtype);
-    if (target->card != NULL && parcel->byte_count > 0) return place_on_card(parcel, peer);
+    if (target->card != NULL && parcel->byte_count > 0) return cairn_stage_place(parcel, peer);
     if (parcel->bytes != NULL) return CAIRN_OK;
     const cairn_status status = cairn_parcel_open(parcel);
     if (status != CAIRN_OK || parcel->packed == NULL) return status;
@@ -204,7 +164,7 @@ static void unpack(struct parcel *parcel)
     if (parcel->packed == NULL) return;
     free(parcel->packed);
     parcel->packed = NULL;
-    count_packed(parcel->job, 0, parcel->head_bytes + parcel->byte_count);
+    cairn_parcel_count_packed(parcel->job, 0, parcel->head_bytes + parcel->byte_count);
 }
 
 /* ---- the life of a parcel ---- */
@@ -212,7 +172,7 @@ static void unpack(struct parcel *parcel)
 static void give_back(struct parcel *parcel)
 {
     unpack(parcel);
-    unstage(parcel);
+    cairn_stage_end(parcel);
     parcel->op = NULL;
     parcel->next = parcel->job->parcels.first_free;
     parcel->job->parcels.first_free = parcel;

@@ -4,6 +4,8 @@
 
 #include <cairn.h>
 
+#include <sys/queue.h>
+
 #include "proto/base/sentence.h"
 #include "proto/geometry/layout.h"
 #include "proto/link/asker.h"
@@ -40,8 +42,11 @@ struct parcel {
     uint8_t *packed; /* owned; of memory with strides, or behind a box */
     /* of a card's memory: its copy, for shards that do not take it from where it lies */
     struct staged staged;
-    bool on_card;   /* `bytes` is memory of a card, and goes by reference */
-    uint64_t first; /* element of the piece */
+    uint64_t copy;              /* its number, of one that was not waited for (card.h); else 0 */
+    bool is_queued, is_ahead;   /* stage.c */
+    TAILQ_ENTRY(parcel) queued; /* among those of its owner */
+    bool on_card;               /* `bytes` is memory of a card, and goes by reference */
+    uint64_t first;             /* element of the piece */
     size_t byte_count;
     size_t head_bytes; /* before it in `packed`: the box of a put; 0: none */
     uint64_t checksum; /* of what a fetch is receiving, as the shard says */
@@ -74,6 +79,8 @@ cairn_status cairn_parcel_send(struct parcel *parcel, uint32_t via,
  * card. */
 cairn_status cairn_parcel_open(struct parcel *parcel) CAIRN_MUST_CHECK;
 cairn_status cairn_parcel_arrived(struct parcel *parcel) CAIRN_MUST_CHECK;
+/* The job's statistics of memory that parcels have of their own. */
+void cairn_parcel_count_packed(struct job *job, size_t more, size_t less);
 void cairn_parcel_loan(struct parcel *parcel);
 void cairn_parcel_loan_back(struct parcel *parcel);
 void cairn_parcels_release(struct parcel_table *parcels); /* with the job: none is under way */

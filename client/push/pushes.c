@@ -8,6 +8,7 @@
 #include "client/job.h"
 #include "client/op.h"
 #include "client/push/fail.h"
+#include "client/push/stage.h"
 
 #define GRANT_MAX_MS 300  /* longest wait for a GRANT after RoundOpened */
 #define STARVED_MS   5000 /* that a command waits for memory */
@@ -348,31 +349,76 @@ static enum card_state state_of(struct command *command)
     return CARD_DONE;
 }
 
-/* What is left of a target. */
+/* A chunk that is cut, and where the command stood before. */
+struct cut_chunk {
+    struct parcel *parcel;
+    struct cairn_push_chunk chunk;
+    uint32_t shard;
+    size_t next_extent;
+    uint64_t next_chunk;
+    const struct cairn_local_extent *local;
+};
+
+/* Cuts the next, at most `max`; fewer: there are no more, or no memory (*starves_out). */
+static size_t cut_some(struct command *command, struct cut_chunk *cuts, size_t max,
+                       bool *starves_out)
+{
+    uint32_t shard;
+    uint64_t chunk;
+    size_t count = 0;
+    *starves_out = false;
+    while (count < max && cairn_command_chunk(command, &shard, &chunk)) {
+        struct parcel *parcel = cairn_parcel_new(command->job, command, shard, chunk);
+        *starves_out = parcel == NULL;
+        if (parcel == NULL) break;
+        cuts[count++] = (struct cut_chunk) {
+            .parcel = parcel,
+            .chunk = { .chunk = (uint32_t)chunk,
+                       .is_small = parcel->byte_count <= CAIRN_CHUNK_SMALL,
+                       .cookie = cairn_chunk_request_number(&parcel->request) },
+            .shard = shard,
+            .next_extent = command->next_extent,
+            .next_chunk = command->next_chunk++,
+            .local = command->local,
+        };
+        cairn_stage_queue(parcel);
+        cairn_stage_fill(command->job->shards.links[shard]);
+    }
+    return count;
+}
+
+/* The pusher has no room for the i-th: it and those behind it are cut again later. */
+static void uncut(struct command *command, const struct cut_chunk *cuts, size_t i, size_t count)
+{
+    command->next_extent = cuts[i].next_extent;
+    command->next_chunk = cuts[i].next_chunk;
+    command->local = cuts[i].local;
+    while (count > i) cairn_parcel_undo(cuts[--count].parcel);
+}
+
+/* What is left of a target, some chunks at a time: what has to be copied first is copied at once. */
 static enum cut cut_target(struct command *command)
 {
     struct job *job = command->job;
-    uint32_t shard;
-    uint64_t chunk;
+    struct cut_chunk cuts[CAIRN_STAGE_AHEAD];
+    bool starves = false;
     job->pushing.pushed[command->micro][command->target->tensor] = 1;
-    for (; cairn_command_chunk(command, &shard, &chunk); command->next_chunk++) {
-        struct parcel *parcel = cairn_parcel_new(job, command, shard, chunk);
-        if (parcel == NULL)
-            return starve(command, "in the middle of a push") ? CUT_ENDED : CUT_LATER;
+    for (size_t count; !starves;) {
+        count = cut_some(command, cuts, CAIRN_STAGE_AHEAD, &starves);
+        if (count == 0) break;
         command->starved_ms = 0;
-        const struct cairn_push_chunk next = {
-            .chunk = (uint32_t)chunk,
-            .is_small = parcel->byte_count <= CAIRN_CHUNK_SMALL,
-            .cookie = cairn_chunk_request_number(&parcel->request),
-        };
-        cairn_status status = cairn_pusher_chunk(&job->pushing.pusher, shard, command->micro, next);
-        if (status != CAIRN_OK) cairn_parcel_undo(parcel);
-        if (status == CAIRN_ERR_BUSY) return CUT_LATER;
-        if (status == CAIRN_OK) continue;
-        end_push(command, status, NULL);
-        return CUT_ENDED;
+        for (size_t i = 0; i < count; i++) {
+            const cairn_status status = cairn_pusher_chunk(&job->pushing.pusher, cuts[i].shard,
+                                                           command->micro, cuts[i].chunk);
+            if (status == CAIRN_OK) continue;
+            uncut(command, cuts, i, count);
+            if (status == CAIRN_ERR_BUSY) return CUT_LATER;
+            end_push(command, status, NULL);
+            return CUT_ENDED;
+        }
     }
-    return CUT_WHOLE;
+    if (!starves) return CUT_WHOLE;
+    return starve(command, "in the middle of a push") ? CUT_ENDED : CUT_LATER;
 }
 
 bool cairn_pushes_run(struct command *command)

@@ -298,9 +298,11 @@ TEST(strided_gradients_and_initial_values_on_a_card_are_those_of_the_host)
     cluster_stop(&cluster);
 }
 
-/* Copies to the host are waited for by one event of the card's, which is there from the beginning. */
-TEST(a_chunk_that_passes_the_host_makes_no_event_of_its_own)
+/* Copies to the host are waited for by one event of the card's, which is there from the beginning, and up to
+ * eight at a time. */
+TEST(chunks_that_pass_the_host_make_no_events_of_their_own_and_are_waited_for_together)
 {
+    enum { CHUNKS = 42 }; // of a step
     struct gradient gradients[TENSORS];
     if (emulated_cannot("how many events are made")) return;
     start("host");
@@ -308,8 +310,9 @@ TEST(a_chunk_that_passes_the_host_makes_no_event_of_its_own)
     open_job("events");
     for (int t = 0; t < TENSORS; t++) gradients[t] = make_gradient(FOREIGN, t);
     train_with(gradients, 1);
-    const uint64_t before = card.cairn_emulator_events();
+    const uint64_t before = card.cairn_emulator_events(), waits = card.cairn_emulator_waits();
     train_with(gradients, 2);
+    ck_assert_uint_le(card.cairn_emulator_waits() - waits, CHUNKS);
     ck_assert_uint_eq(card.cairn_emulator_events() - before, 2 * TENSORS); // marks of streams
     for (int t = 0; t < TENSORS; t++) free_gradient(&gradients[t]);
     cairn_close(session);

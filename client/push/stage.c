@@ -1,0 +1,120 @@
+#include "client/push/stage.h"
+
+#include <string.h>
+
+#include "client/device/card.h"
+#include "client/job.h"
+#include "client/op.h"
+
+static struct shard_link *owner_of(const struct parcel *parcel)
+{
+    return parcel->job->shards.links[parcel->shard];
+}
+
+static void unqueue(struct parcel *parcel)
+{
+    if (parcel->is_queued) TAILQ_REMOVE(&owner_of(parcel)->staging.queue, parcel, queued);
+    parcel->is_queued = false;
+}
+
+static void count_sent(struct parcel *parcel)
+{
+    if (parcel->is_ahead) owner_of(parcel)->staging.ahead--;
+    parcel->is_ahead = false;
+}
+
+static cairn_status await_copy(struct parcel *parcel, struct cairn_sentence *why)
+{
+    const uint64_t copy = parcel->copy;
+    parcel->copy = 0;
+    return cairn_card_copy_wait(parcel->target->card, copy, why);
+}
+
+/* The piece and the caller's memory are others' again: no copy may be under way. */
+static void unstage(struct parcel *parcel)
+{
+    struct cairn_sentence why;
+    if (parcel->staged.at == NULL) return;
+    (void)await_copy(parcel, &why); // of a context that has failed nothing is under way
+    count_sent(parcel);
+    cairn_pieces_give(&parcel->staged);
+    cairn_parcel_count_packed(parcel->job, 0, parcel->byte_count);
+}
+
+void cairn_stage_end(struct parcel *parcel)
+{
+    unqueue(parcel);
+    unstage(parcel);
+}
+
+/* From where it lies if the shard knows it and takes it so; else as a copy on the card, if the shard has that
+ * card, or in host memory: that is begun here. */
+static cairn_status stage(struct parcel *parcel, const struct cairn_fabric_peer *peer,
+                          struct cairn_sentence *why)
+{
+    const struct target *target = parcel->target;
+    uint8_t *own = target->ptr + parcel->first * cairn_dtype_bytes(parcel->dtype);
+    const char *path = cairn_fabric_payload_path(peer, own, parcel->byte_count);
+    if (parcel->op->lent != NULL && strcmp(path, "device") == 0) {
+        unstage(parcel);
+        parcel->bytes = own;
+        parcel->on_card = true;
+        return CAIRN_OK;
+    }
+    const bool on_card = cairn_fabric_peer_imports(peer, cairn_card_uuid(target->card));
+    if (parcel->staged.at != NULL && parcel->on_card == on_card) return CAIRN_OK;
+    unstage(parcel);
+    const cairn_status status = cairn_pieces_take(parcel->job->session, target->card, on_card,
+                                                  parcel->byte_count, &parcel->staged);
+    if (status != CAIRN_OK) return status;
+    cairn_parcel_count_packed(parcel->job, parcel->byte_count, 0);
+    parcel->bytes = parcel->staged.at;
+    parcel->on_card = parcel->staged.on_card;
+    return cairn_card_copy_begin(target->card, parcel->bytes, own, parcel->byte_count,
+                                 !parcel->on_card, &parcel->copy, why);
+}
+
+void cairn_stage_queue(struct parcel *parcel)
+{
+    if (parcel->target->card == NULL || parcel->byte_count == 0) return;
+    TAILQ_INSERT_TAIL(&owner_of(parcel)->staging.queue, parcel, queued);
+    parcel->is_queued = true;
+}
+
+/* What fails here is tried again when it is sent, and said then. */
+void cairn_stage_fill(struct shard_link *owner)
+{
+    const struct shard_link *carrier = owner->carrier != NULL ? owner->carrier : owner;
+    const struct cairn_fabric_peer *peer = carrier->conn.peer;
+    struct parcel *parcel;
+    while (peer != NULL && owner->staging.ahead < CAIRN_STAGE_AHEAD &&
+           (parcel = TAILQ_FIRST(&owner->staging.queue)) != NULL) {
+        struct cairn_sentence why;
+        unqueue(parcel);
+        if (stage(parcel, peer, &why) != CAIRN_OK) {
+            unstage(parcel);
+            return;
+        }
+        parcel->is_ahead = parcel->staged.at != NULL;
+        owner->staging.ahead += parcel->is_ahead;
+    }
+}
+
+cairn_status cairn_stage_place(struct parcel *parcel, const struct cairn_fabric_peer *peer)
+{
+    struct cairn_sentence why = { "" };
+    if (parcel->on_loan > 0) return CAIRN_OK; // as it went before
+    if (peer == NULL) return CAIRN_ERR_CLOSED;
+    unqueue(parcel);
+    cairn_status status = stage(parcel, peer, &why);
+    const bool is_begun = parcel->staged.at != NULL;
+    if (status == CAIRN_OK) status = await_copy(parcel, &why);
+    count_sent(parcel);
+    if (status == CAIRN_OK)
+        cairn_stage_fill(owner_of(parcel));
+    else if (is_begun) { // told at the next turn: this is in the middle of others' work
+        parcel->job->broken = (struct failure) { status, why };
+        cairn_session_kick(parcel->job->session);
+    }
+    return status;
+}
