@@ -53,9 +53,9 @@ cairn_status cairn_card_judge(struct card *card, const void *ptr, size_t bytes) 
  * caller. CAIRN_ERR_IO: the context is gone, most likely. */
 cairn_status cairn_card_copy(struct card *card, void *to, const void *from, size_t bytes,
                              bool to_host, struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* The same in two: begun in the order of the calls, beside what else the card does, and waited for by its
- * number, with which all before it are copied; 0: nothing was begun. What is copied, and where to, stays as it
- * is until then, also where the caller has no use for it any more. */
+/* The same in two: begun in the order of the calls, beside what else a card does, and waited for by its
+ * number, with which all before it are copied; 0: nothing was begun. What is copied, and where to, stays as
+ * it is until then, also where the caller has no use for it any more. */
 cairn_status cairn_card_copy_begin(struct card *card, void *to, const void *from, size_t bytes,
                                    bool to_host, uint64_t *copy_out,
                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
