@@ -333,8 +333,8 @@ unsigned ucx_links_tend(struct ucx_fabric *ucx)
     if (!ucx->has_lost && !is_due) return 0;
     if (is_due) {
         ucx->due_ms = 0;
-        // Not read: where the clock is there before the timer's interrupt there is nothing to be read yet, and
-        // what came after it would wake the loop for ever.
+        // The timer is disarmed and not read: where the clock is there before the timer's interrupt there is
+        // nothing to be read yet, and what came after that would wake the loop for ever.
         if (ucx->timer_fd >= 0) timerfd_settime(ucx->timer_fd, 0, &never, NULL);
         judge_flying(ucx, now_ms);
     }

@@ -50,7 +50,8 @@ static inline void made_up_sysfs_device(const struct made_up_sysfs *made, const 
 }
 
 /* A node with that processor alone. */
-static inline void made_up_sysfs_node(const struct made_up_sysfs *made, int node, unsigned processor)
+static inline void made_up_sysfs_node(const struct made_up_sysfs *made, int node,
+                                      unsigned processor)
 {
     char path[128], list[32];
     snprintf(path, sizeof path, "devices/system/node/node%d/cpulist", node);
