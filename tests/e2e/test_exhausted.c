@@ -107,7 +107,29 @@ static void allow_addresses(pid_t pid, struct rlimit *was, rlim_t more)
     ck_assert_int_eq(prlimit(pid, RLIMIT_AS, &low, NULL), 0);
 }
 
-enum { ELEMS = 1 << 16, STEPS = 3, SOME_ADDRESSES = 4 << 20 };
+enum { ELEMS = 1 << 16, STEPS = 3, SOME_ADDRESSES = 4 << 20, UNMAPPED_MS = 10000 };
+
+/* Maps of the shard that are of memory which trainers show. */
+static int maps_of_trainers(pid_t pid)
+{
+    char path[64], line[512];
+    int count = 0;
+    snprintf(path, sizeof path, "/proc/%d/maps", (int)pid);
+    FILE *file = fopen(path, "r");
+    ck_assert_ptr_nonnull(file);
+    while (fgets(line, sizeof line, file) != NULL)
+        count += strstr(line, "/memfd:cairn (") != NULL ||
+                 strstr(line, "/memfd:cairn-staging") != NULL;
+    fclose(file);
+    return count;
+}
+
+/* What a trainer that is gone has left is unmapped soon, and its addresses are free then. */
+static void await_maps(pid_t pid, int most)
+{
+    for (int i = 0; i < UNMAPPED_MS / 10 && maps_of_trainers(pid) > most; i++) usleep(10000);
+    ck_assert_int_le(maps_of_trainers(pid), most);
+}
 
 static struct trainer attach(const char *name)
 {
@@ -132,8 +154,11 @@ TEST(a_shard_that_can_map_no_memory_of_a_trainer_reads_it_by_copies_and_says_so_
 {
     static float free_values[ELEMS], values[ELEMS];
     struct rlimit was;
-    const struct trainer first = attach("free"), bound[] = { attach("bound"), attach("too") };
+    const struct trainer bound[] = { attach("bound"), attach("too") };
+    const int maps = maps_of_trainers(cluster.shards[0]);
+    const struct trainer first = attach("free");
     train(&first, free_values);
+    await_maps(cluster.shards[0], maps);
     allow_addresses(cluster.shards[0], &was, SOME_ADDRESSES);
     for (int i = 0; i < 2; i++) train(&bound[i], values);
     ck_assert_mem_eq(values, free_values, sizeof values);
