@@ -279,6 +279,21 @@ void cairn_memory_leave(struct session *s, struct gone *apart)
     s->memory.gone = apart;
 }
 
+bool cairn_memory_await_left(struct session *s)
+{
+    enum { TRIES = 100, PAUSE_US = 10000 };
+    bool is_left = true;
+    for (int i = 0; i < TRIES && is_left; i++) {
+        if (i > 0) usleep(PAUSE_US);
+        pthread_mutex_lock(&s->lock);
+        is_left = s->memory.gone != NULL;
+        pthread_mutex_unlock(&s->lock);
+        if (!is_left) return i > 0;
+        cairn_session_kick(s);
+    }
+    return true;
+}
+
 static cairn_status map(size_t bytes, struct region *out)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = (bytes + page - 1) / page * page;

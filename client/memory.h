@@ -32,6 +32,9 @@ struct gone *cairn_memory_apart(struct card *card, size_t bytes);
 void *cairn_memory_apart_at(const struct gone *apart);
 /* Under the lock: it is given back, at a turn of the loop thread when no stream waits. */
 void cairn_memory_leave(struct session *s, struct gone *apart);
+/* What was left before is given back, or a second is over; without the lock, on a caller's thread. False:
+ * nothing was left. */
+bool cairn_memory_await_left(struct session *s);
 
 /* If the `bytes` at ptr are in a region, it is on loan until cairn_memory_return(*lent_out); if they are
  * not, *lent_out is NULL. CAIRN_ERR_INVALID: they reach beyond the region's end, or the region is not of

@@ -91,6 +91,7 @@ struct command {
     size_t next_extent;
     const struct cairn_local_extent *local; /* of next_extent; NULL: not looked for yet */
     uint64_t next_chunk;
+    bool is_held_up;     /* a push: the pusher had no room for its last chunk */
     uint64_t starved_ms; /* since when there is no memory for it; 0: there was, so far */
 };
 

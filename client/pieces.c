@@ -2,12 +2,15 @@
 
 #include <stdlib.h>
 
+#include "client/base/clock.h"
 #include "client/device/card.h"
 #include "client/session.h"
 
 #define PIECE_LEAST ((size_t)64 << 10)
 #define AREA_BYTES  ((size_t)16 << 20) /* taken at a time, or four pieces */
 #define PIECES_MAX  32                 /* of an area */
+
+#define CARDS_AGAIN_MS 60000
 
 struct pieces_area {
     struct pieces_area *next;
@@ -48,12 +51,15 @@ static struct pieces_area *find(struct session *s, const struct card *card, bool
     return area;
 }
 
-/* What no shard may be shown on a card is of no use there, and is no memory for the host to follow. */
+/* What no shard may be shown on a card is of no use there, and is no memory for the host to follow. The
+ * driver may refuse it for good, or a descriptor was lacking: it is tried again later, and said once. */
 static void refuse_cards(struct session *s, const void *base)
 {
-    s->pieces_on_host = true;
-    cairn_session_say(s, "the driver exports no memory of the GPU to other processes: what is "
-                         "pushed from it passes the host from now on");
+    if (s->pieces_on_host_ms == 0)
+        cairn_session_say(s, "memory of the GPU cannot be shown to other processes (the driver "
+                             "exports none, or no descriptor is left): what is pushed from it "
+                             "passes the host, until it can be");
+    s->pieces_on_host_ms = cairn_client_now_ms() + CARDS_AGAIN_MS;
     if (cairn_memory_free(s, base) != CAIRN_OK) return; // then it goes with the session
 }
 
@@ -107,7 +113,7 @@ cairn_status cairn_pieces_take(struct session *s, struct card *card, bool on_car
                                struct staged *out)
 {
     const size_t piece_bytes = piece_size(bytes);
-    if (s->pieces_on_host) on_card = false;
+    if (cairn_client_now_ms() < s->pieces_on_host_ms) on_card = false;
     struct pieces_area *area = find(s, card, on_card, piece_bytes);
     if (area == NULL)
         area = on_card ? open_on_card(s, card, piece_bytes)

@@ -102,7 +102,7 @@ struct session {
     struct control control;
     struct datapath path;
     struct pieces_area *pieces;   /* owned: pieces.h */
-    bool pieces_on_host;          /* a card's memory is not to be shown to other processes */
+    uint64_t pieces_on_host_ms;   /* until then none are on a card, whose memory cannot be shown */
     struct card_imports *imports; /* owned: of cairn_opts.device; NULL: of none */
 };
 

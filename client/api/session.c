@@ -214,6 +214,17 @@ static cairn_job *next_job(struct session *s)
     return handle;
 }
 
+/* Until no stream of another session waits, or for a second: what is given back then could wait for it. */
+static bool await_change(void)
+{
+    enum { TRIES = 100, PAUSE_US = 10000 };
+    for (int i = 0; i < TRIES; i++) {
+        if (cairn_card_change_begin()) return true;
+        usleep(PAUSE_US);
+    }
+    return false;
+}
+
 void cairn_close(cairn *handle)
 {
     struct session *s = cairn_handle_get(CAIRN_HANDLE_SESSION, handle);
@@ -223,9 +234,11 @@ void cairn_close(cairn *handle)
         for (cairn_job *job; (job = next_job(s)) != NULL;)
             (void)cairn_handle_close(CAIRN_HANDLE_JOB, job);
         cairn_loop_stop(s);
+        const bool changes = await_change();
         cairn_card_imports_turn(s->imports);
         cairn_pieces_close(s);
         cairn_memory_close(s);
+        if (changes) cairn_card_change_end();
     }
     cairn_handle_put(handle);
 }

@@ -11,6 +11,7 @@
 
 /* Of one copy: no shard publishes more on a card. */
 #define SEGMENTS_MAX 4092
+#define LATE_MAX     256 /* segments that are mapped later; each keeps a descriptor */
 
 /* FREE ─► SHOWN ─► MAPPED ─► LEFT ─► FREE: where a stream waits, SHOWN and LEFT wait for the next turn. */
 enum slot_state { SLOT_FREE, SLOT_SHOWN, SLOT_MAPPED, SLOT_LEFT, SLOT_REFUSED };
@@ -138,6 +139,9 @@ static cairn_status import_segment(struct card_imports *imports, uint64_t bytes,
             set(imports, span, slot, SLOT_MAPPED);
             close(fd); // an open one keeps the memory taken
         }
+    } else if (imports->late >= LATE_MAX) {
+        status = cairn_fail(why, CAIRN_ERR_NO_MEMORY,
+                            "more is shown than can be put off while a stream waits");
     } else {
         set(imports, span, slot, SLOT_SHOWN);
         slot->fd = fd;

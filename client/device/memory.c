@@ -152,8 +152,13 @@ static int begin_numbered(struct card *card, void *to, const void *from, size_t 
 {
     pthread_mutex_lock(&card->copies_lock);
     int result = begin_copy(card, to, from, bytes, direction);
-    if (result == CAIRN_CU_OK) result = card->driver->cuEventRecord(card->copied, card->side);
-    if (result == CAIRN_CU_OK) *copy_out = ++card->copies_begun;
+    if (result == CAIRN_CU_OK) {
+        result = card->driver->cuEventRecord(card->copied, card->side);
+        if (result == CAIRN_CU_OK)
+            *copy_out = ++card->copies_begun;
+        else // nobody could wait for it later
+            (void)card->driver->cuStreamSynchronize(card->side);
+    }
     pthread_mutex_unlock(&card->copies_lock);
     return result;
 }

@@ -182,7 +182,11 @@ void cairn_card_make_words(struct card *card)
 {
     uint64_t at;
     void *page = take_page();
-    if (page == NULL || cairn_card_enter(card, NULL) != CAIRN_OK) return;
+    if (page == NULL) return;
+    if (cairn_card_enter(card, NULL) != CAIRN_OK) {
+        munmap(page, WORDS_BYTES);
+        return;
+    }
     const int result = pin_page(card, &page, &at);
     cairn_card_leave(card);
     if (result == CAIRN_CU_OK) add_words(card, page, at);

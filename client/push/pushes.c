@@ -359,7 +359,8 @@ struct cut_chunk {
     const struct cairn_local_extent *local;
 };
 
-/* Cuts the next, at most `max`; fewer: there are no more, or no memory (*starves_out). */
+/* Cuts the next, at most `max`; fewer: there are no more, or no memory (*starves_out). Nothing is copied
+ * ahead for a pusher that is full: it would be thrown away, and copied again at each turn. */
 static size_t cut_some(struct command *command, struct cut_chunk *cuts, size_t max,
                        bool *starves_out)
 {
@@ -381,6 +382,7 @@ static size_t cut_some(struct command *command, struct cut_chunk *cuts, size_t m
             .next_chunk = command->next_chunk++,
             .local = command->local,
         };
+        if (command->is_held_up) continue;
         cairn_stage_queue(parcel);
         cairn_stage_fill(command->job->shards.links[shard]);
     }
@@ -404,12 +406,13 @@ static enum cut cut_target(struct command *command)
     bool starves = false;
     job->pushing.pushed[command->micro][command->target->tensor] = 1;
     for (size_t count; !starves;) {
-        count = cut_some(command, cuts, CAIRN_STAGE_AHEAD, &starves);
+        count = cut_some(command, cuts, command->is_held_up ? 1 : CAIRN_STAGE_AHEAD, &starves);
         if (count == 0) break;
         command->starved_ms = 0;
         for (size_t i = 0; i < count; i++) {
             const cairn_status status = cairn_pusher_chunk(&job->pushing.pusher, cuts[i].shard,
                                                            command->micro, cuts[i].chunk);
+            command->is_held_up = status == CAIRN_ERR_BUSY;
             if (status == CAIRN_OK) continue;
             uncut(command, cuts, i, count);
             if (status == CAIRN_ERR_BUSY) return CUT_LATER;

@@ -62,7 +62,8 @@ static cairn_status stage(struct parcel *parcel, const struct cairn_fabric_peer 
         return CAIRN_OK;
     }
     const bool on_card = cairn_fabric_peer_imports(peer, cairn_card_uuid(target->card));
-    if (parcel->staged.at != NULL && parcel->on_card == on_card) return CAIRN_OK;
+    // A copy in host memory will do for everybody: the card may have had no room for one.
+    if (parcel->staged.at != NULL && (on_card || !parcel->on_card)) return CAIRN_OK;
     unstage(parcel);
     const cairn_status status = cairn_pieces_take(parcel->job->session, target->card, on_card,
                                                   parcel->byte_count, &parcel->staged);
@@ -113,6 +114,7 @@ cairn_status cairn_stage_place(struct parcel *parcel, const struct cairn_fabric_
     if (status == CAIRN_OK)
         cairn_stage_fill(owner_of(parcel));
     else if (is_begun) { // told at the next turn: this is in the middle of others' work
+        unstage(parcel); // what is in the piece is no gradient
         parcel->job->broken = (struct failure) { status, why };
         cairn_session_kick(parcel->job->session);
     }

@@ -307,6 +307,8 @@ static struct block *get(struct job *job, struct cairn_version version, struct c
     if (block != NULL || card == NULL) return block;
     pthread_mutex_unlock(&job->session->lock);
     *own = cairn_memory_apart(card, shape->byte_count);
+    if (*own == NULL && cairn_memory_await_left(job->session)) // of the block that made room
+        *own = cairn_memory_apart(card, shape->byte_count);
     pthread_mutex_lock(&job->session->lock);
     return *own != NULL ? find_or_add(job, version, card, shape, own, made_out) : NULL;
 }
