@@ -168,6 +168,7 @@ struct ucx_link {
     bool has_listener;
     bool has_said_port;
     bool is_lost;   /* no handle is made on it any more, and those that it has are told */
+    bool is_shut;   /* at the end: its connection was shut down here */
     bool is_down;   /* UCX said so */
     bool is_closed; /* its endpoint is not there */
     struct ucx_bundle *bundle; /* owned: open; or NULL */

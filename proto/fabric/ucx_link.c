@@ -354,6 +354,16 @@ static bool is_sending(const struct ucx_link *link)
     return false;
 }
 
+/* UCX has yet to notice that a link was shut down. */
+static bool awaits_shut(const struct ucx_fabric *ucx)
+{
+    const struct ucx_link *link;
+    for (size_t i = 0; i < UCX_NODES; i++)
+        LIST_FOREACH (link, &ucx->links[i], entry)
+            if (link->is_shut && !link->is_down) return true;
+    return false;
+}
+
 /* What is sending by then is not closed as it is: where its node closes at the same time, that is what UCX
  * does not survive (1.18: SIGSEGV, too). It is shut down, which UCX is given the time to notice. */
 static void shut_sending(struct ucx_fabric *ucx)
@@ -361,11 +371,10 @@ static void shut_sending(struct ucx_fabric *ucx)
     const uint64_t until_ms = ucx_now_ms() + SHUT_MS;
     struct ucx_link *link;
     for (size_t i = 0; i < UCX_NODES; i++)
-        LIST_FOREACH (link, &ucx->links[i], entry) {
-            if (link->is_closed || link->is_lost || !is_sending(link)) continue;
-            if (!shut_node(ucx, link->node, link)) continue;
-            while (!link->is_down && ucx_now_ms() < until_ms) ucp_worker_progress(ucx->worker);
-        }
+        LIST_FOREACH (link, &ucx->links[i], entry)
+            if (!link->is_closed && !link->is_lost && is_sending(link))
+                link->is_shut = shut_node(ucx, link->node, link);
+    while (awaits_shut(ucx) && ucx_now_ms() < until_ms) ucp_worker_progress(ucx->worker);
 }
 
 void ucx_links_stop(struct ucx_fabric *ucx)

@@ -30,6 +30,15 @@ static bool is_same(const struct sockaddr_storage *a, const struct sockaddr_stor
            memcmp(&one->sin6_addr, &other->sin6_addr, sizeof one->sin6_addr) == 0;
 }
 
+/* The kernel knows the peer of a connection that has ended, too, until its owner closes it. */
+static bool is_over(int fd)
+{
+    struct tcp_info info;
+    socklen_t bytes = sizeof info;
+    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 &&
+           info.tcpi_state == TCP_CLOSE;
+}
+
 /* Also while it connects: then getpeername does not know yet where to (UCX from 1.14 on waits for no
  * connection). */
 static bool leads_to(int fd, const struct sockaddr_storage *listener)
@@ -38,7 +47,7 @@ static bool leads_to(int fd, const struct sockaddr_storage *listener)
     socklen_t bytes = listener->ss_family == AF_INET ? sizeof(struct sockaddr_in)
                                                      : sizeof(struct sockaddr_in6);
     return getsockopt(fd, SOL_SOCKET, SO_PEERNAME, &there, &bytes) == 0 &&
-           is_same(&there, listener);
+           is_same(&there, listener) && !is_over(fd);
 }
 
 void ucx_socket_bound(int fd, unsigned unacked_ms)
