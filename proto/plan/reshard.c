@@ -351,8 +351,12 @@ static cairn_status plan_within_room(struct aiming *a, struct cairn_plan_report 
 {
     cairn_status status = plan_target(a, a->request->least, report);
     if (status != CAIRN_OK || report->afresh_count == 0 || has_room_on_the_way(a)) return status;
+    const uint64_t pieces = report->pieces_fresh, files = report->files_fresh;
     drop_target(a);
-    return plan_target(a, 1, report);
+    status = plan_target(a, 1, report);
+    report->pieces_fresh = pieces;
+    report->files_fresh = files;
+    return status;
 }
 
 cairn_status cairn_plan_reshard(const struct cairn_reshard_request *request,

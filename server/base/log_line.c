@@ -54,8 +54,9 @@ static void put_escaped(struct line *line, char c, enum cairn_log_format format)
 
 static void put_quoted(struct line *line, const char *value, enum cairn_log_format format)
 {
+    if (line->capacity - line->used < 2) return;
     put(line, "\"", 1);
-    line->capacity -= line->capacity > 0; // the closing quote always fits
+    line->capacity--; // the closing quote always fits
     for (const char *p = value; *p != '\0';) {
         const size_t length = format == CAIRN_LOG_JSON ? cairn_text_beyond_ascii(p) : 0;
         if (length == 0)

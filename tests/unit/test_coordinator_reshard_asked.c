@@ -228,6 +228,16 @@ TEST(a_shard_on_no_network_gets_nothing_beside_shards_of_other_hosts)
     ck_assert_str_eq(status->members[0]->apart, "");
     ck_assert_ptr_nonnull(strstr(status->members[2]->apart, "fabric.device"));
     cairn_message_free(&status->base);
+    // Nor of a new job, though there are as many shards as the cluster is to have.
+    struct cairn_job_spec_data spec = fake_spec(1);
+    free(spec.name);
+    spec.name = strdup("new");
+    snprintf(fake.shards[1].host, sizeof fake.shards[1].host, "alone");
+    sit_again(1);
+    struct fake_peer other = worker("w1");
+    fake_expect_error(&fake, &other, fake_job_open(&other, &spec, 9, 0), CAIRN_ERR_NOT_READY,
+                      "of which 1 can take a part of the job");
+    cairn_spec_release(&spec);
 }
 
 TEST(what_is_expected_goes_by_steps_where_steps_are_made_and_else_by_the_rate)

@@ -171,13 +171,14 @@ static int print_json(const Cairn__ClusterStatus *status)
         const Cairn__MemberStatus *m = status->members[i];
         json_array_append_new(
             members,
-            json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:s, s:o, s:o}",
-                      "name", m->name, "role", cairn_role_name(m->role), "state", m->state,
-                      "address", m->address, "path", m->path, "place", m->place, "storage",
-                      m->storage, "unheard", m->unheard, "unfit", m->unfit, "since_ms",
-                      (json_int_t)m->since_ms, "state_bytes", (json_int_t)m->state_bytes,
-                      "memory_bytes", (json_int_t)m->memory_bytes, "version", m->version, "without",
-                      without_json(m->without), "home", home_json(m)));
+            json_pack(
+                "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:s, s:o, s:o}",
+                "name", m->name, "role", cairn_role_name(m->role), "state", m->state, "address",
+                m->address, "path", m->path, "place", m->place, "storage", m->storage, "unheard",
+                m->unheard, "unfit", m->unfit, "apart", m->apart, "since_ms",
+                (json_int_t)m->since_ms, "state_bytes", (json_int_t)m->state_bytes, "memory_bytes",
+                (json_int_t)m->memory_bytes, "version", m->version, "without",
+                without_json(m->without), "home", home_json(m)));
     }
     return cairn_ctl_print_json(
         json_pack("{s:s, s:s, s:s, s:I, s:I, s:i, s:i, s:s, s:o, s:o}", "cluster", status->cluster,

@@ -1,4 +1,7 @@
 /* What is said of a re-sharding: before it, while it goes on, and after it. */
+#include <inttypes.h>
+#include <stdio.h>
+
 #include "client/ctl/ctl.h"
 
 static double seconds(uint64_t ms)
@@ -57,6 +60,16 @@ json_t *cairn_ctl_reshard_json(const Cairn__ReshardTold *told)
 
 /* ---- for people ---- */
 
+/* What a fresh layout has is known where it was compared with: not where the least had to move. */
+static void print_pieces(const Cairn__ReshardJob *job)
+{
+    char fresh[64] = "";
+    if (job->pieces_fresh > 0)
+        snprintf(fresh, sizeof fresh, "; a fresh layout has %" PRIu64, job->pieces_fresh);
+    cairn_ctl_line("pieces", "%" PRIu64 " of its tensors on shards, then %" PRIu64 "%s",
+                   job->pieces_before, job->pieces_after, fresh);
+}
+
 static void print_pairs(const struct ctl *ctl, const Cairn__ReshardJob *job)
 {
     static const char *const headers[] = { "FROM", "TO", "BYTES" };
@@ -86,11 +99,7 @@ void cairn_ctl_reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job
     if (job->moved_bytes > 0) cairn_ctl_line("moved", "%s", cairn_ctl_bytes(job->moved_bytes));
     cairn_ctl_line("heaviest shard", "%.2f of the mean, then %.2f", job->heaviest_before,
                    job->heaviest_after);
-    if (job->pieces_after > 0)
-        cairn_ctl_line(
-            "pieces", "%llu of its tensors on shards, then %llu; a fresh layout has %llu",
-            (unsigned long long)job->pieces_before, (unsigned long long)job->pieces_after,
-            (unsigned long long)job->pieces_fresh);
+    if (job->pieces_after > 0) print_pieces(job);
     if (job->expected_s > 0) cairn_ctl_line("expected", "%.1f s", job->expected_s);
     if (job->expected_pause_s > 0)
         cairn_ctl_line("longest step", "%.3f s longer, as expected", job->expected_pause_s);

@@ -232,11 +232,14 @@ void cairn_cluster_drains_forget(struct cairn_cluster *cluster,
 
 /* ---- unfit shards ---- */
 
-/* What of it lay on a device has failed with that: there is nothing to bring elsewhere. */
+/* What of it lay on a device has failed with that, or it is lost for good: there is nothing to bring
+ * elsewhere. A job that waits for a part, or for a newer store to be adopted, needs what is held of it. */
 static bool has_fallen(const struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat)
 {
-    return cairn_cluster_seat_unfit(seat) && (job->state == CAIRN_CLUSTER_JOB_LOST ||
-                                              (job->spec.offload_fraction < 1 && !job->park.shut));
+    const bool is_lost = job->state == CAIRN_CLUSTER_JOB_LOST && !job->loss.may_return &&
+                         !job->loss.behind;
+    return cairn_cluster_seat_unfit(seat) &&
+           (is_lost || (job->spec.offload_fraction < 1 && !job->park.shut));
 }
 
 static bool is_other_well(const struct cairn_cluster *cluster,
@@ -397,8 +400,7 @@ static cairn_status judge(const struct cairn_cluster *cluster,
     if (!cairn_cluster_seat_obeys(seat))
         return cairn_fail(why, CAIRN_ERR_NOT_READY,
                           "shard %s is not here: what it holds cannot move", seat->name);
-    const uint32_t itself = seat->leaving ? 0 : 1;
-    if (holds_any(cluster, seat) && cairn_cluster_seats_staying(cluster, NULL, false) == itself)
+    if (holds_any(cluster, seat) && !is_other_well(cluster, seat))
         return cairn_fail(why, CAIRN_ERR_REFUSED,
                           "no shard that stays is here to take what shard %s holds: start another "
                           "one first, or save the jobs and end it",

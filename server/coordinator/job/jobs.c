@@ -137,7 +137,7 @@ static cairn_status choose_shards(struct cairn_cluster_job *job, uint32_t shard_
         return CAIRN_ERR_NO_MEMORY;
     for (struct cairn_cluster_seat *s = job->cluster->seats; s != NULL; s = s->next) {
         const bool takes = restores ? cairn_cluster_seat_fits(s, &job->spec)
-                                    : cairn_cluster_seat_stays(s);
+                                    : cairn_cluster_seat_stays(s) && !cairn_cluster_seat_apart(s);
         if (!takes || count == CAIRN_SEATS_MAX) continue;
         uint32_t place = count++;
         for (; place > 0 && is_better(s, seats[place - 1], &job->spec); place--)

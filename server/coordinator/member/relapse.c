@@ -56,10 +56,25 @@ static void forget(struct cairn_cluster_job *job, struct cairn_cluster_relapse *
     free(relapse);
 }
 
+/* Nobody counts any more who was lost so long ago: a host that never comes again is not forgotten
+ * otherwise. */
+static void forget_old(struct cairn_cluster_job *job)
+{
+    const uint64_t now_ms = cairn_cluster_now_ms(job->cluster);
+    struct cairn_cluster_relapse **at = &job->members.relapses;
+    while (*at != NULL) {
+        if (now_ms - (*at)->lost_ms > FORGET_MS)
+            forget(job, at);
+        else
+            at = &(*at)->next;
+    }
+}
+
 static struct cairn_cluster_relapse *get(struct cairn_cluster_job *job, bool is_rank,
                                          const char *host, uint32_t rank)
 {
     struct cairn_cluster_relapse *relapse = *find(job, is_rank ? NULL : host, rank);
+    if (relapse == NULL && job->members.relapse_count == RECORDS_MAX) forget_old(job);
     if (relapse != NULL || job->members.relapse_count == RECORDS_MAX ||
         (relapse = calloc(1, sizeof *relapse)) == NULL)
         return relapse;

@@ -130,9 +130,11 @@ bool cairn_cluster_seat_held(struct cairn_cluster_session *session, const struct
         cairn_message_free(&held->base);
         return false;
     }
+    // A list that nobody asked for is newer than the one that was: what was asked stays answered.
+    const uint32_t told = frame->request != 0 ? frame->request : seat->parts_told;
     cairn_cluster_seat_forget_parts(seat);
     seat->parts = held;
-    seat->parts_told = frame->request;
+    seat->parts_told = told;
     cairn_cluster_calls_reply(seat, frame->request, CAIRN_OK, "");
     return true;
 }

@@ -76,27 +76,51 @@ static void note(const struct cairn_cluster_session *session, enum cairn_event_k
     cairn_cluster_event_note(session->cluster, kind, job, who, "%s", text);
 }
 
-static void note_begun(const struct cairn_cluster_session *session, const char *name)
+/* Those of `list` that `other` has not, and that are to be said, with the earliest since when: one sentence
+ * and one event, however many a cut is of. False: there are none. */
+static bool name_changed(const struct cairn_cluster_session *session,
+                         const struct cairn_cluster_unheard *list,
+                         const struct cairn_cluster_unheard *other, struct cairn_sentence *out,
+                         uint64_t *since_ms_out)
 {
-    struct cairn_sentence text;
-    if (is_said(session, name)) return;
+    size_t named = 0;
+    out->text[0] = '\0';
+    *since_ms_out = UINT64_MAX;
+    for (size_t i = 0; list != NULL && i < list->count; i++) {
+        const char *name = list->list[i].name;
+        if (has(other, name) || is_said(session, name) ||
+            session_of(session->cluster, name) == NULL)
+            continue;
+        cairn_sentence_add(out, "%s%s", named++ > 0 ? ", " : "", name);
+        if (list->list[i].since_ms < *since_ms_out) *since_ms_out = list->list[i].since_ms;
+    }
+    return named > 0;
+}
+
+static void note_begun(const struct cairn_cluster_session *session,
+                       const struct cairn_cluster_unheard *was)
+{
+    struct cairn_sentence names, text;
+    uint64_t since_ms;
+    if (!name_changed(session, session->unheard, was, &names, &since_ms)) return;
     cairn_sentence_set(&text,
                        "hears nothing from %s over the data path, and both reach this coordinator: "
                        "look for a firewall or a cut between them, in both directions",
-                       name);
+                       names.text);
     cairn_log_warn("%s %s", session->name, text.text);
     note(session, CAIRN_EVENT_PATH_CUT, text.text);
 }
 
-static void note_ended(const struct cairn_cluster_session *session, const char *name,
-                       uint64_t since_ms)
+static void note_ended(const struct cairn_cluster_session *session,
+                       const struct cairn_cluster_unheard *was)
 {
-    struct cairn_sentence text;
-    if (is_said(session, name) || session_of(session->cluster, name) == NULL) return;
+    struct cairn_sentence names, text;
+    uint64_t since_ms;
+    if (!name_changed(session, was, session->unheard, &names, &since_ms)) return;
     cairn_sentence_set(&text,
                        "hears %s over the data path again, or awaits nothing of it any more, after "
                        "%" PRIu64 " s",
-                       name, (uv_now(session->cluster->loop) - since_ms) / 1000);
+                       names.text, (uv_now(session->cluster->loop) - since_ms) / 1000);
     cairn_log_info("%s %s", session->name, text.text);
     note(session, CAIRN_EVENT_PATH_WHOLE, text.text);
 }
@@ -106,13 +130,9 @@ void cairn_cluster_unheard_told(struct cairn_cluster_session *session, char *con
 {
     struct cairn_cluster_unheard *was = session->unheard;
     if (count == 0 && was == NULL) return;
-    struct cairn_cluster_unheard *now = make(session, names, count);
-    session->unheard = now;
-    for (size_t i = 0; now != NULL && i < now->count; i++)
-        if (!has(was, now->list[i].name)) note_begun(session, now->list[i].name);
-    for (size_t i = 0; was != NULL && i < was->count; i++)
-        if (!has(now, was->list[i].name))
-            note_ended(session, was->list[i].name, was->list[i].since_ms);
+    session->unheard = make(session, names, count);
+    note_begun(session, was);
+    note_ended(session, was);
     free(was);
 }
 

@@ -28,8 +28,11 @@ static cairn_status list_silent(struct cairn_cluster_adoption *adoption)
         count += is_silent(s);
     adoption->silent = calloc(count + 1, sizeof *adoption->silent);
     if (adoption->silent == NULL) return CAIRN_ERR_NO_MEMORY;
-    for (struct cairn_cluster_seat *s = adoption->cluster->seats; s != NULL; s = s->next)
-        if (is_silent(s)) adoption->silent[adoption->silent_count++] = s->name;
+    for (struct cairn_cluster_seat *s = adoption->cluster->seats; s != NULL; s = s->next) {
+        if (!is_silent(s)) continue;
+        adoption->silent[adoption->silent_count++] = s->name;
+        s->parts_asked = 0; // what it says from now on is too late for this adoption
+    }
     return CAIRN_OK;
 }
 
