@@ -238,6 +238,7 @@ TEST(a_shard_on_no_network_gets_nothing_beside_shards_of_other_hosts)
     fake_expect_error(&fake, &other, fake_job_open(&other, &spec, 9, 0), CAIRN_ERR_NOT_READY,
                       "of which 1 can take a part of the job");
     cairn_spec_release(&spec);
+    fake_peer_close(&other);
 }
 
 TEST(what_is_expected_goes_by_steps_where_steps_are_made_and_else_by_the_rate)
