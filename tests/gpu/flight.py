@@ -11,14 +11,13 @@ second operand is, registers are in bits 16 to 23 (result), 24 to 31, 32 to 39 a
 load in bits 73 to 75."""
 import os
 import re
-import shutil
 import struct
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from ptx import FLAGS, ROOT, is_new
+from ptx import FLAGS, ROOT, nvcc_or_skip
 
 CARDS = ("sm_80", "sm_90", "sm_100", "sm_120") if os.environ.get("CAIRN_TEST_LONG") else ("sm_90", "sm_100")
 KERNELS = ("cairn_kernel_fold", "cairn_kernel_fold_sums")
@@ -92,9 +91,8 @@ def judge(nvcc, card, folder):
 
 
 def main():
-    nvcc = sys.argv[1] if len(sys.argv) > 1 else shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-    if not is_new(nvcc):
-        print("skip: no nvcc of CUDA 12.8 or newer: the machine code of the kernels is not read")
+    nvcc = nvcc_or_skip("the machine code of the kernels is not read")
+    if nvcc is None:
         return 77
     with tempfile.TemporaryDirectory() as folder:
         bad = [one for card in CARDS for one in judge(nvcc, card, folder)]

@@ -68,10 +68,18 @@ def is_new(nvcc):
     return said is not None and (int(said.group(1)), int(said.group(2))) >= (12, 8)
 
 
-def main():
+def nvcc_or_skip(what_is_not_done):
+    """The one that is named, or found; None, and the skip is said, where there is none that will do."""
     nvcc = sys.argv[1] if len(sys.argv) > 1 else shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-    if not is_new(nvcc):
-        print("skip: no nvcc of CUDA 12.8 or newer: the PTX of the kernels is not looked through")
+    if is_new(nvcc):
+        return nvcc
+    print(f"skip: no nvcc of CUDA 12.8 or newer: {what_is_not_done}")
+    return None
+
+
+def main():
+    nvcc = nvcc_or_skip("the PTX of the kernels is not looked through")
+    if nvcc is None:
         return 77
     with tempfile.TemporaryDirectory() as folder:
         lines = ptx_of(nvcc, FLAGS, folder)
