@@ -54,7 +54,7 @@
 #define CTL_TAKES_PLACE \
     (UINT64_C(1) << 44) /* --path: of a command that reads the snapshot itself */
 #define CTL_TAKES_PLACES (UINT64_C(1) << 45) /* the same, and twice */
-#define CTL_TAKES_EXPORT (UINT64_C(1) << 46) /* --to, --format, --dtype, --max-file, --ema */
+#define CTL_TAKES_EXPORT (UINT64_C(1) << 46) /* --to, --format, --dtype, --max-file */
 #define CTL_TAKES_COPY   (UINT64_C(1) << 47) /* --to */
 #define CTL_TAKES_STATS  (UINT64_C(1) << 48) /* --stats */
 #define CTL_TAKES_DIR    (UINT64_C(1) << 50) /* --dir: of the bench of snapshots */
@@ -119,7 +119,7 @@ struct ctl_export {
     const char *format; /* "hf" or "dcp" */
     const char *dtype;  /* "f32" or "bf16" */
     uint64_t file_bytes_max;
-    bool ema, stats; /* stats: of `snapshot show` */
+    bool stats; /* of `snapshot show` */
 };
 
 /* --set KEY=VALUE, as a request has them. */

@@ -204,8 +204,6 @@ TEST(a_checkpoint_of_torch_has_the_optimizers_state_in_its_names)
 TEST(what_is_wrong_with_the_line_or_the_place_is_said)
 {
     cluster_says(&nobody, 2, "needs --to DIR", "snapshot", "export", "--path", folder, NULL);
-    EXPORT("--ema", NULL);
-    ck_assert_ptr_nonnull(strstr(said.err, "no optimizer of this version keeps averaged weights"));
     EXPORT("--format", "gguf", NULL);
     ck_assert_ptr_nonnull(strstr(said.err, "hf, dcp and torch are allowed"));
     ck_assert_int_eq(mkdir(to, 0700), 0);

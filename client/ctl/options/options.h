@@ -77,7 +77,6 @@ enum {
     OPT_FORMAT,
     OPT_DTYPE,
     OPT_MAX_FILE,
-    OPT_EMA,
     OPT_STATS,
     OPT_DIR,
     OPT_ALLOW_UNSIGNED,

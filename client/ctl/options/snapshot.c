@@ -35,7 +35,6 @@ int cairn_ctl_take_snapshot(struct ctl *ctl, int option)
     case OPT_FORMAT: return parse_format(optarg, &ctl->export.format);
     case OPT_DTYPE: return parse_word("dtype", optarg, "f32", "bf16", &ctl->export.dtype);
     case OPT_MAX_FILE: return parse_max_file(ctl, optarg);
-    case OPT_EMA: ctl->export.ema = true; return -1;
     case OPT_ALLOW_UNSIGNED: ctl->allow_unsigned = true; return -1;
     case OPT_ALLOW_UNTRUSTED: ctl->allow_untrusted = true; return -1;
     case OPT_FALLBACK: ctl->fallback = true; return -1;

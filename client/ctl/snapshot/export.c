@@ -220,10 +220,6 @@ static int judge(const struct ctl *ctl, struct ctl_export_wish *wish)
         .file_bytes_max = e->file_bytes_max > 0 ? e->file_bytes_max : FILE_BYTES_DEFAULT,
     };
     if (ctl->to == NULL) return cairn_ctl_usage_fail(ctl, "cairn %s needs --to DIR", ctl->words);
-    if (e->ema)
-        return cairn_ctl_fail(CAIRN_ERR_UNSUPPORTED,
-                              "--ema: no optimizer of this version keeps averaged weights; leave "
-                              "it out for the weights themselves");
     return -1;
 }
 
