@@ -563,7 +563,7 @@ TEST(a_prefetch_that_meets_a_change_goes_on_by_it)
     move_to(1);
     holding = 3;
     call(prefetch);
-    // The two units of the window are asked for whole, so that no fetch by the old layout comes after the change.
+    // Both units of the window are asked for whole: no fetch by the old layout comes after the change.
     const uint32_t all = 2 * ((ELEMS + 2 * CAIRN_LEAF_ELEMS - 1) / (2 * CAIRN_LEAF_ELEMS));
     until(nodes[0].came[CAIRN_CHUNK_FETCH] + nodes[1].came[CAIRN_CHUNK_FETCH] == all);
     holding = 0;
