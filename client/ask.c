@@ -69,7 +69,8 @@ Cairn__Awaited *cairn_ask_awaited(struct job *job, uint16_t type)
     return ask_until(job, type, cairn_client_now_ms() + AWAITED_TIMEOUT_MS);
 }
 
-/* Of a coordinator that is away nobody knows for whom it waits. */
+/* How long the coordinator has been away, 0 if it is connected. While it is away nobody can say for
+ * whom it waits. */
 static uint64_t away_for_ms(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -201,7 +202,7 @@ static cairn_status fail_late(const struct ask *ask, const Cairn__Awaited *await
     return cairn_client_fail(CAIRN_ERR_TIMEOUT, "%s timed out: %s", call.text, text.text);
 }
 
-/* What waits for all workers. */
+/* True for requests that are answered only once all workers have come to the same point. */
 static bool is_of_round(uint16_t type)
 {
     return type == CAIRN_MSG_ROUND_BEGIN || type == CAIRN_MSG_ROUND_COMMIT ||

@@ -1,9 +1,10 @@
-/* A body: what a layout brings, and who serves what by it. While a job is re-sharded it has several, newest
- * first. Each serves the versions from its `since` up to the next one's: who published a version serves it,
- * whoever owns what it has by now. What is pushed and written, and the state itself, go by the newest.
+/* A body: what a layout brings with it, and which shard serves what by it. While a job is
+ * re-sharded it has several bodies, newest first. Each body serves the versions from its `since` up
+ * to the next body's: the shard that published a version serves it, whoever owns that part by now.
+ * Pushes, writes and the state itself always go by the newest body.
  *
- * Any thread reads the list and what is in it under the lock; it is changed by the loop thread, under the
- * lock. */
+ * Any thread may read the list and the bodies under the lock; the loop thread changes them, under
+ * the lock. */
 #ifndef CAIRN_CLIENT_BODY_H
 #define CAIRN_CLIENT_BODY_H
 
@@ -14,7 +15,7 @@
 struct cairn_job_spec_data;
 struct job;
 
-/* What one shard has of a body. */
+/* One shard's part in a body. */
 struct body_part {
     struct cairn_shard_map map;
     /* lock; owned: [map.extent_count], where each extent lies in a published copy; NULL: not known yet */
@@ -44,10 +45,11 @@ void cairn_body_put(struct body *body); /* NULL is fine */
 void cairn_bodies_add(struct job *job, struct body *body);
 /* Likewise: the body serves from this version on. */
 void cairn_bodies_serve_since(struct job *job, struct body *body, struct cairn_version since);
-/* Likewise: those go by which nothing is fetched any more. True: any did. */
+/* Likewise: releases the bodies by which nothing is fetched any more. True if there were any. */
 bool cairn_bodies_trim(struct job *job);
 void cairn_bodies_release(struct job *job); /* likewise: all of them */
-/* By which a version that was published is fetched: the newest one that serves it. There is one. */
+/* The body by which a published version is fetched: the newest one that serves it. There always is
+ * one. */
 struct body *cairn_body_of_version(const struct job *job, struct cairn_version version);
 /* NULL: the job has none of that number. */
 struct body *cairn_body_of_layout(const struct job *job, uint64_t layout);

@@ -28,7 +28,7 @@ struct filling {
     uint64_t pushes_open; /* pushes that are not done: their buffers are on loan */
     uint64_t void_round;  /* the highest round known to be abandoned */
     struct cairn_sentence void_why; /* why; "" where nobody said */
-    /* What a shard refused of this worker in that round, which was given up for it; 0: nothing */
+    /* the round that this worker gave up since a shard refused its push, and why; 0: no refusal */
     uint64_t refused_round;
     cairn_status refused_status;
     struct cairn_sentence refused_why;

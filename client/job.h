@@ -36,7 +36,7 @@ struct failure {
     struct cairn_sentence why;
 };
 
-/* What this client heard of the job, last. */
+/* The job's state as this client last heard of it. */
 struct known_state {
     bool initialized;
     struct cairn_version newest;
@@ -47,7 +47,7 @@ struct known_state {
     char made_by[CAIRN_NAME_MAX + 16];
 };
 
-/* What it asked the coordinator to keep. */
+/* The versions that this client asked the coordinator to keep. */
 struct leased {
     struct cairn_version oldest; /* until then, by this process's clock; 0: nothing */
     uint64_t until_ms;

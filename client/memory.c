@@ -72,7 +72,8 @@ static struct region take_out(struct session *s, size_t at)
     return region;
 }
 
-/* Of host memory whose caller says a card, or of a card's whose caller says another or none. */
+/* Refuses memory whose region is not where the caller says: on the host instead of a card, or on
+ * another card, or on a card instead of the host. */
 static cairn_status refuse_place(const struct region *region, const void *ptr)
 {
     const struct card *card = region->card.card;

@@ -32,8 +32,8 @@ struct gone *cairn_memory_apart(struct card *card, size_t bytes);
 void *cairn_memory_apart_at(const struct gone *apart);
 /* Under the lock: it is given back, at a turn of the loop thread when no stream waits. */
 void cairn_memory_leave(struct session *s, struct gone *apart);
-/* What was left before is given back, or a second is over; without the lock, on a caller's thread. False:
- * nothing was left. */
+/* Waits until regions that were left before are given back, for at most a second. Not under the
+ * lock; on a caller's thread. False if no region was left. */
 bool cairn_memory_await_left(struct session *s);
 
 /* If the `bytes` at ptr are in a region, it is on loan until cairn_memory_return(*lent_out); if they are

@@ -108,7 +108,7 @@ struct op *cairn_op_new(struct job *job, uint8_t kind, bool with_handle);
 /* Loop thread: a parcel more; and one less, with how it ended. The last one completes the op. */
 void cairn_op_hold(struct op *op);
 void cairn_op_let_go(struct op *op, cairn_status status, const char *why);
-/* Of one that failed. */
+/* Why a failed operation failed. */
 const char *cairn_op_why(const struct op *op);
 
 void cairn_command_free(struct command *command); /* not its op */
@@ -129,7 +129,7 @@ cairn_status cairn_op_finished(struct job *job, uint8_t kind, cairn_op **op_out)
 cairn_status cairn_op_begin(struct job *job, uint8_t kind, bool (*run)(struct command *),
                             const struct command *pattern, cairn_op **op_out) CAIRN_MUST_CHECK;
 
-/* What an operation of this pattern is about. */
+/* Fills in the tensor, the memory and the piece that an operation of this pattern is about. */
 void cairn_op_describe_target(const struct command *pattern, struct target *out);
 /* The same of a list, as one operation: `targets` are the list's, which is held until it is over. Memory of
  * cards has operations of its own (below): each waits for its stream. *wrong_out: which of the targets is

@@ -51,8 +51,9 @@ static struct pieces_area *find(struct session *s, const struct card *card, bool
     return area;
 }
 
-/* What no shard may be shown on a card is of no use there, and is no memory for the host to follow. The
- * driver may refuse it for good, or a descriptor was lacking: it is tried again later, and said once. */
+/* Frees an area on a card that no shard can be shown: pushing from there needs shards to map it,
+ * and it cannot replace host memory. The reason may be the driver, for good, or a lack of
+ * descriptors, for a while: so cards are tried again later, and the reason is told only once. */
 static void refuse_cards(struct session *s, const void *base)
 {
     if (s->pieces_on_host_ms == 0)

@@ -1,10 +1,11 @@
-/* What a worker put of the initial state.
+/* Notes what a worker has put of the initial state.
  *
- * Every put of what the worker holds is hashed as it comes, BLAKE2b-256 over name, dtype, shape and bytes; at
- * cairn_init_done the hashes in the canonical order of the tensors give one digest of what this rank has.
- * Rank 0's goes with its state; where another rank put, too, nothing of its tensors travels but that
- * digest, and the coordinator says so if it is another one. With tiles all put, and the coordinator
- * compares the hashes of ranks that hold the same box. */
+ * Every put of what the worker holds is hashed as it comes, BLAKE2b-256 over name, dtype, shape and
+ * bytes; at cairn_init_done the hashes, in the canonical order of the tensors, give one digest of
+ * what this rank has put. Rank 0's digest goes with its state. If another rank puts too, only its
+ * digest travels, none of its tensors; the coordinator reports a digest that differs from rank 0's.
+ * With tiles all ranks put, and the coordinator compares the hashes of ranks that hold the same
+ * box. */
 #include "client/puts.h"
 
 #include <sodium.h>

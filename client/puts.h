@@ -1,5 +1,5 @@
-/* What this worker put of the initial state, and the digest of it: once a tensor. Caller's threads; not under
- * the lock unless it says so. */
+/* Notes what this worker has put of the initial state, each tensor once, and gives the digest of
+ * it. Caller's threads; not under the lock unless it says so. */
 #ifndef CAIRN_CLIENT_PUTS_H
 #define CAIRN_CLIENT_PUTS_H
 
@@ -29,7 +29,7 @@ void cairn_puts_unclaim(struct job *job, size_t tensor, int plane);
  * cairn_alloc. */
 cairn_status cairn_puts_hash(struct job *job, size_t tensor, const struct piece *piece,
                              const struct cairn_mem *mem) CAIRN_MUST_CHECK;
-/* Of all that was hashed: returns how many tensors. */
+/* The digest of all tensors that were hashed. Returns how many there are. */
 size_t cairn_puts_digest(struct job *job, uint8_t digest_out[CAIRN_PUTS_DIGEST_BYTES]);
 /* The beginnings of the digests of every tensor of the job, as InitDone.held has them, to be freed; NULL: no
  * memory, nothing was put, or the job has more tensors than go into a message. */
@@ -39,7 +39,8 @@ uint8_t *cairn_puts_held(struct job *job);
 void cairn_puts_failed(struct job *job, size_t tensor, int plane);
 /* Under the lock: a put failed, and its plane was not put again since. */
 bool cairn_puts_any_failed(const struct job *job);
-/* What the coordinator answered to InitDone. */
+/* Takes the coordinator's answer to InitDone: the job is initialized, or all tensors may be put
+ * again. */
 void cairn_puts_end(struct job *job, cairn_status status);
 /* Adds to this thread's sentence what this worker did not put, before cairn_puts_end forgets it: of an
  * initial state that is not whole all that rank 0 has left out; and that the rank put only `count` tensors,

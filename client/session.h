@@ -1,8 +1,9 @@
 /* The client's inside: read this first.
  *
- * A session has one thread of its own that runs a libuv loop: the control connection to the coordinator,
- * the fabric, timers. What Attached brings of a large job a thread reads that ends with it (reading.h). The
- * caller's threads never touch those. They meet at one lock:
+ * A session has one thread of its own that runs a libuv loop: the control connection to the
+ * coordinator, the fabric, timers. The Attached message of a large job is read by a thread that
+ * lives only for that (reading.h). The caller's threads never touch any of these. The two sides
+ * meet at one lock:
  *
  *   asks      (ask.h) control requests of the caller's threads. A thread adds one and sleeps; the loop thread
  *             sends it when the connection stands and its job is attached, sends it again after a reconnect,

@@ -44,7 +44,7 @@ struct shard_link {
     uint64_t judged_ms; /* when that was last looked at */
 };
 
-/* Those of a job, by the number that a shard has in all of its layouts. */
+/* The links of a job to its shards. A shard has the same number in all of the job's layouts. */
 struct job_shards {
     /* loop thread */
     struct shard_link **links; /* owned, each: [count] */

@@ -29,7 +29,8 @@ struct stream_waits {
 };
 
 void cairn_streams_init(struct session *s);
-/* What is queued on the stream behind this waits until the operation is over. Caller's thread. */
+/* Makes `stream` wait: work that is queued on it from here on runs only after the operation is
+ * over. Caller's thread. */
 cairn_status cairn_streams_await(struct op *op, struct card *card, void *stream) CAIRN_MUST_CHECK;
 /* The operation is over, under the session's lock: the words that streams wait for, to be set without it. */
 struct card_word *cairn_streams_take(struct op *op, bool *is_late_out);

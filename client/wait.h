@@ -21,7 +21,7 @@ struct awaited {
     struct cairn_sentence text;
 };
 
-/* Of one call that waits. */
+/* The patience of one call that waits. */
 struct patience {
     struct job *job;
     uint64_t span_ms; /* that its caller gave it */
@@ -38,8 +38,8 @@ void cairn_client_say_wait(struct patience *p, const char *text);
  * *deadline_ms, and asks again then. */
 bool cairn_client_waits_on(struct patience *p, const Cairn__Awaited *awaited,
                            uint64_t *deadline_ms);
-/* What a call of the job that timed out says first: which way is silent, and "; ", or nothing. Not under the
- * lock. */
+/* The beginning of the error of a call of the job that timed out: names the link that is silent and
+ * ends in "; ", or is empty if no link is. Not under the lock. */
 void cairn_client_silence(struct job *job, struct cairn_sentence *out);
 
 #endif

@@ -1,4 +1,4 @@
-/* What the calls of a job have in common. */
+/* The steps that all calls of a job share: see api.h. */
 #include "client/api/api.h"
 
 #include "client/base/handle.h"

@@ -1,5 +1,6 @@
-/* What the calls of a job have in common: look the handle up, judge the arguments, hand the work to
- * the loop thread. Caller's threads; failures set this thread's sentence. */
+/* The steps that all calls of a job share: look up the handle, judge the arguments, hand the work
+ * to the loop thread. They run on the caller's threads; a failure sets the calling thread's error
+ * sentence. */
 #ifndef CAIRN_CLIENT_API_API_H
 #define CAIRN_CLIENT_API_API_H
 
@@ -13,10 +14,10 @@ cairn_status cairn_client_open(const struct cairn_opts *opts, struct cairn_fabri
 struct job *cairn_api_job(const cairn_job *handle);
 /* Returns `status`: how the call ends. */
 cairn_status cairn_api_leave(const cairn_job *handle, cairn_status status);
-/* Of a timeout in milliseconds from now. */
+/* The deadline of a call whose timeout begins now, on the clock of cairn_client_now_ms. */
 uint64_t cairn_api_deadline(int timeout_ms);
-/* The arguments of most calls: CAIRN_ERR_INVALID names the one that is wrong. `out_name`: how `out` is
- * called; NULL of a call that has none. */
+/* Judges the arguments that most calls have. CAIRN_ERR_INVALID names the one that is wrong.
+ * `out_name` is the name of the caller's `out`; NULL if the call has none. */
 cairn_status cairn_api_judge_call(const char *out_name, const void *out,
                                   int timeout_ms) CAIRN_MUST_CHECK;
 /* Fails like the job has, if it has. */
@@ -24,14 +25,14 @@ cairn_status cairn_api_check(struct job *job) CAIRN_MUST_CHECK;
 /* Sleeps until *open (puts.open, filling.pushes_open) is 0; `what` names them. */
 cairn_status cairn_api_await_none(struct job *job, const uint64_t *open, const char *what,
                                   uint64_t deadline_ms) CAIRN_MUST_CHECK;
-/* What these structs were in the first release: a caller may have been compiled with it. */
+/* The sizes of these structs in the first release: a caller may have been compiled with it. */
 #define CAIRN_API_ROUND_LEAST  offsetof(struct cairn_round, skips)
 #define CAIRN_API_RESULT_LEAST offsetof(struct cairn_result, skips)
 
 /* Waits for a round of its own (CAIRN_MSG_WRITE_BEGIN) or of all (CAIRN_MSG_ROUND_BEGIN). */
 cairn_status cairn_api_round_begin(struct job *job, uint16_t type, uint64_t deadline_ms,
                                    struct cairn_round *out) CAIRN_MUST_CHECK;
-/* What goes with a commit, judged. */
+/* The client state and the driven rates that a commit carries. Both have been judged. */
 struct cairn_commit_words {
     ProtobufCBinaryData state; /* the client state */
     double *driven; /* [group_count] of the spec, rates of driven groups; NULL: none is */

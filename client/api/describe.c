@@ -1,4 +1,5 @@
-/* What a job is, told to whoever opened it: readers bring no spec, and trainers compare. */
+/* cairn_job_describe and cairn_job_tensor tell whoever opened a job what the job is. Readers bring
+ * no spec of their own, and trainers compare the job's spec with theirs. */
 #include <string.h>
 
 #include "client/api/api.h"

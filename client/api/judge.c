@@ -7,7 +7,8 @@
 #include "client/push/assemble.h"
 #include "proto/spec/optimizer.h"
 
-/* Of a caller's that may be older: without strides, on the host. */
+/* Copies the caller's cairn_mem and judges it. A caller that was compiled before `stride` and what
+ * follows it sees them as 0: dense, on the host. */
 static cairn_status take_mem(const struct cairn_mem *given, struct cairn_mem *out)
 {
     struct cairn_mem mem;

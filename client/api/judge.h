@@ -52,8 +52,9 @@ cairn_status cairn_api_judge_portion(struct job *job, const struct cairn_box *pa
 
 /* The card of mem.device; *card_out NULL: the host. */
 cairn_status cairn_api_card(const struct cairn_mem *mem, struct card **card_out) CAIRN_MUST_CHECK;
-/* Of memory that was judged with its piece: waits until what is queued on its stream is done, and copies it
- * to the host. *mem is that then; *copy_out is to be freed, NULL if it is on the host already. */
+/* Waits until the work queued on mem->stream is done, then copies the memory of `piece` to the
+ * host. `mem` must have been judged with that piece. On return *mem describes the host memory;
+ * *copy_out is the caller's to free, NULL if the memory was on the host already. */
 cairn_status cairn_api_bring(struct cairn_mem *mem, const struct piece *piece,
                              void **copy_out) CAIRN_MUST_CHECK;
 

@@ -76,7 +76,7 @@ static cairn_status judge_entry(struct list *list, const struct cairn_part *part
     return CAIRN_OK;
 }
 
-/* Of a push each tensor is there once. */
+/* Refuses a list that names a tensor twice, if it is the list of a push. */
 static cairn_status note_twice(const struct list *list, uint8_t *seen, size_t index)
 {
     const size_t tensor = list->targets[index].tensor;
@@ -183,8 +183,9 @@ static void on_entry_done(void *context, cairn_status status, const char *why)
     cairn_op_let_go(context, status, status != CAIRN_OK ? why : NULL);
 }
 
-/* What of an entry is posted: on a card what is queued on its stream comes before it, and what has strides
- * comes to the host. */
+/* Fills in the command that entry `index` is posted as. Memory on a card is posted with an event,
+ * so that the work queued on its stream comes first; memory on a card that has strides is copied to
+ * the host here. */
 static cairn_status describe(const struct list *list, size_t index, struct command *pattern)
 {
     const struct target *target = &list->targets[index];

@@ -1,4 +1,5 @@
-/* What lists (list.c) need of the calls of single tensors. Caller's threads; failures set this thread's
+/* Functions of the calls for single tensors (push.c, put.c, read.c) that the calls for lists
+ * (list.c) use too. They run on the caller's threads; a failure sets the calling thread's error
  * sentence. */
 #ifndef CAIRN_CLIENT_API_LIST_H
 #define CAIRN_CLIENT_API_LIST_H

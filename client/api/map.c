@@ -16,7 +16,8 @@ static void on_fetched(void *block, cairn_status status, const char *why)
     cairn_cache_fetched(block, status, why);
 }
 
-/* Of a block that is pending, once. */
+/* Starts the fetches that fill a pending block. Called once for each block, by the call that made
+ * it. */
 static void begin(struct block *block)
 {
     for (size_t i = 0; i < block->shape.count; i++) {
@@ -165,7 +166,8 @@ cairn_status cairn_map_device(cairn_job *handle, struct cairn_version version, c
     return cairn_api_leave(handle, status);
 }
 
-/* What the stream has queued may still read what is mapped. */
+/* Waits until the work that is queued on `stream` is done, since it may still read the mapped
+ * memory. */
 static cairn_status await_stream(struct card *card, void *stream)
 {
     struct card_event *event;

@@ -125,7 +125,8 @@ cairn_status cairn_api_judge_fill(struct job *job, const struct cairn_round *rou
     return status;
 }
 
-/* By an amendment, it or its whole group; the round says which. Under the lock. */
+/* Refuses the gradient of a tensor that is frozen in this round. An amendment freezes a tensor or
+ * its whole group; RoundOpened says which. Under the lock. */
 static cairn_status judge_thawed(const struct job *job, size_t tensor)
 {
     const struct cairn_tensor_spec *t = &job->spec.tensors[tensor];
@@ -359,7 +360,7 @@ static cairn_status push_piece(struct job *job, struct push *push, cairn_op **op
     return status;
 }
 
-/* What of a push the tensor's kind allows. */
+/* Judges the tensor and the dtype of a gradient: only a trained tensor takes one. */
 static cairn_status judge_gradient(const struct job *job, size_t index, const char *tensor,
                                    const struct cairn_mem *mem)
 {

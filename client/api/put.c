@@ -32,7 +32,8 @@ static cairn_status judge_state(struct job *job)
                : CAIRN_OK;
 }
 
-/* What is put: what this worker holds; of rank 0 also the whole tensor, if it says so. */
+/* Judges the box of a put. A worker may put the box that it holds; rank 0 may also put the whole
+ * tensor, if the caller names the whole box. */
 static cairn_status judge_put_box(struct job *job, size_t tensor, const struct cairn_box *box,
                                   const struct cairn_mem *mem, struct piece *piece_out)
 {

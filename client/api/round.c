@@ -166,7 +166,9 @@ static bool claim_sums(struct job *job, const struct cairn_round *round)
     return mine;
 }
 
-/* What claim_sums gave goes out, and its end. `status`: what came between; it may all be tried again. */
+/* Sends the sums that claim_sums gave to this call, and the end of the micro-batches. `status` is
+ * what happened since the claim. After a failure the claim is undone, so that the caller may try
+ * all of it again. */
 static cairn_status send_claimed(struct job *job, const struct cairn_round *round,
                                  cairn_status status)
 {
@@ -187,7 +189,7 @@ static cairn_status send_sums(struct job *job, const struct cairn_round *round)
     return mine ? send_claimed(job, round, CAIRN_OK) : CAIRN_OK;
 }
 
-/* What follows the end of a micro-batch that was noted. */
+/* Sends what a micro-batch's end brings with it. The end itself has been noted before. */
 static cairn_status send_micro_end(struct job *job, const struct cairn_round *round, uint32_t micro)
 {
     const cairn_status status = cairn_api_push_incomplete(job, round, micro);
@@ -197,7 +199,8 @@ static cairn_status send_micro_end(struct job *job, const struct cairn_round *ro
     return micro + 1 == job->spec.micro_batches ? send_sums(job, round) : CAIRN_OK;
 }
 
-/* Its end is noted, and could not be told: it is this call's to tell. */
+/* True if this call has to send the end of the micro-batch: an earlier call noted the end but could
+ * not send it. */
 static bool claim_end(struct job *job, const struct cairn_round *round, uint32_t micro)
 {
     pthread_mutex_lock(&job->session->lock);
@@ -330,7 +333,8 @@ static cairn_status take_result(const Cairn__RoundResult *result, struct cairn_r
     return CAIRN_OK;
 }
 
-/* Of a commit that is asked for. */
+/* Fills in the times and the memory that a commit tells the coordinator. False if the commit
+ * carries none. */
 static bool tell_times(struct job *job, uint64_t round, Cairn__StepTimes *out,
                        Cairn__WorkerMemory *memory)
 {

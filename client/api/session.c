@@ -35,7 +35,8 @@ static uint64_t hash_of(const char *text)
     return hash | 1; // never 0
 }
 
-/* Of which start of which run this process is. torchrun calls a run "none" that it was given no name for. */
+/* Notes which run this process belongs to, and how often the run was restarted. A run named "none"
+ * counts as unnamed, since that is how torchrun calls a run that was given no name. */
 static void note_run(struct session *s)
 {
     const struct cairn_env_input input = { .get = cairn_env_get };

@@ -126,7 +126,8 @@ static cairn_status next_frame(const struct cairn_admin *admin, struct cairn_fra
     }
 }
 
-/* What is in it comes from shards and workers too, and goes to a terminal or into JSON. */
+/* Unpacks a message and mends its strings: they come from shards and workers too, and are written
+ * to a terminal or into JSON. */
 static ProtobufCMessage *unpack(const struct cairn_frame *frame)
 {
     ProtobufCMessage *message = cairn_message_unpack(cairn_message_type(frame->type),
@@ -199,7 +200,7 @@ static cairn_status await_answer(struct cairn_admin *admin, struct cairn_frame_d
     }
 }
 
-/* What follows an answer. */
+/* Collects the Page messages that follow an answer. */
 static cairn_status await_pages(struct cairn_admin *admin, struct cairn_frame_decoder *decoder,
                                 struct cairn_paged *pages, struct cairn_sentence *why)
 {

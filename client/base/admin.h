@@ -1,6 +1,7 @@
-/* What an operator asks of a coordinator: one request over a connection of its own, which speaks as an
- * operator, whoever the process is else. The commands of `cairn` ask so, and calls of cairn.h about the
- * cluster's jobs. Caller's thread; nothing is printed. */
+/* Requests of an operator to a coordinator. Each request uses a connection of its own and
+ * introduces itself as an operator, whatever else the process is. The `cairn` commands use this,
+ * and so do the calls of cairn.h that concern the cluster's jobs. Caller's thread; nothing is
+ * printed. */
 #ifndef CAIRN_CLIENT_BASE_ADMIN_H
 #define CAIRN_CLIENT_BASE_ADMIN_H
 
@@ -45,7 +46,8 @@ const Cairn__SnapshotStatus *cairn_admin_latest(const Cairn__SnapshotList *list,
                                                 cairn_admin_passed_fn *on_passed_over);
 /* "2 workers and 1 reader", "nobody": who has the job open. */
 void cairn_admin_members(const Cairn__ReplacedJob *replaced, struct cairn_sentence *out);
-/* Would the planned restore replace a job that has something to lose? What, up to the step that stays. */
+/* True if the planned restore would replace a job that has something to lose. `out` then says what
+ * would be lost: the job, its step, who has it open, and the step of the snapshot, which stays. */
 bool cairn_admin_replaces(const Cairn__SnapshotStatus *plan, struct cairn_sentence *out);
 
 #endif

@@ -1,16 +1,17 @@
-/* What the environment says of this process: where its cluster is, and which one of how many it is.
+/* Where the process's cluster is, and which of how many processes it is, as the environment says.
  *
- * A value is taken from the first that has it: what the caller gave, CAIRN_*, torchrun, Slurm,
- * Open MPI, the default. A variable that is empty is not set. Rank and world are of one launcher: a
- * rank out of one and a world out of another would name a process that does not exist. The other
- * values are looked for one by one, so that CAIRN_RUN_ID alone renames a run of torchrun, and a RANK
- * set by hand under srun has its local rank of Slurm.
+ * The first source that has a value gives it: the caller, CAIRN_*, torchrun, Slurm, Open MPI, the
+ * default. An empty variable counts as not set. Rank and world come from the same launcher: a rank
+ * from one and a world from another would name a process that does not exist. Every other value is
+ * looked for by itself, so that CAIRN_RUN_ID alone renames a run of torchrun, and a process under
+ * srun whose RANK was set by hand gets its local rank from Slurm.
  *
  * Rank is not identity. A launcher gives the same rank to the process that replaces a dead one, and
- * another rank to the same work after a change of membership. What tells members apart is the
- * incarnation that every session draws; a newer one with the same rank in a job fences the older.
+ * another rank to the same work after a change of membership. Members are told apart by the
+ * incarnation that every session draws; in a job, a newer incarnation with the same rank fences the
+ * older one.
  *
- * Pure, but for what `get` does, and for looking which socket is there. */
+ * Pure, except for `get` and for a look at which socket exists. */
 #ifndef CAIRN_CLIENT_BASE_ENV_H
 #define CAIRN_CLIENT_BASE_ENV_H
 
@@ -41,7 +42,7 @@ enum cairn_env_key {
     CAIRN_ENV_PROCESS = CAIRN_ENV_RANK /* the first of them */
 };
 
-/* What the caller gave: it wins. */
+/* A value that the caller gave itself. It wins over the environment. */
 struct cairn_env_given {
     const char *text;   /* NULL: not given */
     const char *source; /* how errors call it: "--endpoint" */

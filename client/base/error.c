@@ -14,7 +14,7 @@
 
 static _Thread_local char last[2048];
 
-/* Of that sentence. */
+/* The differences that belong to the sentence in `last`. */
 static _Thread_local struct {
     char text[TEXT_BYTES];
     size_t used;

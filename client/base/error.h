@@ -11,8 +11,8 @@
 cairn_status cairn_client_fail(cairn_status status, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* What a spec differs in, kept beside the sentence until the next one. Copied; what does not fit is left
- * out. */
+/* Adds a field in which the caller's spec differs from the job's. The rows are kept with the
+ * sentence until the next failure. `row` is copied; a row that does not fit is left out. */
 void cairn_client_differ(const Cairn__Difference *row);
 
 #endif

@@ -1,5 +1,5 @@
-/* What a process that was forked from one with a session must not keep: a copy of the connection to the
- * coordinator. While a loader's worker had one, its trainer could be killed and nobody was told. */
+/* Closes, in a forked process, the parent session's connection to the coordinator. While a data
+ * loader's worker kept its copy open, its trainer could be killed without anybody being told. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/stat.h>

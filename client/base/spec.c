@@ -106,7 +106,7 @@ static cairn_status take_groups(struct groups *groups, const struct cairn_job_sp
     return status;
 }
 
-/* What an optimizer would ignore is refused (S2.14). */
+/* Refuses fields that the group's optimizer would ignore (S2.14). */
 static cairn_status judge_unused(const struct cairn_group_spec *group)
 {
     const char *field = "";
@@ -144,7 +144,8 @@ static cairn_status add_groups(struct cairn_job_spec_data *spec, const struct gr
     return CAIRN_OK;
 }
 
-/* Of a trained tensor that names none. */
+/* The group of a trained tensor that names none: the first group whose pattern matches the tensor's
+ * name. */
 static const char *group_by_pattern(struct groups *groups, const char *tensor)
 {
     for (size_t i = 0; i < groups->count; i++) {
@@ -270,8 +271,9 @@ cairn_status cairn_client_added_fill(const struct cairn_tensor *first, size_t co
     return add_tensors(spec, &none, &from);
 }
 
-/* What the caller said of the alias goes with its target; from here on it has no kind and shape of its
- * own. A target that is not there or an alias itself is left to cairn_spec_check. */
+/* Gives the alias the fields of its target. The kind and shape that the caller gave to the alias
+ * must agree with the target; afterwards the alias has none of its own. A target that does not
+ * exist or is an alias itself is left to cairn_spec_check. */
 static cairn_status settle_alias(const struct cairn_job_spec_data *spec,
                                  struct cairn_tensor_spec *alias)
 {
@@ -359,7 +361,7 @@ cairn_status cairn_client_spec_launch(const struct cairn_job_spec *from, uint32_
     return CAIRN_OK;
 }
 
-/* What has 64 bits here and 32 in the job: a number is judged before it is cut. */
+/* Judges numbers that have 64 bits in cairn.h and 32 in the job, before they are narrowed. */
 static cairn_status judge_wide(const struct cairn_job_spec *from)
 {
     if (from->skips_max > UINT32_MAX)

@@ -1,4 +1,4 @@
-/* What a caller says of a job becomes the spec that goes over the wire. */
+/* Turns the spec that a caller gives of a job into the spec that goes over the wire. */
 #ifndef CAIRN_CLIENT_BASE_SPEC_H
 #define CAIRN_CLIENT_BASE_SPEC_H
 
@@ -6,12 +6,14 @@
 
 #include "proto/spec/spec.h"
 
-/* Fills `spec` (init'ed, its name set) with all of *from: defaults, groups by pattern, aliases; canonical and
- * judged. A failure sets this thread's sentence; then `spec` is the caller's to release. */
+/* Fills `spec` (initialized, with its name set) from *from: applies defaults, assigns groups by
+ * pattern, resolves aliases, makes it canonical and judges it. A failure sets this thread's error
+ * sentence; `spec` is then the caller's to release. */
 cairn_status cairn_client_spec_fill(const struct cairn_job_spec *from,
                                     struct cairn_job_spec_data *spec,
                                     uint64_t *open_flags_out) CAIRN_MUST_CHECK;
-/* What *from says of who comes together with this worker, with its default. */
+/* How many workers *from says start together with this one, and how long to wait for them, with its
+ * default. */
 cairn_status cairn_client_spec_launch(const struct cairn_job_spec *from, uint32_t *world_out,
                                       uint32_t *start_wait_ms_out) CAIRN_MUST_CHECK;
 /* Appends the tensors of an amendment, which are no aliases; one that is trained and names no group is of

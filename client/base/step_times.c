@@ -7,7 +7,7 @@
 void cairn_step_times_waited(struct step_times *times, enum cairn_step_phase_times phase,
                              uint64_t from_us)
 {
-    // What began before the last commit counts from there on.
+    // A wait that began before the last commit counts only from that commit on.
     if (from_us < times->committed_us) from_us = times->committed_us;
     times->us[phase] += cairn_client_now_us() - from_us;
 }

@@ -1,5 +1,5 @@
-/* What a worker's step took by phase, from one commit to the next: told to the coordinator with the
- * commit. Under the session's lock, any thread. */
+/* How long each phase of a worker's step took, from one commit to the next. The coordinator is told
+ * with the commit. Under the session's lock, any thread. */
 #ifndef CAIRN_CLIENT_BASE_STEP_TIMES_H
 #define CAIRN_CLIENT_BASE_STEP_TIMES_H
 

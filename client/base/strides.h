@@ -10,7 +10,8 @@
 
 struct strides {
     bool given; /* false: dense, row-major, and the rest says nothing */
-    /* Of the piece, joined where that changes no place: at least one, none of 1 element. */
+    /* The piece's dimensions, joined where that moves no element: at least one, none of 1
+     * element. */
     uint32_t rank;
     uint64_t extent[8], stride[8]; /* elements */
 };

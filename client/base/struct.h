@@ -13,7 +13,7 @@
 bool cairn_struct_take(void *to, size_t bytes, size_t least_bytes, const void *from);
 /* True if *out, the caller's, says a size of at least least_bytes. */
 bool cairn_struct_fits(const void *out, size_t least_bytes);
-/* What is reserved for a later version, and has to be 0 until then. */
+/* True if all `bytes` are 0, as fields that are reserved for a later version must be. */
 bool cairn_struct_is_zero(const void *reserved, size_t bytes);
 /* Gives ours to the caller: as much as its struct_size has room for, which stays; the rest of it is 0. */
 void cairn_struct_give(void *out, const void *from, size_t bytes);

@@ -1,4 +1,5 @@
-/* What a coordinator is told again after an attach, since a new one knows nothing of it. Loop thread. */
+/* Tells a coordinator again, after an attach, what this client had told the one before: a new
+ * coordinator knows nothing of it. Loop thread. */
 #ifndef CAIRN_CLIENT_LOOP_AGAIN_H
 #define CAIRN_CLIENT_LOOP_AGAIN_H
 

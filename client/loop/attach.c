@@ -102,7 +102,8 @@ static cairn_status judge_step(const struct job *job, struct cairn_sentence *why
     return CAIRN_ERR_ROLLED_BACK;
 }
 
-/* What was read of the spec: the first time it becomes the job's. */
+/* Takes over the spec that the reading thread has read. Only the first one becomes the job's
+ * spec. */
 static cairn_status take_spec(struct job *job, struct reading *reading, struct cairn_sentence *why)
 {
     if (reading->tells_clip_norm) cairn_job_note_clip_norm(job, reading->clip_norm);

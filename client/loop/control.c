@@ -211,7 +211,8 @@ static void tell_unheard(struct session *s, uint64_t now_ms)
         beat(s, now_ms, NULL);
 }
 
-/* What no shard sees. */
+/* Tells the coordinator how much the members have read from published memory, which no shard
+ * sees. */
 static void tell_reads(struct session *s, uint64_t now_ms)
 {
     if (!s->control.ready || now_ms - s->control.reads_told_ms < s->control.heartbeat_ms) return;
@@ -295,8 +296,8 @@ void cairn_control_starve(struct session *s, const char *of)
                        "no memory for what the coordinator sent (%s)", of);
 }
 
-/* What a reply or notice changes here, before the thread that asked hears of it. CAIRN_ERR_NO_MEMORY:
- * nothing, so nobody may hear of it. */
+/* Applies a reply or notice to this session, before the thread that asked hears of it.
+ * CAIRN_ERR_NO_MEMORY: nothing was applied, so nobody may hear of the message. */
 static cairn_status take_effect(struct session *s, uint32_t request, uint16_t type,
                                 const ProtobufCMessage *message)
 {
@@ -444,7 +445,8 @@ static uint64_t job_of_message(uint16_t type, const ProtobufCMessage *message)
     return number;
 }
 
-/* What comes for a job that is still being read waits for that, as it would if the job were small. */
+/* A message for a job whose pages are still being read waits until they are, so that a large job
+ * sees its messages in the same order as a small one. */
 static void read_before(struct session *s, const struct cairn_frame *frame,
                         const ProtobufCMessage *message)
 {

@@ -39,10 +39,11 @@ void cairn_control_send(struct session *s, uint16_t type, uint32_t request,
                         const ProtobufCMessage *message);
 void cairn_control_send_pages(struct session *s, uint32_t request, enum cairn_page_what what,
                               struct cairn_packed *packed);
-/* There is no memory for what the coordinator sent (`of`: a message). The connection is made anew, and what
- * was asked is asked again: then there may be. */
+/* There is no memory for what the coordinator sent (`of`: a message). Drops the connection and
+ * connects again: unanswered requests are then repeated, and by then there may be memory. */
 void cairn_control_starve(struct session *s, const char *of);
-/* What the job's member read of published memory since it attached to this coordinator; it is to be told. */
+/* How many bytes of published memory the job's member has read since it attached to this
+ * coordinator. The caller has to send the figure: it counts as told from here on. */
 uint64_t cairn_control_job_read(struct job *job);
 
 #endif

@@ -309,7 +309,8 @@ static void explain_starving(const struct shard_link *link, struct cairn_sentenc
         link->name, link->conn.starved.bytes);
 }
 
-/* Of the first link over which nothing goes or comes, and how many more there are. */
+/* Writes into the job which link is silent or starved: the first such link, and how many more there
+ * are. */
 static void note_silence(struct job *job)
 {
     struct cairn_sentence silence = { "" };
@@ -352,7 +353,8 @@ static void end_silence(struct shard_link *link, bool is_heard)
 
 /* ---- a process without memory ---- */
 
-/* What is half sent is neither sent nor absent: when memory stays away, the job fails for this worker. */
+/* Fails the job for this worker when memory to send stays away for STARVED_MS: a chunk that is half
+ * sent counts neither as sent nor as absent, so the round could not end. */
 static void judge_memory(struct shard_link *link, uint64_t now_ms)
 {
     const uint64_t starved_ms = cairn_chunk_link_starved_ms(&link->conn, now_ms);

@@ -1,6 +1,7 @@
-/* A process that maps memory of a GPU which another process owns cannot be restored from a checkpoint, so a
- * trainer may let go of it for a while: the fabric sends shards away, and they come again when they are let
- * in. What is published and read is gone meanwhile, as when a shard is lost; nothing may be open. */
+/* A process that maps memory of a GPU which another process owns cannot be restored from a
+ * checkpoint. A trainer may therefore let go of such memory for a while: the fabric sends the
+ * shards away, and they come back when they are let in. Nothing may be open meanwhile, and
+ * published memory that was mapped for reading is gone, as when a shard is lost. */
 #include "client/loop/detach.h"
 
 #include "client/device/import.h"
@@ -64,7 +65,7 @@ void cairn_detach_turn(struct session *s)
         cairn_status status = CAIRN_OK;
         if (d->wants_off && !d->is_off) status = judge(s, &d->why);
         if (status == CAIRN_OK) wants_off = d->wants_off;
-        // What was shown is swept when the fabric has taken it back.
+        // The answer waits until imported memory is unmapped, for which the fabric must let it go.
         if (status != CAIRN_OK || !wants_off ||
             (d->is_off && s->published == NULL && !cairn_card_imports_wait(s->imports)))
             answer(s, status);

@@ -30,7 +30,8 @@ static cairn_status set_address(struct shard_link *link, const Cairn__ShardInfo 
     return CAIRN_OK;
 }
 
-/* Of a shard that joins, this may be the first word. */
+/* Notes the addresses of shards. For a shard that joins, this may be the first message that names
+ * it. */
 static cairn_status set_addresses(struct job *job, Cairn__ShardInfo *const *infos,
                                   size_t info_count)
 {
@@ -58,8 +59,8 @@ static void note_holes(struct body *body, Cairn__ShardInfo *const *infos, size_t
                                 !is_named(i, infos, info_count);
 }
 
-/* Of shards that left the job: where nobody needs them, or they are away for good, nothing is asked any
- * more. */
+/* Closes the connections to shards that left the job and that nobody needs. A shard that is needed
+ * no more, or is away for good, is asked for nothing any more. */
 static void let_go_of_holes(struct job *job)
 {
     for (uint32_t i = 0; i < job->shards.count; i++) {
@@ -82,7 +83,8 @@ void cairn_layouts_apply(struct job *job)
     let_go_of_holes(job);
 }
 
-/* What the coordinator sent cannot be taken: the job fails; for lack of memory it is sent anew. */
+/* Gives up on a message that cannot be applied: the job fails. If only memory was lacking, the
+ * connection is made anew and the coordinator sends the message again. */
 static void give_up(struct job *job, cairn_status status, const char *of, const char *why)
 {
     if (status == CAIRN_ERR_NO_MEMORY)
@@ -150,7 +152,8 @@ static cairn_status take_first(struct job *job, struct reading *reading, struct 
     return CAIRN_OK;
 }
 
-/* What this worker has of the later layout nobody else will know of. */
+/* Refuses a coordinator that goes by an earlier layout than this worker knows: nobody else would
+ * know what this worker has of the later layout. */
 static cairn_status judge_known(const struct job *job, const struct body *known,
                                 struct cairn_sentence *why)
 {

@@ -16,7 +16,8 @@ cairn_status cairn_layouts_attached(struct job *job, struct reading *reading,
                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The job is attached, by what came: connects, and goes on by it with what is under way. */
 void cairn_layouts_apply(struct job *job);
-/* Takes the message. What does not fit fails the job. */
+/* Applies the message, which is the function's to free. The job fails if the message does not fit
+ * it. */
 void cairn_layouts_on_changed(struct job *job, Cairn__LayoutChanged *message);
 /* A page of the LayoutChanged before it; of no request. */
 void cairn_layouts_on_page(struct job *job, const Cairn__Page *page);

@@ -58,7 +58,7 @@ static void stop_loop(struct session *s)
         uv_close((uv_handle_t *)&s->loop.tick, NULL);
 }
 
-/* What was put off while a stream waited. */
+/* Maps what was put off while a stream waited. */
 static void map_late(struct session *s)
 {
     if (!cairn_card_imports_wait(s->imports) || !cairn_card_change_begin()) return;
@@ -125,7 +125,8 @@ static void *session_thread(void *arg)
 
 /* ---- its beginning and end ---- */
 
-/* What a session takes, before it is taken: proto/base/at_hand.h says why. */
+/* Judges whether a session's descriptors and threads can be had, before libraries take them;
+ * proto/base/at_hand.h says why. */
 static cairn_status find_room(const struct session *s)
 {
     struct cairn_sentence why = { "" };

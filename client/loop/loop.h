@@ -24,7 +24,7 @@ struct session_loop {
 
 /* Opens the data path and starts the thread. Caller's thread, as the next one. */
 cairn_status cairn_loop_start(struct session *s) CAIRN_MUST_CHECK;
-/* What is under way may end by itself for a moment; waits for the thread's end. */
+/* Ends the thread and waits for its end. Operations under way get a moment to end by themselves. */
 void cairn_loop_stop(struct session *s);
 
 /* Loop thread: looks at what waits for streams every millisecond, or not any more. */
