@@ -82,13 +82,14 @@ struct cairn_backend {
     void (*fold_leaves)(const struct cairn_leaf_fold *leaf_fold);
 
     /* Adds the leaves [first_leaf, first_leaf + leaf_count) to *sums. acc: the first element of
-     * first_leaf. Of one leaf: the square of element i, exact in double, is added to lane i mod 32, in
-     * order; then lane k += lane k + w for w = 16, 8, 4, 2, 1. The leaves are added exactly. */
+     * first_leaf. Within a leaf the square of element i, which is exact in double, is added to lane
+     * i mod 32, in order of i; then lane k += lane k + w for w = 16, 8, 4, 2, 1. The leaves' sums
+     * are added exactly. */
     void (*sum_leaves)(const float *acc, const struct cairn_geometry *geometry, uint64_t first_leaf,
                        uint64_t leaf_count, struct cairn_sums *sums);
 
-    /* By enum cairn_optimizer_id ([0] is NULL): updates the planes and writes the wire copy. Each
-     * kernel's order of operations is written above it. */
+    /* The update of each optimizer, by enum cairn_optimizer_id ([0] is NULL): updates the planes
+     * and writes the wire copy. The order of operations is written above each kernel. */
     cairn_update_fn update[CAIRN_OPTIMIZER_COUNT];
 
     /* Converts between CAIRN_F32 and CAIRN_BF16, or copies what has the same dtype. To bf16 it rounds to

@@ -1,6 +1,7 @@
-/* A home: the memory in which planes of a job lie, and what works on them there. `host` is this process's
- * memory and its CPU; `cuda` is one card. Nothing outside gpu/ reads or writes what lies in a home through a
- * pointer, unless the home says `is_host`: all goes through copies and lists of work.
+/* A home: the memory in which planes of a job lie, and what works on them there. `host` is this
+ * process's memory and its CPU; `cuda` is one card. Nothing outside gpu/ reads or writes what lies
+ * in a home through a pointer, unless the home says `is_host`: everything goes through copies and
+ * lists of work.
  *
  *   a pool's thread ── cairn_home_run(works) ──► host: kernels of gpu.h, at once
  *                                             └──► cuda: copies in ─► kernels ─► copies out ─► event
@@ -11,9 +12,10 @@
  *
  * The bits are those of gpu.h, in every home.
  *
- * What other processes may map is exported by its opener (cairn_home_memory_open_exportable). Memory of a
- * device has no seals: whoever imports it may map it writable. So only published copies are opened that way,
- * which nothing is ever computed from; state and staging are not, and no call can export them.
+ * Memory that other processes may map is opened by cairn_home_memory_open_exportable. Memory of a
+ * device has no seals: whoever imports it may map it writable. So only published copies are opened
+ * that way, since nothing is ever computed from them. State and staging are not, and no call can
+ * export them.
  *
  * Errors: CAIRN_ERR_NO_MEMORY (the home is full; nothing else suffered), CAIRN_ERR_IO (the device failed: a
  * launch, an ECC error, a lost device; `why` names it and says what to do. Every later call of this home
@@ -41,7 +43,7 @@ struct cairn_home_info {
     /* How many works a run should be given, if there are as many; 1 for `host`: each thread runs one. */
     uint32_t works_best;
     uint64_t total_bytes; /* of the device; 0 for `host` */
-    /* What whoever runs the machine should know of the device, that harms nothing now; "": nothing */
+    /* about the device, for whoever runs the machine; it harms nothing now; "": nothing */
     char warning[320];
     uint64_t
         taken_bytes;  /* of the device when it was opened: by the context, its kernels, others */
@@ -52,7 +54,8 @@ struct cairn_home_info {
      * sees them */
     uint8_t peer_uuids[CAIRN_HOME_PEERS_MAX][16];
     uint32_t peer_count;
-    /* That a stream takes when it begins, of the device, and as many of host memory, pinned; 0: none. */
+    /* taken from the device by a stream when it begins, and as much of pinned host memory; 0:
+     * none */
     uint64_t stream_bytes;
 };
 
@@ -73,7 +76,7 @@ uint64_t cairn_home_free_bytes(struct cairn_home *home);
 bool cairn_home_has_failed(struct cairn_home *home);
 /* Then the sentence of every call, as long as the home is open; else NULL. Any thread. */
 const char *cairn_home_failure(struct cairn_home *home);
-/* What a home has done since it was opened; of `host`: nothing. Any thread. */
+/* Counts of a home's work since it was opened; all 0 for `host`. Any thread. */
 struct cairn_home_use {
     uint64_t runs, launches;      /* lists of work; kernels that were launched for them */
     uint64_t bytes_in, bytes_out; /* copied to the device, and from it */
@@ -106,15 +109,17 @@ CAIRN_MUST_CHECK cairn_status cairn_home_memory_open(struct cairn_home *home, co
 CAIRN_MUST_CHECK cairn_status
 cairn_home_memory_open_exportable(struct cairn_home *home, const char *label, uint64_t bytes,
                                   struct cairn_home_memory *memory_out, struct cairn_sentence *why);
-/* Of `host`, in addresses for at most room_bytes, so that it can have more bytes later, or fewer. */
+/* Opens memory of `host` with addresses for room_bytes, so that it can later be resized up to
+ * that. */
 CAIRN_MUST_CHECK cairn_status cairn_home_memory_open_room(const char *label, uint64_t bytes,
                                                           uint64_t room_bytes, bool is_exportable,
                                                           struct cairn_home_memory *memory_out,
                                                           struct cairn_sentence *why);
-/* Other bytes, at most room_bytes, of what was opened with room. What is in its segments stays; the last one,
- * if it is exportable, keeps the pages of what it had before, since what others have mapped cannot change its
- * size. Nothing works on it meanwhile. CAIRN_ERR_NO_MEMORY: it has the bytes of before; segments that were to
- * go are all 0. Any thread. */
+/* Changes the size, to at most room_bytes, of memory that was opened with room. The contents of its
+ * segments stay. If the memory is exportable, its last segment keeps the pages that it had before,
+ * since a segment that others have mapped cannot change its size. Nothing may work on the memory
+ * meanwhile. CAIRN_ERR_NO_MEMORY: it has as many bytes as before; segments that were to go are all
+ * 0. Any thread. */
 CAIRN_MUST_CHECK cairn_status cairn_home_memory_resize(struct cairn_home_memory *memory,
                                                        const char *label, uint64_t bytes,
                                                        struct cairn_sentence *why);
@@ -127,20 +132,22 @@ CAIRN_MUST_CHECK cairn_status cairn_home_memory_export(const struct cairn_home_m
                                                        uint64_t segment, int *fd_out,
                                                        uint64_t *bytes_out,
                                                        struct cairn_sentence *why);
-/* A segment goes back to the system before the rest: nothing works on it any more, and its addresses are
- * nobody's. What others have mapped of it stays theirs. Safe to call again. Any thread. */
+/* Gives one segment back to the system before the rest. Nothing may work on it any more, and its
+ * addresses belong to nobody. Processes that have mapped it keep it. Safe to call again. Any
+ * thread. */
 void cairn_home_memory_give(struct cairn_home_memory *memory, uint64_t segment);
 /* Nothing works on it any more. Safe to call again, and of what is all 0. */
 void cairn_home_memory_close(struct cairn_home_memory *memory);
 
 /* ---- memory of the device, or of one of its peers, that another process owns ----
  *
- * Its owner exported it as a descriptor (VMM, POSIX), which is used up in any case. It is mapped to be read,
- * at an address that cairn_home_has knows, so that works take it from where it lies. It stays readable until
- * it is released, also when its owner is gone. What is refused harms nothing. One thread for all of these.
- * CAIRN_ERR_REFUSED: memory of other devices, or a size that no memory has; CAIRN_ERR_NO_MEMORY, also where
- * as much is imported as the devices have; CAIRN_ERR_IO: the driver refuses it, or the device failed before,
- * and what its owner has goes through the host; CAIRN_ERR_UNSUPPORTED: of `host`. */
+ * Its owner exported it as a descriptor (VMM, POSIX), which is used up in any case. It is mapped
+ * for reading, at an address that cairn_home_has knows, so that works can read it where it lies. It
+ * stays readable until it is released, even when its owner is gone. A refused import changes
+ * nothing. One thread for all of these. CAIRN_ERR_REFUSED: memory of other devices, or a size that
+ * no memory has; CAIRN_ERR_NO_MEMORY, also where as much is imported as the devices have;
+ * CAIRN_ERR_IO: the driver refuses it, or the device failed before, and what its owner has goes
+ * through the host; CAIRN_ERR_UNSUPPORTED: of `host`. */
 CAIRN_MUST_CHECK cairn_status cairn_home_import(struct cairn_home *home, int fd, uint64_t bytes,
                                                 const void **address_out,
                                                 struct cairn_sentence *why);

@@ -1,4 +1,5 @@
-/* What a kind of home gives behind gpu/home.h, which says what each function does. Private to gpu/. */
+/* The functions that each kind of home provides behind gpu/home.h, which says what each does.
+ * Private to gpu/. */
 #ifndef CAIRN_GPU_HOME_KIND_H
 #define CAIRN_GPU_HOME_KIND_H
 

@@ -25,8 +25,9 @@ static uint64_t room_of(const struct cairn_home_memory *memory)
     return memory->room_bytes != 0 ? memory->room_bytes : memory->bytes;
 }
 
-/* What others have mapped cannot change its size: such a segment has the size that the room allows from the
- * first, and no pages but those that are touched. */
+/* The bytes of a segment's memfd. A segment that other processes have mapped cannot change its
+ * size. So an exportable segment has from the first the size that the room allows; only the pages
+ * that are touched take memory. */
 static uint64_t bytes_of(const struct cairn_home_memory *memory, uint64_t segment)
 {
     return cairn_segment_bytes(memory->is_exportable ? room_of(memory) : memory->bytes, segment);
@@ -100,7 +101,7 @@ cairn_status cairn_host_memory_open(struct cairn_home *home, const char *label,
     return status;
 }
 
-/* What others have mapped of it stays theirs. */
+/* Processes that have mapped the segment keep it. */
 void cairn_host_memory_give(struct cairn_home_memory *memory, uint64_t segment)
 {
     if (memory->segments[segment].fd < 0) return;

@@ -6,7 +6,7 @@
 
 #define FOLD_ROWS 4
 
-/* What is folded, from some element on. */
+/* The sources and the sums of a fold, from some element of the item on. */
 struct fold_of {
     uint64_t acc, sources;
     uint32_t source_count;

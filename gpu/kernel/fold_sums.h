@@ -22,8 +22,8 @@ KERNEL_FN uint64_t leaf_first_elem(const struct cairn_kernel_geometry *g, uint64
     return least(quantum * g->quantum_elems + within * CAIRN_LEAF_ELEMS, g->elems);
 }
 
-/* Of the item's n-th leaf: where it begins, counted from the item's first element, and its elements; none
- * where the item has no such leaf. */
+/* One leaf of an item: its first element, counted from the item's first element, and its elements.
+ * A leaf that the item does not have is empty. */
 struct leaf_run {
     uint64_t begin, elems;
 };
@@ -93,7 +93,8 @@ KERNEL_FN bool f64_is_finite(double x)
     return (bits >> 52 & 0x7ff) != 0x7ff;
 }
 
-/* Of a lane's share of the leaf, once more: only where the sum says that there is one. */
+/* Counts the non-finite elements of a lane's share of the leaf. It reads them once more, but only
+ * where the leaf's sum says that there is one. */
 KERNEL_FN uint32_t leaf_nonfinite(uint64_t acc, uint64_t elems, uint32_t eighth)
 {
     uint32_t count = 0;

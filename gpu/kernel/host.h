@@ -27,11 +27,11 @@ static inline void *cairn_kernel_memory_at(uint64_t address)
     return (void *)(uintptr_t)(address - m->at < m->bytes ? address + m->distance : address);
 }
 
-/* The first address that a kernel, or its ranges, reached on this thread without its type's alignment: a
- * device ends a launch there (CUDA_ERROR_MISALIGNED_ADDRESS). 0: none; whoever runs one sets it so before.
- * What is read there is zeros, and what is written is nowhere. */
+/* The first address that a kernel, or its ranges, reached on this thread without its type's
+ * alignment; 0: none. A device would end the launch there (CUDA_ERROR_MISALIGNED_ADDRESS). Whoever
+ * runs a kernel sets it to 0 before. Such an access reads zeros, and its writes are lost. */
 extern _Thread_local uint64_t cairn_kernel_misaligned;
-/* Such zeros, of so many bytes. */
+/* Memory for such an access of `bytes`: zeros. */
 void *cairn_kernel_misaligned_at(uint64_t address, size_t bytes);
 
 static inline void *cairn_kernel_aligned_at(uint64_t address, size_t bytes, size_t align)

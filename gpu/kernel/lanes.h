@@ -1,4 +1,5 @@
-/* What the lanes of a warp do together. Of values that a lane has no partner for, nothing is promised. */
+/* Operations of all lanes of a warp together. A lane that has no partner gets an unspecified
+ * value. */
 #ifndef CAIRN_GPU_KERNEL_LANES_H
 #define CAIRN_GPU_KERNEL_LANES_H
 

@@ -78,7 +78,7 @@ struct cairn_fold_item {
     uint64_t elems;
 };
 
-/* What a kernel needs of a struct cairn_geometry. */
+/* The fields of a struct cairn_geometry that kernels use. */
 struct cairn_kernel_geometry {
     uint64_t elems, quantum_elems, leaves_per_quantum;
 };

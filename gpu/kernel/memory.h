@@ -9,7 +9,7 @@ struct four {
     float of[4];
 };
 
-/* What one access moves. */
+/* The unit that one access moves. */
 struct f32x4 {
     float of[4];
 } __attribute__((aligned(16)));

@@ -1,4 +1,5 @@
-/* What a launch of each kernel touches: the `ranges` of gpu/kernel/host.h. Private to gpu/kernel. */
+/* The functions that say which memory a launch of each kernel touches: the `ranges` of
+ * gpu/kernel/host.h. Private to gpu/kernel. */
 #ifndef CAIRN_GPU_KERNEL_RANGES_H
 #define CAIRN_GPU_KERNEL_RANGES_H
 

@@ -77,7 +77,8 @@ KERNEL_FN bool update_has_v(enum update_rule rule)
     return rule == RULE_ADAMW || rule == RULE_ADAM;
 }
 
-/* What is not kept is 0, and so finite. */
+/* True if the element's results are finite. A moment that the optimizer does not keep is 0, and so
+ * finite. */
 KERNEL_FN bool update_is_finite(const struct update_elem *x, bool narrows)
 {
     if (narrows && (bf16_of_f32(x->p) & 0x7f80u) == 0x7f80u) return false;

@@ -1,16 +1,17 @@
-/* Leaf hashes, BLAKE2b-256 (RFC 7693, 3.2) of 0x00 and the leaf's elements: as many leaves at once as a
- * vector has 64-bit lanes. What a hash waits for is its own last block; lanes wait together. A lane whose
- * leaf ends takes the next one, so leaves may be of any lengths.
+/* Leaf hashes, BLAKE2b-256 (RFC 7693, 3.2) of 0x00 and the leaf's elements: as many leaves at once
+ * as a vector has 64-bit lanes. A hash can go on only when its previous block is done; the lanes
+ * wait for theirs together. A lane whose leaf ends takes the next leaf, so leaves may have any
+ * lengths.
  *
- * What limits it is the vector arithmetic: 14 operations a mix, 16 with AVX2, and 96 mixes a block. So
- * nothing else is done by vectors: a block's words are copied one by one, so that the words of a number lie
- * in a row, and while the block before them is mixed; the adds read them from memory, so that registers
- * hold the state alone.
+ * Its speed is limited by the vector arithmetic: 14 operations a mix, 16 with AVX2, and 96 mixes a
+ * block. So nothing else is done by vectors: a block's words are copied one by one, so that the
+ * words of a number lie in a row, and while the block before them is mixed; the adds read them from
+ * memory, so that registers hold the state alone.
  *
- * The 0x00 shifts the message by a byte against the leaf: block b is the leaf's bytes [128 b - 1, 128 b +
- * 127), read where they lie; the first and the last are put together in a buffer of the lane. A leaf with a
- * NaN is hashed out of a copy that has the one pattern (cairn_host_canonical). Without AVX2 the lanes would
- * be two: libsodium is faster. */
+ * The 0x00 shifts the message by a byte against the leaf: block b is the leaf's bytes [128 b - 1,
+ * 128 b + 127), read where they lie; the first and the last are put together in a buffer of the
+ * lane. A leaf with a NaN is hashed out of a copy that has the one pattern (cairn_host_canonical).
+ * Without AVX2 there would be only two lanes, and libsodium is faster. */
 #ifndef CAIRN_GPU_HOST_ISA_HASH_H
 #define CAIRN_GPU_HOST_ISA_HASH_H
 

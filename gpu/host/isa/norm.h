@@ -9,8 +9,9 @@
 #define LANES        ((size_t)32)
 #define LANE_VECTORS (LANES / HALF_ELEMS)
 
-/* Of one leaf: the square of element i is added to lane i mod 32, in order. A square is exact in double (48
- * bits), a multiple of 2^-298, and so is every rounded sum of them. */
+/* The lanes of one leaf's sum: the square of element i is added to lane i mod 32, in order of i. A
+ * square is exact in double (48 bits) and a multiple of 2^-298, and so is every rounded sum of
+ * squares. */
 struct lanes {
     f64_lanes of[LANE_VECTORS]; /* lane k is element k mod HALF_ELEMS of vector k / HALF_ELEMS */
 };

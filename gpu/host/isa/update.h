@@ -1,5 +1,5 @@
-/* What the optimizers share: the walk over a run of elements, a vector after the other, and the published
- * copy of each step of them while it is in registers or the nearest cache. */
+/* Common parts of the optimizers: the walk over a run of elements, one vector after another. Each
+ * step's published copy is written while the step is in registers or the nearest cache. */
 #ifndef CAIRN_GPU_HOST_ISA_UPDATE_H
 #define CAIRN_GPU_HOST_ISA_UPDATE_H
 
@@ -60,7 +60,7 @@ static inline f32_vector add_results(f32_vector seen, f32_vector p, f32_vector v
     return plus_twice(seen + v, p);
 }
 
-/* What cairn_update_fn returns. */
+/* Counts the elements with a result that is not finite, as cairn_update_fn returns them. */
 static uint64_t count_results(const struct cairn_update *u)
 {
     const bool narrows = u->wire != NULL && u->wire_dtype == CAIRN_BF16;

@@ -1,6 +1,7 @@
-/* Vectors of the instruction set that this file is compiled for, written as arithmetic: an operation on a
- * vector is that operation on each element, rounded once each, so the bits are those of a loop. What the
- * compilers have no word for (square root, stores around the cache) is below. Of gpu/host/isa only. */
+/* Vectors of the instruction set that this file is compiled for, written as arithmetic: an
+ * operation on a vector is that operation on each element, rounded once each, so the bits are those
+ * of a loop. Operations for which the compilers have no notation (square root, stores around the
+ * cache) are functions below. For gpu/host/isa only. */
 #ifndef CAIRN_GPU_HOST_ISA_VECTOR_H
 #define CAIRN_GPU_HOST_ISA_VECTOR_H
 
