@@ -33,7 +33,8 @@ bool cairn_addresses_find_absent(const char *devices, char out[CAIRN_PLACE_DEVIC
     return false;
 }
 
-/* What UCX's tcp asks of a device: an IP, and that it is up, at the other end of its cable, too. */
+/* True if UCX's tcp can use the device: it has an IP and is up, and so is the other end of its
+ * cable. */
 static bool is_usable(const struct ifaddrs *one, const char *device, size_t length)
 {
     const unsigned up = IFF_UP | IFF_RUNNING;

@@ -13,9 +13,10 @@ bool cairn_device_backend_ok(const char *backend);
 CAIRN_MUST_CHECK cairn_status cairn_device_open(struct cairn_shard *shard,
                                                 const struct cairn_shard_options *options,
                                                 struct cairn_sentence *why);
-/* What the device has done so far, where there is one. */
+/* Fills in what the device has done so far, if there is one. */
 void cairn_device_count(const struct cairn_shard *shard, Cairn__ShardStats *stats);
-/* What is told of it: borrows from the shard. */
+/* Fills in the description of the device, or of the host if there is none. `out` borrows from the
+ * shard. */
 void cairn_device_tell(struct cairn_shard *shard, Cairn__Home *out);
 
 #endif

@@ -1,4 +1,4 @@
-/* What the coordinator says: control messages become jobs, members and events of the cores. */
+/* Turns the coordinator's messages into jobs, members and events of the cores. */
 #include <stdlib.h>
 #include <string.h>
 

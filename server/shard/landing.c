@@ -1,8 +1,9 @@
-/* What comes from the fabric: judged, then told to the core, or to those who put and fetch.
+/* Messages from the fabric: each is judged, then told to the core, or to the functions that put and
+ * fetch.
  *
- * A header is nobody's until its job, member and token agree; such strangers are dropped and counted.
- * What a member sends and is not right is answered by a NAK. Nothing is received before it is judged, so
- * a wrong message changes nothing. */
+ * A header belongs to no member until its job, member and token agree; a stranger's message is
+ * dropped and counted. A member's wrong message is answered by a NAK. Nothing is received before it
+ * is judged, so a wrong message changes nothing. */
 #include <stdlib.h>
 
 #include "server/shard/job/members.h"

@@ -1,4 +1,4 @@
-/* What comes from the fabric: each message is judged, then received, answered or dropped. Loop thread. */
+/* Messages from the fabric: each one is judged, then received, answered or dropped. Loop thread. */
 #ifndef CAIRN_SHARD_LANDING_H
 #define CAIRN_SHARD_LANDING_H
 

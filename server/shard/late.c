@@ -1,12 +1,13 @@
-/* Of which contributors something is missing in the open round: asked when the step's deadline has passed,
- * or the round takes long. */
+/* Lists the contributors of which something is missing in the open round. The coordinator asks for
+ * it when the step's deadline has passed, or when the round takes long. */
 #include <stdlib.h>
 
 #include "server/shard/late.h"
 #include "server/shard/relay/relay.h"
 #include "server/shard/shard.h"
 
-/* What does not fit into a frame is not told: who is named first is reason enough. */
+/* Lacks that do not fit into a frame are left out: those that are named first suffice as a
+ * reason. */
 #define TOLD_MAX 16384
 
 struct list {

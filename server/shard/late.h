@@ -1,4 +1,4 @@
-/* Of which contributors something is missing in the open round. Loop thread. */
+/* Lists the contributors of which something is missing in the open round. Loop thread. */
 #ifndef CAIRN_SHARD_LATE_H
 #define CAIRN_SHARD_LATE_H
 

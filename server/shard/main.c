@@ -168,7 +168,8 @@ static bool is_local(const struct values *values)
     return strcmp(values->fabric_device, "lo") == 0;
 }
 
-/* Of any that may be made later: a card is "mlx5_0:1", anything else a device of the kernel. */
+/* True if a device of that name could be created later: a card is "mlx5_0:1", anything else a
+ * device of the kernel. */
 static bool may_be_device(const char *name, size_t length)
 {
     const size_t length_max = memchr(name, ':', length) != NULL ? CAIRN_PLACE_DEVICES_BYTES - 1
@@ -265,7 +266,7 @@ static cairn_status judge_name(const char *name, struct cairn_sentence *why)
                       name, CAIRN_NAME_MAX);
 }
 
-/* What the table of options cannot judge. */
+/* Judges the options whose rules the table of options cannot express. */
 static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
 {
     const struct values *values = of_daemon;

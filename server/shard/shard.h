@@ -4,8 +4,8 @@
  *                                            ├─ step.h ──┼─ own.c ─► fold, reduce, update (update.c)
  *   workers ────── landing.c ────────────────┘  (core)   └─ own.c ─► reduced, published (session.c)
  *
- * The rooms, from the lowest; each calls only those before it (tests/tree/tidy.py), and tells those behind it
- * by struct cairn_shard_up:
+ * The rooms, from the lowest. Each calls only the rooms before it (tests/tree/tidy.py), and tells
+ * the rooms behind it by struct cairn_shard_up:
  *   base/     what all stand on: the session's sends, a job's ledger, its members, what is counted of them
  *   memory/   what a job takes: reserved, made, given back; the planes that the state lies in
  *   collect/  what workers push: judged, landed, folded; which tiles workers hold
@@ -16,21 +16,22 @@
  *   move/     what comes to the part and goes from it when the layout changes
  * The files beside the rooms take what comes, from the coordinator (handlers.c) and the fabric (landing.c).
  *
- * One loop thread runs the control session, the fabric and the cores, and makes every decision. Pools
- * (pool.h) work for it: those of `host` and `device` do arithmetic on the state, each in its home
- * (compute.h), `files` (one thread) reads snapshots, `snapshots` (one) writes them, `memory` makes
- * pages. What they touch is theirs until `done` has run on the loop, but for the state that `snapshots` reads
- * while it is updated: state/staging.h.
+ * One loop thread runs the control session, the fabric and the cores, and makes every decision.
+ * Pools (pool.h) work for it: those of `host` and `device` do arithmetic on the state, each in its
+ * home (compute.h), `files` (one thread) reads snapshots, `snapshots` (one) writes them, `memory`
+ * makes pages. A pool owns the memory that its task touches until `done` has run on the loop
+ * thread. The exception is the state that `snapshots` reads while it is updated: state/staging.h.
  *
- * Memory: a job's part is counted, admitted against what the host and its control groups have, and made, or
- * it is refused (need.h, reserve.h); landing slots likewise as workers join, until they leave. Between
- * landing and publishing nothing is allocated. Replies (reply.h) and staging are allocated under bounds and
- * counted.
+ * Memory: a job's part is counted, admitted against what the host and its control groups have, and
+ * made; or it is refused (need.h, reserve.h). The same holds for landing slots, from when a worker
+ * joins until it leaves. Between landing and publishing nothing is allocated. Replies (reply.h) and
+ * staging are allocated under bounds and counted.
  *
- * A job's life: LOADING (a snapshot → SEALING; what origin.c makes → INITIALIZING) or INITIALIZING (puts)
- * → SEALING → SERVING → LEAVING. A job that is dropped is LEAVING until nothing in flight refers to it
- * (`busy` is 0); then it is freed. FAULTED: its coordinator broke the protocol; it does nothing any more.
- * A generation made of the one that serves is `staged`, a second job of its number: extend.h. */
+ * A job's life: LOADING (a snapshot → SEALING; what origin.c makes → INITIALIZING) or INITIALIZING
+ * (puts) → SEALING → SERVING → LEAVING. A job that is dropped is LEAVING until nothing in flight
+ * refers to it (`busy` is 0); then it is freed. FAULTED: the job's coordinator broke the protocol;
+ * the job does nothing any more. A generation made of the one that serves is `staged`, a second job
+ * of its number: extend.h. */
 #ifndef CAIRN_SHARD_SHARD_H
 #define CAIRN_SHARD_SHARD_H
 
@@ -186,7 +187,7 @@ struct cairn_shard_job {
     struct cairn_relay *relays; /* owned: the first may work */
 };
 
-/* What the rooms tell those above them: one table, in shard.c. */
+/* The calls by which rooms tell the rooms above them. There is one table, in shard.c. */
 struct cairn_shard_up {
     /* Nothing refers to the job any more. */
     void (*unused)(struct cairn_shard_job *job);
@@ -196,14 +197,14 @@ struct cairn_shard_up {
     /* The load of a LOADING job has ended. */
     void (*loaded)(struct cairn_shard_job *job, cairn_status status,
                    const struct cairn_sentence *why, bool puts_follow);
-    /* What was sent out of a published copy is sent: an UPDATE may wait for that. */
+    /* Sends out of a published copy have ended: an UPDATE may wait for that. */
     void (*copies_ended)(struct cairn_shard_job *job);
     /* The collector may rest, and a Fence waits for that: job->move.fence. */
     void (*rests)(struct cairn_shard_job *job);
-    /* The job does nothing any more; it is freed: what moves of it ends. */
+    /* The job does nothing any more, or (moves_free) is being freed: its moves end. */
     void (*moves_end)(struct cairn_shard_job *job);
     void (*moves_free)(struct cairn_shard_job *job);
-    /* What was released is unmapped. */
+    /* Memory that was released is unmapped. */
     void (*memory_back)(struct cairn_shard *shard);
 };
 

@@ -17,8 +17,8 @@ static size_t count_others(const struct cairn_shard *shard)
     return count;
 }
 
-/* The coordinator knows nothing of it: it hears of it by another Hello. What it has asked meanwhile it asks
- * again. */
+/* Closes the connection, since the coordinator knows nothing of the failure and learns it from the
+ * next Hello. Requests that it has made meanwhile it makes again. */
 static void tell(struct cairn_shard *shard, const char *failure)
 {
     cairn_log_error("this shard is unfit: %s", failure);

@@ -1,4 +1,4 @@
-/* What this build and this host do not have. */
+/* Finds which optional features this build and this host lack. */
 #include <dirent.h>
 #include <string.h>
 

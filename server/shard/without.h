@@ -5,7 +5,8 @@
 
 #include "proto/spec/without.h"
 
-/* What this build and this host do not have, bits of enum cairn_without; reads /sys. */
+/* The optional features that this build and this host lack, as bits of enum cairn_without. Reads
+ * /sys. */
 uint32_t cairn_shard_find_without(bool has_device);
 
 #endif

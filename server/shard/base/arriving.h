@@ -56,7 +56,7 @@ void cairn_arriving_begin(struct cairn_shard *shard, const struct cairn_arriving
 void cairn_arriving_on_page(struct cairn_shard *shard, uint32_t request, const Cairn__Page *page);
 /* All pages are here, and what is made of them. */
 bool cairn_arriving_whole(const struct cairn_arriving *arriving);
-/* What was made of it; `take`: which is the caller's from here on. */
+/* The result of `prepare` and `make`. Taking it makes it the caller's. */
 void *cairn_arriving_made(const struct cairn_arriving *arriving);
 void *cairn_arriving_take(struct cairn_arriving *arriving);
 /* Within `whole`, as its last act: a thread runs the kind's `make`, then `whole` is called once more. */
@@ -70,7 +70,8 @@ void cairn_arriving_end(struct cairn_shard *shard, struct cairn_arriving *arrivi
 /* Frees it without an answer. */
 void cairn_arriving_drop(struct cairn_shard *shard, struct cairn_arriving *arriving);
 void cairn_arriving_drop_all(struct cairn_shard *shard);
-/* Those that were dropped while a thread prepared them: when the threads have ended. */
+/* Frees the messages that were dropped while a thread prepared them. The threads must have
+ * ended. */
 void cairn_arriving_release(struct cairn_shard *shard);
 
 #endif

@@ -18,11 +18,11 @@ enum cairn_way {
     CAIRN_WAY_ONE_SIDED, /* carried, and read by the receiver out of the sender's memory */
     CAIRN_WAY_DEVICE,    /* shared, and memory of a card, which reads it where it lies */
 };
-/* Of a path of proto/fabric/fabric.h. */
+/* The way that a path's name (proto/fabric/fabric.h) stands for. */
 enum cairn_way cairn_way_of(const char *path);
 
-/* Shared: through memory of this host or its cards, of which device: the host did not see it; carried: any
- * other way, of which one_sided. */
+/* Bytes by way. Shared: through memory of this host or of its cards; `device` counts the part of it
+ * that the host did not see. Carried: by any other way; `one_sided` counts a part of it. */
 struct cairn_bytes {
     uint64_t pushed_shared, pushed_carried, fetched_shared, fetched_carried, put;
     uint64_t pushed_one_sided, fetched_one_sided;
@@ -43,7 +43,8 @@ struct cairn_bytes_list {
     Cairn__BytesTold *told;      /* owned: [count] */
     Cairn__BytesTold **pointers; /* owned: [count], to these */
 };
-/* Of each job that serves one of all, then of workers, at most CAIRN_BYTES_TOLD_MAX. Without memory: none. */
+/* Lists one entry for each job, then one for each of its workers, at most CAIRN_BYTES_TOLD_MAX in
+ * all. Jobs that are staged or LEAVING are left out. Without memory the list is empty. */
 void cairn_bytes_list(const struct cairn_shard *shard, struct cairn_bytes_list *out);
 void cairn_bytes_list_release(struct cairn_bytes_list *list);
 
@@ -53,7 +54,7 @@ struct cairn_memory_list {
     Cairn__MemoryTold told[CAIRN_MEMORY_TOLD_JOBS];
     Cairn__MemoryTold *pointers[CAIRN_MEMORY_TOLD_JOBS];
 };
-/* Of each job; generations of one are added up. */
+/* Lists the memory of each job; the generations of a job are added up. */
 void cairn_memory_list(const struct cairn_shard *shard, struct cairn_memory_list *out);
 
 #endif

@@ -21,15 +21,16 @@ void cairn_shard_job_idle(struct cairn_shard_job *job);
 /* At the end of what the fabric calls: tells the core of receives that ended, and closes peers that were
  * cut. */
 void cairn_shard_job_settle(struct cairn_shard_job *job);
-/* What works where a local element of the job's planes lies; any thread. */
+/* The compute that works where a local element of the job's planes lies. Any thread. */
 struct cairn_compute *cairn_shard_job_home(const struct cairn_shard_job *job, uint64_t local_elem);
 /* The job does nothing any more: a wrong parameter must not be published. */
 void cairn_shard_job_fault(struct cairn_shard_job *job, const char *why);
-/* Of work on the job's planes: true if it failed. Then the job is stopped; with it, if its home failed, are
- * all that have planes there, but for those that are LOADING: their load ends so. */
+/* To be called after work on the job's planes: true if the work failed. Then the job is stopped. If
+ * its home failed, all jobs with planes in that home are stopped too, except those that are
+ * LOADING: their own load ends with the failure. */
 bool cairn_shard_job_failed(struct cairn_shard_job *job, cairn_status status,
                             const struct cairn_sentence *why);
-/* The same of a run; `why` is the compute's. */
+/* The same for a run; the reason is that of the run's compute. */
 bool cairn_shard_job_run_failed(struct cairn_shard_job *job, const struct cairn_run *run);
 /* Bytes that a decision of the job may have beside itself. */
 size_t cairn_shard_payload_max(const struct cairn_shard_job *job);

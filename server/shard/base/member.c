@@ -48,7 +48,8 @@ void cairn_members_add(struct cairn_shard_job *job, struct cairn_member *member)
     job->members.count++;
 }
 
-/* Those behind it in its run may have to move up. */
+/* Takes the member out of the hash table. The members behind it in its run may have to move up, so
+ * that a search still finds them. */
 void cairn_members_take_out(struct cairn_shard_job *job, const struct cairn_member *member)
 {
     size_t i = place_of(job, member->number);

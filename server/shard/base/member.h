@@ -53,7 +53,7 @@ CAIRN_MUST_CHECK cairn_status cairn_members_make_room(struct cairn_shard_job *jo
 void cairn_members_add(struct cairn_shard_job *job, struct cairn_member *member);
 void cairn_members_take_out(struct cairn_shard_job *job, const struct cairn_member *member);
 
-/* What HELLO and GRANT to it say: proto/wire/chunk.h. */
+/* The way's number that HELLO and GRANT to the member carry: proto/wire/chunk.h. */
 uint64_t cairn_member_way(const struct cairn_member *member);
 /* Its connection, if it has one, is to be closed when the actions at hand are done. */
 void cairn_member_cut(struct cairn_shard_job *job, uint64_t number);

@@ -1,4 +1,4 @@
-/* What is said to the coordinator. */
+/* Sends messages to the coordinator. */
 #include <stdarg.h>
 #include <stdio.h>
 

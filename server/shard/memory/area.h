@@ -1,10 +1,11 @@
-/* What of a job's planes lies on a device: areas of its memory. One is taken for what the job has when it is
- * made, and one for what comes with each layout after that; what stays keeps its place. In an area plane
- * follows plane, and in a plane the extents that keep it stand one behind the other. A segment of an area in
- * which nothing is left goes back to the device, and so does the area, with the last of them.
+/* Areas: the parts of a job's planes that lie on a device. One area is taken for the extents that
+ * the job has when it is made, and one for the extents that come with each later layout; extents
+ * that stay keep their places. In an area plane follows plane, and in a plane the extents that keep
+ * it stand one behind the other. A segment of an area in which nothing is left goes back to the
+ * device, and the area goes with its last segment.
  *
- * Places are as constant as the view that has them (collect/view.h): any thread follows them. All else: loop
- * thread. */
+ * Places are as constant as the view that has them (collect/view.h): any thread may follow them.
+ * All else: loop thread. */
 #ifndef CAIRN_SHARD_MEMORY_AREA_H
 #define CAIRN_SHARD_MEMORY_AREA_H
 
@@ -42,9 +43,9 @@ void cairn_place_mark(const struct cairn_place *place, const struct cairn_form *
 void cairn_areas_trim(struct cairn_planes *planes, struct cairn_shard *shard);
 /* They lie on the device anew, whole: gives back what was given before. */
 void cairn_areas_give_gone(struct cairn_planes *planes);
-/* What they take of the device, with what no element uses. */
+/* The bytes that the areas take of the device, with the bytes that no element uses. */
 uint64_t cairn_areas_bytes(const struct cairn_planes *planes);
-/* Of an area, whether its bytes there are gone. */
+/* True if the segment of the area in which `at` lies went back to the device. */
 bool cairn_area_is_gone(const struct cairn_area *area, uint64_t at);
 /* All of them; on another thread, if `shard` is not NULL. */
 void cairn_areas_close(struct cairn_planes *planes, struct cairn_shard *shard);

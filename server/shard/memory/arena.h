@@ -1,8 +1,10 @@
-/* A large array of a shard: addresses as a whole, pages when they are taken (reserve.h) or touched. State and
- * what members map lie in a home's segments (gpu/home.h), which in the host's are memfds (so that a
- * supervisor can hold them for a restarted daemon); landing slots and staging are anonymous; what lies in a
- * device's home has no pages of the host. What an arena takes is counted by the shard's budget at its full
- * size, touched or not. Any thread, but sharing is the loop's; the one that opened it closes it. */
+/* A large array of a shard. Its addresses are reserved as a whole, its pages when they are taken
+ * (reserve.h) or touched. State and the copies that members map lie in a home's segments
+ * (gpu/home.h); in the host's home these are memfds, so that a supervisor can hold them for a
+ * restarted daemon. Landing slots and staging are anonymous. An arena in a device's home has no
+ * pages of the host. The shard's budget counts an arena at its full size, touched or not. Any
+ * thread may use an arena; only the loop thread shares it, and the thread that opened it closes
+ * it. */
 #ifndef CAIRN_SHARD_MEMORY_ARENA_H
 #define CAIRN_SHARD_MEMORY_ARENA_H
 
@@ -19,7 +21,7 @@ struct cairn_arena {
     uint8_t *base; /* owned; at the beginning of a line, zero at first; NULL if bytes is 0 */
     size_t bytes;
     size_t begin; /* bytes of the mapping before it: proto/fabric/stagger.h */
-    /* owned; all 0: anonymous. Of a device's home, base is an address there */
+    /* owned; all 0: anonymous. In a device's home, base is an address there */
     struct cairn_home_memory memory;
     struct cairn_arena_shown *shown; /* owned: [segments]; NULL: nobody maps it */
     struct cairn_home *pins_for;     /* borrowed: whose device copies it by itself; NULL: none */
@@ -35,7 +37,7 @@ CAIRN_MUST_CHECK cairn_status cairn_arena_open_state(const char *label, uint64_t
                                                      enum cairn_update_stream stream,
                                                      struct cairn_arena *arena_out,
                                                      struct cairn_sentence *why);
-/* What may be shared: it begins with its first segment. */
+/* Opens an arena that may be shared: it begins with its first segment. */
 CAIRN_MUST_CHECK cairn_status cairn_arena_open_shared(struct cairn_home *home, const char *label,
                                                       uint64_t bytes, struct cairn_arena *arena_out,
                                                       struct cairn_sentence *why);
@@ -52,7 +54,8 @@ CAIRN_MUST_CHECK cairn_status cairn_arena_resize(struct cairn_arena *arena, cons
 CAIRN_MUST_CHECK cairn_status cairn_arena_open_scratch(const char *label, uint64_t bytes,
                                                        struct cairn_arena *arena_out,
                                                        struct cairn_sentence *why);
-/* Of a home that is not the host's: complete, and the host may not follow its addresses. */
+/* Opens an arena in a home that is not the host's: all of it has memory at once, and the host may
+ * not follow its addresses. */
 CAIRN_MUST_CHECK cairn_status cairn_arena_open_home(struct cairn_home *home, const char *label,
                                                     uint64_t bytes, struct cairn_arena *arena_out,
                                                     struct cairn_sentence *why);
@@ -62,17 +65,19 @@ CAIRN_MUST_CHECK cairn_status cairn_arena_open_home(struct cairn_home *home, con
  * see that there is room (server/base/headroom.h). Any thread, several at a time. */
 CAIRN_MUST_CHECK cairn_status cairn_arena_take(const struct cairn_arena *arena, uint64_t from,
                                                uint64_t bytes);
-/* A device's home copies from and to it: what cairn_arena_pin is told of is pinned, until it goes back. */
+/* From now on a device's home copies from and to the arena: what cairn_arena_pin is told of is
+ * pinned until it is given back. */
 void cairn_arena_pins_for(struct cairn_arena *arena, struct cairn_home *home);
-/* Of bytes that were taken; nothing to do if no device copies them. Not CAIRN_OK: copies of them are slower,
- * as `why` says, and right. Any thread, several at a time. */
+/* Pins bytes that were taken; does nothing if no device copies them. Not CAIRN_OK: their copies are
+ * slower, as `why` says, but right. Any thread, several at a time. */
 CAIRN_MUST_CHECK cairn_status cairn_arena_pin(const struct cairn_arena *arena, uint64_t from,
                                               uint64_t bytes, struct cairn_sentence *why);
-/* Of a scratch arena: its pages from the first that begins within these bytes to the last that they touch go
- * back to the system; 0.2 ms a MiB. Nobody uses them, or what is behind them. */
+/* Gives back pages of a scratch arena to the system: from the first page that begins within these
+ * bytes to the last page that they touch. Nobody may use these bytes, or the rest of the last page.
+ * It takes 0.2 ms a MiB. */
 void cairn_arena_give(const struct cairn_arena *arena, uint64_t from, uint64_t bytes);
-/* Of the others: a whole segment goes back to the system: nobody uses its addresses any more, and it is not
- * shown any more. Processes that have it mapped keep it. */
+/* Gives back a whole segment of an arena that is not scratch. Nobody uses its addresses any more,
+ * and it is not shown any more. Processes that have mapped it keep it. */
 void cairn_arena_give_segment(struct cairn_arena *arena, uint64_t segment);
 
 /* Members of this host may map it, a region a segment, and nobody but this process writes to it; false: they

@@ -88,7 +88,7 @@ uint64_t cairn_planes_device_end(const struct cairn_planes *planes)
     return planes->parked ? 0 : planes->host_from;
 }
 
-/* What the extents keep of a plane from a local element on. */
+/* The bytes of a plane that the extents keep from local element `from` on. */
 static uint64_t bytes_kept(const struct cairn_planes *planes, enum cairn_plane plane, uint64_t from)
 {
     uint64_t bytes = 0;

@@ -1,5 +1,6 @@
-/* The planes of a job's part: parameters, the optimizer's moments and the sums of a round. What a plane is,
- * one table says (plane.c), and who handles planes walks all of them by number: one more is a line of it.
+/* The planes of a job's part: parameters, the optimizer's moments and the sums of a round. One
+ * table (plane.c) says what each plane is, and code that handles planes walks all of them by
+ * number: another plane is one more line of the table.
  *
  *   local elements   0 ......... host_from ......... local_end
  *                    on a device │ in host memory
@@ -40,7 +41,7 @@ bool cairn_form_keeps(const struct cairn_form *form, enum cairn_plane plane);
 /* The extent keeps the plane, and the plane is state. Any number may be asked. */
 bool cairn_form_stores(const struct cairn_form *form, int plane);
 cairn_dtype cairn_form_dtype(const struct cairn_form *form, enum cairn_plane plane);
-/* What so many elements of the extent take; 0: it does not keep the plane. */
+/* The bytes of so many elements of the extent; 0: the extent does not keep the plane. */
 uint64_t cairn_form_bytes(const struct cairn_form *form, enum cairn_plane plane, uint64_t elems);
 
 /* In host memory a plane stands by local element, a word of 4 bytes each: a blob's bytes stand dense where
@@ -60,7 +61,7 @@ struct cairn_planes {
 #define CAIRN_PLANES_ALL UINT64_MAX
 
 #define CAIRN_PLANE_ALIGN 512u
-/* Of a device's memory what is taken is a multiple of that, which is what cards give. */
+/* Memory of a device is taken in multiples of this, since cards give it in such units. */
 #define CAIRN_PLANE_UNIT_BYTES ((uint64_t)2 << 20)
 static inline uint64_t cairn_plane_units(uint64_t bytes)
 {
@@ -79,8 +80,8 @@ uint64_t cairn_planes_cut(const struct cairn_shard_map *map, double host_fractio
 /* Up to which element they lie on a device now. */
 uint64_t cairn_planes_device_end(const struct cairn_planes *planes);
 
-/* Those of a job that lie in host memory, at 0: elements from host_from on, which may get up to room_elems
- * local elements later. CAIRN_ERR_NO_MEMORY: to be closed all the same. */
+/* Opens a job's planes in host memory, all 0: elements from host_from on, which may later grow to
+ * room_elems local elements. On CAIRN_ERR_NO_MEMORY `planes` is to be closed all the same. */
 CAIRN_MUST_CHECK cairn_status cairn_planes_open(struct cairn_planes *planes,
                                                 const struct cairn_shard_map *map,
                                                 const struct cairn_form *forms, uint64_t host_from,
@@ -103,7 +104,7 @@ CAIRN_MUST_CHECK cairn_status cairn_planes_grow(struct cairn_planes *planes,
 CAIRN_MUST_CHECK cairn_status cairn_planes_reserve_elems(
     const struct cairn_planes *planes, enum cairn_plane plane, const struct cairn_form *form,
     uint64_t first, uint64_t local_elem, uint64_t elems, struct cairn_reserve *reserve);
-/* What the extents keep of the state. */
+/* The bytes of state that the extents keep. */
 uint64_t cairn_planes_state_bytes(const struct cairn_planes *planes);
 /* Where a local element of an extent stands, in its home. NULL: the extent does not keep the plane. */
 void *cairn_planes_at(const struct cairn_planes *planes, enum cairn_plane plane, size_t extent,

@@ -158,7 +158,8 @@ static void reserve_free(struct cairn_reserve *reserve)
     free(reserve);
 }
 
-/* What follows may ask for more, and the next may need to see it: the turn ends last. */
+/* Ends the first reserve. Its turn ends last, after `done`: `done` may reserve more, and the next
+ * reserve may need to see what it took. */
 static void end_first(struct cairn_reserve *reserve)
 {
     struct cairn_shard_job *job = reserve->request.job;

@@ -35,13 +35,14 @@ struct cairn_shard_memory {
     uint64_t give_max_bytes;        /* of a turn; CAIRN_GIVE_MAX_BYTES */
 };
 
-/* What of whom. On the loop thread, but for `took`, and for `prepare` where that is said. */
+/* A request for memory, by one job. The callbacks run on the loop thread, except for `took`, and
+ * for `prepare` if prepares_on_thread. */
 struct cairn_reserve_request {
     struct cairn_shard_job *job; /* borrowed */
     const char *what;            /* "the state": static; the job's name follows it in a refusal */
     /* Its turn came: adds what it needs, or nothing. CAIRN_ERR_NO_MEMORY */
     cairn_status (*prepare)(struct cairn_reserve *reserve, struct cairn_shard_job *job);
-    /* What `prepare` reads stays as it is, and may be a million extents. */
+    /* `prepare` runs on a thread: what it reads does not change, and may be a million extents */
     bool prepares_on_thread;
     /* There is room for it, and pages begin to be made; `done` follows. May be NULL. */
     void (*judged)(const struct cairn_reserve_request *request);
