@@ -231,7 +231,8 @@ static void on_turn(uv_timer_t *timer)
     cairn_create_on_memory_back(shard);
 }
 
-/* Of those behind `keep`, as many of the last ones as this turn may. */
+/* How many slots this turn of the loop may give back: the last ones of those behind `keep`, as far
+ * as the turn's bytes go, but at least one a turn. */
 static uint32_t slots_of_turn(const struct cairn_shard_job *job, uint32_t keep)
 {
     const struct cairn_shard *shard = job->shard;

@@ -35,7 +35,8 @@ static uint64_t newest_held(const struct cairn_shard *shard, uint64_t number)
     return newest;
 }
 
-/* Those of that number up to a generation: when one is freed, a create that waited may make a newer one. */
+/* Makes the generations of the job up to generation_max leave, except `but`. When one of them is
+ * freed, a create that waited may make a newer one. True if any left. */
 static bool leave_all(struct cairn_shard *shard, uint64_t number, uint64_t generation_max,
                       const struct cairn_shard_job *but)
 {
@@ -101,7 +102,8 @@ static void create_open(struct cairn_shard *shard, struct cairn_arriving *create
     cairn_arriving_drop(shard, create);
 }
 
-/* What it is made of goes on serving. One that was given up may be there still. */
+/* Creates a new generation beside the one that it extends, which goes on serving. A generation that
+ * was given up earlier may still be there: it leaves first. */
 static void create_beside(struct cairn_shard *shard, struct cairn_arriving *create)
 {
     const uint64_t number = create_message(create)->job;
@@ -213,7 +215,7 @@ void cairn_create_on_message(struct cairn_shard *shard, uint32_t request, Cairn_
     cairn_arriving_begin(shard, &create_kind, request, &message->base, bytes);
 }
 
-/* Those of that number that wait, or whose pages are on their way. */
+/* Ends the creates of that job that wait, or whose pages are on their way. */
 static void end_creates(struct cairn_shard *shard, uint64_t number)
 {
     struct cairn_sentence why;

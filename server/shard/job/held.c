@@ -1,6 +1,6 @@
-/* What is held, and of which store. State outlives the coordinator that made it: a coordinator of another
- * store, or one whose store is an older copy, is not obeyed. It may ask what is held, and by its operator's
- * word adopt it or have it dropped. */
+/* Which parts a shard holds, and of which store. State outlives the coordinator that made it: a
+ * coordinator of another store, or one whose store is an older copy, is not obeyed. It may ask
+ * which parts are held; if its operator says so, it may adopt them or have them dropped. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +33,7 @@ struct cairn_shard_job *cairn_held_find(struct cairn_shard *shard, uint64_t numb
     return job;
 }
 
-/* What a Hello has no room for. */
+/* Fills in the fields for which a Hello has no room. */
 static void fill_more(const struct cairn_shard_job *job, Cairn__HeldJob *out)
 {
     const struct cairn_version version = cairn_step_version(job->collector.step);

@@ -1,12 +1,13 @@
 /* The connections to the members of a job.
  *
- * A connection is made when a member joins. When it goes down it is made again with the member's next
- * message, and, if the member was heard on it, after a moment: so a dead worker costs one try, and one that
- * is back is connected by its own HELLO. Not at once: UCX 1.13 aborts when the other end is just dying
- * (tcp_ep.c:478), and when both ends of a broken connection begin anew together (tcp_cm.c:519). By what is
- * made again the member is greeted: so it learns that what was sent on the one before may be lost
- * (proto/wire/chunk.h). By the first one nothing is sent before the member's own HELLO: two that begin to
- * speak at once are what UCX is bad at. */
+ * A connection is made when a member joins. When it goes down it is made again with the member's
+ * next message, and, if the member was heard on it, after a moment: so a dead worker costs one try,
+ * and one that is back is connected by its own HELLO. Not at once: UCX 1.13 aborts when the other
+ * end is just dying (tcp_ep.c:478), and when both ends of a broken connection begin anew together
+ * (tcp_cm.c:519). On a connection that is made again the shard greets the member, which so learns
+ * that messages on the connection before may be lost (proto/wire/chunk.h). On the first connection
+ * the shard sends nothing before the member's own HELLO, since UCX is bad at two ends that begin to
+ * speak at once. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>

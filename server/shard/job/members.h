@@ -9,7 +9,8 @@ CAIRN_MUST_CHECK cairn_status cairn_member_join(struct cairn_shard_job *job,
                                                 const Cairn__MemberJoin *message,
                                                 struct cairn_sentence *why);
 void cairn_member_leave(struct cairn_shard_job *job, uint64_t number);
-/* Those that the coordinator has not told of in this session left while it was away: removed. */
+/* Removes the members that the coordinator has not named in this session: they left while it was
+ * away. */
 void cairn_members_forget_untold(struct cairn_shard_job *job);
 void cairn_members_release(struct cairn_shard_job *job);
 /* A message of the member came: connects the member if it is not connected. */

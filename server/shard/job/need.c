@@ -62,7 +62,8 @@ static uint32_t small_slots(const struct cairn_job_spec_data *spec, uint32_t mem
     return count;
 }
 
-/* Of the largest chunk that any layout gives a shard: what has room for one goes on whatever comes. */
+/* The elements of the largest chunk that any layout can give a shard. A shard with room for such a
+ * chunk can go on whichever layout comes. */
 static uint64_t largest_chunk(const struct cairn_job_spec_data *spec, uint32_t chunk_leaves)
 {
     const uint64_t most = (uint64_t)chunk_leaves * CAIRN_LEAF_ELEMS;

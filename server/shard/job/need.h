@@ -1,5 +1,5 @@
-/* What a job's part takes of its shard's memory, by kind. The shard admits a job by it, and `cairn job plan`
- * says it beforehand. Pure; any thread. */
+/* How much of its shard's memory a job's part takes, by kind. The shard admits a job by this, and
+ * `cairn job plan` says it beforehand. Pure; any thread. */
 #ifndef CAIRN_SHARD_JOB_NEED_H
 #define CAIRN_SHARD_JOB_NEED_H
 
@@ -38,12 +38,13 @@ struct cairn_need {
     size_t slot_bytes, small_bytes, put_bytes, reply_bytes;
 };
 
-/* Of the host's memory. */
+/* The sum of all kinds that lie in host memory. */
 uint64_t cairn_memory_sum(const struct cairn_memory *memory);
 
-/* Of a job that at most member_max workers join at a time, of a spec that cairn_spec_check took. forms_out:
- * [map->extent_count], zeroed; NULL: not wanted. has_device: the shard's state lies on a device.
- * CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_INVALID: what the spec says is not possible. */
+/* Computes the need of a job that at most member_max workers join at a time, from a spec that
+ * cairn_spec_check accepted. forms_out: [map->extent_count], zeroed; NULL: not wanted. has_device:
+ * the shard's state lies on a device. CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_INVALID: the spec asks for
+ * something that is not possible. */
 CAIRN_MUST_CHECK cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
                                             const struct cairn_shard_map *map, uint32_t member_max,
                                             bool has_device, struct cairn_form *forms_out,

@@ -97,7 +97,8 @@ static cairn_status make_tables(struct cairn_shard_job *job, struct cairn_senten
 
 /* ---- reserving ---- */
 
-/* Of the budget: what it takes, and what the workers add without whom no round opens. */
+/* The least that the budget must have: the job's own memory, and what the workers add without whom
+ * no round opens. */
 static uint64_t least_bytes(const struct cairn_shard_job *job, const struct cairn_need *need)
 {
     return cairn_memory_sum(&need->memory) +
@@ -177,7 +178,8 @@ cairn_status cairn_shard_job_judge_device(const struct cairn_shard_job *job, uin
                              job->shard->memory.budget.used_bytes));
 }
 
-/* What workers add is taken as they join (admit.c): a job that could never open a round is refused now. */
+/* Takes the job's own memory from the budget; what workers add is taken as they join (admit.c). A
+ * job that could never open a round is refused here already. */
 static cairn_status take_budget(struct cairn_shard_job *job, const struct cairn_need *need,
                                 struct cairn_sentence *why)
 {
@@ -217,7 +219,8 @@ static cairn_status open_arenas(struct cairn_shard_job *job, const struct cairn_
                                     &job->landing.arena, why);
 }
 
-/* What the loop alone does: memory of the device, and memory that the fabric shows. */
+/* Opens the memory that only the loop thread may open: that of the device, and that which the
+ * fabric shows. */
 static cairn_status open_shown(struct cairn_shard_job *job, const struct cairn_need *need,
                                struct cairn_sentence *why)
 {
@@ -234,7 +237,8 @@ uint64_t cairn_shard_job_device_bytes(const struct cairn_shard_job *job, bool al
     return cairn_areas_bytes(&job->planes) + cairn_published_device_bytes(job, all);
 }
 
-/* What a device copies in every round, or every chunk of once. Planes in host memory it does not touch. */
+/* Has the arenas pinned that a device copies in every round, or once for every chunk. A device does
+ * not touch planes that lie in host memory. */
 static void pin_arenas(struct cairn_shard_job *job)
 {
     struct cairn_arena *arenas[] = { &job->landing.arena, &job->puts.arena };
@@ -254,7 +258,8 @@ static cairn_status make_round(struct cairn_shard_job *job, struct cairn_sentenc
 
 /* ---- freed ---- */
 
-/* What no loop, fabric or budget has to do with: to free a million tensors takes a quarter of a second. */
+/* Frees the tables that no loop, fabric or budget has to do with. On another thread, since freeing
+ * a million tensors takes a quarter of a second. */
 static void free_tables(void *arg)
 {
     struct cairn_shard_job *job = arg;

@@ -9,9 +9,9 @@ struct cairn_shard_map;
 struct cairn_shard;
 struct cairn_shard_job;
 
-/* What a create says, of which spec and layout are here, as a job that the shard does not know yet: any
- * thread, since a million tensors take seconds. CAIRN_ERR_MALFORMED, _INVALID, _UNSUPPORTED: the spec or the
- * layout; CAIRN_ERR_NO_MEMORY. */
+/* Makes a job, which the shard does not know yet, of a create whose spec and layout are complete.
+ * Any thread, since a million tensors take seconds. CAIRN_ERR_MALFORMED, _INVALID, _UNSUPPORTED:
+ * the spec or the layout is wrong; CAIRN_ERR_NO_MEMORY. */
 struct cairn_shard_draft;
 CAIRN_MUST_CHECK cairn_status cairn_shard_draft_open(struct cairn_shard *shard,
                                                      const Cairn__JobCreate *message,
@@ -51,8 +51,8 @@ CAIRN_MUST_CHECK cairn_status cairn_shard_job_judge_device(const struct cairn_sh
                                                            uint64_t device_bytes,
                                                            uint64_t host_bytes,
                                                            struct cairn_sentence *why);
-/* What it takes of the device, with what no element uses; of published copies all that are to be there, or
- * those that are. */
+/* The bytes that the job takes of the device, with the bytes that no element uses. Of published
+ * copies it counts all that are to be there (`all`), or only those that are. */
 uint64_t cairn_shard_job_device_bytes(const struct cairn_shard_job *job, bool all);
 /* Folds that keep all homes at work that a part of this map has chunks in. */
 uint32_t cairn_shard_job_folds_wanted(const struct cairn_shard_job *job,

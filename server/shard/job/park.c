@@ -98,7 +98,8 @@ static bool describe(struct cairn_run *run, uint32_t item, uint32_t stage,
     return false;
 }
 
-/* The planes lie where they were copied to. What they were in goes back, and then it is answered. */
+/* Ends a move: the planes lie where they were copied to. The memory in which they lay is given
+ * back, and only then is the request answered. */
 static void settle(struct cairn_shard_job *job)
 {
     struct cairn_shard *shard = job->shard;

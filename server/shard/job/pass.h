@@ -13,7 +13,8 @@
 
 struct cairn_shard_job;
 
-/* What passes do differently: as of struct cairn_run. */
+/* The functions in which kinds of passes differ; describe and conclude are as in struct
+ * cairn_run. */
 struct cairn_pass_kind {
     bool (*describe)(struct cairn_run *run, uint32_t item, uint32_t stage,
                      struct cairn_works *works);
@@ -21,7 +22,8 @@ struct cairn_pass_kind {
     void (*done)(struct cairn_shard_job *job); /* of one that did not fail */
 };
 
-/* What of a pass is done in one home: some of the trained chunks, then some of all chunks. */
+/* The part of a pass that is done in one home: some of the trained chunks, then some of all
+ * chunks. */
 struct cairn_pass_part {
     struct cairn_run run; /* first */
     struct cairn_shard_job *job;
@@ -30,8 +32,8 @@ struct cairn_pass_part {
     uint32_t trained_count;        /* of the pass at hand */
 };
 
-/* The round at hand. REDUCE, UPDATE and the first publish are passes over the chunks here, one at a time:
- * what has [table.trained_count] elements is by chunk. */
+/* The round at hand. REDUCE, UPDATE and the first publish are passes over the chunks here, one at a
+ * time. Arrays of [table.trained_count] are indexed by chunk. */
 struct cairn_pass {
     struct cairn_pass_part device, host;   /* of the pass at hand */
     uint32_t parts_left;                   /* under way */
@@ -73,7 +75,7 @@ struct cairn_pass {
 CAIRN_MUST_CHECK cairn_status cairn_pass_open(struct cairn_shard_job *job,
                                               const struct cairn_chunk_table *table);
 void cairn_pass_close(struct cairn_shard_job *job);
-/* What a pass has by chunk, made for another table. */
+/* The arrays of a pass that are indexed by chunk, made for another table. */
 struct cairn_pass_tables {
     const struct cairn_chunk_table *table; /* borrowed */
     bool *zero, *summed;                   /* owned */
@@ -89,10 +91,11 @@ void cairn_pass_switch(struct cairn_shard_job *job, struct cairn_pass_tables *ta
 
 /* Planes lie elsewhere than they did: none is under way. */
 void cairn_pass_divide(struct cairn_shard_job *job);
-/* Begins one over the trained chunks, then over all of them, if each is wanted. One at a time. */
+/* Begins a pass over the trained chunks, then over all chunks, if each is wanted. One pass at a
+ * time. */
 void cairn_pass_submit(struct cairn_shard_job *job, bool trained, bool all,
                        const struct cairn_pass_kind *kind);
-/* Of all threads of the pass that ended, in both homes. */
+/* The sums of all threads of the pass that ended, in both homes. */
 struct cairn_step_sums cairn_pass_sums(const struct cairn_shard_job *job);
 
 /* ---- of a run of a pass; any thread ---- */

@@ -189,7 +189,8 @@ cairn_status cairn_shard_view_next(struct cairn_shard_job *job, struct cairn_lay
 
 /* ---- the switch ---- */
 
-/* What is made before anything changes. */
+/* Tables for the new view. They are made before anything changes, so that a lack of memory changes
+ * nothing. */
 struct ready {
     struct cairn_step_config step;
     struct cairn_collector_tables collector;

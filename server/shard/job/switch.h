@@ -34,12 +34,14 @@ CAIRN_MUST_CHECK cairn_status cairn_shard_view_place(struct cairn_shard_job *job
                                                      const struct cairn_shard_view *before,
                                                      struct cairn_sentence *why);
 
-/* A whole view of another layout, which is closed if there is none, and addresses for what comes with it; on
- * a device the memory, too, which cairn_shard_views_keep gives back when the view is not to come into force.
- * `before`: where what it has too lies, the view in force, or the one before that while its state is still
- * here. What is new lies where neither of these views has anything, and so does a part of a blob that does
- * not begin with it, which the caller copies (move/shift.h). CAIRN_ERR_INVALID: an extent that is only
- * partly in `before`; CAIRN_ERR_UNSUPPORTED: state in both homes; CAIRN_ERR_NO_MEMORY: with `why`. */
+/* Makes a whole view of another layout, and reserves addresses for the extents that come with it;
+ * on a device it takes their memory too, which cairn_shard_views_keep gives back if the view does
+ * not come into force. `layout` is closed if no view is made. `before`: the view whose places the
+ * extents that it has too keep: the view in force, or the one before that while its state is still
+ * here. A new extent lies where neither of these views has anything. So does a part of a blob that
+ * does not begin with the blob; the caller copies it (move/shift.h). CAIRN_ERR_INVALID: an extent
+ * that is only partly in `before`; CAIRN_ERR_UNSUPPORTED: state in both homes; CAIRN_ERR_NO_MEMORY:
+ * with `why`. */
 CAIRN_MUST_CHECK cairn_status cairn_shard_view_next(struct cairn_shard_job *job,
                                                     struct cairn_layout *layout, uint32_t index,
                                                     const struct cairn_shard_view *before,
@@ -48,10 +50,11 @@ CAIRN_MUST_CHECK cairn_status cairn_shard_view_next(struct cairn_shard_job *job,
 /* Nothing works on sums, planes or published copies, or is on its way to them, and nothing will before a
  * round opens. */
 bool cairn_shard_job_rests(const struct cairn_shard_job *job);
-/* The job goes on in that view, which it counts. CAIRN_ERR_BUSY: it does not rest; CAIRN_ERR_NO_MEMORY. Then
- * it goes on as it was. Its relays end. What it takes more of published copies and tables
- * (view->published_bytes, table_bytes) was taken from the budget before, with what comes of the state; what
- * it takes less goes back here. Pages of state that went stay: cairn_shard_view_give. */
+/* Makes the job go on in that view, which it counts. On CAIRN_ERR_BUSY (it does not rest) and
+ * CAIRN_ERR_NO_MEMORY it goes on as it was. Its relays end. If the view needs more published copies
+ * and tables (view->published_bytes, table_bytes), the caller has taken them from the budget
+ * before, together with the incoming state; if it needs less, the difference goes back here. Pages
+ * of outgoing state stay: cairn_shard_view_give. */
 CAIRN_MUST_CHECK cairn_status cairn_shard_job_switch(struct cairn_shard_job *job,
                                                      struct cairn_shard_view *view,
                                                      struct cairn_sentence *why);

@@ -62,7 +62,8 @@ static cairn_status take(struct cairn_shard *shard, struct cairn_arriving *terms
     return CAIRN_OK;
 }
 
-/* What the pages are, or NULL where there are none: it has that spec. */
+/* Unpacks the spec that the pages hold. If there are none the shard has that spec already, and
+ * *made_out stays NULL. */
 static cairn_status terms_prepare(struct cairn_arriving *terms, void **made_out,
                                   struct cairn_sentence *why)
 {

@@ -18,9 +18,9 @@ void cairn_times_note(struct cairn_shard_job *job, const struct cairn_step_actio
 /* The pass of an UPDATE begins, and has ended. */
 void cairn_times_updating(struct cairn_shard_job *job);
 void cairn_times_updated(struct cairn_shard_job *job);
-/* Of the round that is being published, microseconds: collect, until the last contribution was there; fold
- * and add up; update, which writes the published copy as well; publish: waiting until nobody reads the
- * copy that is written, and telling. */
+/* The phases of the round that is being published, in microseconds: collect, until the last
+ * contribution was there; fold and add up; update, which writes the published copy as well;
+ * publish: waiting until nobody reads the copy that is written, and telling. */
 void cairn_times_phases(const struct cairn_shard_job *job, uint32_t us_out[4]);
 
 #endif

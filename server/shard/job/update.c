@@ -23,7 +23,7 @@ static struct cairn_chunk_place place_of(const struct cairn_shard_job *job, uint
     return cairn_shard_map_chunk(&job->pass.table->map, chunk);
 }
 
-/* Of a trained chunk; NULL: its extent does not keep the plane. */
+/* Where the plane of a trained chunk lies; NULL: its extent does not keep the plane. */
 static float *plane_at(const struct cairn_shard_job *job, enum cairn_plane plane, uint32_t chunk,
                        const struct cairn_chunk_place *place)
 {
@@ -74,7 +74,8 @@ static void conclude_reduce(struct cairn_run *run, uint32_t item, uint32_t threa
     part->sums[thread].nonfinite += sums->nonfinite;
 }
 
-/* What a pass left that is not finite: mostly nothing, and then no chunk is looked at. */
+/* Counts by tensor the non-finite results of a pass. Mostly `any` is 0, and then no chunk is looked
+ * at. */
 static struct cairn_results collect_nonfinite(const struct cairn_shard_job *job, uint64_t any)
 {
     struct cairn_results results = { 0 };
@@ -86,7 +87,8 @@ static struct cairn_results collect_nonfinite(const struct cairn_shard_job *job,
     return results;
 }
 
-/* Of what nobody has a gradient, by tensor. A shard's chunks are by tensor. */
+/* Counts by tensor the elements that nobody has a gradient for. Adjacent chunks suffice for that: a
+ * shard's chunks are in the order of their tensors. */
 static void collect_untouched(struct cairn_shard_job *job)
 {
     struct cairn_pass *pass = &job->pass;

@@ -4,11 +4,11 @@
 
 #include "server/shard/job/pass.h"
 
-/* What the core asks for. */
+/* The work that the core asks for. */
 void cairn_pass_zero(struct cairn_shard_job *job, uint32_t chunk);
 void cairn_pass_reduce(struct cairn_shard_job *job);
 void cairn_pass_update(struct cairn_shard_job *job, const struct cairn_decision *decision);
-/* What was sent of a published copy ended: an update that waits may begin. */
+/* Sends out of a published copy have ended: an update that waits for them may begin. */
 void cairn_pass_copies_ended(struct cairn_shard_job *job);
 /* SEALING: publishes param as `generation, step of the core`, then SERVING. */
 void cairn_pass_seal(struct cairn_shard_job *job);
