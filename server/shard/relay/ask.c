@@ -1,7 +1,8 @@
-/* What a relay asks the owners for, for the workers of its host, by an asker for each.
+/* Asks the owners, by one asker for each, for the chunks that the workers of this host want.
  *
- * What a version is, its owner knows: NOT_READY and VERSION_GONE are passed on to all who wait. Any other
- * refusal may be of the relay, and not of the worker: it is told to ask the owner (NOT_FOUND). */
+ * Only its owner knows the state of a version: NOT_READY and VERSION_GONE are passed on to all who
+ * wait. Any other refusal may be meant for the relay and not for the worker: then the worker is
+ * told to ask the owner itself (NOT_FOUND). */
 #include "server/shard/relay/fetches.h"
 
 static struct cairn_relay_entry *entry_of(struct cairn_chunk_request *request)

@@ -197,7 +197,8 @@ void cairn_relay_cache_forget(struct cairn_relay_cache *cache, struct cairn_rela
 
 /* ---- open and close ---- */
 
-/* The chunks of others, and the bytes of the largest. Of an extent none is larger than its first. */
+/* The number of chunks that others own, and the bytes of the largest. In an extent no chunk is
+ * larger than the first. */
 static uint64_t measure(const struct cairn_relay *relay, size_t *largest_out)
 {
     const struct cairn_shard_job *job = relay->job;
@@ -219,7 +220,7 @@ static uint64_t measure(const struct cairn_relay *relay, size_t *largest_out)
     return count;
 }
 
-/* Of the tables, which are there whatever is fetched. */
+/* The bytes of the tables, which are there whether or not anything is fetched. */
 static uint64_t table_bytes(const struct cairn_relay_cache *cache)
 {
     return cache->entry_max * (sizeof *cache->entries + cache->member_words * sizeof(uint64_t)) +

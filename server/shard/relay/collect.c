@@ -1,8 +1,9 @@
-/* What workers contribute by way of a relay: the owners' collectors, and their hands. What is judged here is
- * judged by the owner again.
+/* Collects what workers contribute by way of a relay: the owners' collectors and their callbacks.
+ * The owner judges again whatever is judged here.
  *
- * Payloads are read where they lie. One that came another way than through memory of this host is
- * received into memory of its own, if the shard's budget has it; else it is asked for again (BUSY). */
+ * Payloads are read where they lie. A payload that did not come through memory of this host is
+ * received into memory of its own, if the shard's budget has room; else the worker is asked for it
+ * again (BUSY). */
 #include <assert.h>
 #include <stdlib.h>
 

@@ -1,4 +1,4 @@
-/* What workers contribute by way of a relay: the owners' collectors. */
+/* Collects what workers contribute by way of a relay, with one collector for each owner. */
 #ifndef CAIRN_SHARD_RELAY_COLLECT_H
 #define CAIRN_SHARD_RELAY_COLLECT_H
 
@@ -7,7 +7,7 @@
 
 struct cairn_relay_owner;
 
-/* What the collectors of all owners have in common. */
+/* Shared by the collectors of all owners. */
 struct cairn_relay_collect {
     struct cairn_step_actions actions; /* owned: of the core that is told something */
     void *memory; /* owned: for the payload that a core is being told of, if it cannot be viewed */

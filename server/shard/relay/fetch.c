@@ -231,7 +231,8 @@ void cairn_relay_fetch(struct cairn_member *member, const struct cairn_chunk_hea
 
 /* ---- who is gone ---- */
 
-/* Out of the list in which it waits. What nobody waits for any more is not asked for. */
+/* Takes the want out of the list in which it waits. A chunk that nobody waits for any more is not
+ * asked for. */
 static void want_detach(struct cairn_relay_fetches *fetches, struct cairn_relay_want *want)
 {
     struct cairn_relay_entry *entry = want->entry;

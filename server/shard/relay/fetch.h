@@ -31,9 +31,9 @@ void cairn_relay_fetch_forget(struct cairn_relay *relay, uint64_t member);
 void cairn_relay_fetch_on_answer(struct cairn_relay_owner *owner,
                                  const struct cairn_chunk_header *header,
                                  struct cairn_fabric_message *message);
-/* Of link.c, while it is connected: what the owner had no time for is asked again. */
+/* Called by link.c while the owner is connected: asks again for what the owner had no time for. */
 void cairn_relay_fetch_tick(struct cairn_relay_owner *owner);
-/* The connection, or the owner's to us, is lost: what is unanswered is asked again. */
+/* The connection, or the owner's connection to us, is lost: unanswered requests are asked again. */
 void cairn_relay_fetch_lost(struct cairn_relay_owner *owner);
 bool cairn_relay_fetch_waits(const struct cairn_relay_owner *owner);
 

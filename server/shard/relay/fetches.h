@@ -1,4 +1,4 @@
-/* What fetch.c and ask.c have in common. Private to them. */
+/* Shared by fetch.c and ask.c. Private to them. */
 #ifndef CAIRN_SHARD_RELAY_FETCHES_H
 #define CAIRN_SHARD_RELAY_FETCHES_H
 
@@ -14,7 +14,7 @@ struct cairn_relay_fetches {
 };
 
 /* ---- ask.c ---- */
-/* Of the owners' askers: sends the FETCH of an entry to its owner. */
+/* Called by the owners' askers: sends the FETCH of an entry to its owner. */
 CAIRN_MUST_CHECK cairn_status cairn_relay_ask_send(struct cairn_chunk_request *request);
 
 /* ---- fetch.c ---- */

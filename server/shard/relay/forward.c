@@ -1,7 +1,7 @@
-/* What a relay passes on to an owner: the worker's push machine (proto/link/push.h), with sums for chunks.
+/* Passes the sums of a relay on to an owner, by the worker's push machine (proto/link/push.h).
  *
- * A round is over for the machine as soon as it is void or resolved; what the fabric has on loan then is
- * given back by itself, and nobody waits for answers. */
+ * A round is over for the machine as soon as it is void or resolved. Buffers that the fabric then
+ * still has on loan come back by themselves, and nobody waits for answers. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* What a relay passes on to an owner: sums, ends of micro-batches, commits. */
+/* Passes sums, ends of micro-batches and commits of a relay on to an owner. */
 #ifndef CAIRN_SHARD_RELAY_FORWARD_H
 #define CAIRN_SHARD_RELAY_FORWARD_H
 
@@ -6,7 +6,7 @@
 
 struct cairn_relay_owner;
 
-/* Which tensors a micro-batch had nothing of: what its end says. Kept until the round is over. */
+/* Which tensors a micro-batch had nothing of, as its end says. Kept until the round is over. */
 struct cairn_relay_note {
     struct cairn_relay_note *next;
     uint32_t micro;

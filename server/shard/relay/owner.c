@@ -1,4 +1,5 @@
-/* What a relay has for an owner: its map, a core that collects for it, and the machine that sends to it. */
+/* An owner, as its relay sees it: its map, the core that collects for it, and the machine that
+ * sends to it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

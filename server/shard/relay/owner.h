@@ -1,4 +1,5 @@
-/* What a relay has for an owner: its part of the job, a collector for it, and what passes its sums on. */
+/* An owner, as its relay sees it: its part of the job, the collector for it, and the machine that
+ * passes the sums on. */
 #ifndef CAIRN_SHARD_RELAY_OWNER_H
 #define CAIRN_SHARD_RELAY_OWNER_H
 

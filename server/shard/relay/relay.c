@@ -268,7 +268,8 @@ static struct cairn_relay *find(struct cairn_shard *shard, const struct cairn_ch
     return ours ? relay : NULL;
 }
 
-/* What a shard sends, and no worker; a HELLO of ours to ourselves has value 1. */
+/* True for a message that only a shard sends, not a worker. A HELLO that we send to ourselves has
+ * value 1. */
 static bool of_owner(const struct cairn_chunk_header *header)
 {
     switch (header->kind) {

@@ -8,19 +8,23 @@
  *   owners ◄── link.c ◄────────────────── forward.c ◄─────────────┘
  *   workers ── FETCH ──► fetch.c ──► ask.c ──► link.c ──► owners
  *
- * To its workers it is the owner (proto/wire/chunk.h, "Relays"); to an owner it is a worker: the member
- * `number`, whose rank is the least of its workers'. The bits are those of step.h: a strict left fold
- * within the host, and the owners fold the hosts' sums in the order of their least ranks.
+ * To its workers the relay is the owner (proto/wire/chunk.h, "Relays"); to an owner it is a worker:
+ * the member `number`, whose rank is the least of its workers'. The bits are those of step.h: a
+ * strict left fold within the host, and the owners fold the hosts' sums in the order of their least
+ * ranks.
  *
- * A FOLD that begins a chunk's sum takes a buffer of one chunk, which is free again when the owner has
- * folded it. So memory goes with what is under way, not with the model, as long as the workers push in
- * about the same order: what one has pushed and another not yet keeps its buffer. Who gets one, and who
- * waits, buffer_pool.h decides; the shard's budget counts buffers when they are touched first.
+ * A FOLD that begins a chunk's sum takes a buffer of one chunk, which is free again when the owner
+ * has folded it. So memory grows with what is under way, not with the model, as long as the workers
+ * push in about the same order: a chunk that one worker has pushed and another not yet keeps its
+ * buffer. buffer_pool.h decides which folds get a buffer and which wait; the shard's budget counts
+ * a buffer when it is first touched.
  *
- * What it cannot pass on (no room for a sum that nothing but room could end, an owner that refuses it)
- * would be waited for by all: it says so to the coordinator, which does without the groups.
+ * All would wait for a sum that the relay cannot pass on (there is no room for it and only room
+ * could end it, or an owner refuses it). So the relay tells the coordinator, which goes on without
+ * reduce groups.
  *
- * A job has at most one relay that works; those before it end when nothing is under way. Loop thread. */
+ * A job has at most one relay that works; earlier relays end when nothing of theirs is under way.
+ * Loop thread. */
 #ifndef CAIRN_SHARD_RELAY_RELAY_H
 #define CAIRN_SHARD_RELAY_RELAY_H
 
@@ -76,8 +80,8 @@ bool cairn_relay_on_message(struct cairn_shard *shard, const struct cairn_chunk_
 void cairn_relay_leave(struct cairn_shard_job *job);
 /* Frees all relays of a job: nothing is in flight, or the fabric and the pools are closed. */
 void cairn_relay_free_all(struct cairn_shard_job *job);
-/* What the relay has of the round cannot be passed on, nor will it be. The coordinator is told, once, and
- * does without the relay: all would wait for a relay that is silent. */
+/* Gives the relay up: what it has of the round cannot be passed on, nor will it be. The coordinator
+ * is told once and goes on without the relay, since all would wait for a relay that is silent. */
 void cairn_relay_give_up(struct cairn_relay *relay, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 /* There is something to wait for: ticks begin. */

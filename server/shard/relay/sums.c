@@ -75,7 +75,7 @@ bool cairn_relay_fold_place(struct cairn_fold *fold)
     return false;
 }
 
-/* Of each claim in the list. */
+/* Calls `what` for the fold of each claim in the list. */
 static void for_folds(struct cairn_buffer_claim *claims, void (*what)(struct cairn_fold *fold))
 {
     while (claims != NULL) {
