@@ -1,9 +1,10 @@
-/* A generation of a job, made of the one that serves: tensors that both have are copied, those that are
- * new begin by their initializer, moments that there were none of at 0. By works on the planes, a chunk an
- * item.
+/* Makes a generation of a job from the one that serves: tensors that both have are copied, new
+ * tensors begin by their initializers, and moments that did not exist before begin at 0. This is
+ * done by works on the planes, one item for each chunk.
  *
- * No table changes for a tensor that stays (proto/plan/plan.h), so each extent has one to be copied from,
- * or is of a new tensor. The coordinator opens no round meanwhile; a version that changed is noticed. */
+ * No table changes for a tensor that stays (proto/plan/plan.h), so each extent has one to be copied
+ * from, or is of a new tensor. The coordinator opens no round meanwhile; a version that changed all
+ * the same is noticed. */
 #include "server/shard/state/extend.h"
 
 #include <stdatomic.h>

@@ -1,5 +1,6 @@
-/* What fills the state of a job that is LOADING: a snapshot (restore.c), weights and initializers (origin.c),
- * or the generation that serves (extend.c). What is left for members to put, put.c takes afterwards. */
+/* Loaders fill the state of a job that is LOADING: from a snapshot (restore.c), from weights and
+ * initializers (origin.c), or from the generation that serves (extend.c). put.c afterwards takes
+ * what is left for members to put. */
 #ifndef CAIRN_SHARD_STATE_LOAD_H
 #define CAIRN_SHARD_STATE_LOAD_H
 

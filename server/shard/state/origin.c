@@ -1,6 +1,7 @@
-/* Where initial state comes from when nobody puts it: first the weights that the job names (init_from),
- * read on the files thread, each shard its own ranges; then the initializers of tensors that these do not
- * have, by works on the planes, a chunk an item. What neither gives is put, as put.c says. */
+/* Where initial state comes from when nobody puts it: first from the weights that the job names
+ * (init_from), which are read on the files thread, each shard its own ranges; then, for tensors
+ * that these do not have, from the initializers, by works on the planes, one item for each chunk.
+ * State that neither gives has to be put: put.c. */
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -34,7 +35,7 @@ bool cairn_origin_wanted(const struct cairn_shard_job *job)
 
 /* ---- weights, on the files thread ---- */
 
-/* What is known of the tensor at hand is said. */
+/* Adds the line about the tensor that was being counted. */
 static void end_odd(struct cairn_origin *origin)
 {
     struct odd *odd = &origin->odd;

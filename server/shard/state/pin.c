@@ -139,7 +139,7 @@ static void run_write(struct cairn_task *task, uint32_t item, uint32_t thread)
                       : cairn_pin_write(&write, &pin->why);
 }
 
-/* Of both tasks: the last one that ends tells. */
+/* Called at the end of each of a pin's two tasks: the one that ends last reports. */
 static void task_done(struct cairn_pin *pin)
 {
     struct cairn_shard_job *job = pin->job;
@@ -323,7 +323,7 @@ static bool is_free(const struct cairn_pins *pins)
     return pin == NULL;
 }
 
-/* What a step takes: while nothing is pinned it is learned, else the pins are paced by it. */
+/* Notes how long a step takes: learns it while nothing is pinned, and else paces the pins by it. */
 static void note_step(struct cairn_pins *pins)
 {
     const uint64_t now = uv_hrtime() / 1000, took = pins->last_us == 0 ? 0 : now - pins->last_us;

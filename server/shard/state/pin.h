@@ -31,7 +31,7 @@ struct cairn_pins {
 /* Makes the staging of one that is soon to begin; answers when its pages are there. */
 void cairn_pin_prepare(struct cairn_shard_job *job, uint32_t request,
                        const Cairn__PinPrepare *message);
-/* Those that have not begun give their staging back: the planes are about to lie elsewhere. */
+/* Gives back the staging of the pins that have not begun: the planes are about to lie elsewhere. */
 void cairn_pins_unprepare(struct cairn_shard_job *job);
 void cairn_pin_begin(struct cairn_shard_job *job, const Cairn__Pin *message);
 /* Where it is to be written, if anywhere. */

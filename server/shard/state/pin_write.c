@@ -48,7 +48,7 @@ static size_t elem_bytes(const struct writing *w)
     return cairn_dtype_bytes((int)cairn_form_dtype(&w->view->forms[w->at.extent], w->at.plane));
 }
 
-/* What stands between two files is put aside, if there is more to come of it. */
+/* Puts the plane aside that stands between two files, if more of it is to come. */
 static cairn_status put_aside(struct writing *w, struct cairn_sentence *why)
 {
     if (w->at.elem == 0 || w->at.elem == extent_of(w)->elem_count) return CAIRN_OK;
@@ -111,7 +111,8 @@ static uint64_t whole_leaves(const struct writing *w, uint64_t to)
     return leaves < HASH_LEAVES ? leaves : HASH_LEAVES;
 }
 
-/* Of the elements from w->at.elem on, some, which are hashed or carried over. Returns how many. */
+/* Hashes some of the elements from w->at.elem on, or carries them over to the next call if their
+ * leaf is not complete. Returns how many. */
 static uint64_t hash_some(struct writing *w, const uint8_t *bytes, uint64_t elems,
                           cairn_status *status, struct cairn_sentence *why)
 {

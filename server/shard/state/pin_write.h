@@ -1,4 +1,4 @@
-/* What is made of a pinned version, by one thread: its bytes are read once, hashed and written. */
+/* Reads a pinned version's bytes once, hashes and writes them, on one thread. */
 #ifndef CAIRN_SHARD_STATE_PIN_WRITE_H
 #define CAIRN_SHARD_STATE_PIN_WRITE_H
 

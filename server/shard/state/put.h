@@ -23,8 +23,8 @@ struct cairn_put {
     uint64_t chunk; /* in the map */
 };
 
-/* What was put of a chunk; and which moments lie there, but do not count, because their member did not come
- * to the end: the seal makes them 0. */
+/* Bits of a chunk: the planes that were put; and the moments that lie there but do not count,
+ * because their member did not come to the end: the seal makes these 0. */
 #define CAIRN_PUT_HAS(plane)   (1u << (plane))
 #define CAIRN_PUT_STALE(plane) (CAIRN_PUT_HAS(plane) << CAIRN_PUT_STALE_SHIFT)
 #define CAIRN_PUT_STALE_SHIFT  3
@@ -64,7 +64,7 @@ CAIRN_MUST_CHECK cairn_status cairn_put_judge_chunk(const struct cairn_shard_job
                                                     const struct cairn_chunk_header *header,
                                                     struct cairn_put *out,
                                                     struct cairn_sentence *why);
-/* What a PUT's plane must be in. */
+/* The dtype that a PUT's plane must have. */
 cairn_dtype cairn_put_dtype(const struct cairn_shard_job *job, const struct cairn_put *put);
 /* The plane is one of state, as the chunk of `put` keeps it. CAIRN_ERR_MALFORMED, CAIRN_ERR_NOT_FOUND. */
 CAIRN_MUST_CHECK cairn_status cairn_put_judge_plane(const struct cairn_shard_job *job,

@@ -130,7 +130,7 @@ cairn_status cairn_report_keep_payload(struct cairn_report *report, struct cairn
 
 /* ---- sending ---- */
 
-/* By tensor, plane and leaf: files are written in another order. */
+/* Orders digests by tensor, plane and leaf, since files are written in another order. */
 static int digest_order(const void *a, const void *b)
 {
     const struct report_digest *x = a, *y = b;
@@ -168,7 +168,8 @@ struct batch {
 #define ENTRIES_MAX \
     (BATCH_BYTES / 32) /* no entry is shorter: each has a hash of 16 bytes and its frame */
 
-/* Of a file of very many blocks, so many at a time. */
+/* The bytes of block sums that one message has of a file: a file of very many blocks takes several
+ * messages. */
 #define SUMS_BYTES (BATCH_BYTES / 2)
 
 static size_t fill_files(struct cairn_report *report, struct batch *batch)

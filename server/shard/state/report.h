@@ -1,6 +1,7 @@
-/* What a shard tells of a version: digests of its state, the files that it wrote of it. Gathered on the
- * files thread, then sent as SnapshotParts, a batch at a time: each further one when the coordinator has
- * taken the one before, so no queue has to hold all of them. */
+/* A report: what a shard tells of a version, the digests of its state and the files that it wrote.
+ * It is gathered on the files thread, then sent as SnapshotParts, a batch at a time. Each further
+ * batch is sent when the coordinator has taken the one before, so no queue has to hold all of
+ * them. */
 #ifndef CAIRN_SHARD_STATE_REPORT_H
 #define CAIRN_SHARD_STATE_REPORT_H
 
@@ -19,8 +20,8 @@ CAIRN_MUST_CHECK cairn_status cairn_report_add_tree(struct cairn_report *report,
                                                     enum cairn_plane plane,
                                                     const struct cairn_tree *tree,
                                                     struct cairn_sentence *why);
-/* Hashes so many leaves, whose elements stand dense at `plane`, by a work of `works`, and pushes them to the
- * tree, whose next leaves they are. What cairn_works_run returns. */
+/* Hashes so many leaves, whose elements stand dense at `plane`, by a work of `works`, and pushes
+ * their hashes to the tree, whose next leaves they are. Returns as cairn_works_run. */
 #define CAIRN_REPORT_LEAVES ((uint64_t)1024) /* at most */
 CAIRN_MUST_CHECK cairn_status cairn_report_leaves(struct cairn_works *works, const void *plane,
                                                   cairn_dtype dtype,

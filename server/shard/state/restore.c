@@ -43,7 +43,8 @@ static uint64_t add_home(struct cairn_restore *restore, struct cairn_sweep_range
     return to;
 }
 
-/* What an extent keeps. The snapshot may list its tensors otherwise: they are found by name. */
+/* Adds the ranges of the planes that an extent keeps. The snapshot may list its tensors in another
+ * order: they are found by name. */
 static void add_extent(struct cairn_restore *restore, const struct cairn_snapshot *snapshot,
                        size_t number)
 {
@@ -201,7 +202,8 @@ static void read_all(struct cairn_restore *restore, struct cairn_snapshot *snaps
                                              : read_judged(restore, snapshot);
 }
 
-/* What was not finite is not: one shard tells of it, for all. */
+/* The non-finite values that the snapshot's manifest lists are still there. One shard tells of
+ * them, for all. */
 static struct cairn_results results_of(const struct cairn_shard_job *job,
                                        const struct cairn_manifest *m)
 {

@@ -27,7 +27,7 @@ enum { PENDING, SAVING, SAVED, TAKEN };
 
 /* ---- how much ---- */
 
-/* Of a chunk's plane; 0: it is no state of the chunk. */
+/* The bytes of a chunk's plane; 0: the plane is no state of the chunk. */
 static size_t piece_bytes(const struct cairn_shard_view *view, uint64_t chunk, int plane)
 {
     const struct cairn_form *form = &view->forms[view->table.extent_of[chunk]];
@@ -182,8 +182,8 @@ cairn_status cairn_staging_check(const struct cairn_staging *staging, struct cai
 
 /* ---- room ---- */
 
-/* Of what was never used; NULL: there is none left. Without a lock: a pass never waits for a thread that
- * gives way to everybody. */
+/* Takes room that was never used; NULL: there is none left. Works without a lock, so that a pass
+ * never waits for a thread that gives way to everybody. */
 static uint8_t *new_room(struct cairn_staging *staging, size_t bytes)
 {
     const uint64_t at = atomic_fetch_add(&staging->used, bytes);
@@ -315,7 +315,8 @@ copy_loosely(void *to, const void *from, size_t bytes)
         ((volatile uint8_t *)to)[i] = ((const volatile uint8_t *)from)[i];
 }
 
-/* Of what a pass may be overwriting: looked at again by read_pending. By its name tsan.supp knows it. */
+/* Copies state that an update may overwrite meanwhile; read_piece() checks afterwards and throws a
+ * torn copy away. tsan.supp refers to this function by its name. */
 __attribute__((noinline)) static cairn_status peek_at_live_state(struct cairn_works *works,
                                                                  const void *from, size_t bytes,
                                                                  void *to,

@@ -25,7 +25,7 @@
 struct cairn_shard_job;
 struct cairn_shard_view;
 
-/* What "small" takes of host memory, unless a chunk's planes take more. */
+/* The host memory that "small" takes, unless a chunk's planes take more. */
 #define CAIRN_STAGING_SMALL_BYTES ((uint64_t)64 << 20)
 
 struct cairn_staging {
@@ -58,13 +58,14 @@ struct cairn_staging {
 /* For so long at most a pass waits for room: then nothing is saved any more, and the reader is told. */
 #define CAIRN_STAGING_WAIT_US ((uint64_t)30000000)
 
-/* What a job's part takes for it; and the least that it can be opened with. */
+/* The bytes of the staging for a job's part; and the least with which it can be opened. */
 uint64_t cairn_staging_bytes(const struct cairn_shard_job *job, cairn_snapshot_staging room);
 uint64_t cairn_staging_least(const struct cairn_shard_job *job);
 
 /* ---- loop thread ---- */
-/* Of the state as it is now: no pass over it is under way. With less room than for all of it, room is used
- * again. CAIRN_ERR_NO_MEMORY: to be closed all the same. */
+/* Opens a staging of the state as it is now. No pass over the state may be under way. If there is
+ * less room than for all of the state, room is used again. On CAIRN_ERR_NO_MEMORY `staging` is to
+ * be closed all the same. */
 CAIRN_MUST_CHECK cairn_status cairn_staging_open(struct cairn_staging *staging,
                                                  struct cairn_shard_job *job, uint64_t bytes,
                                                  struct cairn_sentence *why);
@@ -79,7 +80,8 @@ bool cairn_staging_is_quiet(const struct cairn_staging *staging);
  * Any thread. */
 CAIRN_MUST_CHECK cairn_status cairn_staging_check(const struct cairn_staging *staging,
                                                   struct cairn_sentence *why);
-/* No pass that saves into it is under way. Of what is all 0, too. Loop thread. */
+/* No pass that saves into it may be under way. A staging that is all 0 may be closed, too. Loop
+ * thread. */
 void cairn_staging_close(struct cairn_staging *staging);
 
 /* ---- a pass; any thread ---- */
@@ -88,9 +90,10 @@ void cairn_staging_close(struct cairn_staging *staging);
 void cairn_staging_save(struct cairn_staging *staging, struct cairn_works *works, uint64_t chunk);
 
 /* ---- the one thread that reads ---- */
-/* Of a chunk's plane at that version, elements from `first` on (of the chunk), to host memory. `ends`: they
- * are the last that are asked for of the piece. Works: of the reader, of the chunk's home. As
- * cairn_works_run, or cairn_staging_check. */
+/* Copies elements of a chunk's plane, as they were at that version, to host memory: `elems` of
+ * them, from `first` on (counted in the chunk). `ends`: they are the last that are asked for of the
+ * piece. `works` is the reader's, in the chunk's home. Returns as cairn_works_run, or as
+ * cairn_staging_check. */
 CAIRN_MUST_CHECK cairn_status cairn_staging_read(struct cairn_staging *staging,
                                                  struct cairn_works *works, uint64_t chunk,
                                                  enum cairn_plane plane, uint64_t first,

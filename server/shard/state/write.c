@@ -1,7 +1,8 @@
-/* Writes at a step boundary: in a round of its own a worker puts chunks of planes, or boxes of them. They are
- * kept beside the state, each chunk in memory of its own, where boxes lie over what the state has, and take
- * effect together by the decision WRITE; a write that ends otherwise is forgotten. What readers have is never
- * touched: the new values go with the next version. */
+/* Writes at a step boundary: in a round of its own a worker puts chunks of planes, or boxes of
+ * them. They are kept beside the state, each chunk in memory of its own, into which boxes are laid
+ * over what the state has. They take effect together by the decision WRITE; a write that ends
+ * otherwise is forgotten. Copies that readers have are never touched: the new values go with the
+ * next version. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -67,7 +68,7 @@ cairn_status cairn_write_judge(const struct cairn_member *member,
     if (!open && header->round > cairn_step_round_seen(job->collector.step))
         return cairn_fail(why, CAIRN_ERR_BUSY, "a write of that round has not begun here");
     if (!open) return cairn_fail(why, CAIRN_ERR_STALE, "no write of this round is open");
-    // What is put in part begins as the state is, which is not here yet.
+    // A chunk of which a box is put begins as the state is, and that state is not here yet.
     if (header->tile == CAIRN_TILE_BOX && job->move.now != NULL && job->move.now->take != NULL)
         return cairn_fail(why, CAIRN_ERR_BUSY, "state comes to this shard: wait for it");
     cairn_status status = cairn_put_judge_chunk(job, header, out, why);
