@@ -9,7 +9,7 @@ struct cairn_shard_map;
 struct cairn_shard;
 struct cairn_shard_job;
 
-/* Makes a job, which the shard does not know yet, of a create whose spec and layout are complete.
+/* Makes a job, which the shard does not know yet, from a create whose spec and layout are complete.
  * Any thread, since a million tensors take seconds. CAIRN_ERR_MALFORMED, _INVALID, _UNSUPPORTED:
  * the spec or the layout is wrong; CAIRN_ERR_NO_MEMORY. */
 struct cairn_shard_draft;
@@ -51,8 +51,8 @@ CAIRN_MUST_CHECK cairn_status cairn_shard_job_judge_device(const struct cairn_sh
                                                            uint64_t device_bytes,
                                                            uint64_t host_bytes,
                                                            struct cairn_sentence *why);
-/* The bytes that the job takes of the device, with the bytes that no element uses. Of published
- * copies it counts all that are to be there (`all`), or only those that are. */
+/* The bytes that the job takes of the device, with the bytes that no element uses. `all` counts
+ * every published copy that is to be there, else only those that are. */
 uint64_t cairn_shard_job_device_bytes(const struct cairn_shard_job *job, bool all);
 /* Folds that keep all homes at work that a part of this map has chunks in. */
 uint32_t cairn_shard_job_folds_wanted(const struct cairn_shard_job *job,

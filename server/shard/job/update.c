@@ -87,8 +87,8 @@ static struct cairn_results collect_nonfinite(const struct cairn_shard_job *job,
     return results;
 }
 
-/* Counts by tensor the elements that nobody has a gradient for. Adjacent chunks suffice for that: a
- * shard's chunks are in the order of their tensors. */
+/* Counts by tensor the elements that nobody has a gradient for. A shard's chunks are in the order of
+ * their tensors, so a chunk belongs to the last tensor of the list or to a new one. */
 static void collect_untouched(struct cairn_shard_job *job)
 {
     struct cairn_pass *pass = &job->pass;

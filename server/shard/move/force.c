@@ -119,7 +119,7 @@ static void force(struct cairn_shard_job *job)
     cairn_move_go_on(job->shard, job->number); // what was to be prepared meanwhile
 }
 
-/* What is prepared is what is in force, under another number. */
+/* True if the prepared layout is the one in force, under another number. */
 static bool is_renamed(const struct cairn_shard_job *job)
 {
     const struct cairn_move_part *next = job->move.next;
@@ -137,7 +137,7 @@ static void rename_layout(struct cairn_shard_job *job)
                    (unsigned long long)job->view->layout->version);
 }
 
-/* What the Fence may not say, in words; true: it may. */
+/* True if the Fence may bring layout `layout`; else `why` says why not. */
 static bool judge(const struct cairn_shard_job *job, uint64_t layout, struct cairn_sentence *why)
 {
     const struct cairn_move_part *next = job->move.next;
@@ -154,15 +154,16 @@ static bool judge(const struct cairn_shard_job *job, uint64_t layout, struct cai
     if (is_renamed(job)) return true;
     if (phase == CAIRN_STEP_IDLE || phase == CAIRN_STEP_JOINING || phase == CAIRN_STEP_DRAINING)
         return true;
-    // What follows a layout that is not settled takes it back, and waits for no round.
+    // A layout that follows one which is not settled takes that one back, and waits for no round.
     if (job->move.now != NULL && phase != CAIRN_STEP_UPDATING) return true;
     cairn_sentence_set(why, "a Fence brings layout %llu while a round is open",
                        (unsigned long long)layout);
     return false;
 }
 
-/* A Fence that does not bring what is prepared: who came or went changed the epoch, and the slice goes on.
- * Was it prepared in another session, its end may have been said in that one, and was lost. */
+/* Handles a Fence that does not bring the prepared layout: a member that came or went has changed
+ * the epoch, and the slice goes on. If the layout was prepared in another session it is forgotten,
+ * since that session may have said that it is not wanted, and the message was lost. */
 static void keep_or_forget(struct cairn_shard_job *job)
 {
     const struct cairn_move_part *next = job->move.next;

@@ -16,7 +16,8 @@ void cairn_move_settle(struct cairn_shard_job *job)
 {
     struct cairn_move *move = &job->move;
     struct cairn_move_part *now = move->now;
-    // What is on its way from here, or still comes to a place that was given up: a tick comes back to it.
+    // State is still being sent from here, or still comes to a place that was given up: a later
+    // tick tries again.
     if (move->sends > 0 || move->leaving != NULL) return;
     const uint64_t bytes = cairn_move_bytes_beyond(job, move->before, job->view);
     if (bytes > 0) cairn_shard_view_give(job, move->before);

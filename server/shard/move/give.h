@@ -1,5 +1,5 @@
-/* What this shard gave to others is forgotten, and what is fetched goes by the layout in force. Loop
- * thread. */
+/* Forgets what this shard gave to others once the layout is settled, and publishes the newest
+ * version by the layout in force. Loop thread. */
 #ifndef CAIRN_SHARD_MOVE_GIVE_H
 #define CAIRN_SHARD_MOVE_GIVE_H
 

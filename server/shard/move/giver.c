@@ -1,4 +1,4 @@
-/* What is asked of a giver, and what it answers (proto/link/asker.h, chunk_link.h). */
+/* Asks a giver for chunks, and takes its answers (proto/link/asker.h, chunk_link.h). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +30,7 @@ static bool waits(const struct cairn_chunk_link *link)
     return cairn_asker_waits(&giver_of(link)->asker);
 }
 
-/* What was asked on the connection, or of the endpoint, is asked again. */
+/* Asks again for everything that was asked on the lost connection or of the lost endpoint. */
 static void ask_all_again(struct cairn_giver *giver)
 {
     for (uint32_t i = 0; i < giver->take->staged.of_each; i++)
@@ -104,7 +104,8 @@ static cairn_status send_fetch(struct cairn_chunk_request *request)
 
 void cairn_giver_feed(struct cairn_giver *giver)
 {
-    // Those with staging come last: what is whole leaves them to what is cut.
+    // Goes from the last slot to the first, since the first ones have staging: whole chunks leave
+    // those to cut ones.
     for (uint32_t i = giver->take->staged.of_each; i-- > 0 && giver->next < giver->end;) {
         struct cairn_take_slot *slot = &giver->slots[i];
         const struct cairn_lot *lot = &giver->take->lots.list[giver->next];

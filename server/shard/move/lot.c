@@ -65,7 +65,8 @@ static cairn_status add_chunk(struct lister *lister, const struct cairn_geometry
     return status;
 }
 
-/* Of the giver's extent, whose grid begins with it, these leaves come. */
+/* Adds the lots for a run of leaves that come from one extent of a giver. The giver's chunk grid
+ * begins with its extent. */
 static cairn_status add_run(struct lister *lister, const struct cairn_extent *given,
                             uint32_t extent, struct leaves come)
 {

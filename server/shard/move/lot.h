@@ -1,5 +1,6 @@
-/* What comes to a shard when a layout follows another: lots. A lot is what it needs of one chunk of one
- * plane, by the grid of who owned it: the giver. Pure; any thread. */
+/* Lots: what comes to a shard when one layout follows another. A lot is the part that the shard
+ * needs of one chunk of one plane, by the chunk grid of the chunk's owner, the giver. Pure; any
+ * thread. */
 #ifndef CAIRN_SHARD_MOVE_LOT_H
 #define CAIRN_SHARD_MOVE_LOT_H
 
@@ -30,8 +31,8 @@ static inline bool cairn_lot_is_whole(const struct cairn_lot *lot)
     return lot->elem_count == lot->chunk_elems;
 }
 
-/* What `next` has here, and `now` has elsewhere. What is in `kept`, of before, is here still (may be NULL).
- * CAIRN_ERR_NO_MEMORY. */
+/* Lists lots for all that `next` has on this shard and `now` has on another one. State in `kept`,
+ * the view before, is still here and does not come; `kept` may be NULL. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status cairn_lots_list(const struct cairn_shard_view *now,
                                               const struct cairn_shard_view *next,
                                               const struct cairn_shard_view *kept,

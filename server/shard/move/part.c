@@ -57,7 +57,7 @@ void cairn_move_trim(struct cairn_shard_job *job)
     const struct cairn_move *move = &job->move;
     const struct cairn_shard_view *views[] = { job->view, move->before,
                                                move->next != NULL ? move->next->view : NULL };
-    // What still comes to a place that was given up: the next one comes back to it.
+    // State may still come to a place that was given up: then the next call tries again.
     if (job->planes.host_from == 0 || move->leaving != NULL || job->shard->closing) return;
     cairn_shard_views_keep(views, sizeof views / sizeof *views, &job->planes, job->shard);
     job->memory.device = cairn_shard_job_device_bytes(job, false);

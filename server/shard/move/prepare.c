@@ -189,7 +189,8 @@ void cairn_move_go_on(struct cairn_shard *shard, uint64_t job)
     }
 }
 
-/* What it took stays the job's from here on only if the layout comes into force: cairn_move_on_fence. */
+/* Forgets the prepared layout and gives back what it took. Only a layout that comes into force
+ * leaves that to the job: cairn_move_on_fence. */
 static void forget(struct cairn_shard_job *job)
 {
     struct cairn_move_part *part = job->move.next;
@@ -322,7 +323,7 @@ void cairn_move_on_prepare(struct cairn_shard *shard, uint32_t request, Cairn__P
     cairn_arriving_begin(shard, &kind, request, &message->base, bytes);
 }
 
-/* Those that wait, too. */
+/* Ends the PartPrepares of that layout that still wait. */
 static void end_waiting(struct cairn_shard *shard, const Cairn__PartUnprepare *message)
 {
     struct cairn_sentence why;

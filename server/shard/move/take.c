@@ -3,11 +3,13 @@
 #include <assert.h>
 #include <stdlib.h>
 
-/* Of a giver: more than an asker has unanswered, so that it has always something to ask while what came is
- * copied. Of all together: what keeps a fast network at work. */
+/* Slots. A giver has more than an asker may have unanswered, so that there is always something to
+ * ask for while what came is copied. All givers together have enough to keep a fast network at
+ * work. */
 enum { SLOTS_EACH_MAX = 12, SLOTS_EACH_MIN = 2, SLOTS_MAX = 48 };
-/* Of them, those for chunks that are cut: as few as there are, at the ends of runs. If all are staged: what
- * an asker has unanswered, and some that are being copied meanwhile. */
+/* Slots with staging, for a giver. Cut chunks need few of them, since they occur only at the ends
+ * of runs. If all chunks are staged: as many as an asker may have unanswered, and some that are
+ * being copied meanwhile. */
 enum { STAGED_EACH = 1, ALL_STAGED_EACH = 6 };
 
 /* ---- sizes ---- */

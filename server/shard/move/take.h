@@ -1,15 +1,15 @@
-/* A take: what comes to this shard with a layout is asked of those who give it, a few chunks of each at a
- * time, and received into the planes, while rounds go on.
+/* A take asks the givers for the state that comes to this shard with a layout, a few chunks of each
+ * giver at a time, and receives it into the planes, while rounds go on.
  *
  *   cairn_take_open (all memory) ─► _begin: the givers go by the new layout, too ─► FETCH, DATA, ...
  *       ─► `done`: everything is here ─► cairn_take_leave; freed when nothing refers to it
  *
- * To a giver the shard is a member of the job, a mover, of which the coordinator told both (PartPrepare). A
- * chunk that comes whole is received where it belongs: nobody reads there before everything is here, and one
- * that is damaged is asked for again. A chunk that is cut is received beside it, and its part copied; so is
- * every chunk of a job with state on a device, in fewer slots, which are pinned. What a
- * giver does not answer, or answers on a connection that is lost, it is asked again. Loop thread, but for the
- * copies. */
+ * To a giver this shard is a member of the job, a mover; the coordinator has told both of it
+ * (PartPrepare). A chunk that comes whole is received where it belongs: nobody reads there before
+ * everything is here, and a damaged chunk is asked for again. A chunk that is cut is received in
+ * staging, and its part is copied from there; so is every chunk of a job with state on a device, in
+ * fewer slots, which are pinned. A request that a giver does not answer, or answers on a connection
+ * that is lost, is sent again. Loop thread, except for the copies. */
 #ifndef CAIRN_SHARD_MOVE_TAKE_H
 #define CAIRN_SHARD_MOVE_TAKE_H
 
@@ -51,8 +51,8 @@ void cairn_take_leave(struct cairn_take *take);
 void cairn_take_free(struct cairn_take *take);
 void cairn_take_free_leaving(struct cairn_shard_job *job);
 
-/* What a giver says to the take of one of our jobs. False: it is not of a giver. Takes or drops the
- * message. */
+/* Takes or drops a giver's message for a take of one of our jobs. False: the message is not from a
+ * giver, and is left to the caller. */
 bool cairn_take_on_message(struct cairn_shard *shard, const struct cairn_chunk_header *header,
                            struct cairn_fabric_message *message);
 /* Time: connects, breaks silences, asks again. True: it waits for something. */

@@ -1,4 +1,4 @@
-/* What take.c and giver.c have in common. Private to them. */
+/* Shared by take.c and giver.c. Private to them. */
 #ifndef CAIRN_SHARD_MOVE_TAKES_H
 #define CAIRN_SHARD_MOVE_TAKES_H
 
@@ -21,7 +21,7 @@ struct cairn_take_slot {
     uint64_t checksum, came; /* that the chunk is to have, and has */
 };
 
-/* What is received beside the planes. */
+/* The staging: chunks that are received beside the planes and copied into them. */
 struct cairn_take_staged {
     bool all;         /* the planes lie on a device; else of what is cut */
     uint32_t each;    /* slots of a giver that have staging: its first ones */
