@@ -43,8 +43,8 @@ struct cairn_bytes_list {
     Cairn__BytesTold *told;      /* owned: [count] */
     Cairn__BytesTold **pointers; /* owned: [count], to these */
 };
-/* Lists one entry for each job, then one for each of its workers, at most CAIRN_BYTES_TOLD_MAX in
- * all. Jobs that are staged or LEAVING are left out. Without memory the list is empty. */
+/* Lists an entry for each job, then an entry for each worker of a job, at most CAIRN_BYTES_TOLD_MAX
+ * in all. Jobs that are staged or LEAVING are left out. Without memory the list is empty. */
 void cairn_bytes_list(const struct cairn_shard *shard, struct cairn_bytes_list *out);
 void cairn_bytes_list_release(struct cairn_bytes_list *list);
 

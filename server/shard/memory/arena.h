@@ -37,7 +37,7 @@ CAIRN_MUST_CHECK cairn_status cairn_arena_open_state(const char *label, uint64_t
                                                      enum cairn_update_stream stream,
                                                      struct cairn_arena *arena_out,
                                                      struct cairn_sentence *why);
-/* Opens an arena that may be shared: it begins with its first segment. */
+/* Opens an arena that may be shared. It begins where its first segment begins: `begin` is 0. */
 CAIRN_MUST_CHECK cairn_status cairn_arena_open_shared(struct cairn_home *home, const char *label,
                                                       uint64_t bytes, struct cairn_arena *arena_out,
                                                       struct cairn_sentence *why);
