@@ -10,7 +10,7 @@ CAIRN_MUST_CHECK cairn_status cairn_config_value_store(const struct cairn_option
                                                        const char *text, void *values,
                                                        struct cairn_sentence *why);
 
-/* What the option takes, for people: "1 to 4096", "yes or no", "1MiB to 1GiB". */
+/* Describes for people what the option takes: "1 to 4096", "yes or no", "1MiB to 1GiB". */
 void cairn_config_value_describe(const struct cairn_option *option, char *text_out,
                                  size_t text_bytes);
 

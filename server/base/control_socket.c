@@ -58,7 +58,8 @@ static cairn_status lock_folder(const char *path, int *fd_out, struct cairn_sent
                       path);
 }
 
-/* What stands at the path may be replaced: nothing, or a socket that nobody listens on. */
+/* CAIRN_OK if a socket may be made at the path: there is nothing, or a socket that nobody
+ * listens on. */
 static cairn_status judge_place(const char *path, struct cairn_sentence *why)
 {
     struct stat st;

@@ -1,4 +1,4 @@
-/* What both daemons do alike: the command line, signals, saying "ready", and a clean end.
+/* Both daemons share this: the command line, signals, saying "ready", and a clean end.
  *
  *   static struct shard_values values;                              (zeroed)
  *   struct cairn_daemon daemon;

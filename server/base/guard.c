@@ -5,7 +5,7 @@
 #include <signal.h>
 #include <stddef.h>
 
-/* Of the thread's guarded run; NULL outside of one. */
+/* Where the thread's guarded run continues after a SIGBUS; NULL outside of a guarded run. */
 static _Thread_local sigjmp_buf *volatile way_out;
 static _Thread_local const void *volatile failed_at;
 

@@ -1,9 +1,10 @@
-/* Reading shared memory that another process made: a page that its host cannot supply (out of memory, a
- * limit of its control group) is a SIGBUS in the thread that reads, and must not end the daemon.
+/* Reading shared memory that another process made: a page that its host cannot supply (out of
+ * memory, a limit of its control group) is a SIGBUS in the thread that reads, and must not end the
+ * daemon.
  *
- * Any thread; a thread that runs guarded code must not block SIGBUS. What runs guarded is left at the
- * instruction that failed: it takes no locks, allocates nothing, and what it was writing is then
- * undefined. */
+ * Any thread; a thread that runs guarded code must not block SIGBUS. Guarded code is left at the
+ * instruction that failed, so it must take no locks and allocate nothing; whatever it was
+ * writing is undefined afterwards. */
 #ifndef CAIRN_BASE_GUARD_H
 #define CAIRN_BASE_GUARD_H
 

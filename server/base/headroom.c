@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What the kernel takes beside the pages themselves: tables of pages, of files, of its own. */
+/* The kernel needs memory beside the pages themselves, for tables of pages, of files and of its
+ * own. */
 #define BESIDE_PART  128
 #define BESIDE_BYTES ((uint64_t)8 << 20)
 

@@ -88,8 +88,9 @@ struct cairn_listener_options {
     }
 
 struct cairn_listener_events {
-    /* A frame. Of a half-open peer it is of type hello_type: judge it, then cairn_peer_admit or
-     * cairn_peer_finish. The payload is borrowed until this returns. */
+    /* A frame has come. If the peer is half open, the frame is of type hello_type: judge it,
+     * then call cairn_peer_admit or cairn_peer_finish. The payload is borrowed until this
+     * returns. */
     void (*on_frame)(struct cairn_peer *peer, const struct cairn_frame *frame, void *context);
     /* The peer is gone; the pointer is dead when this returns. Comes once for each peer that
      * on_frame was called with. */

@@ -33,7 +33,8 @@ static bool is_plain(const char *value)
     return true;
 }
 
-/* JSON: RFC 8259, section 7. What is no text is escaped byte by byte. */
+/* Writes one character, escaped; for JSON as RFC 8259, section 7 has it. Bytes that are not
+ * printable ASCII are escaped one by one. */
 static void put_escaped(struct line *line, char c, enum cairn_log_format format)
 {
     const bool json = format == CAIRN_LOG_JSON;
@@ -134,7 +135,7 @@ static const struct {
 
 enum { WORDS = sizeof words / sizeof *words };
 
-// What printf makes of one argument.
+// One conversion of a printf format: it tells the type of its argument.
 struct conversion {
     int longs;        // of "l"; "z", "j" and "t" are as wide as two
     char kind;        // 'd', 's', 'f', ...

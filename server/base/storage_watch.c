@@ -7,7 +7,7 @@
 #define HANGS_MS 3000 /* then it is said */
 #define CLOSE_MS 500  /* then the thread is left behind */
 
-/* Of memory of its own: the storage may hang for longer than the daemon lives. */
+/* Allocated apart from the watch: the storage may hang for longer than the daemon lives. */
 struct cairn_storage_look {
     struct cairn_task task;
     struct cairn_storage_watch *watch; /* borrowed; the loop's */

@@ -34,11 +34,11 @@ struct cairn_storage_watch {
 
 CAIRN_MUST_CHECK cairn_status cairn_storage_watch_open(struct cairn_storage_watch *watch,
                                                        uv_loop_t *loop, struct cairn_sentence *why);
-/* on_closed(context) follows from the loop; at once and false if it is not open, and then it does not come.
- * */
+/* Closes the thread; on_closed(context) follows from the loop. False: nothing was open, and
+ * on_closed does not come. */
 bool cairn_storage_watch_close(struct cairn_storage_watch *watch, void (*on_closed)(void *context),
                                void *context);
-/* What it has, behind on_closed. */
+/* Frees what the watch holds; call it after on_closed. */
 void cairn_storage_watch_release(struct cairn_storage_watch *watch);
 
 /* This is the folder, and its token. Path "" or token 0: there is nothing to look at. */

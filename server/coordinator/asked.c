@@ -11,7 +11,7 @@
 
 enum { WHAT_CHARS = 1200, DEPTH_MAX = 3 };
 
-/* What changes something, as the command line calls it. Everything else only asks. */
+/* The requests that change something, each with its command line. All other requests only ask. */
 static const struct {
     uint16_t type;
     const char *verb;
@@ -135,7 +135,8 @@ static bool is_text(const ProtobufCFieldDescriptor *field)
     return field->type == PROTOBUF_C_TYPE_STRING && field->label != PROTOBUF_C_LABEL_REPEATED;
 }
 
-/* Of what it is, first: the texts, which are names; then how. */
+/* Adds the texts first, since they are names and say what is meant; then the fields that say
+ * how. */
 static void add_fields(const ProtobufCMessage *message, unsigned depth, struct cairn_sentence *out)
 {
     const ProtobufCFieldDescriptor *fields = message->descriptor->fields;

@@ -76,7 +76,7 @@ struct cairn_cluster_options {
 };
 /* The table of it, for server/base/config.h. */
 const struct cairn_option *cairn_cluster_option_table(size_t *option_count_out);
-/* What the table cannot: values that contradict each other. CAIRN_ERR_CONFIG. */
+/* Checks what the table cannot: values that contradict each other. CAIRN_ERR_CONFIG. */
 cairn_status cairn_cluster_options_judge(const struct cairn_cluster_options *options,
                                          struct cairn_sentence *why) CAIRN_MUST_CHECK;
 

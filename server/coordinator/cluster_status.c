@@ -1,4 +1,4 @@
-/* What `cairn cluster status` shows: the coordinator, its shards, workers and readers. */
+/* Answers `cairn cluster status`: the coordinator, its shards, workers and readers. */
 #include <stdlib.h>
 
 #include "proto/fabric/fabric.h"

@@ -11,7 +11,7 @@
 
 #define HELD_MAX 64 /* in the cluster */
 
-/* What is answered by what shards hold, or by which of them are there. */
+/* Requests whose answer depends on what shards hold, or on which shards are there. */
 static const uint16_t depends[] = {
     CAIRN_MSG_DRAIN_ME,        CAIRN_MSG_JOB_AMEND,        CAIRN_MSG_JOB_DIGEST_GET,
     CAIRN_MSG_JOB_PARK,        CAIRN_MSG_JOB_REMOVE,       CAIRN_MSG_MEMBER_DRAIN,
@@ -20,7 +20,8 @@ static const uint16_t depends[] = {
     CAIRN_MSG_CLUSTER_FORGET,
 };
 
-/* By what shards hold of jobs that the store does not know: so nobody knows which shards have yet to come. */
+/* True if the answer depends on jobs that the store does not know: nobody knows which of their
+ * shards have yet to come. */
 static bool is_of_strangers(uint16_t type)
 {
     return type == CAIRN_MSG_CLUSTER_ADOPT || type == CAIRN_MSG_CLUSTER_FORGET;

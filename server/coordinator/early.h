@@ -16,7 +16,7 @@ struct cairn_cluster_early {
     uint8_t bytes[];
 };
 
-/* Of the cluster. */
+/* The cluster's early requests. */
 struct cairn_cluster_earlies {
     struct cairn_cluster_early *list; /* owned, the oldest first */
     uint32_t count;

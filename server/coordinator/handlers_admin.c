@@ -1,4 +1,4 @@
-/* What the command line asks: shards, jobs, snapshots. */
+/* Answers the command line: shards, jobs, snapshots. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -124,7 +124,7 @@ static void list_frozen(struct job_view *view, const struct cairn_job_spec_data 
     }
 }
 
-/* Those that are granted. */
+/* Shows the leases that are granted; others still wait. */
 static void fill_leases(struct job_view *view, const struct cairn_cluster_job *job)
 {
     Cairn__JobStatus *s = &view->status;
@@ -217,8 +217,8 @@ static void view_release(struct job_view *view)
 
 #define BRIEF_CHARS 160
 
-/* What a job is and whom it waits for; `job show` has the rest. So the most jobs that there may be fit a
- * frame. */
+/* Keeps what a job is and whom it waits for; `job show` has the rest. So the list fits a frame
+ * even with the most jobs that there may be. */
 static void shorten(struct job_view *view)
 {
     Cairn__JobStatus *s = &view->status;

@@ -1,4 +1,4 @@
-/* What shards say: replies to questions, and reports to the cores of their jobs. */
+/* Handles what shards send: replies to questions, and reports for the cores of their jobs. */
 #include <stdlib.h>
 #include <string.h>
 

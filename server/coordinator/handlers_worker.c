@@ -1,4 +1,4 @@
-/* What workers and readers say. */
+/* Handles what workers and readers send. */
 #include <inttypes.h>
 
 #include "proto/spec/optimizer.h"
@@ -57,7 +57,8 @@ static void on_round_begin(struct cairn_cluster_session *session, uint32_t reque
     cairn_cluster_job_event(member->job, &begin);
 }
 
-/* What drives the groups: a bad rate is refused here, and the round goes on without this commit. */
+/* Checks the learning rates that a commit brings for driven groups. A bad one is refused here,
+ * so that the round goes on without this commit. */
 static cairn_status judge_driven(const struct cairn_cluster_job *job,
                                  const Cairn__RoundCommit *message, struct cairn_sentence *why)
 {

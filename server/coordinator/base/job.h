@@ -1,7 +1,8 @@
-/* A job: its shards, its members, its core (server/core/round.h), at most one cut and at most one restore.
+/* A job: its shards, its members, its core (server/core/round.h), at most one cut and at most one
+ * restore.
  *
- * What one module alone reads and writes is a struct of that module's header. A job is the sum of these, and
- * brings those headers along. */
+ * State that one module alone reads and writes is a struct of that module's header. A job is the
+ * sum of these structs, so this header includes those headers. */
 #ifndef CAIRN_COORDINATOR_BASE_JOB_H
 #define CAIRN_COORDINATOR_BASE_JOB_H
 
@@ -67,7 +68,8 @@ struct cairn_cluster_reserved {
     uint64_t asked;
 };
 
-/* What the plan came to, as it is sent to shards and members. */
+/* The spec and the layout that the planner made, in their packed form, as sent to shards and
+ * members. */
 struct cairn_cluster_planned {
     struct cairn_packed *spec, *layout; /* held */
     double heaviest_over_mean;          /* of the bytes of the shards */
@@ -176,7 +178,7 @@ struct cairn_cluster_shard_infos {
     Cairn__ShardInfo **list; /* owned, [count], without holes */
     size_t count;
 };
-/* Of those with an index below shard_count. False: no memory. */
+/* Lists the shards whose index is below shard_count. False: no memory. */
 bool cairn_cluster_shard_infos_init(struct cairn_cluster_shard_infos *infos,
                                     const struct cairn_cluster_job *job, uint32_t shard_count);
 void cairn_cluster_shard_infos_release(struct cairn_cluster_shard_infos *infos);

@@ -1,4 +1,4 @@
-/* What every header of the coordinator needs: its structs by name, messages, and sentences. */
+/* Every header of the coordinator needs these: its structs by name, messages, and sentences. */
 #ifndef CAIRN_COORDINATOR_BASE_NAMES_H
 #define CAIRN_COORDINATOR_BASE_NAMES_H
 

@@ -1,8 +1,9 @@
-/* What a session is sent: see session.h. */
+/* Sends messages to a session: see session.h. */
 #include "server/base/listener.h"
 #include "server/coordinator/base/session.h"
 
-/* What is left out would break the order that the peer relies on: on_gone follows. */
+/* Closes the peer, because a message left out would break the order that it relies on. on_gone
+ * follows. */
 static void give_up(struct cairn_cluster_session *session, cairn_status status, const char *what)
 {
     session->closing = true;

@@ -1,5 +1,6 @@
-/* Work that blocks, on libuv's threads, and those who wait for what it comes to. What is stored goes its own
- * way (store/saves.h), so that a hung folder of snapshots does not hold it up. */
+/* Work that blocks, on libuv's threads, and the sessions that wait for its outcome. Writes to
+ * the store do not come here (store/saves.h), so that a hung folder of snapshots does not hold
+ * them up. */
 #ifndef CAIRN_COORDINATOR_BASE_WORKS_H
 #define CAIRN_COORDINATOR_BASE_WORKS_H
 

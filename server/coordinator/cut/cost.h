@@ -1,5 +1,6 @@
-/* What a job's snapshots cost it: the time by which its steps were longer while one was written. Counted with
- * each step, in memory alone: a new incarnation of the coordinator begins anew. Loop thread only. */
+/* The cost of a job's snapshots: by how much its steps took longer while a snapshot was written.
+ * It is counted with each step, in memory alone: a new incarnation of the coordinator begins
+ * anew. Loop thread only. */
 #ifndef CAIRN_COORDINATOR_CUT_COST_H
 #define CAIRN_COORDINATOR_CUT_COST_H
 
@@ -13,7 +14,7 @@ enum {
     CAIRN_COST_STEPS = 8      /* without a cut, before one can be compared with them */
 };
 
-/* Of a job. Zero: nothing was measured. */
+/* A job's costs. Zero: nothing was measured. */
 struct cairn_cluster_cost {
     struct cairn_cluster_pace plain; /* steps without a cut; seen stays unused */
     /* of the snapshot that is being taken, or ended within the open step */

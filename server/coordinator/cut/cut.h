@@ -19,7 +19,7 @@
 
 enum cairn_cluster_cut_stage { CAIRN_CUT_PINNING, CAIRN_CUT_PINNED, CAIRN_CUT_WORKING };
 
-/* Of a shard: BEGUN when its first message is in, and more are to come. */
+/* The state of a shard's part; BEGUN when its first message is in and more are to come. */
 enum cairn_part_state { CAIRN_PART_NONE, CAIRN_PART_AWAITED, CAIRN_PART_BEGUN, CAIRN_PART_IN };
 static inline bool cairn_part_is_open(uint8_t part)
 {
@@ -68,7 +68,7 @@ struct cairn_cluster_cut {
 };
 
 /* ---- prepare.c ---- */
-/* By which shards tell of what they have hashed: never 0. */
+/* Returns a new number, never 0, by which shards refer to a snapshot when they report hashes. */
 uint64_t cairn_cluster_cut_number(void);
 /* Gives it a number, that of one which was prepared ahead if there is one; else asks the shards for memory.
  * False: that is not waited for. */
@@ -91,7 +91,8 @@ void cairn_cluster_cut_add_progress(const struct cairn_cluster_job *job,
                                     struct cairn_sentence *out);
 
 struct cairn_snapshot_view;
-/* Of a snapshot that is being taken, without how far it is; borrows from all but `view`. */
+/* Describes a snapshot that is being taken, without its progress. `view` borrows from `cut` and
+ * `state`. */
 void cairn_cluster_cut_to_view(const struct cairn_cluster_cut *cut, const char *state,
                                struct cairn_snapshot_view *view);
 /* The same for a list, with how far it is. False: the job has no snapshot under way. */
@@ -104,7 +105,7 @@ void cairn_cluster_cut_fail(struct cairn_cluster_cut *cut, cairn_status status, 
                             const char *text);
 /* To the other thread, if all parts are in or will never come. */
 void cairn_cluster_cut_advance(struct cairn_cluster_cut *cut);
-/* Of the snapshot; empty: it has none yet. */
+/* The id of the snapshot; empty while it has none. */
 const char *cairn_cluster_cut_id(const struct cairn_cluster_cut *cut);
 /* PinFolder to the shards that are at work; path "": what they do is of no use. */
 void cairn_cluster_cut_tell_folder(const struct cairn_cluster_cut *cut, const char *path);
@@ -131,7 +132,7 @@ struct cairn_snapshot_view {
 /* Says what of the saved version is not finite. */
 void cairn_cluster_snapshot_nonfinite(const struct cairn_manifest *manifest,
                                       struct cairn_snapshot_view *view);
-/* Of a committed one; borrows from all but `out`. */
+/* Describes a committed snapshot. `view` borrows from `manifest`, `id` and `folder`. */
 void cairn_cluster_manifest_to_view(const struct cairn_manifest *manifest, const char *id,
                                     const char *folder, struct cairn_snapshot_view *view);
 

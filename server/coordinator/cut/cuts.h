@@ -38,7 +38,7 @@ void cairn_cluster_cut_on_pin(struct cairn_cluster_job *job, uint64_t number,
                               struct cairn_version version);
 void cairn_cluster_cut_on_part(struct cairn_cluster_job *job, uint32_t shard,
                                const Cairn__SnapshotPart *part);
-/* What a shard's heartbeat says of cuts. */
+/* Takes note of what a shard's heartbeat says about cuts. */
 void cairn_cluster_cut_on_progress(struct cairn_cluster *cluster,
                                    const struct cairn_cluster_seat *seat,
                                    const Cairn__Heartbeat *message);

@@ -130,7 +130,7 @@ static cairn_status fill_groups(const struct cairn_manifest *m, const struct cai
                               : cairn_fail(why, status, "a group of the spec is not valid");
 }
 
-/* What the content root is made of. */
+/* The digests from which the content root is computed. */
 struct parts {
     /* owned */
     struct cairn_plane_digest *planes;

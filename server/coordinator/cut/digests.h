@@ -34,8 +34,8 @@ cairn_status cairn_cluster_digests_add(struct cairn_cluster_digests *digests, ui
                                        enum cairn_plane plane, const struct cairn_tree *tree,
                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
-/* What tensors have missed, out of the manifest's payload, into the manifest. CAIRN_ERR_NO_MEMORY. Any
- * thread. */
+/* Copies what tensors have missed from the manifest's payload into the manifest's own fields.
+ * CAIRN_ERR_NO_MEMORY. Any thread. */
 cairn_status cairn_cluster_note_missed(struct cairn_manifest *manifest) CAIRN_MUST_CHECK;
 /* The content root of a state of which `manifest` has the spec, the step and the payload; of its loss scale
  * and its root nothing is read. *loss_scale_out is the one in force. Sorts the digests. Any thread.

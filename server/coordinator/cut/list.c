@@ -26,7 +26,7 @@ struct listing {
     struct said *said; /* [found.count]; NULL: nothing is */
 };
 
-/* What the words say of a snapshot. */
+/* A snapshot's entry in the words of its job: whether it is the latest, its check, and its tags. */
 struct said {
     bool latest, check_failed;
     uint64_t checked_unix_s;
@@ -64,7 +64,8 @@ static void take_words(const struct cairn_snapshot_words *words, const char *id,
     }
 }
 
-/* Of each job once. A list without words is better than none. */
+/* Reads the words of each job once. If they cannot be read, the list is sent without them:
+ * better than none. */
 static void read_words(struct listing *listing)
 {
     const struct cairn_cluster_found *found = &listing->found;
@@ -127,8 +128,8 @@ static bool is_found(const struct listing *listing, const Cairn__SnapshotStatus 
     return false;
 }
 
-/* Those that are being taken; borrows from their jobs. Both arrays are the caller's to free. False: no
- * memory. */
+/* Lists the snapshots that are being taken; borrows from their jobs. Both arrays are the
+ * caller's to free. False: no memory. */
 static bool list_running(const struct listing *listing, struct cairn_snapshot_view **views,
                          Cairn__SnapshotList *message)
 {

@@ -1,4 +1,4 @@
-/* What an admin asks of snapshots: those that are committed, and the ones that are being taken. */
+/* Answers an admin's questions about snapshots, both committed ones and those being taken. */
 #ifndef CAIRN_COORDINATOR_CUT_LIST_H
 #define CAIRN_COORDINATOR_CUT_LIST_H
 

@@ -1,6 +1,6 @@
-/* What is saved for a shard that ends before what it holds is on other shards (job/drain.h): a snapshot of
- * each of its jobs, one for all shards that end together, which the coordinator begins itself. Training goes
- * on meanwhile; what comes behind the snapshot is lost with the shard. */
+/* Saves the state of a shard that ends before other shards hold it (job/drain.h): the
+ * coordinator itself begins a snapshot of each of the shard's jobs, one for all shards that end
+ * together. Training goes on meanwhile; steps after the snapshot are lost with the shard. */
 #ifndef CAIRN_COORDINATOR_CUT_PARTING_H
 #define CAIRN_COORDINATOR_CUT_PARTING_H
 
@@ -9,7 +9,7 @@
 
 struct cairn_cluster_cut;
 
-/* Of a job. */
+/* A job's parting snapshot. */
 struct cairn_cluster_parting {
     enum {
         CAIRN_PARTING_NONE,
@@ -22,7 +22,8 @@ struct cairn_cluster_parting {
     struct cairn_sentence outcome; /* for people: saved as what, or why not */
 };
 
-/* One more shard of the job ends. What was saved of the job's version for another one is saved. */
+/* One more shard of the job ends. If the job's present version was already saved for another
+ * shard, no new snapshot is taken. */
 void cairn_cluster_parting_want(struct cairn_cluster_job *job);
 /* The next step. True: it has ended. */
 bool cairn_cluster_parting_advance(struct cairn_cluster_job *job);

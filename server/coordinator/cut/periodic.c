@@ -34,7 +34,8 @@ static void say_damaged(struct cairn_cluster_job *job)
     cairn_log_warn("job %s: no periodic snapshot: %s", job->spec.name, damaged);
 }
 
-/* By steps, or by time since the last one was due; after a start from the first step that is seen. */
+/* A snapshot is due by steps, or by the time since the last one was due. After a start that time
+ * counts from the first step that is seen. */
 static bool is_due(struct cairn_cluster_job *job, uint64_t step)
 {
     const struct cairn_policy *policy = &job->spec.policy;

@@ -16,7 +16,7 @@
 
 struct cairn_cluster_cut;
 
-/* Of a job. */
+/* A job's snapshots: the one under way, and when the next is due. */
 struct cairn_cluster_snapshots {
     struct cairn_cluster_cut *cut; /* a snapshot or a digest on its way; NULL: none is (cut.h) */
     struct cairn_version stepped;  /* the version at the last event */

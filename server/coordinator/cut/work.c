@@ -1,4 +1,5 @@
-/* What a cut does on another thread: the content root from the digests, and the manifest. */
+/* The work of a cut that another thread does: the content root from the digests, and the
+ * manifest. */
 #include <string.h>
 
 #include "proto/snapshot_io/snapshot_io.h"
@@ -10,8 +11,8 @@
 #include "server/coordinator/snapshot/keep.h"
 #include "server/coordinator/trust/keys.h"
 
-/* What was begun goes. What stays has no manifest: nobody lists it, and it is known as begun until it is
- * removed (keep.h). */
+/* Removes the files of a snapshot that was begun. Those that cannot be removed have no manifest,
+ * so nobody lists them, and the snapshot stays noted as begun until they are removed (keep.h). */
 static cairn_status remove_begun(const struct cairn_cluster_cut *cut)
 {
     struct cairn_snapshot_removed removed;
@@ -38,9 +39,10 @@ void cairn_cluster_cut_make_folder(struct cairn_cluster_work *work)
                                                       &cut->folder_why);
 }
 
-/* Whoever waits for the snapshot finds that `latest` names it: files and headers are as the manifest has
- * them, read back from the storage. All of it is read behind that, by the scrub, which takes `latest` off
- * one that is damaged. What cannot be noted is said, and the next one that is verified does it. */
+/* Whoever waits for the snapshot finds that `latest` names it: files and headers are as the
+ * manifest has them, read back from the storage. The scrub reads all of it later, and takes
+ * `latest` off a damaged one. If `latest` cannot be set, the log says so, and the next snapshot
+ * that is verified sets it. */
 static void note(const struct cairn_cluster_cut *cut)
 {
     struct cairn_snapshot snapshot;

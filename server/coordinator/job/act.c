@@ -1,5 +1,5 @@
-/* What the core of a job says is done, in its order: shards and workers are told, cuts pinned, workers
- * fenced. */
+/* Carries out the actions of a job's core, in their order: tells shards and workers, pins cuts,
+ * fences workers. */
 #include <inttypes.h>
 
 #include "proto/spec/batch.h"
@@ -159,7 +159,7 @@ static bool made_newest(const struct cairn_cluster_job *job,
            cairn_version_compare(action->version, cairn_round_version(job->core)) == 0;
 }
 
-/* Of a round that a gradient ended. */
+/* Says which gradients were not finite, for a round that they ended. */
 static void fill_gradients(const struct cairn_cluster_job *job,
                            const struct cairn_round_action *action, Cairn__RoundResult *result,
                            struct cairn_sentence *text, char tensors[static CAIRN_RESULTS_BYTES])

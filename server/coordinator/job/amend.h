@@ -7,7 +7,7 @@
 struct cairn_cluster_waiter;
 struct cairn_cluster_amending;
 
-/* Of a job. */
+/* A job's amendments. */
 struct cairn_cluster_amends {
     /* owned: what is on its way to the store; NULL: nothing is */
     struct cairn_cluster_amending *amending;
@@ -15,7 +15,7 @@ struct cairn_cluster_amends {
     uint64_t revision;                    /* of that amendment, once it is in the store; else 0 */
 };
 
-/* Of a member. */
+/* A member's requests to amend its job. */
 struct cairn_cluster_amend_wait {
     uint32_t request;
     /* of the request, once it is in the store: answered when all shards have it */

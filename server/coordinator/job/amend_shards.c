@@ -1,6 +1,7 @@
-/* What the shards know of the spec that is in the store: before an amendment is answered all of them have
- * it, so that a store can be rebuilt from them. The store is first: a shard is never ahead of it. Told over
- * the ordered connection of the rounds: no round goes by terms that one of its shards does not have. */
+/* Brings the spec that is in the store to all shards. An amendment is answered only when all of
+ * them have it, so that a lost store can be rebuilt from them. The store is written first: a
+ * shard is never ahead of it. The spec goes over the ordered connection of the rounds, so no
+ * round goes by terms that one of its shards does not have. */
 #include "server/base/log.h"
 #include "server/coordinator/base/calls.h"
 #include "server/coordinator/base/job.h"

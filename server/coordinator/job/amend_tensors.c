@@ -1,4 +1,4 @@
-/* What an amendment says of tensors, done to a spec: add, tie, freeze, unfreeze, in this order. */
+/* Applies the tensor part of an amendment to a spec: add, tie, freeze, unfreeze, in this order. */
 #include <stdlib.h>
 #include <string.h>
 

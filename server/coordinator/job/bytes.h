@@ -16,7 +16,7 @@ struct cairn_bytes_view {
 
 /* Keeps what the seat's shard told, instead of what it told before; without memory nothing. */
 void cairn_cluster_bytes_take(struct cairn_cluster_seat *seat, const Cairn__Heartbeat *message);
-/* What a worker or reader says that it has read by itself. Never less than before. */
+/* Notes how much a worker or reader says that it has read by itself. The count never goes down. */
 void cairn_cluster_bytes_read(struct cairn_cluster_member *member, uint64_t bytes);
 /* Adds up what the job's shards and members told last; of all members is returned. Borrows itself: do not
  * move it. */
@@ -29,7 +29,8 @@ struct cairn_memory_view {
     size_t count;             /* 0: no memory */
     uint64_t sum;
 };
-/* What the job's shards told last; their names are borrowed. */
+/* Lists the memory that the job's shards told last. The names are borrowed; the list is released
+ * with cairn_cluster_memory_release. */
 void cairn_cluster_memory_of(const struct cairn_cluster_job *job, struct cairn_memory_view *out);
 void cairn_cluster_memory_release(struct cairn_memory_view *view);
 

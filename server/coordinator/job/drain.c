@@ -17,7 +17,8 @@
 
 /* Longer than a shard waits from one attempt to connect to the next. */
 #define COMES_AGAIN_MS 5000
-/* What could not move off an unfit shard is tried again then; and so long a cancel holds. */
+/* How long until state that could not move off an unfit shard is tried again, and for how long a
+ * cancel holds. */
 #define TRIES_AGAIN_MS 30000
 #define CANCELED_MS    600000
 
@@ -84,7 +85,7 @@ static uint32_t index_of(const struct cairn_cluster_job *job, const struct cairn
     return job->shard_count;
 }
 
-/* What moves off it stays where it is then. */
+/* Cancels re-shardings that take state off this shard: the state stays where it is. */
 static void stop_runs(struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat)
 {
     struct cairn_sentence why;
@@ -128,8 +129,8 @@ static bool advance_saving(struct cairn_cluster *cluster, struct cairn_cluster_s
     return ended;
 }
 
-/* What it holds stays where it is. One that is being stopped ends all the same, and what is lost with it is
- * saved first, if there is time. */
+/* Gives up draining: the shard keeps what it holds. A shard that is being stopped ends all the
+ * same, so its jobs are saved first, if there is time. */
 static void give_up(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
                     cairn_status status, const char *text)
 {
@@ -232,8 +233,9 @@ void cairn_cluster_drains_forget(struct cairn_cluster *cluster,
 
 /* ---- unfit shards ---- */
 
-/* What of it lay on a device has failed with that, or it is lost for good: there is nothing to bring
- * elsewhere. A job that waits for a part, or for a newer store to be adopted, needs what is held of it. */
+/* True if the unfit shard has nothing of the job that could be moved: its device failed with the
+ * state on it, or the job is lost for good. A job that waits for a part, or for a newer store to
+ * be adopted, is not lost for good and still needs what the shard holds. */
 static bool has_fallen(const struct cairn_cluster_job *job, const struct cairn_cluster_seat *seat)
 {
     const bool is_lost = job->state == CAIRN_CLUSTER_JOB_LOST && !job->loss.may_return &&
@@ -297,7 +299,8 @@ static void say_unfit(const struct cairn_cluster *cluster, struct cairn_cluster_
 
 /* ---- one job goes off a shard ---- */
 
-/* Those that stay take it; where none does, all that are here. */
+/* Moves the job's state to its shards that stay; if none of them stays, to all shards that are
+ * here. */
 static cairn_status begin(struct cairn_cluster_job *job, struct cairn_sentence *why)
 {
     struct cairn_cluster_reshard_wish wish;
@@ -321,8 +324,8 @@ static cairn_status begin_off(struct cairn_cluster_job *job, const struct cairn_
                       job->spec.name, job->spec.name, job->spec.name);
 }
 
-/* True: the shard has something of the job still. What cannot move off an unfit shard stays, and the others
- * go. */
+/* True: the shard still has something of the job. If one job cannot move off an unfit shard, it
+ * stays there, and the other jobs still move. */
 static bool drain_job(struct cairn_cluster_job *job, struct cairn_cluster_seat *seat, bool tries)
 {
     struct cairn_sentence why;
@@ -337,7 +340,7 @@ static bool drain_job(struct cairn_cluster_job *job, struct cairn_cluster_seat *
     }
     if (!tries) return true;
     const cairn_status status = begin_off(job, seat, &why);
-    // What passes by itself is waited for.
+    // A cause that passes by itself is waited for: the next tick tries again.
     if (status == CAIRN_OK || status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY)
         return true;
     if (seat->drain.is_unfit)

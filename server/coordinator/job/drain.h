@@ -5,14 +5,15 @@
 
 #include "server/coordinator/base/names.h"
 
-/* By an operator's word: Done when it is so, or (not `wait`) when the store has that it is to be. Another
- * coordinator goes on with it. */
+/* Drains a shard because an operator asks for it. Done is sent when the shard is drained or,
+ * without `wait`, when the store has the wish. A coordinator that starts later goes on with it. */
 void cairn_cluster_member_drain(struct cairn_cluster_session *session, uint32_t request,
                                 const Cairn__MemberDrain *message);
-/* By the shard's own word: where it cannot be, or three quarters of the time are over, its jobs are saved. */
+/* Drains a shard because it asks itself: it is being stopped. If it cannot be drained, or three
+ * quarters of its time are over, its jobs are saved. */
 void cairn_cluster_drain_me(struct cairn_cluster_session *session, uint32_t request,
                             const Cairn__DrainMe *message);
-/* Those that the store knows. CAIRN_ERR_NO_MEMORY, or an error of the store. */
+/* Loads the drains that the store has. CAIRN_ERR_NO_MEMORY, or an error of the store. */
 cairn_status cairn_cluster_drains_load(struct cairn_cluster *cluster,
                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The next steps of all that leave. */

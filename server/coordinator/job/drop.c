@@ -18,7 +18,8 @@
 
 #define NAMED_MAX 4 /* members in a refusal */
 
-/* What the asker hears when the shards have given the memory back. */
+/* A job being dropped: the answer that the asker gets when the shards have given the memory
+ * back. */
 struct cairn_cluster_drop {
     struct cairn_cluster *cluster;
     struct cairn_cluster_waiter *waiter;

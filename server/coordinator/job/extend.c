@@ -97,7 +97,8 @@ static void give_up(struct cairn_cluster_job *job, cairn_status status, const ch
     cairn_cluster_openings_advance(job->cluster);
 }
 
-/* Those on their way in try again; the others have another job in mind. */
+/* Joining members will retry with the new spec. Attached members have the old spec, so they must
+ * leave. */
 static void expel_all(struct cairn_cluster_job *job, uint64_t revision)
 {
     struct cairn_sentence text;

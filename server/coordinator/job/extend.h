@@ -4,7 +4,7 @@
 
 #include "server/coordinator/base/names.h"
 
-/* Of a job. */
+/* A job's change to a new generation, if one is under way. */
 struct cairn_cluster_extension {
     /* owned: spec, layout, shards and generation as they will be; NULL: the tensors stay what they are */
     struct cairn_cluster_job *body;

@@ -5,14 +5,14 @@
 #include "server/coordinator/base/names.h"
 
 #define CAIRN_INIT_DIGEST_BYTES 32
-/* What a rank says of the initial state it has. */
+/* The digest of the initial state that a rank has, as that rank reports it. */
 struct cairn_init_digest {
     bool known;
     uint8_t bytes[CAIRN_INIT_DIGEST_BYTES];
     uint32_t rank;
 };
 
-/* Of a job. Digests are kept while this coordinator lives. */
+/* A job's initial state. Digests are kept while this coordinator lives. */
 struct cairn_cluster_init {
     bool seal_wanted, seal_running; /* the source said InitDone; the shards are asked */
     bool sourced;        /* a source said InitDone; with tiles the others put theirs, too */
@@ -23,7 +23,7 @@ struct cairn_cluster_init {
     size_t payload_bytes;
 };
 
-/* Of a member. */
+/* A member's InitDone. */
 struct cairn_cluster_member_init {
     uint32_t request;                /* InitDone */
     struct cairn_init_digest digest; /* of what it put */

@@ -211,7 +211,8 @@ static struct cairn_cluster_job *new_job(struct cairn_cluster *cluster)
     return job;
 }
 
-/* What takes long for many tensors: of a job that has its spec, all but its shards. Any thread. */
+/* Makes all of a job but its shards, from its spec. This takes long for many tensors, so it may
+ * run on any thread. */
 static cairn_status plan_body(struct cairn_cluster_job *job, uint32_t shard_count,
                               struct cairn_sentence *why)
 {

@@ -14,9 +14,9 @@ struct cairn_stored_job;
 cairn_status cairn_cluster_job_load(struct cairn_cluster *cluster,
                                     const struct cairn_stored_job *row, struct cairn_sentence *why);
 cairn_status cairn_cluster_jobs_load(struct cairn_cluster *cluster, struct cairn_sentence *why);
-/* Makes the job that `packed` is the spec of, in a while: a thread plans it, the shards make room, and it is
- * stored. Those who wait for it hear of it. generation: job/first.h;
- * maker: the session that wants it. CAIRN_ERR_REFUSED,
+/* Begins to make the job that `packed` is the spec of: a thread plans it, the shards make room,
+ * and it is stored. Members that wait for the job then hear of it. `generation` is explained in
+ * job/first.h; `maker` is the session that wants the job. CAIRN_ERR_REFUSED,
  * CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_NO_MEMORY: nothing was begun. */
 CAIRN_MUST_CHECK cairn_status cairn_cluster_job_create(
     struct cairn_cluster *cluster, const struct cairn_job_spec_data *spec, uint64_t generation,
@@ -37,7 +37,7 @@ struct cairn_cluster_draft {
     struct cairn_cluster_job *job; /* owned; NULL: there is none */
     uint32_t shard_count;
 };
-/* Of a job that is restored, over all shards that fit. False: no memory. */
+/* Opens a draft of a job that is to be restored, over all shards that fit. False: no memory. */
 bool cairn_cluster_draft_open(struct cairn_cluster_draft *draft, struct cairn_cluster *cluster,
                               const struct cairn_job_spec_data *spec);
 /* Spec and layout. Any thread: a million tensors take seconds. */
@@ -49,7 +49,7 @@ cairn_status cairn_cluster_draft_take(struct cairn_cluster_draft *draft,
                                       struct cairn_cluster_job **job_out,
                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
 void cairn_cluster_draft_close(struct cairn_cluster_draft *draft);
-/* What JobCreate says. */
+/* The fields of a JobCreate message. */
 struct cairn_cluster_job_load {
     bool extend; /* made of the part that the shard has */
     bool joins;  /* a part that owns nothing, of a job that goes on */

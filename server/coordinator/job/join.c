@@ -84,7 +84,8 @@ void cairn_cluster_opening_refuse(struct cairn_cluster_member *member, cairn_sta
     cairn_cluster_member_free(member);
 }
 
-/* What waits on the same connection goes on waiting; on another one the peer asks again. */
+/* Hands over the requests of `same`, if it is on the same connection; on another connection the
+ * peer asks again. */
 static void take_over(struct cairn_cluster_member *member, struct cairn_cluster_member *same)
 {
     if (same->session == member->session) {

@@ -68,7 +68,7 @@ uint32_t cairn_cluster_recovery_shards(const struct cairn_cluster_job *job)
     return cairn_plan_job_shards(&job->spec, staying);
 }
 
-/* By an operator's word it goes on with fewer. */
+/* Tells the operator how the job could go on with fewer shards. */
 static void advise_fewer(const struct cairn_cluster_job *job, struct cairn_sentence *out)
 {
     const struct cairn_cluster_options *options = job->cluster->options;

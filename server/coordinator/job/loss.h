@@ -22,7 +22,7 @@ struct cairn_cluster_recovery {
     bool waited; /* it was pending with the last tick */
 };
 
-/* Of a job. */
+/* A job's loss, and its recovery. */
 struct cairn_cluster_loss {
     struct cairn_sentence why; /* "lost: ...", "behind: ..." */
     bool may_return;           /* LOST for want of parts only: the core lives */
@@ -47,7 +47,8 @@ bool cairn_cluster_recovery_wanted(const struct cairn_cluster_job *job);
 uint32_t cairn_cluster_recovery_shards(const struct cairn_cluster_job *job);
 /* The job is LOST, and will be restored by itself: nobody need give it up yet. */
 bool cairn_cluster_recovery_pending(const struct cairn_cluster_job *job);
-/* What comes next for a job that is LOST, or what an operator is to do: behind "lost: WHY; ". */
+/* Says what comes next for a job that is LOST, or what an operator is to do. The text follows
+ * "lost: WHY; ". */
 void cairn_cluster_recovery_advise(const struct cairn_cluster_job *job, struct cairn_sentence *out);
 
 #endif

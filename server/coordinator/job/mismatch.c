@@ -1,5 +1,6 @@
-/* In what a worker's spec is another one than the job's, and what makes the job so: in words for people, and
- * in rows for programs. By the row of each field in spec_fields.h. */
+/* Says how a worker's spec differs from the job's, and what would make the job so: in words for
+ * people, and in rows for programs. The rows of spec_fields.h say how each field is compared and
+ * named. */
 #include <stdlib.h>
 #include <string.h>
 

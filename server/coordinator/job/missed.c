@@ -13,7 +13,8 @@ static cairn_status too_many(const struct cairn_job_spec_data *spec, struct cair
                       spec->name, CAIRN_MISSED_RUNS_MAX);
 }
 
-/* Of a tensor of the next generation: all steps, if it was not trained so far. */
+/* The steps that a tensor of the next generation has missed: all steps, if it was not trained so
+ * far. */
 static uint64_t steps_missed(const struct cairn_cluster_job *job,
                              const struct cairn_tensor_spec *tensor)
 {
@@ -23,7 +24,8 @@ static uint64_t steps_missed(const struct cairn_cluster_job *job,
                    : cairn_cluster_job_version(job).step;
 }
 
-/* Of all tensors, with the step that those who are frozen miss next, if it is to be counted. */
+/* Lists what all tensors have missed. `with_next` counts the next step, too, for tensors that
+ * are frozen. */
 static cairn_status list(const struct cairn_cluster_job *job,
                          const struct cairn_job_spec_data *spec, bool with_next, uint8_t *room,
                          struct cairn_missed *missed_out, struct cairn_sentence *why)

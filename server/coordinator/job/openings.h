@@ -4,7 +4,7 @@
 
 #include "server/coordinator/base/names.h"
 
-/* Of a member, until it is ATTACHED. */
+/* A member's JobOpen, until the member is ATTACHED. */
 struct cairn_cluster_opening {
     struct cairn_paged pages;    /* owned; in PAGES */
     struct cairn_packed *packed; /* held: the spec as it came; NULL: a reader's, or not whole yet */
@@ -27,7 +27,8 @@ struct cairn_cluster_opening {
     bool put_off;          /* it failed too often: member/relapse.h */
 };
 
-/* Of the cluster: cairn_cluster_openings_advance is not entered twice. */
+/* The cluster's openings. The flags keep cairn_cluster_openings_advance from being entered
+ * twice. */
 struct cairn_cluster_openings {
     bool advancing, again;
     struct cairn_cluster_plan *plans; /* jobs.c: jobs that a thread plans */

@@ -151,7 +151,8 @@ static cairn_status judge(const struct cairn_cluster_job *job, bool parked,
     if (job->extension.body != NULL)
         return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being amended; ask again",
                           job->spec.name);
-    // Who asks for what is on its way already waits for it. What another coordinator wanted nobody waits for.
+    // A request that agrees with the change under way joins its waiters. A change that another
+    // coordinator began has no waiters, so it gives way.
     const bool is_moving = job->park.asking || job->park.undoes || job->park.waiters != NULL;
     if (job->park.shut && !job->park.settled && is_moving && parked != job->park.wanted)
         return cairn_fail(why, CAIRN_ERR_BUSY, "job %s is being %s; ask again", job->spec.name,

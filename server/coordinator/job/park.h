@@ -6,8 +6,8 @@
 #include "proto/wire/messages.h"
 #include "server/coordinator/base/names.h"
 
-/* Of a job. Not in the store: the shards say whether their parts are parked, and so is a job of which one
- * part is. */
+/* A job's parking. It is not in the store: shards say whether their parts are parked, and a job
+ * counts as parked if one part is. */
 struct cairn_cluster_park {
     bool shut;          /* no round opens */
     uint64_t opened_ms; /* cairn_cluster_now_ms: when it was open again, last; 0: it always was */

@@ -11,7 +11,7 @@
 
 /* ---- shards come and go ---- */
 
-/* What a shard says that it holds: borrowed. */
+/* The parts that a shard says that it holds; borrowed. */
 struct held {
     Cairn__HeldJob *const *list;
     size_t count;
@@ -50,8 +50,9 @@ static const char *behind_in(const struct cairn_cluster_job *job, const struct h
     return NULL;
 }
 
-/* An amendment was made or given up while the shard, or the coordinator, was away. What is older than what is
- * in the store goes; what is newer when all shards have shown that the store is not an older copy. */
+/* An amendment was made or given up while the shard, or the coordinator, was away. A generation
+ * older than the one in the store is dropped now; a newer one only when all shards have shown
+ * that the store is not an older copy. */
 static void settle_generations(const struct cairn_cluster_job *job, uint32_t shard,
                                const struct held *held)
 {
@@ -92,9 +93,10 @@ static bool all_here(const struct cairn_cluster_job *job)
 
 /* ---- parts that are missed ----
  *
- * A shard that comes without its part of a job is another process than the one that had it. That one may have
- * ended, and its memory with it; or it is stopped, or cut off, and comes back. So the job waits for it, and
- * after a while its members are told that it is lost, which ends when the part is back, or by a restore. */
+ * A shard that comes without its part of a job is another process than the one that had the
+ * part. The old process may have ended, and its memory with it; or it is stopped, or cut off,
+ * and comes back. So the job waits for the part. After a while its members are told that the
+ * part is lost, until it is back or the job is restored. */
 
 /* A process whose connection was closed is gone or connects again at once; of one that fell silent
  * nothing is known for a lease. */
@@ -226,7 +228,7 @@ static void judge_stranger(struct cairn_cluster_job *job, const struct cairn_clu
 {
     for (size_t i = 0; i < held->count; i++) {
         const Cairn__HeldJob *part = held->list[i];
-        // Of a generation that was never finished nobody knows whether its epoch was ever durable.
+        // If a generation was never finished, nobody knows whether its epoch was ever durable.
         const bool is_begun = part->unsettled && part->generation > job->generation;
         if (part->job == job->id && !part->staged && !is_begun)
             cairn_cluster_job_seen(job, "shard", seat->name, part->epoch);
