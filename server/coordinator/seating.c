@@ -135,7 +135,8 @@ static bool newcomer_holds(const struct cairn_cluster *cluster, const Cairn__Hel
     return false;
 }
 
-/* What it came with, or was given since. */
+/* True if the shard on this seat holds something that may be wanted: what it came with, or a
+ * part that it was given since. */
 static bool sitter_holds(const struct cairn_cluster *cluster, const struct cairn_cluster_seat *seat)
 {
     for (size_t i = 0; i < seat->held_count; i++) {

@@ -14,7 +14,8 @@ bool cairn_cluster_seat_take(struct cairn_cluster_session *session, const Cairn_
 /* The session is gone, for that reason. */
 void cairn_cluster_seat_leave(struct cairn_cluster_session *session, cairn_status status,
                               const char *why);
-/* By the operator's word: it is gone for good. CAIRN_ERR_BUSY: it is here, or a job has a part on it. */
+/* Forgets a shard that is gone for good, because an operator says so. CAIRN_ERR_BUSY: it is
+ * here, or a job has a part on it. */
 cairn_status cairn_cluster_seat_forget(struct cairn_cluster *cluster, const char *name,
                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Who was asked and is silent loses its seat. */

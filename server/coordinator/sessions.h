@@ -8,7 +8,7 @@ void cairn_cluster_session_on_frame(struct cairn_peer *peer, const struct cairn_
                                     void *context);
 void cairn_cluster_session_on_gone(struct cairn_peer *peer, cairn_status status, const char *why,
                                    void *context);
-/* Those requests that came early, as far as they need not wait any more (early.h). */
+/* Handles the requests that came early and need not wait any more (early.h). */
 void cairn_cluster_sessions_take_early(struct cairn_cluster *cluster);
 void cairn_cluster_sessions_tick(struct cairn_cluster *cluster, uint64_t now_ms, uint64_t away_ms);
 

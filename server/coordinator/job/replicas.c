@@ -23,14 +23,14 @@ cairn_status cairn_cluster_replicas_take(struct cairn_cluster_member *member,
     return CAIRN_OK;
 }
 
-/* What a rank holds of the tensor at hand, and says of it. */
+/* What a rank holds of the tensor at hand, and the digest that it reports of it. */
 struct entry {
     struct cairn_box box;
     uint32_t rank;
     const uint8_t *digest;
 };
 
-/* By box, then by rank. */
+/* Orders entries by box, then by rank, so that replicas of a box stand together. */
 static int compare(const void *left, const void *right)
 {
     const struct entry *a = left, *b = right;
@@ -42,7 +42,7 @@ static int compare(const void *left, const void *right)
     return a->rank < b->rank ? -1 : a->rank > b->rank;
 }
 
-/* Those who say something of the tensor; returns how many. */
+/* Lists the ranks that report a digest of the tensor; returns how many. */
 static size_t list_entries(const struct cairn_cluster_job *job, uint32_t tensor,
                            struct entry *entries)
 {

@@ -172,7 +172,8 @@ static bool is_published(struct cairn_cluster_job *job)
     return false;
 }
 
-/* Those that everything has gone off leave the job. True: a slice has begun for that, or is waited for. */
+/* Begins a slice without the shards that own nothing any more: they leave the job. True: that
+ * slice has begun, or is waited for. */
 static bool leave(struct cairn_cluster_job *job)
 {
     const uint32_t count = job->layout->shard_count;

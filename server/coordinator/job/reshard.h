@@ -26,7 +26,7 @@ struct cairn_cluster_joiner {
     double weight;
 };
 
-/* What a run is asked for. */
+/* The wish that a run is to fulfil: the shards, and their weights. */
 struct cairn_cluster_reshard_wish {
     /* [count]: one of each shard of the job, by index, then those that join; holes have no seat */
     struct cairn_cluster_joiner *shards; /* owned */
@@ -42,7 +42,7 @@ enum cairn_cluster_reshard_state {
     CAIRN_RESHARD_FAILED,
 };
 
-/* What is told of a run. */
+/* The state and the numbers of a run, as operators are told them. */
 struct cairn_cluster_reshard_told {
     enum cairn_cluster_reshard_state state;
     struct cairn_sentence text; /* why it ended, or waits */
@@ -57,7 +57,8 @@ struct cairn_cluster_reshard_told {
     uint64_t stage_us[CAIRN_MOVE_LOST + 1]; /* that the slices were in each stage of the machine */
 };
 
-/* What slices may cost the steps that they come between, and what they did. */
+/* How much longer slices may make the steps between which they come, and how long those steps
+ * were. */
 struct cairn_cluster_reshard_pace {
     double pause;        /* a step may become longer by this part */
     uint32_t usual_us;   /* a step without slices; 0: not known */
@@ -65,7 +66,7 @@ struct cairn_cluster_reshard_pace {
     uint64_t most_bytes; /* that a slice brings a shard */
 };
 
-/* Of a job. */
+/* A job's re-sharding. */
 struct cairn_cluster_reshard {
     bool running;  /* in the store, too */
     bool canceled; /* no further slice begins */
@@ -106,7 +107,7 @@ void cairn_cluster_reshard_go_on(struct cairn_cluster_job *job);
 /* No further slice begins. CAIRN_ERR_NOT_FOUND: nothing is under way. */
 cairn_status cairn_cluster_reshard_cancel(struct cairn_cluster_job *job,
                                           struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* The run has ended so. What it had begun to prepare is forgotten. */
+/* Ends the run in this state, and forgets what it had begun to prepare. */
 void cairn_cluster_reshard_end(struct cairn_cluster_job *job,
                                enum cairn_cluster_reshard_state state, const char *text);
 /* A step was made. */
@@ -138,8 +139,8 @@ cairn_cluster_reshard_wish_present(const struct cairn_cluster_job *job,
 /* Adds every shard that is here and stays; of stage 0 one, if it has none. */
 void cairn_cluster_reshard_wish_all(const struct cairn_cluster_job *job,
                                     struct cairn_cluster_reshard_wish *wish);
-/* What an operator asks for. CAIRN_ERR_INVALID, CAIRN_ERR_NOT_FOUND, CAIRN_ERR_NOT_READY and
- * CAIRN_ERR_NO_MEMORY, with what is wrong with it. */
+/* Reads an operator's wish. CAIRN_ERR_INVALID, CAIRN_ERR_NOT_FOUND, CAIRN_ERR_NOT_READY and
+ * CAIRN_ERR_NO_MEMORY, with what is wrong with the wish. */
 cairn_status cairn_cluster_reshard_wish_asked(const struct cairn_cluster_job *job,
                                               const Cairn__ReshardAsk *ask,
                                               struct cairn_cluster_reshard_wish *wish_out,
@@ -186,12 +187,12 @@ bool cairn_cluster_reshard_is_paced(const struct cairn_cluster_job *job);
 
 /* ---- shards that join ---- */
 
-/* By the policy on_join: jobs are spread over shards that came. With each tick. */
+/* At each tick: spreads jobs whose policy on_join asks for it over shards that came. */
 void cairn_cluster_reshard_spread(struct cairn_cluster *cluster);
 
-/* Gives those that join their parts; the run is advanced then. */
+/* Gives the shards that join their parts; the run is advanced then. */
 void cairn_cluster_reshard_join(struct cairn_cluster_job *job);
-/* Those that have joined no layout in force are not of the job any more. */
+/* Takes shards that have joined, but are in no layout in force, out of the job. */
 void cairn_cluster_reshard_unjoin(struct cairn_cluster_job *job);
 
 /* ---- the slice ---- */

@@ -1,4 +1,4 @@
-/* What operators ask of re-shardings: planned, begun, shown, canceled. See reshard.h. */
+/* Answers operators about re-shardings: they are planned, begun, shown, canceled. See reshard.h. */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -40,7 +40,7 @@ void cairn_cluster_reshard_show(const struct cairn_cluster_job *job, struct cair
                        job->reshard.canceled ? "; it ends after this slice" : "");
 }
 
-/* Of the slice that is under way. */
+/* Says that the slice under way waits for this shard, if it does. */
 static void say_slice_waiting(const struct cairn_cluster_reshard *r, uint32_t shard,
                               const char *name, struct cairn_sentence *out)
 {
@@ -73,7 +73,7 @@ static void say_waiting(const struct cairn_cluster_job *job, struct cairn_senten
     }
 }
 
-/* That are to have the job, as far as is known now: others may have been lost since it began. */
+/* Counts the shards that will hold the job after the run, without those lost since it began. */
 static uint32_t count_staying(const struct cairn_cluster_job *job)
 {
     const struct cairn_cluster_reshard *r = &job->reshard;
@@ -155,7 +155,7 @@ static bool view_plan(const struct cairn_cluster_job *job,
     return true;
 }
 
-/* What is asked for cannot be: how the run is that the job may have is another question. */
+/* Shows why a wish is refused. The run that the job may have under way is not shown with it. */
 static void view_refused(const struct cairn_cluster_job *job, const struct cairn_sentence *why,
                          struct view *view)
 {
@@ -347,7 +347,7 @@ static void answer(struct cairn_cluster_session *session, uint32_t request,
                                     "say when it is in the store: `cairn reshard status`");
 }
 
-/* Of all jobs: what cannot be for one is told with it. */
+/* Answers a wish for all jobs; a job that refuses it is listed with the reason. */
 static void answer_all(struct cairn_cluster_session *session, uint32_t request,
                        const Cairn__ReshardAsk *ask)
 {

@@ -86,7 +86,7 @@ static void ask_all(struct cairn_cluster_job *job, struct cairn_packed *layout,
                                                  .last = &last };
     for (uint32_t i = 0; i < job->reshard.joiner_count; i++) {
         struct cairn_cluster_seat *seat = job->reshard.joiners[i].seat;
-        // What a run before this one left there is of no use.
+        // Drop the part that an earlier run may have left on this shard: it is of no use.
         cairn_cluster_job_send_drop(job->cluster, seat, job->id);
         cairn_cluster_job_ask_create(job, &load, job->shard_count + i, seat, layout, gather);
     }

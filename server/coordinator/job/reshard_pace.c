@@ -1,10 +1,12 @@
 /* How large slices are while steps are made, and when one may begin. See reshard.h.
  *
- * A slice costs the step in which it is prepared and the step in which it moves: pages, copies and sums that
- * the backward's cores make, and what of them no backward hides. How much, depends on the machine and on what
- * trainers do, so it is measured: a slice doubles while the steps around the last one were within half of the
- * pause, and halves when one of them was longer than the pause allows. What is usual goes by the same steps:
- * all of them were clearly shorter, or the least slice came between them. */
+ * A slice costs time in the step in which it is prepared and in the step in which it moves: for
+ * pages, copies and sums that need the cores of the backward pass, and for work that no backward
+ * pass hides. How much time depends on the machine and on what trainers do, so it is measured:
+ * the slice size doubles while the steps around the last slice were within half of the pause,
+ * and halves when one of them was longer than the pause allows. The usual length of a step is
+ * measured by the same steps. It is set anew when all of them were clearly shorter, or when they
+ * are longer though slices are already the smallest: then something else makes steps longer. */
 #include "proto/plan/reshard.h"
 #include "server/coordinator/base/job.h"
 

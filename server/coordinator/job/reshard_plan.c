@@ -1,4 +1,4 @@
-/* What a re-sharding comes to: the target, and whether it can be. See reshard.h. */
+/* Plans a re-sharding: its target, and whether the run is possible. See reshard.h. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -69,7 +69,8 @@ static uint64_t beside_state(const Cairn__MemoryTold *told)
     return told->landing + told->staging + told->tables;
 }
 
-/* What a shard that joins will need beside its state: what the job's other shards have, at most. */
+/* The memory that a joining shard will need beside its state: as much as the most that one of
+ * the job's other shards has. */
 static uint64_t beside_state_max(const struct cairn_cluster_job *job)
 {
     uint64_t most = 0;
@@ -82,7 +83,8 @@ static uint64_t beside_state_max(const struct cairn_cluster_job *job)
     return most;
 }
 
-/* What of its device the shard may use for state of the job, with a slice free; 0: it keeps none there. */
+/* The bytes of its device that a shard may use for state of the job, if room for a slice stays
+ * free; 0: it keeps none there. */
 static uint64_t device_capacity_of(const struct cairn_cluster_job *job,
                                    const struct cairn_cluster_seat *seat, uint64_t slice_bytes)
 {
@@ -96,8 +98,9 @@ static uint64_t device_capacity_of(const struct cairn_cluster_job *job,
     return taken < session->home->total_bytes ? session->home->total_bytes - taken : 1;
 }
 
-/* What of its memory the shard may use for state of the job, with a slice free; 0: not known. One that has
- * just come has not said yet what is taken: then all of it. */
+/* The bytes of its memory that a shard may use for state of the job, if room for a slice stays
+ * free; 0: not known. A shard that has just come has not yet said what is taken, so all of its
+ * memory counts. */
 static uint64_t capacity_of(const struct cairn_cluster_job *job,
                             const struct cairn_cluster_seat *seat, uint64_t slice_bytes)
 {
@@ -136,7 +139,7 @@ static int is_in_haste(const struct cairn_cluster_reshard_wish *wish)
     return 0;
 }
 
-/* What the planner wants of the shards: arrays of [count], owned. */
+/* The arrays about the shards that the planner asks for: [count] each, owned. */
 struct asked {
     double *weights;
     uint64_t *capacities;

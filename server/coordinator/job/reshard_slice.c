@@ -29,7 +29,7 @@ static bool has_next(const struct cairn_cluster_job *job, uint32_t shard)
 
 /* ---- prepare ---- */
 
-/* Those to which something comes, as members of the others. */
+/* The shards to which something comes, as members of the shards that give it. */
 struct movers {
     Cairn__Mover *movers; /* owned: [count] */
     Cairn__Mover **list;  /* owned */
@@ -242,7 +242,7 @@ static bool others_whole(const struct cairn_cluster_job *job, uint32_t shard)
     return true;
 }
 
-/* What went to a hole would be lost. */
+/* True if a hole owns something: a layout must not give it anything, since that would be lost. */
 static bool is_owned_by_holes(const struct cairn_layout *layout, const uint8_t *gone)
 {
     for (size_t i = 0; i < layout->extent_count; i++)
@@ -250,7 +250,8 @@ static bool is_owned_by_holes(const struct cairn_layout *layout, const uint8_t *
     return false;
 }
 
-/* Those that were lost are holes. Nothing is meant for them any more: what was planned is planned anew. */
+/* Makes the shards that were lost holes. Nothing is to go to them any more, so the target is
+ * dropped and planned anew. */
 static uint8_t *leave_out(struct cairn_cluster_job *job)
 {
     uint8_t *gone = cairn_cluster_holes(job, job->layout->shard_count);
@@ -466,17 +467,19 @@ void cairn_cluster_slice_moved(struct cairn_cluster_job *job, uint32_t shard,
     cairn_cluster_reshard_advance(job);
 }
 
-/* It has nothing, or had nothing before the slice, and what it got is not settled. */
+/* True if nothing is lost with the shard: it owns nothing, or it owned nothing before the slice
+ * and what it got is not settled. */
 static bool is_fresh(const struct cairn_cluster_job *job, uint32_t shard)
 {
     const struct cairn_layout *prior = job->reshard.prior;
     if (job->reshard.move == NULL || !cairn_cluster_job_in_force(job, shard)) return false;
-    // Of a job that nobody re-shards it is a part like the others: what they do without it is on_shard_loss.
+    // If nobody re-shards the job, the shard is a part like the others: on_shard_loss decides.
     if (!job->reshard.running && job->layout->version == 1) return false;
     const bool was_fresh = prior != NULL && !cairn_layout_owns(prior, shard);
     if (cairn_layout_owns(job->layout, shard))
         return was_fresh && cairn_move_stage_of(job->reshard.move) != CAIRN_MOVE_REST;
-    // What it gave may be its alone still, and the newest version is.
+    // The newest version may still be fetched from it, or it may be the only one that has what it
+    // gave.
     return !cairn_cluster_layouts_serves(job, shard) && (was_fresh || others_whole(job, shard));
 }
 

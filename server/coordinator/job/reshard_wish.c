@@ -1,4 +1,5 @@
-/* What a run is asked for: by operators, by the run itself, or all that is here. See reshard.h. */
+/* Makes the wish for a run: an operator's, the run's own, or all shards that are here. See
+ * reshard.h. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>

@@ -6,7 +6,8 @@
 #include "proto/spec/optimizer.h"
 #include "proto/spec/settings.h"
 
-/* What no amendment does: the way that does it, or none. */
+/* Refuses a setting that no amendment changes, and names the way that changes it, if there is
+ * one. */
 static cairn_status refuse(const struct cairn_job_spec_data *spec, const Cairn__Setting *setting,
                            enum cairn_spec_change change, struct cairn_sentence *why)
 {
@@ -53,7 +54,7 @@ cairn_status cairn_cluster_settings_apply(struct cairn_job_spec_data *next,
     return CAIRN_OK;
 }
 
-/* What the optimizer would ignore is refused, as it is of a worker's spec. */
+/* Refuses a setting that the optimizer would ignore, as it is refused in a worker's spec. */
 static cairn_status judge_unused(const struct cairn_group_spec *was,
                                  const struct cairn_group_spec *now, struct cairn_sentence *why)
 {

@@ -21,9 +21,10 @@ cairn_status cairn_cluster_settings_apply(struct cairn_job_spec_data *next,
 cairn_status cairn_cluster_settings_judge_planes(const struct cairn_job_spec_data *was,
                                                  const struct cairn_job_spec_data *next,
                                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* What the job's last word says of its state, under other terms: a loss scale that is set begins anew, and a
- * trainer's state stays, if the terms have room for it (else CAIRN_ERR_INVALID). *last's payload is replaced
- * by *owned_out (malloc'd, the caller's; NULL: it is what it was). */
+/* Adapts the payload of the job's last decision to other terms: a loss scale that is set begins
+ * anew, and a trainer's state stays, if the terms have room for it (else CAIRN_ERR_INVALID). The
+ * payload of `last` is replaced by *owned_out (malloc'd, the caller's), or stays if that is
+ * NULL. */
 cairn_status cairn_cluster_settings_payload(const struct cairn_job_spec_data *was,
                                             const struct cairn_job_spec_data *next,
                                             struct cairn_decision *last, uint8_t **owned_out,

@@ -4,15 +4,16 @@
 
 #include "server/coordinator/base/names.h"
 
-/* Threads of one member wait side by side: one trains, one writes, and of one round several may. Of more the
- * oldest is answered that it is one too many: most likely its thread has given up, which nobody tells us. */
+/* Threads of one member wait side by side: one trains, one writes, and several may wait for one
+ * round. If there are more than this, the oldest is answered that it is one too many: most
+ * likely its thread has given up, which nobody tells us. */
 enum { CAIRN_MEMBER_COMMITS_MAX = 8 };
 struct cairn_cluster_commit {
     uint32_t request;
     uint64_t round;
 };
 
-/* Of a member: who waits for the end of a round. */
+/* The requests of a member that wait for the end of a round. */
 struct cairn_cluster_commits {
     struct cairn_cluster_commit list[CAIRN_MEMBER_COMMITS_MAX]; /* [count], oldest first */
     uint32_t count;

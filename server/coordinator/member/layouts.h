@@ -1,5 +1,6 @@
-/* The layouts of a job by version: the one in force, the one in which the newest version is published while
- * that is an older one, and the one that comes next. What members hear of them. */
+/* The layouts of a job by version: the one in force, the one in which the newest version is
+ * published while that is an older one, and the one that comes next. Also tells members of
+ * layouts. */
 #ifndef CAIRN_COORDINATOR_MEMBER_LAYOUTS_H
 #define CAIRN_COORDINATOR_MEMBER_LAYOUTS_H
 
@@ -10,7 +11,7 @@ struct cairn_layout;
 struct cairn_layout_tensor;
 struct cairn_stored_job;
 
-/* Of a job. All is owned, or held. */
+/* A job's layouts. All is owned, or held. */
 struct cairn_cluster_layouts {
     /* The job's version when the layout in force came; 0.0: it is the job's first. */
     struct cairn_version at;
@@ -41,7 +42,8 @@ void cairn_cluster_layouts_published(struct cairn_cluster_job *job);
 /* The newest version is published in an older layout: that is what a member begins with. */
 bool cairn_cluster_layouts_behind(const struct cairn_cluster_job *job);
 
-/* By such an older layout the newest version is fetched from that shard. */
+/* True: the newest version is published in an older layout, and part of it is fetched from that
+ * shard. */
 bool cairn_cluster_layouts_serves(const struct cairn_cluster_job *job, uint32_t shard);
 
 /* LayoutChanged to one, or to all who are attached. */

@@ -116,7 +116,8 @@ static void grant(struct cairn_cluster_job *job, struct cairn_cluster_lease *lea
 
 static void ask_shards(struct cairn_cluster_job *job, struct cairn_cluster_kept *kept);
 
-/* What was asked for a version failed: whoever asked has none, or keeps what it had. May free `kept`. */
+/* Keeping a version failed: a request for it gets no lease, or its lease stays as it was. May
+ * free `kept`. */
 static void refuse(struct cairn_cluster_job *job, const struct cairn_cluster_kept *kept,
                    cairn_status status, const char *why)
 {

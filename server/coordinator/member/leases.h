@@ -39,7 +39,7 @@ struct cairn_cluster_lease {
     bool asked;                          /* the shards are being asked for it */
 };
 
-/* Of a job. */
+/* A job's leases. */
 struct cairn_cluster_leases {
     struct cairn_cluster_lease *list; /* owned */
     struct cairn_cluster_kept *kept;  /* owned; the versions of them */
@@ -54,7 +54,7 @@ void cairn_cluster_leases_advance(struct cairn_cluster_job *job);
 /* The newest version was published once more, in the layout in force: shards that joined since have it, too,
  * and are asked to keep it where it is leased, before another round opens. */
 void cairn_cluster_leases_republished(struct cairn_cluster_job *job);
-/* Those end whose time is over. */
+/* Ends the leases whose time is over. */
 void cairn_cluster_leases_tick(struct cairn_cluster_job *job);
 /* True: the member waits for a lease, and `out` says for which shards. */
 bool cairn_cluster_leases_waiting(const struct cairn_cluster_member *member,

@@ -8,7 +8,7 @@
 
 #define CAIRN_MEMBER_BUCKETS 512 /* of a job's index of its members; their ids are random */
 
-/* Of a job. */
+/* A job's members. */
 struct cairn_cluster_job_members {
     struct cairn_cluster_member *list;                        /* by next_of_job */
     struct cairn_cluster_member *by_id[CAIRN_MEMBER_BUCKETS]; /* by next_of_bucket */

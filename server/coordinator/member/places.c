@@ -16,7 +16,8 @@ static void add_place(struct cairn_cluster_places *places, const struct cairn_pl
     places->list[places->count++] = text;
 }
 
-/* Of a shard that listens on no network: loopback, so that workers know that they need none for it. */
+/* Adds where a shard listens. If it listens on no network, loopback is added, so that workers
+ * know that they need no network for it. */
 static void add_places(struct cairn_cluster_places *places, const struct cairn_cluster_seat *seat)
 {
     struct cairn_place place;

@@ -16,7 +16,7 @@
 #define FORGET_MS   600000 /* without a loss */
 #define RECORDS_MAX 2048   /* of a job; of more nobody is put off */
 
-/* Of a host, or of a rank. */
+/* The losses of a host, or of a rank. */
 struct cairn_cluster_relapse {
     struct cairn_cluster_relapse *next; /* of the job's list */
     bool is_rank;
@@ -105,7 +105,8 @@ static uint64_t left_ms(const struct cairn_cluster_job *job,
     return passed_ms < delay ? delay - passed_ms : 0;
 }
 
-/* What counts for the member, and puts it off for longest. NULL: nothing does. */
+/* The record that puts the member off for longest: its rank's or its host's. NULL: neither
+ * counts. */
 static const struct cairn_cluster_relapse *worst(struct cairn_cluster_job *job,
                                                  const struct cairn_cluster_member *member)
 {
@@ -153,7 +154,8 @@ void cairn_cluster_relapse_lost(const struct cairn_cluster_member *member)
         of_rank->is_wide |= strcmp(of_rank->host, host) != 0;
         count(job, of_rank);
     }
-    // Those that were in when another one was lost are lost with it.
+    // Workers of a host that are lost together count once: one that attached before the host's last
+    // loss belongs to that loss.
     if (of_host != NULL && member->attach > of_host->attaches) count(job, of_host);
     const struct cairn_cluster_relapse *relapse = worst(job, member);
     if (delay_ms(relapse) == 0) return;

@@ -1,11 +1,13 @@
-/* A worker that fails right after each attach: every attach and every loss voids the open round, so that as
- * long as it goes on nobody else comes to a step. Who was lost again and again before it had ended a round
- * is let in later each time, while others of the job do end rounds. Whoever ends one begins anew.
+/* Puts off a worker that fails right after each attach. Every attach and every loss voids the open
+ * round, so nobody else comes to a step while that goes on. A worker that was lost again and again
+ * before it ended a round is let in later each time, while others of the job do end rounds. A
+ * worker that ends a round begins anew.
  *
- * A process that failed comes back as another one, and perhaps as another rank: it is known by its host, of
- * which any worker counts, those that are lost together once. Of a rank it counts, too, how often it was
- * lost, wherever that was; but a host that did not fail has nothing to do with what another one did in that
- * rank, unless the rank has failed on several. Where the host is not known the rank is who it is. */
+ * A process that failed comes back as another process, and perhaps as another rank, so it is
+ * known by its host. Losses of all workers of a host count together; workers that are lost
+ * together count once. The losses of a rank are counted, too, wherever it was. But a host that
+ * did not fail has nothing to do with what another host did in that rank, unless the rank has
+ * failed on several hosts. Where the host is not known, the rank alone counts. */
 #ifndef CAIRN_COORDINATOR_MEMBER_RELAPSE_H
 #define CAIRN_COORDINATOR_MEMBER_RELAPSE_H
 
@@ -21,10 +23,10 @@ struct cairn_cluster_relapse;
 void cairn_cluster_relapse_lost(const struct cairn_cluster_member *member);
 /* A round has ended with it. */
 void cairn_cluster_relapse_over(struct cairn_cluster_member *member);
-/* It wants in. For how long it is put off from now on; 0: it is not. */
+/* Returns for how long a worker that wants in is put off from now on; 0: it is not. */
 uint64_t cairn_cluster_relapse_wait_ms(struct cairn_cluster_job *job,
                                        const struct cairn_cluster_member *member);
-/* What it waits for, which it does. */
+/* Says what a worker that is put off waits for. */
 void cairn_cluster_relapse_waiting(struct cairn_cluster_job *job,
                                    const struct cairn_cluster_member *member,
                                    struct cairn_sentence *out);

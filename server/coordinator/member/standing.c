@@ -139,8 +139,9 @@ bool cairn_cluster_seat_held(struct cairn_cluster_session *session, const struct
     return true;
 }
 
-/* The job was restored onto other shards while this one was away, or went off it: what it holds is of no use
- * any more. Of a layout that our store is behind of, the shard has seen a higher epoch. */
+/* True if the shard's part is of no use any more: the job was restored onto other shards while
+ * this one was away, or the part went off it. If our store is behind the shard's layout, the
+ * shard has seen a higher epoch, so this is false. */
 static bool was_left_behind(const struct cairn_cluster_job *job,
                             const struct cairn_cluster_seat *seat, const Cairn__HeldJob *held)
 {
@@ -287,7 +288,7 @@ static bool is_named(const Cairn__HeldJob *part, const char *job)
     return strcmp(part->name, job) == 0 || strcmp(number, job) == 0;
 }
 
-/* What is left of a forgotten part in the list of the seat. */
+/* Tells the shard to drop a part. The shard answers with what it holds still, the seat's new list. */
 static void forget_part(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
                         const Cairn__HeldJob *part)
 {

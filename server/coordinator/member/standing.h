@@ -6,7 +6,7 @@
 #include "server/coordinator/base/names.h"
 #include "server/core/standing.h"
 
-/* Of the cluster: who we are. */
+/* The cluster's identity, by which shards know us. */
 struct cairn_cluster_identity {
     struct cairn_coordinator_id id; /* of this process, and of its store */
     uint64_t *dropped;              /* owned: [dropped_count], as cairn_store_dropped has them */
@@ -46,7 +46,7 @@ bool cairn_cluster_seat_held(struct cairn_cluster_session *session,
  * shards, while it was away. */
 void cairn_cluster_seat_clean(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
                               const Cairn__Hello *hello);
-/* What the shard has seen of a job; and what our store knows of it. */
+/* What the shard has seen of a job, and what our store knows of it, as marks to be compared. */
 struct cairn_marks cairn_cluster_held_marks(const Cairn__HeldJob *held);
 struct cairn_marks cairn_cluster_job_marks(const struct cairn_cluster_job *job);
 /* A job of that name, which is not ours, is held by somebody, or may be: `why` says what to do. */
@@ -63,7 +63,8 @@ struct cairn_cluster_strangers {
 bool cairn_cluster_strangers_init(struct cairn_cluster_strangers *strangers,
                                   const struct cairn_cluster *cluster);
 void cairn_cluster_strangers_release(struct cairn_cluster_strangers *strangers);
-/* By the operator's word. */
+/* Has shards drop the parts of a job that this store does not know, because an operator asks for
+ * it. */
 void cairn_cluster_forget(struct cairn_cluster_session *session, uint32_t request,
                           const Cairn__ClusterForget *message);
 

@@ -228,7 +228,7 @@ const struct cairn_box *cairn_cluster_tiles_box(const struct cairn_cluster_job *
 
 /* ---- telling the shards ---- */
 
-/* What the shards are to know of a worker; NULL: nothing yet. */
+/* The tiles of a worker that the shards are to know; NULL: they are told nothing yet. */
 static const struct cairn_cluster_tile_list *list_of(const struct cairn_cluster_member *m)
 {
     static const struct cairn_cluster_tile_list whole = { .hash = CAIRN_TABLE_HASH_WHOLE };

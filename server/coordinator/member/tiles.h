@@ -9,7 +9,7 @@ struct cairn_cluster_tile_list;
 struct cairn_box;
 struct cairn_tiles;
 
-/* Of a job: who holds which boxes of the tensors. */
+/* A job's tiles: who holds which boxes of the tensors. */
 struct cairn_cluster_tiles {
     uint32_t world;                           /* the ranks 0, ..., world - 1 declare; 0: no tiles */
     struct cairn_cluster_tile_list **of_rank; /* owned: [world]; NULL: not declared */
@@ -22,14 +22,14 @@ struct cairn_cluster_tiles {
     uint32_t gate_world;
 };
 
-/* Of a shard's part of a job. */
+/* The tiles that a shard's part of a job is told. */
 struct cairn_cluster_part_tiles {
     size_t told_bytes; /* of MemberTiles on their way to the shard */
     /* the shard is told of this member's tiles next, unless it knows them */
     struct cairn_cluster_member *next;
 };
 
-/* Of a member. */
+/* A member's tiles, and which shards know them. */
 struct cairn_cluster_member_tiles {
     /* [shard_count]: which shards know its tiles; borrowed of member->known_to */
     uint8_t *known_to;
@@ -70,7 +70,7 @@ void cairn_cluster_tiles_fail(struct cairn_cluster_member *member, cairn_status 
 bool cairn_cluster_tiles_waiting(const struct cairn_cluster_job *job, struct cairn_sentence *out);
 /* All declared ranks have said InitDone. */
 bool cairn_cluster_tiles_all_put(const struct cairn_cluster_job *job);
-/* What the rank holds of a tensor; NULL: the whole. Of a rank that has declared. */
+/* The box of a tensor that a rank holds; NULL: the whole tensor. The rank must have declared. */
 const struct cairn_box *cairn_cluster_tiles_box(const struct cairn_cluster_job *job, uint32_t rank,
                                                 uint32_t tensor);
 void cairn_cluster_tiles_release(struct cairn_cluster_job *job);

@@ -1,4 +1,4 @@
-/* What workers say of their tiles, and whom a job with tiles waits for. See tiles.c. */
+/* Workers declare their tiles; and for whom a job with tiles waits. See tiles.c. */
 #include <inttypes.h>
 #include <stdlib.h>
 

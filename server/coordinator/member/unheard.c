@@ -27,7 +27,7 @@ static bool has(const struct cairn_cluster_unheard *unheard, const char *name)
     return unheard != NULL && find(unheard, name) < unheard->count;
 }
 
-/* Of a shard that is away it is known that nothing comes. */
+/* NULL: the shard is away. Then it is known that nothing comes from it, and nobody need say so. */
 static const struct cairn_cluster_session *session_of(const struct cairn_cluster *cluster,
                                                       const char *name)
 {
@@ -76,8 +76,9 @@ static void note(const struct cairn_cluster_session *session, enum cairn_event_k
     cairn_cluster_event_note(session->cluster, kind, job, who, "%s", text);
 }
 
-/* Those of `list` that `other` has not, and that are to be said, with the earliest since when: one sentence
- * and one event, however many a cut is of. False: there are none. */
+/* Names the shards of `list` that `other` does not have and that are to be reported, and the
+ * earliest time since when: one sentence and one event, however many shards a cut of the network
+ * is between. False: there are none. */
 static bool name_changed(const struct cairn_cluster_session *session,
                          const struct cairn_cluster_unheard *list,
                          const struct cairn_cluster_unheard *other, struct cairn_sentence *out,

@@ -8,7 +8,7 @@
 
 #define CAIRN_CLUSTER_UNHEARD_MAX 16 /* that a heartbeat names */
 
-/* Of a session that does not hear somebody. */
+/* The shards that a session does not hear. */
 struct cairn_cluster_unheard {
     struct {
         char name[CAIRN_NAME_MAX + 1]; /* of a shard that is up */

@@ -5,7 +5,8 @@
 #include "server/coordinator/base/names.h"
 #include "server/core/decision.h"
 
-/* Threads of one member wait side by side. Those whose time is over make room, and are not answered. */
+/* Threads of one member wait side by side. Waits whose time is over make room, and are not
+ * answered. */
 enum { CAIRN_MEMBER_WAITS_MAX = 8 };
 struct cairn_cluster_version_wait {
     uint32_t request;
@@ -14,7 +15,7 @@ struct cairn_cluster_version_wait {
     uint64_t ends_ms; /* of uv_now: when the thread gives up; 0: it did not say */
 };
 
-/* Of a member: [count], oldest first; one too many only while it is judged. */
+/* A member's waits: [count], oldest first; one too many only while it is judged. */
 struct cairn_cluster_version_waits {
     struct cairn_cluster_version_wait list[CAIRN_MEMBER_WAITS_MAX + 1];
     uint32_t count;
@@ -23,7 +24,7 @@ struct cairn_cluster_version_waits {
 /* Answers it when it can. CAIRN_ERR_BUSY, to the peer: as many wait already. */
 void cairn_cluster_member_version_wait(struct cairn_cluster_member *member, uint32_t request,
                                        const Cairn__VersionWait *message);
-/* Those where the version is there. */
+/* Answers the waits whose version is there. */
 void cairn_cluster_members_answer_versions(struct cairn_cluster_job *job);
 /* After an event of the core: if the version is another one than they were told. */
 void cairn_cluster_members_tell_version(struct cairn_cluster_job *job);

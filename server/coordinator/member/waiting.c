@@ -60,7 +60,8 @@ static uint64_t left_ms(const struct cairn_cluster_member *member)
     return until_ms(member->session->cluster, member->pause.ends_ms);
 }
 
-/* Of who was put out: while a worker is missing, that may be the one. */
+/* How long a worker that was put out for a restore may still take: while a worker is missing,
+ * that may be the one. */
 static uint64_t absent_left_ms(const struct cairn_cluster_job *job)
 {
     const bool is_missing = job->core != NULL && !cairn_cluster_job_dead(job) &&
@@ -130,7 +131,7 @@ static bool add_name(const void *context, bool is_shard, uint32_t number,
     return true;
 }
 
-/* Of a part whose shard came without it: what is waited for. */
+/* Says what the job waits for when a shard came back without its part. */
 static void say_part(const struct cairn_cluster_job *job, uint32_t shard,
                      struct cairn_sentence *out)
 {

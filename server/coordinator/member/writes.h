@@ -4,7 +4,7 @@
 
 #include "server/coordinator/base/names.h"
 
-/* Of a member. */
+/* A member's request to write. */
 struct cairn_cluster_write {
     uint32_t request;
     bool reserves; /* the request waits for generations that are durable */

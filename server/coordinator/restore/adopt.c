@@ -278,7 +278,8 @@ void cairn_cluster_adopt_forget(struct cairn_cluster *cluster,
         cairn_cluster_waiters_forget(&cluster->adoption->waiter, session);
 }
 
-/* What that shard was asked for, and would be asked for after it. */
+/* Refuses the job that a silent shard was asked for, and all later ones that it would be asked
+ * for. */
 static void refuse_silent(struct cairn_cluster_adoption *adoption)
 {
     const size_t asked = adoption->asked_count - 1;

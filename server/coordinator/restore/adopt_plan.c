@@ -1,5 +1,6 @@
-/* What the shards hold, as jobs: a generation of one is whole if each part of its layout is on a shard that
- * is here, and all agree; the newest that is whole is the job. See adopt.c. */
+/* Makes jobs of what the shards hold. A generation of a job is whole if each part of its layout
+ * is on a shard that is here, and all agree; the newest generation that is whole is the job. See
+ * adopt.c. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,8 +93,9 @@ static void begin_with(struct cairn_cluster_adoptee *job, struct cairn_cluster_s
     job->shard_count = part->shard_count < CAIRN_SEATS_MAX ? part->shard_count : CAIRN_SEATS_MAX;
 }
 
-/* The newest layout that is in force anywhere: a fence went out with it, so that all of its shards had it.
- * Of those that go by it the one with the newest spec is asked for both. */
+/* Chooses the newest layout that is in force anywhere: a fence went out with it, so that all of
+ * its shards had it. Among the shards that go by it, the one with the newest spec is asked for
+ * both layout and spec. */
 static void take_layout(struct cairn_cluster_adoptee *job, struct cairn_cluster_seat *seat,
                         Cairn__HeldJob *part)
 {
@@ -158,7 +160,7 @@ static void judge_generation(struct cairn_cluster_adoption *adoption,
         refuse(job, "no part of it was ever finished", job->name);
         add_silent(adoption, &job->refused);
     }
-    // Of a layout that followed others one may be a hole: that is judged when it is here.
+    // A layout that followed others may have holes; they are judged when the layout is here.
     const bool may_have_holes = job->best != NULL && job->best->layout_version > 1;
     for (uint32_t i = 0; i < job->shard_count && job->refused.text[0] == '\0'; i++)
         if (job->shards[i] == NULL && !may_have_holes)

@@ -65,7 +65,8 @@ void cairn_cluster_adoption_missing(const struct cairn_cluster_adoption *adoptio
 /* adopt_write.c: the pages of all that is whole are here. Ends by an answer. */
 void cairn_cluster_adoption_write(struct cairn_cluster_adoption *adoption);
 
-/* adopt.c: the ends; both free it. What is adopted, or would be; or why nothing was. */
+/* adopt.c: the two ends of an adoption. They tell what is adopted, or would be; or why nothing
+ * was. Both free the adoption. */
 void cairn_cluster_adoption_answer(struct cairn_cluster_adoption *adoption);
 void cairn_cluster_adoption_fail(struct cairn_cluster_adoption *adoption, cairn_status status,
                                  const char *text);

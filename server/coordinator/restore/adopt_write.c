@@ -1,5 +1,5 @@
-/* What is adopted goes into the store in one transaction, on its thread; then the jobs are loaded as after a
- * start, and the shards keep the new identity. See adopt.c. */
+/* Writes adopted jobs into the store in one transaction, on the store's thread; then the jobs
+ * are loaded as after a start, and the shards keep the new identity. See adopt.c. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +37,8 @@ static void run_write(struct cairn_task *task, uint32_t item, uint32_t thread)
     adoption->status = cairn_store_adopt(adoption->cluster->store, &adoptees, &adoption->why);
 }
 
-/* What was known of it was older. Its members come again. */
+/* Replaces what was known of the job, which was older, by its row in the store. Its members
+ * connect again. */
 static void reload(struct cairn_cluster *cluster, const struct cairn_stored_job *row)
 {
     struct cairn_cluster_job *old = cairn_cluster_job_by_id(cluster, row->id);
@@ -60,8 +61,9 @@ static void reload(struct cairn_cluster *cluster, const struct cairn_stored_job 
                         why.text);
 }
 
-/* Each keeps the new identity, and connects anew. What a silent one holds was not looked at, and may be
- * newer than what was adopted: it stays of the store that it is of, as one that is away does. */
+/* Each shard keeps the new identity, and connects anew. A shard that was silent is not told:
+ * nobody looked at what it holds, which may be newer than what was adopted. So it still belongs
+ * to its former store, as a shard that is away does. */
 static void tell_shards(struct cairn_cluster *cluster)
 {
     Cairn__StoreAdopted adopted = CAIRN__STORE_ADOPTED__INIT;

@@ -1,4 +1,4 @@
-/* What an operator is told of a restore: which job it would replace, and what it came to. */
+/* Tells an operator about a restore: which job it would replace, and its outcome. */
 #include <string.h>
 
 #include "server/coordinator/base/job.h"

@@ -1,5 +1,5 @@
-/* What a restore reads before anything is touched, on another thread: manifest, signature, files; where one
- * is damaged and may give way, the next older one. */
+/* Reads a snapshot for a restore on another thread, before anything is touched: manifest,
+ * signature, files. If it is damaged and may give way, the next older snapshot is read. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,10 +8,11 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/restore/restore.h"
 
-/* What is loaded is hashed by who loads it, the shards, and where a job is given up for it by the proof of
- * the files before: the content root tells of every bit of it. Checksums are asked then, for whose fault it
- * is. But of a file with one checksum over all of it, somebody has to read all; and of one that may give way
- * to another, before it is loaded. */
+/* Restores do not always read the files beforehand. The shards hash what they load, or, where a
+ * job is given up for the snapshot, the files are proved first: the content root tells of every
+ * bit. Checksums are then asked only to find whose fault a damage is. But if a file has one
+ * checksum over all of it, somebody has to read all of it; and a snapshot that may give way to
+ * another is read before it is loaded. */
 static bool has_whole_sums(const struct cairn_manifest *m)
 {
     for (size_t i = 0; i < m->file_count; i++)
@@ -70,8 +71,8 @@ void cairn_cluster_restore_prove(struct cairn_cluster_work *work)
     }
 }
 
-/* What lies in the folder of the job that it will be. Where nobody can tell, the generation follows the
- * manifest's alone. */
+/* Looks at the other snapshots in the folder of the job to be made. If they cannot be listed,
+ * the new generation follows the manifest's alone. */
 static void look_around(struct cairn_cluster_restore *restore)
 {
     const char *root = restore->cluster->storage.path;

@@ -44,7 +44,7 @@ static void watch_away(struct cairn_cluster_job *job)
 
 /* ---- the restore ---- */
 
-/* What is older is next. */
+/* Notes that a snapshot is damaged: the next attempt takes an older one. */
 static void note_damage(struct cairn_cluster_recovery *recovery,
                         const struct cairn_cluster_restore *restore, const char *text)
 {

@@ -25,7 +25,8 @@ uint64_t cairn_cluster_restore_next_generation(const struct cairn_cluster_restor
     return newest + 1;
 }
 
-/* What stays of the job that was: its number, its epochs and rounds, and no generation twice. */
+/* Keeps what outlives the former job: its number, its epochs and rounds, and that no generation
+ * comes twice. */
 static void inherit(struct cairn_cluster_job *body, const struct cairn_cluster_job *old,
                     const struct cairn_cluster_restore *restore)
 {

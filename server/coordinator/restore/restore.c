@@ -205,8 +205,9 @@ static void on_made(void *context, cairn_status status, const char *text)
 static void on_reserved(const struct cairn_cluster_saved *saved);
 static void advance(struct cairn_cluster_restore *restore);
 
-/* What the job that is lost has otherwise than its snapshot. One whose restore did not end has all that was
- * asked of that restore. */
+/* Gives the restored spec what an amendment had changed in the lost job since its snapshot. If
+ * the lost job came from a restore of this snapshot that did not end, all settings of that
+ * restore are taken. */
 static cairn_status take_over(struct cairn_cluster_restore *restore,
                               const struct cairn_cluster_job *old)
 {

@@ -115,7 +115,8 @@ void cairn_cluster_restores_seat_gone(struct cairn_cluster *cluster,
 /* check.c; on another thread */
 /* Reads manifest and files of the folder that was asked for, or chosen, and moves the manifest here. */
 void cairn_cluster_restore_check(struct cairn_cluster_work *work);
-/* What the files say, of a job that would be given up for them; another folder may be chosen for it. */
+/* Proves the files before a job is given up for them; an older folder may be chosen if they are
+ * damaged. */
 void cairn_cluster_restore_prove(struct cairn_cluster_work *work);
 /* On the loop: tells of one that no trusted key has signed, or whose manifest has no hash over itself. */
 void cairn_cluster_restore_warn(const struct cairn_cluster_restore *restore);
@@ -144,7 +145,7 @@ bool cairn_cluster_restore_fall_back(struct cairn_cluster_restore *restore);
 /* answer.c: who asked is told */
 /* Under which name it is, or will be, a job. */
 const char *cairn_cluster_restore_job_name(const struct cairn_cluster_restore *restore);
-/* What the job is that is made: as the manifest says, or with the settings that were asked for. */
+/* The spec of the job that is made: the manifest's, or with the settings that were asked for. */
 const struct cairn_job_spec_data *
 cairn_cluster_restore_spec(const struct cairn_cluster_restore *restore);
 /* Notes what the job is that goes for it. */

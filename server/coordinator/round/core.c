@@ -1,5 +1,5 @@
-/* The core of a job: opened over its shards, told what happens, and its epochs made durable. What else it
- * says is done by its hands (job/act.c). */
+/* The core of a job: opened over its shards, told what happens, and its epochs made durable. Its
+ * other actions are carried out by its hands (job/act.c). */
 #include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>

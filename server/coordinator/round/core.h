@@ -19,7 +19,7 @@ struct cairn_cluster_hands {
     void (*after)(struct cairn_cluster_job *job);
 };
 
-/* Of a job: what stands around its core. */
+/* A job's core, and the state around it. */
 struct cairn_cluster_rounds {
     /* owned */
     void *core_memory;

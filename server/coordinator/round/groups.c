@@ -43,7 +43,7 @@ void cairn_cluster_groups_free(struct cairn_cluster_job *job)
     job->groups = NULL;
 }
 
-/* Those of the job, made if there are none; NULL: no memory. */
+/* The job's groups, made if there are none; NULL: no memory. */
 static struct cairn_cluster_groups *groups_of(struct cairn_cluster_job *job)
 {
     if (job->groups != NULL) return job->groups;
@@ -88,7 +88,8 @@ static void describe(const struct cairn_cluster_groups *groups, struct cairn_sen
     cairn_sentence_add(out, ")");
 }
 
-/* What the bits depend on is in the log when it changes. `same`: as in the rounds before. */
+/* Logs the groups when they change, because the bits of a step depend on them. `same`: the sums
+ * stay the same. */
 static void log_change(struct cairn_cluster_job *job, uint64_t round, bool same)
 {
     struct cairn_cluster_groups *groups = job->groups;
@@ -178,7 +179,7 @@ static bool look_up(const struct cairn_cluster_job *job, const uint64_t *members
 
 /* ---- forming ---- */
 
-/* What a round is opened with, before it is the job's. */
+/* The groups that a round is to be opened with, before they are the job's. */
 struct formed {
     struct cairn_groups_plan plan;
     uint32_t *ranks; /* [worker_count] */
@@ -281,7 +282,7 @@ static void keep_before(struct cairn_cluster_groups *groups)
     groups->made_step = false;
 }
 
-/* What is formed becomes the job's, which takes all of it. */
+/* Makes the groups that were formed the job's; the job takes all that `formed` and `room` own. */
 static void take(struct cairn_cluster_job *job, uint64_t round, struct formed *formed,
                  struct cairn_cluster_groups *room)
 {

@@ -1,21 +1,21 @@
-/* Reduce groups: the workers of a host contribute together, through shards of their host (design 5; the
- * shard's side is server/shard/relay/relay.h).
+/* Reduce groups: the workers of a host contribute together, through shards of their host (design 5;
+ * the shard's side is server/shard/relay/relay.h).
  *
- * Of a job whose spec says so, a round of steps is opened in groups: a host with two or more contributors
- * and a shard of the job is one, its shards are the relays; every other worker contributes by itself.
- * Each relay serves some owners: itself, and of the shards of other hosts those whose index falls to it.
- * An owner is told of its relays as of workers (MemberJoin: one member a relay, whose rank is the group's
- * least), the relay of its workers and owners (RelaySet), then comes RoundOpen, made for each shard: its
- * contributors, by least rank, are the relays that serve it and the workers that are alone. Workers are
- * told nothing.
+ * If a job's spec says so, a round of steps is opened in groups: a host with two or more
+ * contributors and a shard of the job is a group, and its shards are the relays; every other worker
+ * contributes by itself. Each relay serves some owners: itself, and those shards of other hosts
+ * whose index falls to it. An owner is told of its relays as of workers (MemberJoin: one member a
+ * relay, whose rank is the group's least), and a relay is told of its workers and owners
+ * (RelaySet). Then comes RoundOpen, made for each shard: its contributors, by least rank, are the
+ * relays that serve it and the workers that are alone. Workers are told nothing.
  *
- * What was told holds for the rounds that follow, until a contributor or a shard comes or goes: then the
- * groups are formed again, and if they are others, or a shard has forgotten them, all of it is taken back
- * and told anew, with new numbers. Relays are no members of the job: they are not counted, leased or
- * stored, and a new incarnation forms its own.
+ * Shards keep these groups for the rounds that follow, until a contributor or a shard comes or
+ * goes. Then the groups are formed again, and if they are others, or a shard has forgotten them,
+ * all of it is taken back and told anew, with new numbers. Relays are no members of the job: they
+ * are not counted, leased or stored, and a new incarnation forms its own.
  *
- * The bits of a step depend on the groups, so they are logged when they change, shown, and stand in the
- * manifest of a snapshot. */
+ * The bits of a step depend on the groups, so they are logged when they change, shown, and stand
+ * in the manifest of a snapshot. */
 #ifndef CAIRN_COORDINATOR_ROUND_GROUPS_H
 #define CAIRN_COORDINATOR_ROUND_GROUPS_H
 
@@ -121,10 +121,11 @@ struct cairn_groups_view {
     Cairn__ReduceGroup groups[CAIRN_GROUPS_SHOWN];
     Cairn__ReduceGroup *list[CAIRN_GROUPS_SHOWN];
 };
-/* Those of the last round that opened, borrowed from the job; none from when workers hold tiles. */
+/* Shows the groups of the last round that opened, borrowed from the job. If workers hold tiles,
+ * there are none. */
 void cairn_cluster_groups_show(const struct cairn_cluster_job *job, struct cairn_groups_view *view,
                                Cairn__JobStatus *out);
-/* Those of the round that made the version there is now. CAIRN_ERR_NO_MEMORY. */
+/* Copies the groups of the round that made the present version. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_cluster_groups_record(const struct cairn_cluster_job *job,
                                          struct cairn_rank_groups *out) CAIRN_MUST_CHECK;
 

@@ -1,4 +1,4 @@
-/* What shards are told of reduce groups, and how it is taken back. */
+/* Tells shards of reduce groups, and takes that back. */
 #include <sodium.h>
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
-/* What halts a job, or may come to that: what the coordinator knows and says of it. The round machine decides
- * (server/core/round_skips.c). */
+/* Halts: what the coordinator knows and says of a job that halts, or comes near it. The round
+ * machine decides (server/core/round_skips.c). */
 #include "server/coordinator/round/halts.h"
 
 #include <inttypes.h>
@@ -162,7 +162,7 @@ static void add_damage(const struct cairn_cluster_job *job, const struct cairn_r
                        damage->nonfinite, update, tensors);
 }
 
-/* What the skips came of, and what ends them: no amendment mends what is damaged already. */
+/* Says why rounds were skipped, and how that ends: no amendment mends what is damaged already. */
 static void add_cause(const struct cairn_cluster_job *job, struct cairn_sentence *out)
 {
     const struct cairn_results damage = cairn_cluster_halts_damage(job);

@@ -1,4 +1,4 @@
-/* What halts a job, or may come to that: rounds that are skipped, results that are not finite. */
+/* A job may halt for rounds that are skipped, and for results that are not finite: see halts.c. */
 #ifndef CAIRN_COORDINATOR_ROUND_HALTS_H
 #define CAIRN_COORDINATOR_ROUND_HALTS_H
 
@@ -7,7 +7,7 @@
 #include "server/coordinator/base/names.h"
 #include "server/core/decision.h"
 
-/* Of a job: what the log was told. */
+/* The halts of a job that the log was told of. */
 struct cairn_cluster_halts {
     struct cairn_log_limit skips_limit, results_limit;
     struct cairn_version said;  /* it was looked at the results of this one */
@@ -15,18 +15,19 @@ struct cairn_cluster_halts {
     bool loss_said;
 };
 
-/* Of a shard's part of a job. */
+/* The results that a shard told of its part of a job. */
 struct cairn_cluster_part_results {
     struct cairn_results published; /* of the version that the shard published last */
     struct cairn_results gradients; /* of gradients_round, whose sums it told last */
     uint64_t gradients_round;       /* 0: it has told none */
 };
 
-/* What a shard says of the version that it has published; it says the same again when it is asked again. */
+/* Takes a shard's report of the version that it has published; asked again, a shard reports the
+ * same again. */
 void cairn_cluster_halts_take(struct cairn_cluster_job *job, uint32_t shard,
                               const Cairn__Published *message);
-/* What the manifest says of the version that is restored, before the shards do: as there, shard 0 tells of it
- * for all. */
+/* Takes the manifest's report of the version that is restored, before the shards report: as in
+ * the manifest, shard 0 reports for all. */
 void cairn_cluster_halts_restored(struct cairn_cluster_job *job, const struct cairn_results *saved);
 /* Elements of the newest version with a result that is not finite, and their tensors
  * (proto/spec/results.h). */
@@ -34,7 +35,7 @@ uint64_t cairn_cluster_halts_nonfinite(const struct cairn_cluster_job *job,
                                        char tensors_out[static CAIRN_RESULTS_BYTES]);
 /* The same of a job that is damaged by them: of one with init_nonfinite_ok, none. */
 struct cairn_results cairn_cluster_halts_damage(const struct cairn_cluster_job *job);
-/* What a shard says of the sums of a round, of which so many elements are not finite. */
+/* Takes a shard's report that so many elements of the sums of a round are not finite. */
 void cairn_cluster_halts_reduced(struct cairn_cluster_job *job, uint32_t shard,
                                  const Cairn__Reduced *message, uint64_t nonfinite);
 /* The gradients of that round that are not finite, as far as shards told this coordinator. */
@@ -50,7 +51,8 @@ void cairn_cluster_halts_advance(struct cairn_cluster_job *job);
 /* The log hears of a skip for want of finite gradients. One that lowers the loss scale is the way things
  * go. */
 void cairn_cluster_halts_skipped(struct cairn_cluster_job *job, const struct cairn_decision *skip);
-/* Why no round opens, to whoever asks for one, and to the log. Of a job whose core is halted. */
+/* Says why no round opens, to whoever asks for one, and to the log. The job's core must be
+ * halted. */
 void cairn_cluster_halts_why(const struct cairn_cluster_job *job, struct cairn_sentence *out);
 
 #endif

@@ -7,7 +7,7 @@
 
 enum { CAIRN_PACE_STEPS = 32 };
 
-/* Of a job. Zero: nothing is known. */
+/* The pace of a job's steps. Zero: nothing is known. */
 struct cairn_cluster_pace {
     struct cairn_version seen;
     uint64_t seen_us;              /* when it came; 0: it was there before */

@@ -18,7 +18,7 @@
 #define SAY_AGAIN_MS  300000 /* which is of the same worker and phase */
 
 static const char *const phase_names[CAIRN_TIMES_PHASES] = { "compute", "push", "wait", "fetch" };
-/* By what it is known that the open round waits in that phase. */
+/* For each phase: what a late worker has not done yet. Used in the log line. */
 static const char *const late_signs[CAIRN_TIMES_PHASES] = {
     [CAIRN_PHASE_COMPUTE] = "has pushed nothing yet",
     [CAIRN_PHASE_PUSH] = "has not pushed all of it",
@@ -39,7 +39,7 @@ static bool is_by_micro(enum cairn_phase phase)
     return phase == CAIRN_PHASE_COMPUTE || phase == CAIRN_PHASE_PUSH;
 }
 
-/* What takes that long in a phase takes this in a step. */
+/* The time that a phase takes in a whole step, if one pass of it takes `us`. */
 static uint64_t in_step(const struct cairn_straggler_sample *sample, enum cairn_phase phase,
                         uint32_t us)
 {
@@ -114,7 +114,7 @@ static bool is_worker(const struct cairn_cluster_member *m)
     return m->role == CAIRN_ROLE_WIRE_WORKER && m->phase == CAIRN_MEMBER_ATTACHED;
 }
 
-/* What is judged: each worker of the job, and what it took. */
+/* The workers of a job that are judged, each with its times. */
 struct sampled {
     const struct cairn_cluster_member **members; /* [count] */
     struct cairn_straggler_sample *samples;      /* [count] */
@@ -159,7 +159,8 @@ void cairn_cluster_straggler_opened(struct cairn_cluster_job *job, uint64_t roun
     s->lack_count = 0;
 }
 
-/* Of the member; lack_count: no shard said that it lacks something of it. */
+/* The index of the member's lack; lack_count if no shard said that it lacks something of the
+ * member. */
 static uint32_t find_lack(const struct cairn_cluster_straggler *s, uint64_t member)
 {
     uint32_t i = 0;
@@ -219,7 +220,8 @@ static bool is_late(const struct cairn_cluster_job *job, const struct cairn_clus
     return cairn_round_contributes(job->core, m->id);
 }
 
-/* By what it said of itself: it can do nothing before that has come. */
+/* True if the worker said that something of its own is on its way: it can do nothing before that
+ * has come. */
 static bool flies(const struct cairn_cluster_member *m, enum cairn_phase *phase_out)
 {
     *phase_out = (m->in_flight & CAIRN_FLIES_FETCH) != 0 ? CAIRN_PHASE_FETCH : CAIRN_PHASE_PUSH;
@@ -236,7 +238,8 @@ static void find_phase(struct cairn_cluster_straggler *s, const struct cairn_clu
         s->phase = m->opened_round == s->round ? CAIRN_PHASE_COMPUTE : CAIRN_PHASE_FETCH;
 }
 
-/* Those for whom the open round waits, if they are no more than half of its workers. */
+/* Finds the workers for which the open round waits. False also if they are more than half of its
+ * workers: then none of them is the straggler. */
 static bool judge_open(struct cairn_cluster_job *job, struct sampled *all)
 {
     struct cairn_cluster_straggler *s = &job->straggler;

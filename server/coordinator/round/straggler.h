@@ -1,8 +1,9 @@
-/* Who holds a job's rounds up, by worker and phase. Two signs count: over its last steps a phase takes one
- * worker more than twice what it takes the middle of the others, so that a step is a tenth longer at least;
- * or the open round has waited for it longer than two of the others' steps, and a second. A worker that says
- * that what it fetches or has pushed is still on its way is held up by its link, not by its compute. What is
- * not clear is not said. Loop thread only. */
+/* Finds who holds a job's rounds up, by worker and phase. Two signs count. Over the last steps,
+ * a phase takes one worker more than twice as long as the middle of the others, and a step is at
+ * least a tenth longer for it. Or the open round has waited for a worker for more than a second,
+ * and longer than two of the others' steps. A worker that says that what it fetches or has
+ * pushed is still on its way is held up by its link, not by its compute. Nobody is named unless
+ * it is clear. Loop thread only. */
 #ifndef CAIRN_COORDINATOR_ROUND_STRAGGLER_H
 #define CAIRN_COORDINATOR_ROUND_STRAGGLER_H
 
@@ -14,8 +15,8 @@ enum { CAIRN_STRAGGLER_STEPS = 8, CAIRN_STRAGGLER_LACKS = 8 };
 /* The phases of a worker's step, as StepTimes has them. */
 enum cairn_phase { CAIRN_PHASE_COMPUTE, CAIRN_PHASE_PUSH, CAIRN_PHASE_WAIT, CAIRN_PHASE_FETCH };
 
-/* Of a worker: medians of its last CAIRN_STRAGGLER_STEPS steps; compute and push for one micro-batch, where
- * they are dealt, since one worker may have more of them than another. */
+/* A worker's medians over its last CAIRN_STRAGGLER_STEPS steps. Where micro-batches are dealt,
+ * compute and push are for one micro-batch, since one worker may have more of them than another. */
 struct cairn_straggler_sample {
     uint32_t us[CAIRN_TIMES_PHASES];
     uint32_t micros; /* that it has in a step, at least 1 */
@@ -37,7 +38,7 @@ struct cairn_straggler_lack {
     bool begun;
 };
 
-/* Of a job. */
+/* The straggler of a job. */
 struct cairn_cluster_straggler {
     uint64_t round,
         opened_ms;     /* cairn_cluster_now_ms: the last round that opened; round 0: a write */
@@ -58,7 +59,8 @@ struct cairn_cluster_straggler {
 
 /* A round is open, of steps or (write) of a write. */
 void cairn_cluster_straggler_opened(struct cairn_cluster_job *job, uint64_t round, bool write);
-/* What a shard lacks of the open round, at the step's deadline or since we asked. */
+/* Takes a shard's word of what it lacks of the open round, at the step's deadline or since we
+ * asked. */
 void cairn_cluster_straggler_lacks(struct cairn_cluster_job *job, const Cairn__Lacks *lacks);
 /* Judges anew, and tells the log what is new. */
 void cairn_cluster_straggler_tick(struct cairn_cluster_job *job);

@@ -151,7 +151,7 @@ const struct cairn_cluster_terms *cairn_cluster_terms_in_force(const struct cair
 
 void cairn_cluster_terms_replace(struct cairn_cluster_job *job, struct cairn_cluster_terms *terms)
 {
-    // At most two are read: those in force and the newest. What stands between is of no round.
+    // Two terms at most are read: those in force and the newest. No round goes by those between.
     struct cairn_cluster_terms **at = &job->rounds.terms;
     while (*at != NULL && (*at)->core.groups != cairn_round_terms_of(job->core)->groups) {
         struct cairn_cluster_terms *gone = *at;

@@ -7,8 +7,8 @@
 #include "server/coordinator/base/seat.h"
 #include "server/coordinator/base/session.h"
 
-/* Of a worker: compute and fetch it does by itself. A push waits for others, too: contributions are added by
- * rank. */
+/* Phases of a worker: it computes and fetches by itself, but a push waits for others, too, since
+ * contributions are added by rank. */
 enum { COMPUTE = 0, PUSH = 1, FETCH = 3 };
 /* Others wait for whoever takes so much longer than the middle of them. */
 #define SLOWER_FACTOR 1.2
@@ -127,7 +127,8 @@ static size_t list_shards(const struct cairn_cluster_job *job, struct cairn_time
     return count;
 }
 
-/* What others wait for: of a worker its computing and fetching, of a shard all but the collecting. */
+/* The time for which others wait: a worker's computing and fetching, and all that a shard does
+ * but collecting. */
 static uint32_t own_us(const struct cairn_times_entry *entry)
 {
     const uint32_t *us = entry->us;
@@ -135,7 +136,8 @@ static uint32_t own_us(const struct cairn_times_entry *entry)
     return us[1] + us[2] + us[3];
 }
 
-/* Of several of a kind, `values` has room for them. */
+/* Marks the slowest of several entries, all workers or all shards, if it clearly is. `values`
+ * has room for one number each. */
 static void mark_slowest(struct cairn_times_entry *entries, size_t count, uint32_t *values)
 {
     size_t slowest = 0, others = 0;
