@@ -37,7 +37,7 @@ static void print_help(const struct cairn_daemon_spec *spec)
            spec->name, spec->purpose, spec->name);
 }
 
-// What the command line asks for, beside the values that it sets.
+// Options of the command line, beside the values that it sets.
 struct command {
     bool check;
     bool print;

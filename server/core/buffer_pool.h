@@ -8,11 +8,12 @@
  *
  *  - The lowest free buffer is taken, so memory goes with what is under way. Up to `wanted` another one is
  *    touched when none is free.
- *  - Beyond `wanted` another one is touched only when waiting could last for ever: what completes the sums
- *    may be behind the contribution that waits. That is judged by owner. What is being sent to one may have
- *    to wait there for another host, which waits for what this one has not passed on to another owner yet;
- *    of one owner all that waits here is of the micro-batch at hand, and what is being sent of that one or
- *    of those before.
+ *  - Beyond `wanted` another one is touched only when waiting could last for ever: what completes
+ *    the sums may be behind the contribution that waits. Whether it could is judged for each owner
+ *    alone. A sum that is being sent to one owner may have to wait there for another host, and that
+ *    host may wait for a sum that this relay has not passed on to another owner yet. For one owner,
+ *    all that waits here is of the micro-batch at hand, and all that is being sent is of that one
+ *    or of those before.
  *  - An owner holds no more buffers than it has chunks, and there is a buffer for each chunk of all owners:
  *    so all together never hold those that another owner needs.
  *  - Claims of one owner are served oldest first. Owners are offered free buffers in turns (round robin).

@@ -47,7 +47,8 @@ static void put_driven(uint8_t *out, const struct cairn_payload *head)
     for (uint32_t i = 0; i < head->driven_count; i++) put_f64(out + 4 + 8 * i, head->driven[i]);
 }
 
-/* Of the `rest` behind the skips; false: it does not fit, or a rate is none. */
+/* Judges the driven rates in the `rest` bytes behind the skips; false: they do not fit, or one
+ * is no valid rate. */
 static bool judge_driven(const uint8_t *in, size_t rest, uint32_t *count_out)
 {
     if (rest < 4) return false;

@@ -44,7 +44,7 @@ struct cairn_skips {
     uint64_t revision; /* 0 with in_row 0 */
 };
 
-/* What the payload says, but for the groups' scalars. */
+/* The contents of a payload, without the scalars of its groups. */
 struct cairn_payload {
     double grad_norm;  /* of the mean gradient, before the clip; NaN if the round was not finite */
     double clip_scale; /* 1: not clipped */
@@ -59,7 +59,7 @@ struct cairn_payload {
      * cairn_payload_driven. */
     const double *driven;
     uint32_t driven_count; /* all groups of the job, driven or not; 0: no group is driven */
-    /* What tensors have missed after the decision. Decoded: in the payload. */
+    /* The steps that tensors have missed after the decision. Decoded: borrowed from the payload. */
     struct cairn_missed missed;
     /* [state_bytes] what the trainer gave for the version after the decision: opaque; 0 bytes: nothing.
      * Decoded: borrowed from the payload. Encoded: may lie in `out`. */
@@ -74,7 +74,7 @@ struct cairn_payload {
 #define CAIRN_PAYLOAD_SKIPS_BYTES 20
 /* A count, and a learning rate each; 0 without any. */
 #define CAIRN_PAYLOAD_DRIVEN_BYTES(count) ((count) > 0 ? 4 + 8 * (size_t)(count) : 0)
-/* What no payload of a job of so many tensors is longer than. */
+/* The largest payload that a decision can have, in a job with so many groups and tensors. */
 #define CAIRN_PAYLOAD_MAX(group_count, tensor_count, state_max)     \
     (CAIRN_PAYLOAD_BYTES(group_count) + CAIRN_PAYLOAD_SKIPS_BYTES + \
      CAIRN_PAYLOAD_DRIVEN_BYTES(group_count) +                      \

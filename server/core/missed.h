@@ -1,16 +1,18 @@
 /* Which steps passed tensors by, as a payload has it.
  *
- * A tensor's own count of updates is the job's step less the steps that it missed: because it was frozen, or
- * came later, or because nobody had a gradient for it. Its bias corrections, and SGD's first step, go by that
- * count. Of a job whose tensors have missed nothing a payload says nothing here.
+ * A tensor's own count of updates is the job's step less the steps that it missed: because it was
+ * frozen, or came later, or because nobody had a gradient for it. Its bias corrections, and SGD's
+ * first step, go by that count. If the tensors of a job have missed nothing, this part of its
+ * payloads is empty.
  *
  *   u32 class_count, u32 run_count                                  little-endian
  *   class  u64 steps, u32 group, u32 flags, u32 neg_step_size, u32 sqrt_bc2
  *   run    u32 tensor, u32 class
  *
- * A class is what tensors of one group have in common that missed as many steps; a run begins at a tensor, by
- * its index in the job's list, and goes on to the next run: class 0 is none, class c the (c - 1)-th of the
- * list. What is not trained may be in any run, and means nothing.
+ * A class holds what is common to tensors of one group that missed the same number of steps. A run
+ * begins at a tensor, by its index in the job's list, and goes on to the next run. A run of class 0
+ * has missed nothing; class c is the (c - 1)-th of the list. Tensors that are not trained may be in
+ * any run; it means nothing for them.
  *
  * Pure; no allocation. */
 #ifndef CAIRN_CORE_MISSED_H
@@ -23,7 +25,7 @@
 #include "proto/base/status.h"
 #include "proto/spec/scalars.h"
 
-/* What goes into a frame of control (proto/wire/frame.h) beside all else. */
+/* The most runs that fit a frame of control (proto/wire/frame.h) beside all else. */
 #define CAIRN_MISSED_RUNS_MAX    24576
 #define CAIRN_MISSED_HEAD_BYTES  8
 #define CAIRN_MISSED_CLASS_BYTES 24
@@ -48,7 +50,7 @@ struct cairn_missed_class {
     uint32_t neg_step_size, sqrt_bc2;
 };
 
-/* Of a payload; borrowed. All 0: nothing was missed. */
+/* The part of a payload that says what was missed; borrowed. All 0: nothing was missed. */
 struct cairn_missed {
     const uint8_t *bytes;
     size_t size;
@@ -80,7 +82,7 @@ void cairn_missed_begin(struct cairn_missed_writer *writer, uint8_t *out, size_t
 /* The next tensor that is trained. `steps` 0: it has missed nothing, and all else means nothing. */
 void cairn_missed_put(struct cairn_missed_writer *writer, uint32_t tensor, uint64_t steps,
                       uint32_t group, bool this_step);
-/* What was put. Nothing was missed: all 0. */
+/* Ends the list, and returns it. All 0: nothing was missed. */
 struct cairn_missed cairn_missed_end(struct cairn_missed_writer *writer);
 /* Before the end: sets the scalars of a class by those of an update at the tensors' own count. */
 void cairn_missed_set(struct cairn_missed_writer *writer, uint32_t c,

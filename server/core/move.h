@@ -116,13 +116,13 @@ size_t cairn_move_bytes(const struct cairn_move_config *config);
  * to release. */
 struct cairn_move *cairn_move_init(void *memory, const struct cairn_move_config *config);
 
-/* One event. What is of another layout or stage changes nothing. */
+/* Takes one event. An event of another layout or stage changes nothing. */
 void cairn_move_on_event(struct cairn_move *move, const struct cairn_move_event *event,
                          struct cairn_move_actions *actions);
 
 /* ---- questions ---- */
 enum cairn_move_stage cairn_move_stage_of(const struct cairn_move *move);
-/* Of the slice under way, in REST and LOST the one in force. */
+/* The number of the layout of the slice under way; in REST and LOST, of the one in force. */
 uint64_t cairn_move_layout(const struct cairn_move *move);
 /* PREPARING: its answer is awaited; MOVING: it is not whole. */
 bool cairn_move_waits_for(const struct cairn_move *move, uint32_t shard);

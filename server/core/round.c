@@ -259,7 +259,7 @@ static void on_worker_commit(struct cairn_round *core, const struct cairn_round_
     cairn_round_answer_asked(core, worker, actions);
 }
 
-/* What it pushed cannot be taken back. That it has not committed the shards know: the outcome is theirs. */
+/* Its pushes cannot be undone. The shards know whether it committed, so they decide the round. */
 static void on_worker_abandon(struct cairn_round *core, const struct cairn_round_event *event,
                               struct cairn_round_actions *actions)
 {
@@ -310,7 +310,8 @@ static void finish(struct cairn_round *core, struct cairn_round_actions *actions
     }
 }
 
-/* By rank, none twice: so the ranks are 0, ..., world - 1 if there are as many and the last is that. */
+/* Workers are in the order of their ranks, and no rank comes twice. So the ranks are 0, ...,
+ * world - 1 if there are as many workers and the last one's rank is that. */
 static bool gate_lets(const struct cairn_round *core)
 {
     if (core->gate_shut) return false;
@@ -507,7 +508,8 @@ static bool advance(struct cairn_round *core, struct cairn_round_actions *action
     return true;
 }
 
-/* Of the work of a layout: what a shard says that has no part in the one in force means nothing. */
+/* True for events that belong to the work of a layout: from a shard that has no part in the
+ * layout in force they mean nothing. */
 static bool is_of_layout(enum cairn_round_event_kind kind)
 {
     return kind == CAIRN_ROUND_ANSWER || kind == CAIRN_ROUND_REDUCED ||

@@ -38,8 +38,9 @@
  *  - The layout belongs to the epoch, too: another one comes by a change of epoch in STEADY, so no round is
  *    open then and all shards are at one version. It is made durable with the epoch, and the fence brings it.
  *    From then on the shards of that layout are awaited, and no others.
- *  - A layout may take back the one before: its shards have, at the version of then, whatever a shard that
- *    was lost should have got. That one is not awaited, and nothing may have been decided since.
+ *  - A layout may take back the one before: at the version of that time, its shards have whatever a
+ *    lost shard should have got. The lost shard is not awaited, and nothing may have been decided
+ *    since.
  *
  * Workers are named by their session's number, which is never reused; a reconnect keeps it. */
 #ifndef CAIRN_CORE_ROUND_H
@@ -76,8 +77,9 @@ struct cairn_round_tensor {
 };
 #define CAIRN_ROUND_UNTRAINED UINT32_MAX
 
-/* What an amendment may change of the update, in the spec's order. Borrowed from when the core is told of the
- * terms until it says that others are in force (cairn_round_terms_of). */
+/* The terms of the update that an amendment may change, in the spec's order. They are borrowed
+ * from when the core is told of them until it says that others are in force
+ * (cairn_round_terms_of). */
 struct cairn_round_terms {
     const struct cairn_group_hyper *groups; /* [group_count] */
     const struct cairn_schedule *schedules; /* [group_count], of their lr; NULL: all are constant */
@@ -130,7 +132,8 @@ struct cairn_round_config {
     uint64_t epoch;          /* the last one made durable */
     uint64_t round_reserved; /* no incarnation has used this round number or a higher one */
     uint64_t layout;         /* the number of the one in force */
-    /* What the shards had when it came into force; generation 0: not known, or it is the first. */
+    /* The version that the shards had when it came into force; generation 0: not known, or it is
+     * the first. */
     struct cairn_version layout_at;
 };
 
@@ -142,7 +145,7 @@ struct cairn_round_lack {
     bool relayed; /* the relay says so, and not the shard for its own part */
 };
 
-/* Of a tensor on a shard: so many elements have no gradient in the round. */
+/* A tensor on a shard: so many of its elements have no gradient in the round. */
 struct cairn_round_untouched {
     uint64_t elems;
     uint32_t tensor; /* may be there more than once */
@@ -164,7 +167,8 @@ enum cairn_round_event_kind {
                          * are up or not; shards of the layout in force that it has not were lost. empty:
                          * those had nothing in that one either, and everything stays where it is: a
                          * shard that is prepared stays so, and it does not matter what was decided */
-    /* shards. Of one that the layout in force has not, UP and DOWN are remembered, and nothing else counts */
+    /* shards. If the layout in force does not have a shard, its UP and DOWN are remembered, and
+     * nothing else of it counts */
     CAIRN_ROUND_SHARD_UP,   /* shard: its control channel is up, with its state of the job */
     CAIRN_ROUND_SHARD_DOWN, /* shard */
     CAIRN_ROUND_SHARD_EMPTY, /* shard: it is back without the state. (Where it had nothing that was settled
@@ -294,7 +298,7 @@ size_t cairn_round_bytes(const struct cairn_round_config *config);
  * nothing to release). All shards down, no worker, not ready. */
 struct cairn_round *cairn_round_init(void *memory, const struct cairn_round_config *config);
 
-/* One event. What comes of another epoch, round or stage changes nothing. */
+/* Takes one event. An event of another epoch, round or stage changes nothing. */
 void cairn_round_on_event(struct cairn_round *core, const struct cairn_round_event *event,
                           struct cairn_round_actions *actions);
 
@@ -336,7 +340,8 @@ bool cairn_round_pin_pending(const struct cairn_round *core);
 uint64_t cairn_round_layout(const struct cairn_round *core);
 /* The one that waits, and can be forgotten; 0: none, or it is being made durable. */
 uint64_t cairn_round_layout_pending(const struct cairn_round *core);
-/* What the shards had when the one in force came; generation 0: not known, or it is the first. */
+/* The version that the shards had when the layout in force came; generation 0: not known, or it
+ * is the first. */
 struct cairn_version cairn_round_layout_at(const struct cairn_round *core);
 /* The layout in force has that shard. */
 bool cairn_round_has_shard(const struct cairn_round *core, uint32_t shard);

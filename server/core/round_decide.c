@@ -163,7 +163,8 @@ static bool give_missed(struct cairn_round *core, bool applies, struct cairn_pay
     return false;
 }
 
-/* What was put takes effect; of the job's state nothing changes but the generation. */
+/* Decides a write: the planes that were put take effect. Beside the generation, and a row of
+ * skips that ends, nothing of the job's state changes. */
 static void decide_write(struct cairn_round *core, struct cairn_round_actions *actions)
 {
     struct cairn_payload head = { .clip_scale = 1,

@@ -1,6 +1,7 @@
-/* Who asks how a round ended, and what is kept for those who ask late: a thread of a worker may sleep while
- * another one writes, a connection may be lost and come back, and rounds go on meanwhile. Of each worker the
- * last step and the last write that it contributed to are kept, also while it is away. */
+/* Tells workers how a round ended, and keeps that for those that ask late: a thread of a worker
+ * may sleep while another one writes, a connection may be lost and come back, and rounds go on
+ * meanwhile. For each worker the last step and the last write that it contributed to are kept,
+ * also while it is away. */
 #include "server/core/round_state.h"
 
 #include <assert.h>
@@ -27,7 +28,8 @@ static void take_end(const struct cairn_round *core, struct end *end)
     end->decision.payload_bytes = cairn_payload_encode(&head, NULL, end->head);
 }
 
-/* Of contributors that left before it ended: whether it counted is known now. */
+/* Notes the end for contributors that left before the round ended: only now it is known whether
+ * it counted. */
 static void note_absent(struct cairn_round *core, uint64_t round, int kind, const struct end *end)
 {
     if (!core->absent_contribute) return;

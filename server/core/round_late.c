@@ -1,8 +1,9 @@
-/* The step's deadline: who holds the open round up is known to the shards alone. A worker may have said that
- * it committed, and nothing of it arrives; one that has not may wait for another. So every shard is asked of
- * which contributors it lacks something, and which of them wait there for others: something of them is there,
- * and those who come before have not come. Of the least (micro-batch, rank) that is lacking nobody can say
- * that it waits, so somebody is found, or shards are at work. */
+/* The step's deadline: only the shards know who holds the open round up. A worker may have said
+ * that it committed, and nothing of it arrives; a worker that has not committed may wait for
+ * another. So every shard is asked of which contributors it lacks something, and which of these
+ * wait there for others: something of them is there, and contributors that come before have not
+ * come. Nobody can say that the least lacking (micro-batch, rank) waits for others. So either
+ * somebody is found, or shards are at work. */
 #include "server/core/round_state.h"
 
 #include <assert.h>
@@ -47,7 +48,7 @@ static bool is_paused(const struct worker *worker)
     return worker->paused_ms != 0 && !MUTANT(49);
 }
 
-/* What it contributes is due from now on. */
+/* Ends a worker's pause: its contribution is due from now on. */
 static void end_pause(struct cairn_round *core, struct worker *worker)
 {
     worker->paused_ms = 0;
@@ -167,8 +168,9 @@ static uint32_t neediest(const struct cairn_round *core, bool *alone_out)
     return most;
 }
 
-/* What most workers have sent to all others and one shard alone lacks is that shard's fault, or its
- * network's. A job's only shard is believed, unless all of them say that they have sent everything. */
+/* If one shard alone lacks what most workers have sent to all other shards, the fault is that
+ * shard's, or its network's. A job's only shard is believed, unless all of these workers say
+ * that they have sent everything. */
 static void judge(struct cairn_round *core, struct cairn_round_actions *actions)
 {
     bool alone, committed;

@@ -60,7 +60,7 @@ static bool passes_by(const struct cairn_round *core, uint32_t t)
     return core->untouched[t] >= tensor->elems || MUTANT(79);
 }
 
-/* Of each class that the step makes an update of. */
+/* Sets the scalars of each class that the step updates. */
 static void set_scalars(const struct cairn_round *core, struct cairn_missed_writer *writer)
 {
     for (uint32_t c = 0; c < writer->class_count; c++) {

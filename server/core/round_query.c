@@ -1,4 +1,4 @@
-/* What the coordinator's round machine says of itself. */
+/* Answers questions about the coordinator's round machine. */
 #include "server/core/round_state.h"
 
 enum cairn_round_stage cairn_round_stage_of(const struct cairn_round *core)
@@ -194,7 +194,7 @@ static void list_open_round(const struct cairn_round *core, struct listing *list
     }
 }
 
-/* Those who came together with the ones that are there. */
+/* Says that workers are awaited that were started together with the ones that are there. */
 static void wait_for_start(const struct cairn_round *core, struct cairn_sentence *out)
 {
     const uint32_t world = cairn_round_start_world(core);

@@ -1,12 +1,14 @@
-/* What ends a job until somebody acts.
+/* Halts a job until somebody acts, for one of two causes.
  *
- * Rounds that were skipped: how many of the job, how many in a row, and the end of it when these are too
- * many. A skip that lowers the loss scale is the way things go. One that finds it at its least, or fixed,
- * says that the model or its data is not fit, and the next round has no better chance. All of it travels in
- * the payload of the decisions, so that the next incarnation goes on with it.
+ * Skipped rounds: this file counts how many of the job were skipped, and how many in a row, and
+ * halts the job when these are too many. A skip that lowers the loss scale is the way things go. If
+ * the loss scale is at its least, or fixed, a skip says that the model or its data is not fit, and
+ * the next round has no better chance. The counts travel in the payload of the decisions, so that
+ * the next incarnation goes on with them.
  *
- * Results that are not finite, if the policy says so. Shards tell it of the version that they publish, again
- * in each epoch, so that the next incarnation hears of it. No other terms mend them: a write does. */
+ * Results that are not finite, if the policy says so. Shards report them with the version that
+ * they publish, again in each epoch, so that the next incarnation hears of them. No other terms
+ * mend such results: a write does. */
 #include "server/core/round_state.h"
 
 #include "server/core/mutant.h"

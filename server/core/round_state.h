@@ -1,4 +1,4 @@
-/* What the coordinator's round machine remembers. Private to round*.c; round.h is the contract. */
+/* The memory of the coordinator's round machine. Private to round*.c; round.h is the contract. */
 #ifndef CAIRN_CORE_ROUND_STATE_H
 #define CAIRN_CORE_ROUND_STATE_H
 
@@ -69,7 +69,7 @@ struct next_layout {
     bool taken; /* it is being made durable */
 };
 
-/* What lost workers brought about (round_loss.c). */
+/* The consequences of lost workers (round_loss.c). */
 struct losses {
     uint32_t world;    /* WAIT: so many workers are waited for; 0: for nobody */
     uint64_t until_ms; /* and no longer */
@@ -150,7 +150,7 @@ void cairn_round_fail(struct cairn_round *core, uint32_t shard, const char *why,
 uint32_t cairn_round_start_world(const struct cairn_round *core);
 
 /* round_layout.c */
-/* What a new incarnation finds; shard_max is not 0. */
+/* Takes over the holes of the layout that a new incarnation finds; shard_max is not 0. */
 void cairn_round_layout_init(struct cairn_round *core);
 void cairn_round_on_layout(struct cairn_round *core, const struct cairn_round_event *event);
 /* It takes part in the layout in force, or in the one that is being made durable. */
@@ -159,9 +159,10 @@ bool cairn_round_layout_concerns(const struct cairn_round *core, uint32_t shard)
 bool cairn_round_layout_due(const struct cairn_round *core);
 /* It goes with the epoch that begins. */
 void cairn_round_layout_take(struct cairn_round *core);
-/* That epoch is durable: the layout is in force. */
+/* Puts the layout in force: the epoch that it goes with is durable. */
 void cairn_round_layout_enter(struct cairn_round *core);
-/* What the layout that took one back may not find; NULL: all is well. */
+/* After a layout took one back: says what is lost, if something was decided since; NULL: nothing
+ * is. */
 const char *cairn_round_layout_judge(const struct cairn_round *core);
 
 struct worker *cairn_round_find_worker(const struct cairn_round *core, uint64_t id);
@@ -177,8 +178,8 @@ void cairn_round_on_lacks(struct cairn_round *core, const struct cairn_round_eve
                           struct cairn_round_actions *actions);
 
 /* round_ends.c: how rounds ended, for those who ask late. */
-/* That round has ended, as `last` if it is of it, or is void: for its contributors, also those who left.
- * 0: of a former incarnation. */
+/* Notes how that round has ended, for its contributors, also those that left: with `last`, if
+ * that is of the round, else it is void. Round 0: `last` is of a former incarnation. */
 void cairn_round_note_end(struct cairn_round *core, uint64_t round);
 void cairn_round_keep_ends(struct cairn_round *core, const struct worker *worker); /* it leaves */
 bool cairn_round_has_asked(const struct worker *worker, uint64_t round);
@@ -204,7 +205,7 @@ void cairn_round_note_lost(struct cairn_round *core);
 void cairn_round_note_left(struct cairn_round *core); /* by itself */
 /* Time has passed, or others have come. */
 void cairn_round_end_losses(struct cairn_round *core);
-/* Of a job that waits for lost workers: for how many, and how long at most. */
+/* Says how many workers a job that has lost some waits for, and how long at most. */
 void cairn_round_say_lost(const struct cairn_round *core, struct cairn_sentence *out);
 
 /* round_missed.c: which steps passed which tensors by. */
@@ -215,8 +216,8 @@ bool cairn_round_missed_note(struct cairn_round *core, const struct cairn_round_
 /* Takes over what a payload tells; NULL: it told none. CAIRN_ERR_MALFORMED: of another job. */
 cairn_status cairn_round_missed_take(struct cairn_round *core,
                                      const struct cairn_payload *told) CAIRN_MUST_CHECK;
-/* What was missed after the decision, into the payload; `applies`: it makes a step. False: tensors stand at
- * more counts than can be told. */
+/* Writes what tensors have missed after the decision into the payload; `applies`: the decision
+ * makes a step. False: tensors stand at more counts than can be told. */
 bool cairn_round_missed_give(struct cairn_round *core, bool applies, struct cairn_payload *head);
 
 /* round_decide.c */

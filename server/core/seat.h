@@ -1,11 +1,12 @@
-/* Who may have a shard's name. A shard is known by its name; its process by its incarnation, a number that
- * is new with every start. Two processes under one name are a slip (a unit started twice, a host that was
- * cloned, a container whose former one lives on), or one of them was taken for dead and is not. What was in
- * the memory of the one is not in the other's, so:
+/* Decides which process may have a shard's name. A shard is known by its name; its process by its
+ * incarnation, a number that is new with every start. Two processes under one name are a slip (a
+ * unit started twice, a host that was cloned, a container whose former one lives on), or one of
+ * them was taken for dead and is not. The memory of one process does not have what was in the
+ * other's, so:
  *
- *  - who answers keeps its seat: a newcomer gets it from a silent process only;
- *  - who holds state goes before who holds none, whichever came first;
- *  - only who holds nothing that a job may want is told to end.
+ *  - a process that answers keeps its seat: a newcomer gets it from a silent process only;
+ *  - a process that holds state goes before one that holds none, whichever came first;
+ *  - only a process that holds nothing that a job may want is told to end.
  *
  * Pure; no allocation. */
 #ifndef CAIRN_CORE_SEAT_H

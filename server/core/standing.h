@@ -1,12 +1,16 @@
-/* What a shard and a coordinator are to each other: whether this coordinator may act on what that shard
- * holds.
- * A shard keeps, with its state, of which store that state is and the newest coordinator that it has
- * obeyed: its incarnation, and by a random number its process, since a store that was copied back can give
- * one incarnation to two. It obeys no other store, no older coordinator, and no second one of the same
- * incarnation.
- * The same of a job: a store that has less than a shard has seen (a generation, an epoch, a revision, a
- * round) is an older copy. It acts on nothing of the job until an operator adopts what the shards hold,
- * which makes a store of a new identity, with numbers above everything that they have seen.
+/* How a shard and a coordinator stand to each other: whether this coordinator may act on what that
+ * shard holds.
+ *
+ * A shard keeps, with its state, the store that the state belongs to and the newest coordinator
+ * that the shard has obeyed. That coordinator is known by its incarnation, and its process by a
+ * random number, since a store that was copied back can give one incarnation to two processes. The
+ * shard obeys no other store, no older coordinator, and no second one of the same incarnation.
+ *
+ * The same holds for a job: a store that has less than a shard has seen (a generation, an epoch, a
+ * revision, a round) is an older copy. Its coordinator acts on nothing of the job until an operator
+ * adopts what the shards hold, which makes a store of a new identity, with numbers above everything
+ * that they have seen.
+ *
  * Both sides judge by these functions; so does the simulator. Pure; no allocation. */
 #ifndef CAIRN_CORE_STANDING_H
 #define CAIRN_CORE_STANDING_H
@@ -29,12 +33,13 @@ enum cairn_standing {
 enum cairn_standing cairn_standing_of(const struct cairn_coordinator_id *coordinator,
                                       const struct cairn_coordinator_id *seen);
 
-/* Of a job: the highest numbers that a shard has seen, or that a store knows of. */
+/* The highest numbers of a job that a shard has seen, or that a store knows of. */
 struct cairn_marks {
     uint64_t generation;
     uint64_t epoch;
     uint64_t revision; /* of the spec */
-    /* Of a store: it opened no round of this number or a higher one; 0 = it may have opened any. */
+    /* In a store's marks: it opened no round of this number or a higher one; 0 = it may have
+     * opened any. */
     uint64_t round;
 };
 

@@ -11,8 +11,9 @@
 #include "server/coordinator/snapshot/keep.h"
 #include "server/coordinator/trust/keys.h"
 
-/* Removes the files of a snapshot that was begun. Those that cannot be removed have no manifest,
- * so nobody lists them, and the snapshot stays noted as begun until they are removed (keep.h). */
+/* Removes the files of a snapshot that was begun. If some cannot be removed, they have no
+ * manifest, so nobody lists them, and the snapshot stays noted as begun until they are gone
+ * (keep.h). */
 static cairn_status remove_begun(const struct cairn_cluster_cut *cut)
 {
     struct cairn_snapshot_removed removed;

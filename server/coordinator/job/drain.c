@@ -340,7 +340,7 @@ static bool drain_job(struct cairn_cluster_job *job, struct cairn_cluster_seat *
     }
     if (!tries) return true;
     const cairn_status status = begin_off(job, seat, &why);
-    // A cause that passes by itself is waited for: the next tick tries again.
+    // A cause that passes by itself is waited for.
     if (status == CAIRN_OK || status == CAIRN_ERR_BUSY || status == CAIRN_ERR_NOT_READY)
         return true;
     if (seat->drain.is_unfit)

@@ -23,7 +23,7 @@ cairn_status cairn_cluster_replicas_take(struct cairn_cluster_member *member,
     return CAIRN_OK;
 }
 
-/* What a rank holds of the tensor at hand, and the digest that it reports of it. */
+/* The box of the tensor at hand that a rank holds, and the digest that it reports of it. */
 struct entry {
     struct cairn_box box;
     uint32_t rank;

@@ -116,8 +116,8 @@ static void grant(struct cairn_cluster_job *job, struct cairn_cluster_lease *lea
 
 static void ask_shards(struct cairn_cluster_job *job, struct cairn_cluster_kept *kept);
 
-/* Keeping a version failed: a request for it gets no lease, or its lease stays as it was. May
- * free `kept`. */
+/* Keeping a version failed: a request for it gets no lease, and a lease that was to be renewed
+ * stays as it was, unless the version is gone. May free `kept`. */
 static void refuse(struct cairn_cluster_job *job, const struct cairn_cluster_kept *kept,
                    cairn_status status, const char *why)
 {

@@ -5,8 +5,8 @@
  *
  * A process that failed comes back as another process, and perhaps as another rank, so it is
  * known by its host. Losses of all workers of a host count together; workers that are lost
- * together count once. The losses of a rank are counted, too, wherever it was. But a host that
- * did not fail has nothing to do with what another host did in that rank, unless the rank has
+ * together count once. The losses of a rank are counted, too, on whichever host it was. A host
+ * that did not fail is not put off for what another host did in that rank, unless the rank has
  * failed on several hosts. Where the host is not known, the rank alone counts. */
 #ifndef CAIRN_COORDINATOR_MEMBER_RELAPSE_H
 #define CAIRN_COORDINATOR_MEMBER_RELAPSE_H

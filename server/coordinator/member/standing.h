@@ -46,7 +46,7 @@ bool cairn_cluster_seat_held(struct cairn_cluster_session *session,
  * shards, while it was away. */
 void cairn_cluster_seat_clean(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat,
                               const Cairn__Hello *hello);
-/* What the shard has seen of a job, and what our store knows of it, as marks to be compared. */
+/* The marks of a job that a shard has seen, and those that our store knows, to be compared. */
 struct cairn_marks cairn_cluster_held_marks(const Cairn__HeldJob *held);
 struct cairn_marks cairn_cluster_job_marks(const struct cairn_cluster_job *job);
 /* A job of that name, which is not ours, is held by somebody, or may be: `why` says what to do. */

@@ -1,4 +1,4 @@
-/* Workers declare their tiles; and for whom a job with tiles waits. See tiles.c. */
+/* Takes the tiles that workers declare, and says whom a job with tiles waits for. See tiles.c. */
 #include <inttypes.h>
 #include <stdlib.h>
 

@@ -76,9 +76,9 @@ static void note(const struct cairn_cluster_session *session, enum cairn_event_k
     cairn_cluster_event_note(session->cluster, kind, job, who, "%s", text);
 }
 
-/* Names the shards of `list` that `other` does not have and that are to be reported, and the
- * earliest time since when: one sentence and one event, however many shards a cut of the network
- * is between. False: there are none. */
+/* Names the shards of `list` that `other` does not have, without those that have reported the
+ * same of this session, and the earliest time since when: one sentence and one event, however
+ * many shards a cut of the network is between. False: there are none. */
 static bool name_changed(const struct cairn_cluster_session *session,
                          const struct cairn_cluster_unheard *list,
                          const struct cairn_cluster_unheard *other, struct cairn_sentence *out,

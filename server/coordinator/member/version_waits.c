@@ -33,8 +33,8 @@ static void answer(struct cairn_cluster_job *job, bool state, const Cairn__Versi
     }
 }
 
-/* Takes out one wait when there is one too many: the first whose thread has given up by now,
- * unanswered; else the newest, which is refused. */
+/* Takes out one wait when there is one too many: the first for which nobody may wait any more
+ * (its time is over, or it named none), unanswered; else the newest, which is refused. */
 static void make_room(struct cairn_cluster_member *member, uint64_t now_ms)
 {
     const uint32_t last = CAIRN_MEMBER_WAITS_MAX;

@@ -8,11 +8,11 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/restore/restore.h"
 
-/* Restores do not always read the files beforehand. The shards hash what they load, or, where a
- * job is given up for the snapshot, the files are proved first: the content root tells of every
- * bit. Checksums are then asked only to find whose fault a damage is. But if a file has one
- * checksum over all of it, somebody has to read all of it; and a snapshot that may give way to
- * another is read before it is loaded. */
+/* A snapshot is read before it is loaded only if a file has one checksum over all of it, since
+ * somebody has to read all of it then, or if the snapshot may give way to another. Otherwise the
+ * shards hash what they load, or, where a job is given up for the snapshot, the files are proved
+ * first: the content root tells of every bit. Checksums are then asked only to find whose fault
+ * a damage is. */
 static bool has_whole_sums(const struct cairn_manifest *m)
 {
     for (size_t i = 0; i < m->file_count; i++)

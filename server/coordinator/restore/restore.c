@@ -205,8 +205,8 @@ static void on_made(void *context, cairn_status status, const char *text)
 static void on_reserved(const struct cairn_cluster_saved *saved);
 static void advance(struct cairn_cluster_restore *restore);
 
-/* Gives the restored spec what an amendment had changed in the lost job since its snapshot. If
- * the lost job came from a restore of this snapshot that did not end, all settings of that
+/* Gives the restored spec what the lost job may have otherwise than its snapshot (recovery.h).
+ * If the lost job came from a restore of this snapshot that did not end, all settings of that
  * restore are taken. */
 static cairn_status take_over(struct cairn_cluster_restore *restore,
                               const struct cairn_cluster_job *old)

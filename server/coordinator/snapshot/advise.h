@@ -1,10 +1,10 @@
 /* How often a job should take a snapshot: `cairn snapshot advise`.
  *
- * By Young's rule (J. W. Young, "A first order approximation to the optimum checkpoint interval",
- * Communications of the ACM 17(9), 1974): what is lost, as snapshots' cost and as steps that are done again
- * after a fault, is least at an interval of sqrt(2 * MTBF * cost). It holds while the cost is small against
- * the MTBF. The cost is measured (cut/cost.h), as the time between faults is (the cluster's events), unless
- * it is given. */
+ * The answer is Young's rule (J. W. Young, "A first order approximation to the optimum
+ * checkpoint interval", Communications of the ACM 17(9), 1974): the loss, as snapshots' cost and
+ * as steps that are done again after a fault, is least at an interval of sqrt(2 * MTBF * cost).
+ * The rule holds while the cost is small against the MTBF. The cost is measured (cut/cost.h),
+ * and so is the time between faults (the cluster's events), unless it is given. */
 #ifndef CAIRN_COORDINATOR_SNAPSHOT_ADVISE_H
 #define CAIRN_COORDINATOR_SNAPSHOT_ADVISE_H
 

@@ -39,7 +39,7 @@ static int newer_first(const void *a, const void *b)
     return newer_place(&m->place, &n->place);
 }
 
-/* Of several jobs, each job's together. */
+/* Orders the snapshots of several jobs: each job's together, the newest first. */
 static int by_job(const void *a, const void *b)
 {
     const struct cairn_found_snapshot *m = a, *n = b;

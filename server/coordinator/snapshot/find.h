@@ -28,9 +28,10 @@ struct cairn_cluster_found {
     struct cairn_sentence unread; /* which folders could not be read; empty: none */
 };
 
-/* Of `job` (NULL = of all), the one of that id (NULL = all). Blocks: for another thread than the loop's. One
- * whose manifest cannot be read is left out, or with an id is the failure. Release it in any case.
- * CAIRN_ERR_IO: this is not the folder that snapshots were written to (store/storage.h). */
+/* Finds the snapshots of `job` (NULL = of all jobs), or only the one of that id (NULL = all).
+ * Blocks: for another thread than the loop's. A snapshot whose manifest cannot be read is left
+ * out, but is the failure if `id` asks for it. Release `out` in any case. CAIRN_ERR_IO: this is
+ * not the folder that snapshots were written to (store/storage.h). */
 cairn_status cairn_cluster_find_snapshots(const struct cairn_cluster *cluster, const char *job,
                                           const char *id, struct cairn_cluster_found *out,
                                           struct cairn_sentence *why) CAIRN_MUST_CHECK;

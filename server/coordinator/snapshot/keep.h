@@ -1,13 +1,15 @@
-/* What becomes of snapshots that are committed: which one `latest` names, which have a tag, which stay.
+/* The fate of committed snapshots: which one `latest` names, which have a tag, which stay.
  *
- * `latest` names the newest that is whole, of finite results: from its commit on, when its headers have been
- * read again, until all of it is read and found damaged; then it goes back to the newest that is verified.
- * One that was read and found good (scrub.h) is noted so (proto/snapshot_io/word.h); then those go that
- * no rule of the job keeps (retention.h), each on a thread of its own (remove.c), and what a coordinator
- * that died has begun of this job and not committed, or begun to remove.
+ * `latest` names the newest snapshot that is whole and has finite results. It does so from the
+ * commit on, when the headers have been read again, until all of the snapshot is read and found
+ * damaged; then `latest` goes back to the newest that is verified. A snapshot that was read and
+ * found good (scrub.h) is noted so (proto/snapshot_io/word.h). Then snapshots that no rule of the
+ * job keeps (retention.h) are removed, each on a thread of its own (remove.c), and so are the
+ * leftovers of a coordinator that died: snapshots of this job that it had begun and not committed,
+ * or begun to remove.
  *
- * Where the folder is not the one that snapshots were written to, or a tag cannot be read, nothing goes.
- * Training waits for none of it. */
+ * Nothing is removed if the folder is not the one that snapshots were written to, or if a tag
+ * cannot be read. Training waits for none of this. */
 #ifndef CAIRN_COORDINATOR_SNAPSHOT_KEEP_H
 #define CAIRN_COORDINATOR_SNAPSHOT_KEEP_H
 

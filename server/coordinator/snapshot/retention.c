@@ -20,7 +20,8 @@ const char *cairn_retention_reason(enum cairn_retention_fate fate)
     return "?";
 }
 
-/* What the rules are about. */
+/* True if the snapshot counts for keep_last and keep_every: a periodic one of the job that is
+ * not damaged. */
 static bool counts(const struct cairn_retention_item *item)
 {
     return item->is_periodic && !item->is_others && !item->is_damaged;
@@ -62,7 +63,7 @@ static uint64_t age_s(const struct cairn_retention_clock *clock,
     return clock->now_unix_s - items[i].created_unix_s;
 }
 
-/* What the rules say of one; `newer`: so many that count are newer. */
+/* The fate of a snapshot by the rules alone; `newer`: so many snapshots that count are newer. */
 static enum cairn_retention_fate by_rules(const struct cairn_retention_rules *rules,
                                           const struct cairn_retention_clock *clock,
                                           const struct cairn_retention_item *items, size_t count,
@@ -76,7 +77,7 @@ static enum cairn_retention_fate by_rules(const struct cairn_retention_rules *ru
     return clock->sound_s < rules->keep_within_s ? CAIRN_RETENTION_CLOCK : CAIRN_RETENTION_GOES;
 }
 
-/* What keeps one whatever the rules say; CAIRN_RETENTION_GOES: nothing. */
+/* The reason to keep a snapshot whatever the rules say; CAIRN_RETENTION_GOES: there is none. */
 static enum cairn_retention_fate by_right(const struct cairn_retention_item *item,
                                           bool has_verified)
 {

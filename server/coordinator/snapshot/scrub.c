@@ -134,14 +134,16 @@ static cairn_status verify(struct cairn_cluster_scrub *scrub, struct cairn_sente
     return status;
 }
 
-/* What the storage cannot give now, or somebody has removed meanwhile, is no damage. */
+/* True if the snapshot is damaged. It is not if the storage cannot give it now, or somebody has
+ * removed it meanwhile. */
 static bool is_damage(cairn_status status)
 {
     return status == CAIRN_ERR_CHECKSUM || status == CAIRN_ERR_CORRUPT ||
            status == CAIRN_ERR_MALFORMED;
 }
 
-/* What cannot be read now is not the next one again: all others would wait for it. */
+/* Puts off a snapshot that cannot be read now: if it were the next one again, all others would
+ * wait for it. */
 static void put_off(struct cairn_cluster_scrub *scrub)
 {
     if (scrub->at.id[0] == '\0' || scrub->status == CAIRN_ERR_CANCELED) return;

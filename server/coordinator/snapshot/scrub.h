@@ -1,10 +1,11 @@
-/* Snapshots are read again, and what is damaged is told before anybody needs it: each when it has been
- * committed, and then as often as the job's snapshot_scrub_every_s says. One at a time, on a thread of its
- * own that yields to all others and works no more than half of the time, past the page cache.
+/* Reads snapshots again, so that damage is known before anybody needs them: each when it has been
+ * committed, and then as often as the job's snapshot_scrub_every_s says. One snapshot at a time is
+ * read, past the page cache, on a thread of its own that yields to all others and works no more
+ * than half of the time.
  *
- * What it finds stands in checks/ID beside the snapshots (proto/snapshot_io/word.h), so that a
- * coordinator that starts again knows when each was read last; damage is an event and a line of the log.
- * Loop thread only. */
+ * Each result stands in checks/ID beside the snapshots (proto/snapshot_io/word.h), so that a
+ * coordinator that starts again knows when each was read last; damage is an event and a line of
+ * the log. Loop thread only. */
 #ifndef CAIRN_COORDINATOR_SNAPSHOT_SCRUB_H
 #define CAIRN_COORDINATOR_SNAPSHOT_SCRUB_H
 

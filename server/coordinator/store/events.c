@@ -122,7 +122,7 @@ cairn_status cairn_cluster_events_open(struct cairn_cluster *cluster, struct cai
     return status;
 }
 
-/* Those that are not in the store yet, the oldest first. Returns how many. */
+/* Lists the events that are not in the store yet, the oldest first. Returns how many. */
 static size_t list_new(const struct cairn_cluster_events *events,
                        struct cairn_stored_event list_out[BATCH])
 {
@@ -224,7 +224,7 @@ void cairn_cluster_events_faults(const struct cairn_cluster *cluster, const char
     }
 }
 
-/* Of a message, which nobody writes. */
+/* Fills in a message that borrows the event's texts; nobody writes to them through it. */
 static void fill(Cairn__Event *out, const struct cairn_stored_event *event)
 {
     cairn__event__init(out);

@@ -1,6 +1,7 @@
-/* What happened to the cluster: who came, went, moved, was put out, with time and cause, for `cairn cluster
- * events`. The newest CAIRN_STORE_EVENTS_MAX are in memory and, a moment later, in the store, so that a new
- * incarnation has them, too. Nobody waits for that: see store_events.c. Loop thread only. */
+/* The cluster's events: who came, went, moved, was put out, with time and cause, for `cairn
+ * cluster events`. The newest CAIRN_STORE_EVENTS_MAX are in memory and, a moment later, in the
+ * store, so that a new incarnation has them, too. Nobody waits until they are stored: see
+ * store_events.c. Loop thread only. */
 #ifndef CAIRN_COORDINATOR_STORE_EVENTS_H
 #define CAIRN_COORDINATOR_STORE_EVENTS_H
 
@@ -53,7 +54,7 @@ enum cairn_event_kind {
 
 struct cairn_cluster_event;
 
-/* Of the cluster. */
+/* The events that this process has in memory. */
 struct cairn_cluster_events {
     struct cairn_cluster_event **ring; /* owned: [CAIRN_STORE_EVENTS_MAX], by number */
     uint64_t first, next;              /* numbers: of the oldest, and of the one to come */
@@ -69,7 +70,7 @@ void cairn_cluster_event_note(struct cairn_cluster *cluster, enum cairn_event_ki
                               const char *job, const char *who, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
-/* Of the shard of that name. */
+/* Notes an event of the shard of that name. */
 void cairn_cluster_event_note_shard(struct cairn_cluster *cluster, enum cairn_event_kind kind,
                                     const char *job, const char *name, const char *text);
 /* Reads those of former incarnations; before the store's thread begins. */

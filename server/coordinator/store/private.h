@@ -40,7 +40,8 @@ cairn_status cairn_store_finish_job(struct cairn_store *store, sqlite3_stmt *s, 
                                     struct cairn_sentence *why);
 
 /* ---- store_layout.c ---- */
-/* What is said of the layout beside itself: four values, the first at `at`. */
+/* Binds what a job's row says about its layout, beside the layout itself: four values, the first
+ * at `at`. */
 void cairn_store_bind_layout(sqlite3_stmt *s, int at, const struct cairn_stored_job *job);
 /* The shards of the job instead of those that it had. In a transaction. */
 cairn_status cairn_store_put_shards(struct cairn_store *store, const struct cairn_stored_job *job,

@@ -294,7 +294,7 @@ cairn_status cairn_cluster_save_storage(struct cairn_cluster *cluster, cairn_clu
     return save_start(save);
 }
 
-/* Of no job, with a copy of that text as row.name. NULL: no memory. */
+/* Makes a save that is of no job, with a copy of `name` as row.name. NULL: no memory. */
 static struct cairn_cluster_save *named_new(struct cairn_cluster *cluster, const char *name,
                                             uint64_t number, cairn_cluster_saved_fn then)
 {

@@ -13,14 +13,14 @@ struct cairn_stored_event;
 struct cairn_stored_key;
 struct cairn_pool;
 
-/* Of the cluster. */
+/* The cluster's saves. */
 struct cairn_cluster_saves {
     struct cairn_pool *pool;         /* owned: the store's thread */
     struct cairn_cluster_save *list; /* owned: on their way */
     uint64_t rows_written;           /* by those that ended */
 };
 
-/* What a save came to. */
+/* The outcome of a save. */
 struct cairn_cluster_saved {
     struct cairn_cluster *cluster;
     uint64_t job;    /* its id: it may be another one by then, or none; 0: it is of none */
@@ -34,7 +34,8 @@ typedef void (*cairn_cluster_saved_fn)(const struct cairn_cluster_saved *saved);
 cairn_status cairn_cluster_save_job(struct cairn_cluster_job *job, struct cairn_packed *spec,
                                     uint64_t number, cairn_cluster_saved_fn then,
                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* What of it changes with its layout: epoch and reserved rounds, layouts, shards, weights. */
+/* Saves the fields of a job's row that change with its layout: epoch and reserved rounds,
+ * layouts, shards, weights. */
 cairn_status cairn_cluster_save_layout(const struct cairn_cluster_job *job, uint64_t number,
                                        cairn_cluster_saved_fn then,
                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;

@@ -90,7 +90,8 @@ void cairn_cluster_storage_adopted(struct cairn_cluster *cluster, uint64_t forme
     struct cairn_storage_owner *owner = &cluster->storage.watch.owner;
     cluster->storage.former = owner->former = former;
     cluster->storage.store = owner->store = cluster->identity.id.store;
-    // What was said of the folder was said to another owner, and would refuse the first snapshot.
+    // The last complaint about the folder was for another owner, and would refuse the first
+    // snapshot.
     cluster->storage.watch.said.text[0] = '\0';
     cairn_storage_watch_doubt(&cluster->storage.watch);
 }
@@ -105,7 +106,7 @@ static void name_owner(const struct cairn_cluster *cluster, struct cairn_storage
              cluster->options->name, uname(&host) == 0 ? host.nodename : "a host without a name");
 }
 
-/* By the operator's word. */
+/* Takes a folder that is another cluster's, because the operator says so (snapshots.foreign). */
 static cairn_status take_over(struct cairn_cluster *cluster, struct cairn_sentence *why)
 {
     const struct cairn_storage_owner *owner = &cluster->storage.watch.owner;

@@ -182,7 +182,7 @@ static uint64_t random_identity(void)
     return identity;
 }
 
-/* What is in memory of the one row. */
+/* Reads the one row of `meta` into memory. */
 static cairn_status read_meta(struct cairn_store *store, struct cairn_sentence *why)
 {
     int64_t incarnation = 0, identity = 0, storage = 0;

@@ -1,12 +1,12 @@
-/* What the coordinator keeps on disk, and the only door to SQLite.
+/* The coordinator's state on disk, and the only door to SQLite.
  *
- * Durable are: the identity of the store, the incarnation of the coordinator, the jobs with their spec,
- * layout, shards and generation, and per job an epoch and a reserved block of round numbers; and the
- * numbers of the last jobs that were dropped, since a shard that was away then has its part still; and the
- * token of the folder that snapshots were written to (storage.h); and the shards that an operator sends
- * away; and the keys whose signatures are trusted; and the last events. Nothing is written per round: the
- * shards' answers are the rest of the memory (server/core/round.h). A job is written once every shard of it
- * holds its part, so a job in the store is one that did exist.
+ * These are durable: the identity of the store, the incarnation of the coordinator, the jobs with
+ * their spec, layout, shards and generation, and per job an epoch and a reserved block of round
+ * numbers; the numbers of the last jobs that were dropped, since a shard that was away then has its
+ * part still; the token of the folder that snapshots were written to (storage.h); the shards that
+ * an operator sends away; the keys whose signatures are trusted; and the last events. Nothing is
+ * written per round: the shards' answers are the rest of the memory (server/core/round.h). A job is
+ * written once every shard of it holds its part, so a job in the store is one that did exist.
  *
  * One file, FOLDER/coordinator.db, WAL, synchronous=FULL: a call that returned CAIRN_OK survives the
  * loss of power. Every call is one transaction; one that fails changed nothing. One thread at a time: each
@@ -45,8 +45,9 @@ struct cairn_stored_job {
     uint64_t base_step;      /* the step at which the generation began */
     struct cairn_origin origin;
     bool initialized;
-    /* What a layout that changes needs: the version that the job had when `layout` came into force, and the
-     * layout in which that one is published, [layout_before_bytes], 0: in `layout`. */
+    /* A change of layout needs these: the version that the job had when `layout` came into
+     * force, and the layout in which that version is published, [layout_before_bytes], 0: in
+     * `layout`. */
     uint64_t layout_at_generation, layout_at_step;
     const uint8_t *layout_before;
     size_t layout_before_bytes;
@@ -76,8 +77,8 @@ uint64_t cairn_store_writes(const struct cairn_store *store);
 /* Adds the job, or replaces the one of that id. CAIRN_ERR_EXISTS: another one has the name. */
 cairn_status cairn_store_put_job(struct cairn_store *store, const struct cairn_stored_job *job,
                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* Of a job that is there: epoch, reserved rounds, shards, and all that is said of its layouts.
- * CAIRN_ERR_NOT_FOUND. */
+/* Changes the epoch, the reserved rounds, the shards and all fields about layouts of a job that
+ * is there. CAIRN_ERR_NOT_FOUND. */
 cairn_status cairn_store_set_layout(struct cairn_store *store, const struct cairn_stored_job *job,
                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
 cairn_status cairn_store_drop_job(struct cairn_store *store, uint64_t id,
@@ -149,8 +150,9 @@ struct cairn_stored_event {
     const char *kind, *job, *who,
         *text; /* borrowed, in both directions, for the length of a call */
 };
-/* Survives the end of the process, but not yet the loss of power: the next commit of anything else brings
- * that. Of a number that is there already the new one stays. */
+/* Adds events. They survive the end of the process, but not yet the loss of power: the next
+ * commit of anything else brings that. If a number is there already, the new event replaces the
+ * old one. */
 cairn_status cairn_store_add_events(struct cairn_store *store,
                                     const struct cairn_stored_event *events, size_t count,
                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
@@ -171,7 +173,8 @@ cairn_status cairn_store_picture(const struct cairn_store *store, uint8_t **byte
 cairn_status cairn_store_signer(const struct cairn_store *store,
                                 char text_out[CAIRN_KEY_TEXT_BYTES],
                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* Pictures have this one. What the store itself had of it goes: it is in its file now. */
+/* Puts this signer into pictures. A signer that the store itself has is removed: it is in its
+ * own file now. */
 cairn_status cairn_store_set_signer(struct cairn_store *store, const char *text,
                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
 

@@ -1,4 +1,4 @@
-/* What the store has of a job's layout and of its shards, which change together. See store.h. */
+/* Stores a job's layout and its shards, which change together. See store.h. */
 #include "server/coordinator/store/private.h"
 
 void cairn_store_bind_layout(sqlite3_stmt *s, int at, const struct cairn_stored_job *job)

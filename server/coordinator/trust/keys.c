@@ -31,7 +31,7 @@ struct cairn_cluster_keys {
     struct cairn_cluster_waiter *waiter;
 };
 
-/* By its key, not by its id. */
+/* Finds a trusted key by the key itself, not by its id. */
 static struct cairn_trusted_key *find(struct cairn_cluster_keys *keys,
                                       const struct cairn_public_key *key)
 {

@@ -24,7 +24,7 @@ cairn_status cairn_cluster_keys_open(struct cairn_cluster *cluster,
 void cairn_cluster_keys_close(struct cairn_cluster *cluster);
 /* Who signs; constant while the cluster is open: any thread. */
 const struct cairn_secret_key *cairn_cluster_keys_signer(const struct cairn_cluster *cluster);
-/* Those that are trusted now, for another thread. */
+/* Copies the keys that are trusted now, for another thread. */
 void cairn_cluster_keys_ring(const struct cairn_cluster *cluster, struct cairn_key_ring *out);
 
 /* ---- what shards keep ---- */
@@ -33,7 +33,8 @@ struct cairn_trusted_key {
     bool is_own; /* this cluster's, now or before */
     uint64_t since_unix_s;
 };
-/* Those that are trusted as a message, for as long as `room` lives. */
+/* The trusted keys as a message. It borrows from this struct, so it is valid as long as the
+ * struct lives. */
 struct cairn_keys_message {
     Cairn__Keys keys;
     Cairn__Key *list[CAIRN_KEYS_MAX], views[CAIRN_KEYS_MAX];
