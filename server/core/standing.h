@@ -2,7 +2,7 @@
  * shard holds.
  *
  * A shard keeps, with its state, the store that the state belongs to and the newest coordinator
- * that the shard has obeyed. That coordinator is known by its incarnation, and its process by a
+ * that the shard has obeyed. The coordinator is known by its incarnation, and its process by a
  * random number, since a store that was copied back can give one incarnation to two processes. The
  * shard obeys no other store, no older coordinator, and no second one of the same incarnation.
  *
