@@ -1,4 +1,5 @@
-/* What cannot be taken back is asked for twice: on a terminal by the name of what goes, else by --yes. */
+/* Asks for confirmation before a step that cannot be undone: on a terminal by the name of the thing
+ * that goes, else by --yes. */
 #include <string.h>
 #include <unistd.h>
 

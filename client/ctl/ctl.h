@@ -11,7 +11,7 @@
 #include "proto/base/sentence.h"
 #include "proto/wire/messages.h"
 
-/* Of the JSON that `-o json` prints; grows when a field changes its meaning or goes. */
+/* Version of the JSON that `-o json` prints; grows when a field changes its meaning or goes. */
 #define CAIRN_CTL_SCHEMA_VERSION 1
 #define CTL_SHARDS_MAX           64  /* of cairn local */
 #define CTL_NAMES_MAX            256 /* of an option that is given again and again */
@@ -90,7 +90,7 @@ struct ctl_rules {
     bool dry_run;
 };
 
-/* What a bench is asked to do; 0 and NULL: not given, the bench's default. */
+/* The options of a bench; 0 and NULL: not given, the bench's default. */
 struct ctl_bench {
     uint64_t params, chunk;
     uint32_t workers, threads, tensors, global_batch;
@@ -107,14 +107,14 @@ struct ctl_bench {
     const char *folder; /* --dir */
 };
 
-/* What of a spec `job plan` takes otherwise than it says. */
+/* Values that `job plan` takes instead of those in the spec. */
 struct ctl_plan {
     bool has_stage, has_offload;
     uint32_t stage;
     double offload;
 };
 
-/* What `snapshot export` makes; NULL and 0: not given. */
+/* The options of `snapshot export`; NULL and 0: not given. */
 struct ctl_export {
     const char *format; /* "hf" or "dcp" */
     const char *dtype;  /* "f32" or "bf16" */
@@ -135,7 +135,7 @@ struct ctl_names {
     size_t count;
 };
 
-/* What a job is spread over. */
+/* The options of a re-sharding: over which members a job is spread. */
 struct ctl_reshard {
     bool all;
     struct ctl_names add, drain, weight;
@@ -188,7 +188,7 @@ struct ctl {
     bool tries_again; /* who calls: that a coordinator cannot be reached, or is late, is not said */
     struct cairn_sentence
         *failed; /* who calls says itself why it failed; NULL: standard error has it */
-    /* Of a snapshot or digest: the job whose it is; and whether it is said for whom it waits. */
+    /* For a snapshot or digest: its job; and whether it was said already for whom it waits. */
     const char *cut_of;
     bool awaited_said;
 };
@@ -197,8 +197,8 @@ struct ctl {
  * cairn_message_free). Failure: the sentence is printed; the exit status is cairn_status_exit of it. */
 cairn_status cairn_ctl_call(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
                             uint16_t reply_type, ProtobufCMessage **reply_out) CAIRN_MUST_CHECK;
-/* The same of an answer that Pages follow: into `pages`, zeroed, the caller's to release if it is
- * CAIRN_OK. */
+/* Like cairn_ctl_call, for a reply that goes on in Page messages. `pages` is zeroed before; on
+ * CAIRN_OK the caller releases it. */
 cairn_status cairn_ctl_call_paged(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
                                   uint16_t reply_type, ProtobufCMessage **reply_out,
                                   struct cairn_paged *pages) CAIRN_MUST_CHECK;
@@ -236,7 +236,7 @@ bool cairn_ctl_since(const char *text, uint64_t now_ms, uint64_t *unix_ms_out);
 int cairn_ctl_confirm(const struct ctl *ctl, const char *what, const char *name);
 
 /* ---- absolute.c ---- */
-/* What was given as `what`, from the root. -1: go on; else the exit status. */
+/* Makes the path that was given as `what` absolute. -1: go on; else the exit status. */
 int cairn_ctl_absolute(const char *what, const char *path, char out[static PATH_MAX]);
 
 /* ---- output.c ---- */
@@ -310,10 +310,10 @@ int cairn_ctl_cluster_events(struct ctl *ctl);
 int cairn_ctl_cluster_status(struct ctl *ctl);
 int cairn_ctl_job_check(struct ctl *ctl);
 /* ---- cluster/check.c ---- */
-/* What is not well of the cluster and all its jobs, a line each. The exit status says which kind is the
- * worst. */
+/* Prints what is wrong with the cluster and all its jobs, a line each. The exit status says which
+ * kind is the worst. */
 int cairn_ctl_cluster_check(struct ctl *ctl, const Cairn__ClusterStatus *status);
-/* On stderr, if there are any: parts that shards hold and that are not acted on. */
+/* Prints to stderr, if there are any, the parts that shards hold and that are not acted on. */
 void cairn_ctl_say_strangers(struct ctl *ctl);
 int cairn_ctl_cluster_adopt(struct ctl *ctl);
 int cairn_ctl_cluster_backup(struct ctl *ctl);

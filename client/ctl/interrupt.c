@@ -1,4 +1,4 @@
-/* What an interrupted command says. */
+/* The sentence that a command says when a signal interrupts it. */
 #include <signal.h>
 #include <stdarg.h>
 #include <string.h>

@@ -233,7 +233,7 @@ static bool matches(const struct subcommand *s, const char *noun, const char *ve
            (verb == NULL || strcmp(s->verb, verb) == 0);
 }
 
-/* Of all, of a noun's, or of one. */
+/* Prints the usage of all subcommands, of those of a noun, or of one. */
 static void usage(FILE *out, const char *noun, const char *verb)
 {
     uint64_t takes = 0;

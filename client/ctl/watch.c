@@ -29,7 +29,7 @@ int cairn_ctl_watch(struct ctl *ctl, int (*run)(struct ctl *ctl))
             printf("\n");
         const int status = run(ctl);
         if (fflush(stdout) != 0) return 1; // nobody reads it
-        // What was there may come back, as after a restart of the coordinator.
+        // An unreachable coordinator may come back, as after a restart.
         if (status != 0 && (first || status != cairn_status_exit(CAIRN_ERR_UNREACHABLE)))
             return status;
         poll(NULL, 0, (int)(ctl->every_s * 1000));

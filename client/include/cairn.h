@@ -1,9 +1,10 @@
 /* cairn.h - the client of the Cairn parameter and optimizer-state server.
  *
  * The state of a training run lives in shard daemons. A trainer (a worker) opens a session with the
- * coordinator, attaches to a job, and then repeats: round_begin, fetch the parameters of the round's version,
- * push gradients, commit. It owns nothing that its death could lose. Meanwhile the state may be spread over
- * other shards (client/README.md, "Shards that come and go"): no call fails for that.
+ * coordinator, attaches to a job, and then repeats: round_begin, fetch the parameters of the
+ * round's version, push gradients, commit. The trainer owns nothing that its death could lose. The
+ * state may be spread over other shards meanwhile (client/README.md, "Shards that come and go"): no
+ * call fails because of that.
  *
  * Manners. Handles are opaque and may be used from several threads at once; a closed or wrong handle gives
  * CAIRN_ERR_HANDLE. Strings and structs are copied before a call returns. A result named *_out is set only on
@@ -12,37 +13,40 @@
  * until its operation completes (cairn_wait); operations given as NULL are completed by cairn_commit (pushes)
  * or cairn_init_done (puts). Timeouts are milliseconds, finite and not negative; CAIRN_ERR_TIMEOUT changes
  * nothing, and cairn_error() then names who is awaited. CAIRN_ERR_NO_MEMORY (memory, descriptors, threads)
- * changes nothing either: the same call may be made again, of a round and a write, too; where a job has
- * failed with it, close it and open it again. The library never aborts, forks, or touches signals. Where
- * cairn_opts.on_wait is NULL it prints what that would be told, that a shard is silent or heard again, and
- * once that it has no room to map shards' memory, which it copies then; else it prints nothing. It owns one
- * thread, from the first cairn_stream_wait on a second one, and one descriptor to poll. Not for use after
- * fork() without exec():
- * there the parent's handles are CAIRN_ERR_HANDLE, cairn_close and cairn_job_close of them do nothing, and
- * cairn_open may hang: UCX may have a thread from the moment it is loaded, and a lock of that thread would
- * stay held in the child (UCX_VFS_ENABLE=n starts none). A signal handler may call cairn_status_name and
- * cairn_version and, to end a wait elsewhere, set what a thread looks at between calls with short timeouts;
- * every other call takes locks and memory. A thread must not be cancelled (pthread_cancel), nor leave by
- * longjmp or a C++ exception, while it is in a call or in on_wait: a lock would stay held, and the session
- * would stand still. Where threads are cancelled, put pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, ...)
- * around the calls.
+ * changes nothing either: the same call may be made again, also within a round or a write; if a job
+ * has failed with it, close the job and open it again. The library never aborts, forks, or touches
+ * signals. If cairn_opts.on_wait is NULL, the library prints what on_wait would be told, that a
+ * shard is silent or heard again, and (once) that it has no room to map shards' memory, which it
+ * then copies; else it prints nothing. It owns one thread (two from the first cairn_stream_wait on)
+ * and one descriptor to poll. It cannot be used after fork() without exec(): in the child the
+ * parent's handles are CAIRN_ERR_HANDLE, cairn_close and cairn_job_close of them do nothing, and
+ * cairn_open may hang: UCX may have a thread from the moment it is loaded, and a lock of that
+ * thread would stay held in the child (UCX_VFS_ENABLE=n starts none). A signal handler may call
+ * cairn_status_name and cairn_version and, to end a wait elsewhere, set what a thread looks at
+ * between calls with short timeouts; every other call takes locks and memory. A thread must not be
+ * cancelled (pthread_cancel), nor leave by longjmp or a C++ exception, while it is in a call or in
+ * on_wait: a lock would stay held, and the session would stand still. Where threads are cancelled,
+ * put pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, ...) around the calls.
  *
- * Names: of a job 1 to 255 bytes of [A-Za-z0-9._-], not beginning with '.' or '-'; of tensors, units and
- * groups 1 to 255 bytes of UTF-8 without control characters. What an update computes, the formulas of the
- * optimizers, of the mean, the norm and the clip: client/README.md, "The arithmetic".
+ * Names: of a job 1 to 255 bytes of [A-Za-z0-9._-], not beginning with '.' or '-'; of tensors,
+ * units and groups 1 to 255 bytes of UTF-8 without control characters. client/README.md, "The
+ * arithmetic", has the formulas that an update computes: the optimizers, the mean, the norm and the
+ * clip.
  *
- * What 0 stands for. The default: in cairn_opts, cairn_tensor, cairn_mem and cairn_job_spec wherever it says
- * so, and for a cairn_group's name, pattern and schedule. Itself: for the group's lr, beta1, beta2, eps,
- * weight_decay and momentum, since most of these may be 0; and it has to name its optimizer. So begin a group
- * with CAIRN_GROUP_INIT and change what is to be different. With lr 0 nothing is learnt; an eps of 0 is
- * refused for "adamw" and "adam", which divide by it.
+ * The meaning of 0. In cairn_opts, cairn_tensor, cairn_mem and cairn_job_spec, wherever they say
+ * so, and for a cairn_group's name, pattern and schedule, 0 means the default. For the group's lr,
+ * beta1, beta2, eps, weight_decay and momentum 0 means 0, since most of these may be 0; and a group
+ * has to name its optimizer. So begin a group with CAIRN_GROUP_INIT and change what is to be
+ * different. With lr 0 nothing is learnt; an eps of 0 is refused for "adamw" and "adam", which
+ * divide by it.
  *
  * GPUs (client/README.md, "Memory of a GPU"): wherever there is a `device`, 0 is the host and CAIRN_GPU(n)
- * GPU n, as CUDA_VISIBLE_DEVICES numbers them; anything else is CAIRN_ERR_INVALID. No driver:
- * CAIRN_ERR_UNSUPPORTED; no such GPU, memory that is not of it, a stream that is not of it as far as the
- * driver says (of a destroyed one it may say nothing, or crash), or one that is being captured into a CUDA
- * graph: CAIRN_ERR_INVALID; its context is gone: CAIRN_ERR_IO. Captures of other streams go on meanwhile, but
- * for the default stream, which then is as if captured. */
+ * GPU n, as CUDA_VISIBLE_DEVICES numbers them; anything else is CAIRN_ERR_INVALID.
+ * CAIRN_ERR_UNSUPPORTED: there is no driver. CAIRN_ERR_INVALID: there is no such GPU, the memory or
+ * the stream belongs to another one (as far as the driver says; for a destroyed stream it may say
+ * nothing, or crash), or the stream is being captured into a CUDA graph. CAIRN_ERR_IO: the GPU's
+ * context is gone. Captures of other streams go on during a call, except that the default stream
+ * then counts as captured. */
 #ifndef CAIRN_H
 #define CAIRN_H
 
@@ -54,7 +58,7 @@
 extern "C" {
 #endif
 
-/* Of this header; cairn_version() is that of the library that is loaded. */
+/* The version of this header; cairn_version() gives that of the loaded library. */
 #define CAIRN_VERSION_MAJOR 0
 #define CAIRN_VERSION_MINOR 1
 #define CAIRN_VERSION_PATCH 0
@@ -219,16 +223,17 @@ typedef enum cairn_reduce_groups {
 
 #ifndef CAIRN_MISSING_DEFINED
 #define CAIRN_MISSING_DEFINED
-/* What a round is to a trained tensor to which no worker contributed. ZERO: its gradient is zeros, so its
- * moments fade, its decay goes on and its count of updates grows. LEAVE, as torch.optim does where a grad is
- * None: it stays as it is, moments and all, and the step is none of its count. A tensor of which anybody
- * pushed a part has a gradient, zeros where nobody did. */
+/* How a round treats a trained tensor to which no worker contributed. ZERO: its gradient is zeros,
+ * so its moments fade, its decay goes on and its count of updates grows. LEAVE: the tensor stays as
+ * it is, moments included, and the step is not counted as one of its updates, as torch.optim does
+ * where a grad is None. If anybody pushed a part of a tensor, the tensor has a gradient, with zeros
+ * where nobody pushed. */
 typedef enum cairn_missing { CAIRN_MISSING_ZERO = 0, CAIRN_MISSING_LEAVE = 1 } cairn_missing;
 #endif
 
 #ifndef CAIRN_INIT_DEFINED
 #define CAIRN_INIT_DEFINED
-/* What a tensor's parameters begin as, made on the shards: the same values for any number of them. */
+/* How the shards make a tensor's initial parameters: the same values for any number of shards. */
 typedef enum cairn_init_kind {
     CAIRN_INIT_NONE = 0, /* it is put */
     CAIRN_INIT_ZEROS = 1,
@@ -287,19 +292,22 @@ typedef struct cairn_list
 
 typedef enum cairn_role { CAIRN_WORKER = 1, CAIRN_READER = 2 } cairn_role;
 
-/* Called by a call that waits, in its thread; no other call may be made in it. `text`, valid until it
- * returns, says for whom and for what.
- * paused_ms above 0: beyond its time the call waits for a worker in a pause (cairn_pause), so long at most;
- * whenever its time is over again, and every minute. False: the call ends with CAIRN_ERR_TIMEOUT.
- * paused_ms 0: the call has waited for 5 s, and then every minute; `text` is what its CAIRN_ERR_TIMEOUT would
- * say. What is returned changes nothing: it waits until its own time is over. */
+/* Called by a call that waits, in that call's thread; the function must make no other call of this
+ * library. `text`, valid until the function returns, says for whom and for what the call waits.
+ * paused_ms above 0: a worker is in a pause (cairn_pause), and the call waits for it beyond its own
+ * time, for at most so long from now. The function is called whenever the call's time is over again,
+ * and every minute. If it returns false, the call ends with CAIRN_ERR_TIMEOUT.
+ * paused_ms 0: the function is called when the call has waited for 5 s, and then every minute;
+ * `text` is what its CAIRN_ERR_TIMEOUT would say. The returned value changes nothing: the call waits
+ * until its own time is over. */
 typedef bool (*cairn_wait_fn)(void *context, const char *job, const char *text, int paused_ms);
 
-/* Everything not set is taken from the environment, then from the default; NULL for all of it. */
+/* Whatever is not set is taken from the environment, then from the default; NULL instead of the
+ * struct takes all of it from there. */
 struct cairn_opts {
     size_t struct_size;
-    /* Of the coordinator: "host:port" or its socket's "/path"; CAIRN_ENDPOINT; cairn/coordinator.sock in
-     * $XDG_RUNTIME_DIR, else in /run */
+    /* The coordinator's address: "host:port" or its socket's "/path"; CAIRN_ENDPOINT;
+     * cairn/coordinator.sock in $XDG_RUNTIME_DIR, else in /run */
     const char *endpoint;
     const char *name;       /* for logs and error texts; "pid N on HOST" */
     int connect_timeout_ms; /* 0 = 10,000: how long cairn_open tries */
@@ -319,9 +327,10 @@ struct cairn_opts {
     uint32_t reserved_last;
 };
 
-/* What the launcher says of this process. Rank is not identity: a restarted process has its
- * predecessor's rank, and after a change of membership the same work has another. Choose devices and
- * files by it, address the batch by cairn_round's rank and world, and key no state on it. */
+/* The launcher's description of this process. Rank is not identity: a restarted process has its
+ * predecessor's rank, and after a change of membership the same work has another rank. Use the rank
+ * to choose devices and files, address the batch by cairn_round's rank and world, and key no state
+ * on either. */
 struct cairn_env {
     size_t struct_size;
     uint32_t rank, world; /* of one launcher; alone: 0, 1 */
@@ -345,21 +354,25 @@ struct cairn_tensor {
                       * snapshotted, never optimized. CAIRN_BLOB: the same of opaque bytes, no numbers:
                       * wire and master CAIRN_U8 (0 means it), rank 1, no init, no alias, held whole by
                       * every worker, and put even where the others come from init_from */
-    /* Another name of that tensor, or of a box of it: shape is the target's, or the box's extents; no
-     * state, group or init of its own. Of the whole: everything goes to the target. Of a box: a fetch, and a
-     * put in a write, is of that box. Initial puts and pushes are copied (their operations are over at
-     * once), and the target goes when all of it is there: the same bits as from one memory. Without a
-     * common element (CAIRN_ERR_EXISTS), of one dtype, not with a tile of the target. Of a micro-batch that
-     * ends with some of them what is missing counts as zeros, with none the target is absent. */
+    /* Makes this tensor another name of `alias_of`, or of a box of it. `shape` is then the
+     * target's, or the box's extents; an alias has no state, group or init of its own. An alias of
+     * the whole: every call acts on the target. An alias of a box: a fetch, and a put in a write,
+     * acts on that box; initial puts and pushes are copied (their operations are over at once), and
+     * the target is sent when all of it has been given, with the same bits as from one memory. The
+     * boxes of a target must have no element in common (CAIRN_ERR_EXISTS) and be given in one
+     * dtype, and the target must not be held in tiles. When a micro-batch ends with some of the
+     * boxes pushed, the others count as zeros; with none of them pushed, the target is absent from
+     * the micro-batch. */
     const char *alias_of;
     const struct cairn_box *alias_box; /* NULL = all of it */
     cairn_dtype reduce, master;        /* CAIRN_F32 (0 means it); the master of a blob CAIRN_U8 */
     cairn_placement place;             /* CAIRN_ROWS */
     struct cairn_init init;
-    /* A run that began elsewhere goes on, and this trained tensor has had fewer updates than others (it was
-     * frozen, or came late): of cairn_job_spec.first_step so many steps passed it by. Its own count, by which
-     * its bias corrections go, begins at first_step - steps_missed; its moments are put. With steps_missed =
-     * first_step it begins as a new one. Workers that open the job later leave it out, with first_step. */
+    /* For a run that began elsewhere and goes on: how many of cairn_job_spec.first_step steps
+     * passed this trained tensor by, because it was frozen or came late. Its own count of updates,
+     * which its bias corrections use, begins at first_step - steps_missed; its moments are put.
+     * With steps_missed = first_step it begins as a new tensor. Workers that open the job later
+     * leave this field out, as first_step. */
     uint64_t steps_missed;
 };
 
@@ -387,14 +400,15 @@ struct cairn_group {
             { 0, 0, 0, 0, 0, 0, 0 }, NULL, 0, 0, 0, 0.0, NULL, 0, CAIRN_SCHEDULE_CONSTANT, 0 \
     }
 
-/* What a worker keeps, adds up and pushes (api of stage n: CAIRN_STAGE(n), so that 0 is the default; any
- * other number is CAIRN_ERR_INVALID).
+/* How much a worker keeps, adds up and pushes (named stage n: CAIRN_STAGE(n), so that 0 is the
+ * default; any other number is CAIRN_ERR_INVALID).
  *   0  one shard holds all of the state; micro-batches are added up in fp32 and pushed once a round
- *   1  the state is cut over the shards; pushed once, too
+ *   1  the state is cut over the shards; gradients are pushed once a round, as in stage 0
  *   2  every micro-batch is pushed
- *   3  as 2 for the servers and this library, and cairn_map works at every stage; it says that the trainer
- *      keeps a few units only, as the Python package does
- * With one micro-batch all give the same bits, else 0 and 1 do, and 2 and 3. */
+ *   3  as 2 for the servers and this library, and cairn_map works at every stage; stage 3 says that
+ *      the trainer keeps only a few units in memory, as the Python package does
+ * With one micro-batch all stages give the same bits; with several, 0 and 1 give the same, and so
+ * do 2 and 3. */
 #define CAIRN_STAGE(n) (0x100u + (n)) /* no plain number: 1 would be 0 or 1, whoever reads it */
 
 struct cairn_job_spec {
@@ -416,8 +430,9 @@ struct cairn_job_spec {
     cairn_loss_scale loss_scale_policy;
     uint32_t loss_scale_growth_steps; /* DYNAMIC; 0 = 2000 */
     uint32_t stage;                   /* CAIRN_STAGE(0) to CAIRN_STAGE(3); 0 = CAIRN_STAGE(2) */
-    /* Of each worker in a round, at most: a push into one beyond is CAIRN_ERR_INVALID. 0 = 1, and in stages 2
-     * and 3, which add nothing up, any number. With global_batch none */
+    /* The most micro-batches that each worker has in a round: a push into one beyond is
+     * CAIRN_ERR_INVALID. 0 = 1, or any number in stages 2 and 3, which add nothing up. Leave it 0
+     * or 1 with global_batch */
     uint32_t micro_batches;
     /* Weights that the shards begin with, each reading its own part: a .safetensors file, a folder of
      * Hugging Face, or the folder of a snapshot, of which the optimizer's state and the step are left out;
@@ -450,11 +465,12 @@ struct cairn_job_spec {
      * workers, always), the spec also goes with a job whose bounds allow n (another launch, after an
      * amendment). */
     uint32_t workers_max;
-    /* How many workers come together; not part of the job. The first round after all workers were gone waits
-     * for so many, so that the first to arrive does not train alone, but for no longer than start_wait_ms
-     * after one of them came. Those above workers_max cannot come: then it waits all of start_wait_ms. 0 =
-     * for nobody beyond workers_min. After CAIRN_ERR_ROLLED_BACK give the world
-     * of the last round, so that nobody is awaited who had left before. */
+    /* How many workers come together; not part of the job. The first round after all workers were
+     * gone waits for so many, so that the first to arrive does not train alone, but for no longer
+     * than start_wait_ms after one of them came. Workers above workers_max cannot come: with a
+     * world above workers_max the round waits for all of start_wait_ms. 0 = wait for nobody beyond
+     * workers_min. After CAIRN_ERR_ROLLED_BACK give the world of the last round, so that nobody is
+     * awaited who had left before. */
     uint32_t world;
     uint64_t start_wait_ms; /* with world; 0 = 30000 */
     /* How a worker opens it; no part of the job. CAIRN_OPEN_RESUME: where the cluster has no such job, or has
@@ -469,11 +485,12 @@ struct cairn_job_spec {
      * which it knows by the same run id with a higher restart count (struct cairn_env). Who lost the place
      * has CAIRN_ERR_FENCED, and is to end. */
     uint64_t open_flags;
-    /* Of each shard's part of the job this fraction, 0 to 1, lies in host memory where the rest lies on a
-     * GPU: whole chunks, at least so many, which the CPU folds and updates while the GPU does the others. The
-     * bits are the same at any fraction; the GPU has so much less to hold. At 1 nothing of the job is on the
-     * GPU, and it goes on if that fails. Where state lies in host memory anyway (compute.backend = host) it
-     * means nothing, which the shard's log says. No amendment changes it; a restored job has it again. */
+    /* The fraction of each shard's part of the job, 0 to 1, that lies in host memory while the rest
+     * lies on a GPU: whole chunks, at least so many, which the CPU folds and updates while the GPU
+     * does the others. The bits are the same at any fraction; the GPU has so much less to hold. At
+     * 1 nothing of the job is on the GPU, and the job goes on if the GPU fails. Where state lies in
+     * host memory anyway (compute.backend = host) the fraction means nothing, and the shard's log
+     * says so. No amendment changes it; a restored job has the same fraction again. */
     double offload_fraction;
     cairn_tiers tiers; /* 0 = CAIRN_TIERS_TOGETHER */
     /* Elastic workers with the same bits: a step is so many micro-batches, numbered from 0, whoever is there
@@ -523,7 +540,7 @@ struct cairn_job_spec {
 #define CAIRN_OPEN_MUST_NOT_EXIST 4
 #define CAIRN_OPEN_TAKEOVER       8
 
-/* What a worker holds of a tensor. An extent of 0: nothing. */
+/* The box of a tensor that a worker holds. An extent of 0: it holds nothing of the tensor. */
 struct cairn_tile {
     size_t struct_size;
     const char *tensor;
@@ -542,7 +559,7 @@ struct cairn_mem {
      * is not dense is copied chunk by chunk on its way (cairn_stats.packed_bytes). */
     int64_t stride[8];
     int device; /* 0 = host; CAIRN_GPU(n): cairn_alloc's or anybody's */
-    /* cudaStream_t that writes or reads it, NULL: the default one. Of the host: NULL */
+    /* cudaStream_t that writes or reads the memory, NULL: the default one. For host memory: NULL */
     void *stream;
     /* How many bytes there are at ptr; 0: not said. Given, put, push and fetch compare it with what they
      * would read or write (CAIRN_ERR_INVALID): of dense memory it is just the box's, of memory with strides
@@ -564,9 +581,10 @@ struct cairn_round {
     uint32_t rank, world;
     double loss_scale; /* multiply the loss by it before backward */
     uint64_t revision; /* of the spec: one more with every amendment */
-    /* Of this worker. With global_batch they are numbered over all workers, and those of this one are rank,
-     * rank + world, rank + 2 * world, ... below global_batch; 0: it is surplus. It commits as the others do,
-     * which waits for the round's end */
+    /* How many micro-batches this worker has. With global_batch they are numbered over all workers,
+     * and this worker's are rank, rank + world, rank + 2 * world, ... below global_batch; 0: this
+     * worker is surplus. A surplus worker commits as the others do, which waits for the round's
+     * end */
     uint32_t micro_batches;
     uint32_t job; /* which open job of this process it is of: no other takes it */
     /* Rounds of the job that were skipped so far, and .. by step + skips, the number of the batch. A skip
@@ -606,8 +624,8 @@ struct cairn_stats {
     /* Copies, now and at most: chunks of memory with strides; tensors given by aliases of boxes. */
     uint64_t packed_bytes, packed_bytes_peak, assembled_bytes, assembled_bytes_peak;
     uint64_t maps_lent; /* units mapped where shards of this host published them */
-    /* Of pushed_bytes and fetched_bytes: through memory that this process shares with shards. A unit that is
-     * lent counts when it is lent. */
+    /* The parts of pushed_bytes and fetched_bytes that went through memory which this process
+     * shares with shards. A unit that is lent counts when it is lent. */
     uint64_t shared_pushed_bytes, shared_fetched_bytes;
     uint64_t device_pushed_bytes, device_fetched_bytes; /* of these: on a card, past the host */
 };
@@ -632,13 +650,16 @@ CAIRN_EXPORT cairn_status cairn_env_read(struct cairn_env *out) CAIRN_CHECKED;
  * outlives the coordinator: it reconnects by itself, and calls wait for that until their own deadline. */
 CAIRN_EXPORT cairn_status cairn_open(const struct cairn_opts *opts,
                                      cairn_session **out) CAIRN_CHECKED;
-/* Closes jobs that are open, fails what is under way and every call that waits, returns loans; takes about a
- * second at most, a stopped shard or coordinator or not. Of a GPU: as cairn_free, of all there is. */
+/* Closes jobs that are open, fails what is under way and every call that waits, and returns loans;
+ * takes about a second at most, even if a shard or the coordinator is stopped. For a GPU's memory
+ * of cairn_alloc the rule of cairn_free holds: nothing that is queued on a stream may touch it any
+ * more. */
 CAIRN_EXPORT void cairn_close(cairn_session *session);
-/* "CAIRN_ERR_BUSY"; "CAIRN_ERR_?" for a number that is none of these. Of the library, for good; may be called
- * anywhere. */
+/* "CAIRN_ERR_BUSY"; "CAIRN_ERR_?" for a number that is none of these. The string is the library's
+ * and always valid; the function may be called anywhere. */
 CAIRN_EXPORT const char *cairn_status_name(int status);
-/* "0.1.0": of the library that is loaded, where CAIRN_VERSION is of the header; likewise. */
+/* "0.1.0", the version of the loaded library, where CAIRN_VERSION is that of the header. String and
+ * callers as for cairn_status_name. */
 CAIRN_EXPORT const char *cairn_version(void);
 /* This thread's last error: what, why, what to do. Valid until the thread's next call. Never NULL. */
 CAIRN_EXPORT const char *cairn_error(void);
@@ -658,14 +679,16 @@ struct cairn_difference {
      * does. value NULL: it is no short text, of a schedule's points, say */
     const char *key, *value;
     cairn_change change;
-    /* Of a tensor: its name, what of it differs ("kind", "group", "wire dtype", "shape"), and what the
-     * servers' has there; field "only here", "only there": one side alone has the tensor. NULL: it is of the
-     * job or a group, or there is no more to say */
+    /* If a tensor differs: its name, the field in which it differs ("kind", "group", "wire dtype",
+     * "shape"), and the value that the servers have there; field "only here" or "only there": one
+     * side alone has the tensor. NULL: the difference is in the job or a group, or there is no more
+     * to say */
     const char *tensor, *field, *there;
 };
-/* The index-th difference of this thread's last error, if that is CAIRN_ERR_MISMATCH of cairn_job_open; as
- * many as fit, 64 at most. Strings are valid until the thread's next call. CAIRN_ERR_NOT_FOUND behind the
- * last one: the error stays what it is. Set out->struct_size first. */
+/* Gives the index-th difference of this thread's last error, if that is CAIRN_ERR_MISMATCH of
+ * cairn_job_open; there are as many as fit, 64 at most. Strings are valid until the thread's next
+ * call. CAIRN_ERR_NOT_FOUND: index is behind the last one; the thread's error stays what it is. Set
+ * out->struct_size first. */
 CAIRN_EXPORT cairn_status cairn_error_difference(size_t index,
                                                  struct cairn_difference *out) CAIRN_CHECKED;
 
@@ -677,8 +700,9 @@ CAIRN_EXPORT cairn_status cairn_error_difference(size_t index,
  * device: 0 = host; CAIRN_GPU(n): memory that shards on that GPU read where it lies, in units of 2 MiB. */
 CAIRN_EXPORT cairn_status cairn_alloc(cairn_session *session, size_t bytes, int device,
                                       void **out) CAIRN_CHECKED;
-/* CAIRN_ERR_BUSY: an operation has it on loan, and it stays. CAIRN_ERR_INVALID: not what cairn_alloc gave. Of
- * a GPU: nothing that is queued on any stream may touch it any more; this waits for none. */
+/* Gives memory of cairn_alloc back. CAIRN_ERR_BUSY: an operation has it on loan, and it stays.
+ * CAIRN_ERR_INVALID: cairn_alloc did not give it. Before a GPU's memory is freed, nothing that is
+ * queued on any stream may touch it any more; this call waits for no stream. */
 CAIRN_EXPORT cairn_status cairn_free(cairn_session *session, void *ptr) CAIRN_CHECKED;
 /* Tells of memory that it will be pushed and fetched to again and again. CAIRN_ERR_UNSUPPORTED, always in
  * this version: it is staged, and right as it is. */
@@ -715,7 +739,7 @@ CAIRN_EXPORT const char *cairn_data_path(const cairn_session *session);
 CAIRN_EXPORT cairn_status cairn_job_open(cairn_session *session, const char *name,
                                          const struct cairn_job_spec *spec, cairn_role role,
                                          int timeout_ms, cairn_job **out) CAIRN_CHECKED;
-/* What the job is, as the servers have it. Strings are the library's until cairn_job_close. */
+/* The job as the servers have it. Strings are the library's until cairn_job_close. */
 struct cairn_job_info {
     size_t struct_size;
     const char *name;
@@ -772,10 +796,10 @@ struct cairn_tie {
 struct cairn_setting {
     const char *key, *value;
 };
-/* What changes about a job while it trains, by any of its workers, for all of them. */
+/* A change to a job while it trains: any of its workers makes it, and it holds for all of them. */
 struct cairn_amend {
     size_t struct_size;
-    /* That the job has (struct cairn_round), else CAIRN_ERR_STALE; 0 = whatever it is */
+    /* The revision that the job must have (struct cairn_round), else CAIRN_ERR_STALE; 0 = any */
     uint64_t revision;
     /* Replace hyper-parameters and schedule of the groups of these names; the optimizer must be the
      * same, and keep the same state: SGD cannot get or lose its momentum */
@@ -854,56 +878,62 @@ struct cairn_amend {
 CAIRN_EXPORT cairn_status cairn_job_amend(cairn_job *job, const struct cairn_amend *amend,
                                           int timeout_ms) CAIRN_CHECKED;
 
-/* Initial state: `plane` is "param", `box` what this worker holds (NULL means it). The worker of rank 0
- * may put whole "exp_avg" and "exp_avg_sq" of trained tensors, too, in CAIRN_F32, as of a checkpoint;
- * those that are not put are 0, and so are those of a worker that was gone before its cairn_init_done.
- * Without tiles the worker of rank 0 puts everything. With tiles every worker puts what it holds (replicas
- * the same values: cairn_init_done compares them), or rank 0 every tensor whole, giving a box that says
- * so. Each plane once: CAIRN_ERR_EXISTS if it was put already, if the shards make it (init, init_from), or
- * if the job is initialized: nothing to put. A job whose tensors are all made by the shards initializes
- * itself. Without tiles a worker of another rank may put the same tensors before the first update: nothing
- * of them is sent, cairn_init_done compares them with those of rank 0; moments are not compared. What is
- * put is not looked at: with a NaN in it the gradients are not finite, and rounds are skipped, or fail, by
- * on_nonfinite. Waits for no shard; hashes the tensor; waits for mem.stream of a GPU's memory, which it
- * copies. */
+/* Puts initial state: `plane` is "param", `box` what this worker holds (NULL means it). The worker
+ * of rank 0 may also put whole "exp_avg" and "exp_avg_sq" of trained tensors, in CAIRN_F32, as from
+ * a checkpoint; moments that are not put are 0, and so are those of a worker that was gone before
+ * its cairn_init_done. Without tiles the worker of rank 0 puts everything. With tiles every worker
+ * puts what it holds (replicas put the same values: cairn_init_done compares them), or rank 0 puts
+ * every tensor whole, giving a box that says so. Each plane is put once: CAIRN_ERR_EXISTS if it was
+ * put already, if the shards make it (init, init_from), or if the job is initialized: there is
+ * nothing to put. A job whose tensors are all made by the shards initializes itself. Without tiles
+ * a worker of another rank may put the same tensors before the first update: nothing of them is
+ * sent, and cairn_init_done compares them with those of rank 0; moments are not compared. The
+ * values are not checked: with a NaN in them the gradients are not finite, and rounds are skipped,
+ * or fail, by on_nonfinite. The call waits for no shard and hashes the tensor; for a GPU's memory
+ * it waits for mem.stream, and copies the memory. */
 CAIRN_EXPORT cairn_status cairn_put(cairn_job *job, const char *tensor, const char *plane,
                                     const struct cairn_box *box, const struct cairn_mem *mem,
                                     cairn_op **op_out) CAIRN_CHECKED;
-/* Every worker calls it before its first round: waits for its puts, then until the job is sealed, which is
- * when rank 0 (with tiles: every worker) has come so far; at once if it is initialized already.
- * CAIRN_ERR_NOT_READY names tensors that were not put: put them. What was put before stays, and may be put
- * again with the same values only (CAIRN_ERR_EXISTS: other ones; `cairn job drop` to begin anew). A put that
- * failed makes it fail, too, until that tensor is put again. CAIRN_ERR_MISMATCH: this rank put other
- * tensors, or other bits (BLAKE2b), than rank 0. With tiles, on all ranks, it names a tensor and two ranks
- * that hold the same box and put other bits; all may put again (not compared beyond 32,768 tensors).
- * `digest`: NULL, or 32 bytes of the caller that must be the same on all ranks that give some. Compared by
- * the coordinator that took them, and not kept over its end. */
+/* Every worker calls it before its first round. The call waits for this worker's puts, then until
+ * the job is sealed, which is when rank 0 (with tiles: every worker) has come so far; it returns at
+ * once if the job is initialized already. CAIRN_ERR_NOT_READY names tensors that were not put: put
+ * them. Tensors that were put before stay, and may be put again with the same values only
+ * (CAIRN_ERR_EXISTS: the values are others; `cairn job drop` to begin anew). A put that failed
+ * makes this call fail, too, until that tensor is put again. CAIRN_ERR_MISMATCH: this rank put
+ * other tensors, or other bits (BLAKE2b), than rank 0. With tiles the error comes on all ranks, and
+ * names a tensor and two ranks that hold the same box and put other bits; all may put again (not
+ * compared beyond 32,768 tensors). `digest`: NULL, or 32 bytes of the caller that must be the same
+ * on all ranks that give some. The coordinator that took them compares them, and does not keep them
+ * over its end. */
 CAIRN_EXPORT cairn_status cairn_init_done(cairn_job *job, const uint8_t *digest,
                                           int timeout_ms) CAIRN_CHECKED;
 
-/* Writes planes at a step boundary, outside the optimizer. begin waits for the open round to end (one that
- * would wait for this worker is void); until end, no round opens (others wait in round_begin). Between them
- * cairn_put gives tensors of any kind, in CAIRN_F32, "param", "exp_avg" or "exp_avg_sq": any boxes of them
- * (NULL: what this worker holds, then with mem.bytes if that is a tile) that have no element in common
- * (CAIRN_ERR_EXISTS); blobs in CAIRN_U8, whole. What is not put stays. With global_batch a buffer is put by
- * the worker that had the last micro-batch in its last round, from which it is to come (another one:
- * CAIRN_ERR_REFUSED). end makes all of it one new version, (generation + 1, the same step), on all shards
- * alike; fetches see the one or the other. A writer that dies, fails a put, or takes longer than the
- * cluster's step_deadline has written nothing. Any worker may, when it has no round open. begin:
- * CAIRN_ERR_EXISTS, a write is open; CAIRN_ERR_TIMEOUT, its wish is withdrawn. end: CAIRN_ERR_EPOCH_CHANGED,
- * nothing was written, begin again; CAIRN_ERR_TIMEOUT, call it again. */
+/* Writes planes at a step boundary, outside the optimizer. begin waits for the open round to end (a
+ * round that would wait for this worker is void); until end, no round opens (others wait in
+ * round_begin). Between them cairn_put gives tensors of any kind, in CAIRN_F32, "param", "exp_avg"
+ * or "exp_avg_sq": any boxes of them (NULL: what this worker holds, then with mem.bytes if that is
+ * a tile) that have no element in common (CAIRN_ERR_EXISTS); blobs in CAIRN_U8, whole. Elements
+ * that are not put keep their values. With global_batch a buffer is put by the worker that had the
+ * last micro-batch in its last round, and has to come from that micro-batch (CAIRN_ERR_REFUSED:
+ * another worker put it). end makes all of it one new version, (generation + 1, the same step), on
+ * all shards alike; fetches see the old version or the new one. A writer that dies, fails a put, or
+ * takes longer than the cluster's step_deadline has written nothing. Any worker may write when it
+ * has no round open. begin: CAIRN_ERR_EXISTS, a write is open; CAIRN_ERR_TIMEOUT, the request is
+ * withdrawn. end: CAIRN_ERR_EPOCH_CHANGED, nothing was written, begin again; CAIRN_ERR_TIMEOUT,
+ * call it again. */
 CAIRN_EXPORT cairn_status cairn_write_begin(cairn_job *job, int timeout_ms) CAIRN_CHECKED;
 CAIRN_EXPORT cairn_status cairn_write_end(cairn_job *job, int timeout_ms,
                                           struct cairn_version *out) CAIRN_CHECKED;
 
-/* Waits for the next round to open; gives the one that this worker has open again. CAIRN_ERR_TIMEOUT names
- * who is awaited (workers below workers_min, a shard that is away, a write that is open, of this worker,
- * too); CAIRN_ERR_NOT_READY: cairn_init_done was not called; CAIRN_ERR_FENCED: another worker has this one's
- * rank now; CAIRN_ERR_JOB_LOST; CAIRN_ERR_HALTED: skips_max rounds in a row were skipped, or the last update
- * left what is not finite, or a worker was lost, and the job's policy is to fail; CAIRN_ERR_ROLLED_BACK,
- * from every call with the job's handle: the job was, or is being, restored from a snapshot. Close the handle
- * and open the job again, in the same session and with the same spec: that waits for the restore, and the
- * newest version (cairn_version_wait, cairn_client_state) says from where the trainer goes on. */
+/* Waits for the next round to open; if this worker has a round open, gives that one again.
+ * CAIRN_ERR_TIMEOUT names who is awaited (workers below workers_min, a shard that is away, an open
+ * write, this worker's own included); CAIRN_ERR_NOT_READY: cairn_init_done was not called;
+ * CAIRN_ERR_FENCED: another worker has this one's rank now; CAIRN_ERR_JOB_LOST; CAIRN_ERR_HALTED:
+ * skips_max rounds in a row were skipped, or the last update left what is not finite, or a worker
+ * was lost, and the job's policy is to fail; CAIRN_ERR_ROLLED_BACK, from every call with the job's
+ * handle: the job was, or is being, restored from a snapshot. Close the handle and open the job
+ * again, in the same session and with the same spec: that waits for the restore, and the newest
+ * version (cairn_version_wait, cairn_client_state) says from where the trainer goes on. */
 CAIRN_EXPORT cairn_status cairn_round_begin(cairn_job *job, int timeout_ms,
                                             struct cairn_round *out) CAIRN_CHECKED;
 /* A seed for what is random in a micro-batch (dropout, the order of the rows), below 2^63: a function of the
@@ -914,31 +944,37 @@ CAIRN_EXPORT cairn_status cairn_round_begin(cairn_job *job, int timeout_ms,
  *   x ^ x >> 31
  * it is mix(mix(mix(seed) ^ index) ^ number) >> 1. 0: `round` is not given, or of an older cairn.h. */
 CAIRN_EXPORT uint64_t cairn_micro_seed(const struct cairn_round *round, uint32_t micro);
-/* The gradient of what this worker holds of a tensor (`box` NULL, or just that), for this round and
- * micro-batch: multiplied by the loss scale, summed (not averaged) over what its weight counts. Once a
- * tensor and micro-batch (else CAIRN_ERR_EXISTS); micro-batches in order, with global_batch by their numbers
- * in the step (CAIRN_ERR_INVALID: it is another worker's). CAIRN_ERR_EPOCH_CHANGED: the round is void.
- * CAIRN_ERR_INVALID: no round is begun. CAIRN_ERR_STALE: the round is committed, or is not the open one;
- * call cairn_round_begin. Stages 0 and 1 with several micro-batches copy: the operation is over at once. A
- * micro-batch beyond the job's micro_batches is CAIRN_ERR_INVALID. Does not wait for a shard.
- *   Memory of a GPU: what was queued on mem.stream before the call, which does not wait for it, unless the
- * host has to read it: stages 0 and 1 with several micro-batches, strides, aliases of boxes. What of the
- * round is given later goes behind it. If what is queued fails, so does the job's handle, with
- * CAIRN_ERR_IO. */
+/* Pushes the gradient of what this worker holds of a tensor (`box` NULL, or just that), for this
+ * round and micro-batch: multiplied by the loss scale, summed (not averaged) over what its weight
+ * counts. A tensor is pushed once a micro-batch (else CAIRN_ERR_EXISTS); micro-batches come in
+ * order, with global_batch by their numbers in the step (CAIRN_ERR_INVALID: the micro-batch is
+ * another worker's). CAIRN_ERR_EPOCH_CHANGED: the round is void. CAIRN_ERR_INVALID: no round is
+ * begun. CAIRN_ERR_STALE: the round is committed, or is not the open one; call cairn_round_begin.
+ * In stages 0 and 1 with several micro-batches the call copies: the operation is over at once. A
+ * micro-batch beyond the job's micro_batches is CAIRN_ERR_INVALID. The call does not wait for a
+ * shard.
+ *   A GPU's memory is pushed as it is when all that was queued on mem.stream before the call is
+ *   done.
+ * The call does not wait for that, unless the host has to read the memory: in stages 0 and 1 with
+ * several
+ * micro-batches, with strides, and for aliases of boxes. Everything of the round that is given
+ * later goes
+ * behind it. If what is queued fails, the job's handle fails, too, with CAIRN_ERR_IO. */
 CAIRN_EXPORT cairn_status cairn_push(cairn_job *job, const struct cairn_round *round,
                                      uint32_t micro, const char *tensor,
                                      const struct cairn_box *box, const struct cairn_mem *mem,
                                      cairn_op **op_out) CAIRN_CHECKED;
-/* Many tensors at once: described once, and then pushed or fetched as often as wanted, as one operation, at
- * the cost of a few microseconds a tensor. Everything is copied but the memory itself, whose address stays.
- * A list is judged as a whole, when it is described and again when it is posted: if one entry is wrong
- * nothing of any is sent, and cairn_error() begins "entry 3 of the list (name): ". Of a push no tensor
- * twice (CAIRN_ERR_EXISTS), and no alias of a box (CAIRN_ERR_UNSUPPORTED). A list may be posted by several
- * threads, and posted again before its operation is over. */
+/* Many tensors at once: a list is described once, and then pushed or fetched as often as wanted, as
+ * one operation, at the cost of a few microseconds a tensor. Everything is copied but the memory
+ * itself, whose address stays. A list is judged as a whole, when it is described and again when it
+ * is posted: if one entry is wrong, nothing of any is sent, and cairn_error() begins "entry 3 of
+ * the list (name): ". A list of pushes must not have a tensor twice (CAIRN_ERR_EXISTS), nor an
+ * alias of a box (CAIRN_ERR_UNSUPPORTED). A list may be posted by several threads, and posted again
+ * before its operation is over. */
 struct cairn_part {
     size_t struct_size;
     const char *tensor;
-    const struct cairn_box *box; /* as of cairn_push, of cairn_fetch */
+    const struct cairn_box *box; /* as in cairn_push, cairn_fetch */
     struct cairn_mem mem;
 };
 CAIRN_EXPORT cairn_status cairn_push_list(cairn_job *job, const struct cairn_part *parts,
@@ -946,12 +982,13 @@ CAIRN_EXPORT cairn_status cairn_push_list(cairn_job *job, const struct cairn_par
 CAIRN_EXPORT cairn_status cairn_fetch_list(cairn_job *job, const char *plane,
                                            const struct cairn_part *parts, size_t count,
                                            cairn_list **out) CAIRN_CHECKED;
-/* What was posted goes on. A list does not end with its job, whose calls then say CAIRN_ERR_HANDLE. NULL is
- * allowed. */
+/* Closes a list; operations that were posted with it go on. A list does not end with its job: after
+ * the job's end its calls say CAIRN_ERR_HANDLE. NULL is allowed. */
 CAIRN_EXPORT void cairn_list_close(cairn_list *list);
-/* Fail, and do, as cairn_push and cairn_fetch of each tensor; op_out may be NULL of pushes, which the
- * commit then waits for. CAIRN_ERR_HANDLE, too: the list is of the other kind. An operation of which an
- * entry failed has that one's status, and ends when all have. */
+/* Do, and fail, as cairn_push and cairn_fetch of each tensor; for pushes op_out may be NULL, and
+ * the commit then waits for them. CAIRN_ERR_HANDLE also says that the list is of the other kind. An
+ * operation of which an entry failed has that entry's status, and ends when all entries have
+ * ended. */
 CAIRN_EXPORT cairn_status cairn_push_many(cairn_list *list, const struct cairn_round *round,
                                           uint32_t micro, cairn_op **op_out) CAIRN_CHECKED;
 CAIRN_EXPORT cairn_status cairn_fetch_many(cairn_list *list, struct cairn_version version,
@@ -960,77 +997,92 @@ CAIRN_EXPORT cairn_status cairn_fetch_many(cairn_list *list, struct cairn_versio
  * too, if another micro-batch is being filled. */
 CAIRN_EXPORT cairn_status cairn_micro_end(cairn_job *job, const struct cairn_round *round,
                                           uint32_t micro) CAIRN_CHECKED;
-/* Commits this worker's part with an integer weight (0 = one a micro-batch, CAIRN_WEIGHT_NONE = 0, as where
- * it counts tokens and has none), ending the last micro-batch if that is not done, and waits for the round's
- * end. The sum of all contributions is divided by the sum of all weights (and the loss scale): where several
- * workers compute parts of one batch, as in tensor parallelism, one of them counts it and the others give
- * CAIRN_WEIGHT_NONE. A weight is at most 2^53, and so are those of all workers together (else
- * CAIRN_ERR_INVALID: here at once, and of a sum at the worker that came over it, whose round is given up for
- * all). CAIRN_OK: the update is applied and published (or skipped: out->applied), and every push's buffer is
- * the caller's again.
+/* Commits this worker's part with an integer weight (0 = one a micro-batch, CAIRN_WEIGHT_NONE = 0,
+ * for a worker that counts tokens and has none), ends the last micro-batch if that is not done, and
+ * waits for the round's end. The sum of all contributions is divided by the sum of all weights (and
+ * the loss scale): where several workers compute parts of one batch, as in tensor parallelism, one
+ * of them counts it and the others give CAIRN_WEIGHT_NONE. A weight is at most 2^53, and so is the
+ * sum of all workers' weights (else CAIRN_ERR_INVALID: for one weight at once here, for the sum at
+ * the worker that exceeded it, whose round is given up for all). CAIRN_OK: the update is applied
+ * and published (or skipped: out->applied), and every push's buffer is the caller's again.
  * CAIRN_ERR_EPOCH_CHANGED: nothing was applied; call round_begin again and recompute.
- * CAIRN_ERR_TIMEOUT: nothing is known yet; call commit again with the same round and weight to go on waiting.
- * CAIRN_ERR_INVALID: another weight than it was committed with, which changes nothing.
- * CAIRN_ERR_PROTOCOL, CAIRN_ERR_MALFORMED: a shard refused what this worker sent; the round is given up too.
+ * CAIRN_ERR_TIMEOUT: nothing is known yet; call commit again with the same round and weight to go
+ * on
+ * waiting.
+ * CAIRN_ERR_INVALID: the weight is not the one of the first call for this round, which changes
+ * nothing.
+ * CAIRN_ERR_PROTOCOL, CAIRN_ERR_MALFORMED: a shard refused what this worker sent; the round is
+ * given up too.
  * A commit without any push is a contribution of zeros with its weight (or leaves tensors alone, by
- * cairn_job_spec.missing_gradients). With global_batch the weight is that
- * of this worker's micro-batches together, all of which are to be ended, but for the last one (else
- * CAIRN_ERR_INVALID); of a surplus worker nothing counts. Where all weights add up to 0,
- * there is no mean: nothing is applied (out->applied false, out->finite true), and the loss scale stays.
+ * cairn_job_spec.missing_gradients). With global_batch the weight is that of this worker's
+ * micro-batches
+ * together, all of which have to be ended, except the last one (else CAIRN_ERR_INVALID); the weight
+ * of a
+ * surplus worker does not count. If all weights add up to 0, there is no mean: nothing is applied
+ * (out->applied false, out->finite true), and the loss scale stays.
  *
- * client_state: bytes of the trainer's own (where the data loader stands, a random state) that belong to the
- * version which this round makes: in its snapshots and content root, restored with it. Rank 0 of the round
- * gives them (the same when it calls again), whoever that is: with global_batch they are to depend on the
- * step alone; from another one, or without client_state_max, they are CAIRN_ERR_REFUSED, over it
- * CAIRN_ERR_INVALID. NULL: the version has none. A skipped round and a write keep the last ones. No round
- * ends before its rank 0 is here; they go to every shard: small is good. */
+ * client_state: bytes of the trainer's own (where the data loader stands, a random state) that
+ * belong to the version which this round makes: they are in its snapshots and content root, and are
+ * restored with it. Rank 0 of the round gives them (the same ones when it calls again), whichever
+ * worker that is: so with global_batch they must depend on the step alone. Given by another rank,
+ * or without client_state_max, they are CAIRN_ERR_REFUSED; more than client_state_max are
+ * CAIRN_ERR_INVALID. NULL: the version has none. A skipped round and a write keep the last ones. No
+ * round ends before its rank 0 is here; the bytes go to every shard, so keep them small. */
 #define CAIRN_WEIGHT_NONE UINT64_MAX
 CAIRN_EXPORT cairn_status cairn_commit(cairn_job *job, const struct cairn_round *round,
                                        uint64_t weight, const void *client_state,
                                        size_t state_bytes, int timeout_ms,
                                        struct cairn_result *out) CAIRN_CHECKED;
 
-/* A pause: this worker is at work on something else (an evaluation, say), for at_most_ms (a day at most), in
- * a round or between two. Until cairn_pause_end the other workers wait for it, however long their calls were
- * to wait (cairn_opts.on_wait), and the step's deadline is suspended for it alone: that this process lives is
- * not enough. After at_most_ms the pause ends by itself, and the usual rules hold; a worker that dies in one
- * is given up as any other. `what`: "evaluating", 1 to 63 bytes of UTF-8 without control
- * characters. Again: replaces the one before. */
+/* Begins a pause: this worker is at work on something else (an evaluation, say), for at_most_ms (a
+ * day at most), in a round or between two. Until cairn_pause_end the other workers wait for it,
+ * however long their calls were to wait (cairn_opts.on_wait), and the step's deadline is suspended
+ * for this worker alone, for which it would not be enough that its process lives. After at_most_ms
+ * the pause ends by itself, and the usual rules hold; a worker that dies in a pause is given up as
+ * any other. `what`: "evaluating", 1 to 63 bytes of UTF-8 without control characters. A second call
+ * replaces the pause before. */
 CAIRN_EXPORT cairn_status cairn_pause(cairn_job *job, const char *what, int at_most_ms,
                                       int timeout_ms) CAIRN_CHECKED;
 /* CAIRN_OK if there was none. */
 CAIRN_EXPORT cairn_status cairn_pause_end(cairn_job *job, int timeout_ms) CAIRN_CHECKED;
-/* The learning rate of a group (NULL = "default") whose schedule is CAIRN_SCHEDULE_DRIVEN, from the next
- * cairn_commit on until another is given. Every worker gives it before its first commit (else that is
- * CAIRN_ERR_INVALID), from its own scheduler, which it moves on when a round was applied
- * (cairn_result.applied). That of the round's rank 0 counts, the same double for all shards; it is kept with
- * the version as client_state is, and a spec that begins with another lr is no mismatch. Does not wait.
- * CAIRN_ERR_INVALID: it is no number from 0 to 1e18; CAIRN_ERR_NOT_FOUND: no such group; CAIRN_ERR_REFUSED:
- * it is not driven, or this is a reader. */
+/* Sets the learning rate of a group (NULL = "default") whose schedule is CAIRN_SCHEDULE_DRIVEN,
+ * from the next cairn_commit on until another is given. Every worker gives it before its first
+ * commit (else that commit is CAIRN_ERR_INVALID), from its own scheduler, which it moves on when a
+ * round was applied (cairn_result.applied). The rate of the round's rank 0 counts, the same double
+ * for all shards; it is kept with the version as client_state is, and a spec that begins with
+ * another lr is no mismatch. The call does not wait. CAIRN_ERR_INVALID: the rate is no number from
+ * 0 to 1e18; CAIRN_ERR_NOT_FOUND: no such group; CAIRN_ERR_REFUSED: the group's schedule is not
+ * driven, or this is a reader. */
 CAIRN_EXPORT cairn_status cairn_group_lr(cairn_job *job, const char *group,
                                          double lr) CAIRN_CHECKED;
 
-/* Gives up a round that this worker has not committed, and stays in the job. What was pushed cannot be
- * taken back: the round is void for all, who do the step again. CAIRN_OK: it is, and every push's buffer is
- * the caller's again. CAIRN_ERR_STALE: it is committed, or not open. CAIRN_ERR_TIMEOUT: call again. A surplus
- * worker has nothing to give up: the round goes on. */
+/* Gives up a round that this worker has not committed, and stays in the job. Gradients that were
+ * pushed cannot be taken back: the round is void for all workers, who do the step again. CAIRN_OK:
+ * the round is void, and every push's buffer is the caller's again. CAIRN_ERR_STALE: the round is
+ * committed, or not open. CAIRN_ERR_TIMEOUT: call again. A surplus worker has nothing to give up:
+ * the round goes on. */
 CAIRN_EXPORT cairn_status cairn_round_abandon(cairn_job *job, const struct cairn_round *round,
                                               int timeout_ms) CAIRN_CHECKED;
 
-/* Reads a tensor or any box of it, whoever holds what, at a version. `box` NULL is what this worker holds:
- * the whole tensor, or its tile, of which mem.bytes then has to say the bytes (else CAIRN_ERR_INVALID: a
- * caller that has the whole tensor in mind would find the rest of its memory as it was). A worker that holds
- * a tile reads the whole tensor by a box that says so. mem is of the box. `plane`: "wire" (the published
- * copy, NULL means it), "param", "exp_avg", "exp_avg_sq" (these only at the newest version). The operation
- * fails with CAIRN_ERR_VERSION_GONE if the version is no longer kept, CAIRN_ERR_NOT_READY if it is not
- * published yet. op_out must be given: nothing else says when the memory is filled.
- *   Of a GPU, dense memory (else CAIRN_ERR_UNSUPPORTED), written when all that is queued on mem.stream at the
- * call is done. What the shards publish on that GPU (cairn_opts.device) is copied on it, past the host
- * (cairn_stats.device_fetched_bytes), whole tensors of the wire plane; all else lands in pinned host memory,
- * chunk by chunk, and is copied from there.
+/* Reads a tensor or any box of it, whoever holds what, at a version. `box` NULL is what this worker
+ * holds: the whole tensor, or its tile, whose size mem.bytes then has to give (else
+ * CAIRN_ERR_INVALID: a caller that has the whole tensor in mind would find the rest of its memory
+ * as it was). A worker that holds a tile reads the whole tensor by a box that says so. `mem` is the
+ * memory of the box. `plane`: "wire" (the published copy, NULL means it), "param", "exp_avg",
+ * "exp_avg_sq" (these only at the newest version). The operation fails with CAIRN_ERR_VERSION_GONE
+ * if the version is no longer kept, and with CAIRN_ERR_NOT_READY if it is not published yet. op_out
+ * must be given: nothing else says when the memory is filled.
+ *   A GPU's memory must be dense (else CAIRN_ERR_UNSUPPORTED), and is written when all that is
+ *   queued on
+ * mem.stream at the call is done. Whole tensors of the wire plane that the shards publish on that
+ * GPU
+ * (cairn_opts.device) are copied on the GPU, past the host (cairn_stats.device_fetched_bytes); all
+ * else lands
+ * in pinned host memory, chunk by chunk, and is copied from there.
  *
- * The newest version and the one before are kept, so a round's own version stays until the round after it
- * ends, and training never waits for readers; others are kept while they are leased. */
+ * The newest version and the one before are kept, so a round's own version stays until the round
+ * after it ends, and training never waits for readers; other versions are kept while they are
+ * leased. */
 CAIRN_EXPORT cairn_status cairn_fetch(cairn_job *job, struct cairn_version version,
                                       const char *tensor, const char *plane,
                                       const struct cairn_box *box, const struct cairn_mem *mem,
@@ -1055,68 +1107,85 @@ CAIRN_EXPORT cairn_status cairn_lease(cairn_job *job, struct cairn_version versi
 CAIRN_EXPORT cairn_status cairn_lease_end(cairn_job *job, struct cairn_version version,
                                           int timeout_ms) CAIRN_CHECKED;
 
-/* Units are what a trainer of stage 3 has in memory a few at a time: fetch one, compute, give it back.
+/* Units are what a trainer of stage 3 has in memory a few at a time: fetch one, compute, give it
+ * back.
  *
- * cairn_prefetch: these will be mapped soon. A hint: begins to gather those that fit into the window
- * (cairn_opts.prefetch_units), where the oldest ones that are not mapped make room. What of an older
- * version is not mapped is given up. A unit is named as its tensors say; CAIRN_ERR_NOT_FOUND. */
+ * cairn_prefetch says that these units will be mapped soon. It is a hint, and begins to gather
+ * those that fit into the window (cairn_opts.prefetch_units), where the oldest ones that are not
+ * mapped make room. Units of an older version that are gathered but not mapped are given up. Name a
+ * unit as its tensors do; else CAIRN_ERR_NOT_FOUND. */
 CAIRN_EXPORT cairn_status cairn_prefetch(cairn_job *job, struct cairn_version version,
                                          const char *const *units, size_t unit_count) CAIRN_CHECKED;
-/* Lends all tensors of a unit, gathered in the library's memory: `views` are filled at once, what they point
- * to is there when the operation is complete. A unit mapped twice at a version is one memory. *view_count:
- * in, the room there is; out, the unit's tensors, in bytewise order of their names; CAIRN_ERR_INVALID tells
- * how many if there is no room. Set views[0].struct_size. Never refused for the window, but counted. How long
- * they hold: until cairn_unmap, or cairn_job_close. Views of the version of the worker's open round have its
- * values until the next cairn_round_begin. What shards of this host lend (cairn_stats.maps_lent) is their
- * memory, without a lease: of another version it has the values until two updates later, when a new version
- * takes its place, and longer with cairn_lease, until that ends; cairn_unmap then says
- * CAIRN_ERR_VERSION_GONE, and what was read since may be of either. Gathered views are the library's memory,
- * and hold in any case. The operation fails as one of cairn_fetch would; then nothing is on loan. */
+/* Lends all tensors of a unit, gathered in the library's memory: `views` are filled at once, the
+ * data they point to is there when the operation is complete. A unit mapped twice at a version is
+ * one memory. *view_count: in, the room there is; out, the unit's tensors, in bytewise order of
+ * their names; CAIRN_ERR_INVALID tells how many there are if there is no room for them. Set
+ * views[0].struct_size. A map is never refused because of the window, but counted
+ * (cairn_stats.maps_over_window).
+ *   Views hold until cairn_unmap, or cairn_job_close. Views of the version of the worker's open
+ *   round have
+ * its values until the next cairn_round_begin. Views that shards of this host lend
+ * (cairn_stats.maps_lent)
+ * are the shards' memory, without a lease: at another version they have its values until two
+ * updates later,
+ * when a new version takes its place, or, with cairn_lease, until the lease ends if that is later;
+ * cairn_unmap then says CAIRN_ERR_VERSION_GONE, and what was read since may be of either version.
+ * Gathered
+ * views are the library's memory, and hold in any case. The operation fails as one of cairn_fetch
+ * would; then
+ * nothing is on loan. */
 CAIRN_EXPORT cairn_status cairn_map(cairn_job *job, struct cairn_version version, const char *unit,
                                     struct cairn_view *views, size_t *view_count,
                                     cairn_op **op_out) CAIRN_CHECKED;
-/* The same at addresses of a GPU (device: CAIRN_GPU(n); 0 is cairn_map): where the shards publish it on that
- * GPU (cairn_opts.device), if each tensor of the unit is of one shard, else gathered in memory of it. No
- * shard can keep this process from writing there; whoever does spoils what it and others read until the next
- * versions, and no state. What cairn_prefetch gathered is of the host, and not used. */
+/* Like cairn_map, at addresses of a GPU (device: CAIRN_GPU(n); 0 is cairn_map): the views are where
+ * the shards publish the unit on that GPU (cairn_opts.device), if each tensor of the unit lies on
+ * one shard, else in memory of that GPU where the unit is gathered. No shard can keep this process
+ * from writing there; a write spoils what this process and others read until the next versions, but
+ * no state. Units that cairn_prefetch gathered lie in host memory, and are not used. */
 CAIRN_EXPORT cairn_status cairn_map_device(cairn_job *job, struct cairn_version version,
                                            const char *unit, int device, struct cairn_view *views,
                                            size_t *view_count, cairn_op **op_out) CAIRN_CHECKED;
-/* Gives one cairn_map back, by any of its views. The memory goes when nobody has it on loan, unless it was
- * prefetched again since. CAIRN_ERR_INVALID: it is not on loan. CAIRN_ERR_VERSION_GONE: given back, but a
- * later version took its memory meanwhile (never in the round whose version it is). Of a GPU: waits until
- * what is queued on `stream`, a cudaStream_t of it, is done; of the host NULL. Nothing
- * that is queued on another stream may read it any more: then the memory may go, or be written. */
+/* Gives one cairn_map back, by any of its views. The memory goes when nobody has it on loan, unless
+ * it was prefetched again since. CAIRN_ERR_INVALID: the view is not on loan.
+ * CAIRN_ERR_VERSION_GONE: given back, but a later version took its memory meanwhile (never in the
+ * round whose version it is). For views on a GPU the call waits until all that is queued on
+ * `stream`, a cudaStream_t of that GPU, is done; for views on the host `stream` is NULL. Nothing
+ * that is queued on another stream may read the views any more: afterwards the memory may go, or be
+ * written. */
 CAIRN_EXPORT cairn_status cairn_unmap(cairn_job *job, const struct cairn_view *view,
                                       void *stream) CAIRN_CHECKED;
 
-/* Waits for an operation, gives its result, and frees it unless that is CAIRN_ERR_TIMEOUT. Two threads may
- * wait for one: both have its result if both wait when it ends, who comes later has CAIRN_ERR_HANDLE. */
+/* Waits for an operation, gives its result, and frees it unless that is CAIRN_ERR_TIMEOUT. Two
+ * threads may wait for one operation: both get its result if both wait when it ends; a thread that
+ * comes later gets CAIRN_ERR_HANDLE. */
 CAIRN_EXPORT cairn_status cairn_wait(cairn_op *op, int timeout_ms) CAIRN_CHECKED;
-/* What is queued on a cudaStream_t of the thread's current GPU (else of the operation's) after this call runs
- * when the operation is over, well or not: cairn_wait, which is still to be called, says it. A stream goes on
- * after 60 s at the latest, or 1 s after cairn_close began, whoever is dead and whatever the driver holds up;
- * then the operation is CAIRN_ERR_CANCELED, if not worse. Not for the stream that the operation itself waits
- * for; nor for one that it waits for by way of the hardware: streams of one priority share
- * CUDA_DEVICE_MAX_CONNECTIONS queues (8; some trainers set 1), and what is behind a wait in one of them is
- * behind it, too. The library's own copies have the greatest priority for that; a stream that a pushed
- * gradient comes from should have another one than the stream that waits, or be done.
- * CAIRN_ERR_UNSUPPORTED without CUDA. */
+/* Makes a stream wait for an operation: all that is queued on `stream`, a cudaStream_t of the
+ * thread's current GPU (else of the operation's), after this call runs when the operation is over,
+ * whether it succeeded or not; only cairn_wait, which is still to be called, says which. A stream
+ * goes on after 60 s at the latest, or 1 s after cairn_close began, whoever is dead and whatever
+ * the driver holds up; then the operation is CAIRN_ERR_CANCELED, if not worse.
+ *   Do not give the stream that the operation itself waits for, nor one that the operation comes to
+ *   wait for by way of the hardware: streams of one priority share CUDA_DEVICE_MAX_CONNECTIONS
+ *   queues (8; some trainers set 1), and all that is behind a wait in one of these queues waits,
+ *   too. The library's own copies have the greatest priority for that reason; a stream that a
+ *   pushed gradient comes from should have another priority than the stream that waits, or be done.
+ *   CAIRN_ERR_UNSUPPORTED without CUDA. */
 CAIRN_EXPORT cairn_status cairn_stream_wait(cairn_op *op, void *stream) CAIRN_CHECKED;
 
-/* Waits until one of the operations, all of one session, is over; gives its result, and frees it, as
- * cairn_wait does. ops[i] may be NULL, which is passed by. *index_out: which it was; user_out, unless NULL,
- * what cairn_op_set_user gave. CAIRN_ERR_TIMEOUT: none is; *index_out is `count` then, as of every error of
- * the call itself. The first in the list that is over counts, so begin with another one where all are to
- * have their turn. */
+/* Waits until one of the operations, all of one session, is over; gives its result, and frees it,
+ * as cairn_wait does. ops[i] may be NULL, and is then passed over. *index_out: which operation it
+ * was; user_out, unless NULL: what cairn_op_set_user gave for it. CAIRN_ERR_TIMEOUT: none is over;
+ * *index_out is `count` then, as for every error of the call itself. The first in the list that is
+ * over counts, so begin with another one where all are to have their turn. */
 CAIRN_EXPORT cairn_status cairn_wait_any(cairn_op *const *ops, size_t count, int timeout_ms,
                                          size_t *index_out, void **user_out) CAIRN_CHECKED;
 /* A pointer of the caller's own, for cairn_wait_any. */
 CAIRN_EXPORT cairn_status cairn_op_set_user(cairn_op *op, void *user) CAIRN_CHECKED;
-/* A fetch, or one of a list, is not wanted any more: it ends soon, with CAIRN_ERR_CANCELED unless it was
- * over. What of its memory was written before is undefined; the memory is on loan until cairn_wait says so,
- * which is still to be called. CAIRN_ERR_UNSUPPORTED: it is something else (a push belongs to its round:
- * cairn_round_abandon). Does not wait. */
+/* Cancels a fetch, or the fetch of a list, that is not wanted any more: it ends soon, with
+ * CAIRN_ERR_CANCELED unless it was over. If it is canceled, the contents of its memory are
+ * undefined; the memory is on loan until cairn_wait, which is still to be called, says that the
+ * operation is over. CAIRN_ERR_UNSUPPORTED: the operation is something else (a push belongs to its
+ * round: cairn_round_abandon). The call does not wait. */
 CAIRN_EXPORT cairn_status cairn_cancel(cairn_op *op) CAIRN_CHECKED;
 
 /* The client state of the newest version (from round_begin to commit: of the round's), to readers, too.
@@ -1176,7 +1245,8 @@ CAIRN_EXPORT cairn_status cairn_job_restore(cairn_session *session, const char *
                                             char id_out[64],
                                             struct cairn_version *version_out) CAIRN_CHECKED;
 
-/* What this handle has sent, fetched and holds so far; out->struct_size set. CAIRN_ERR_INVALID: it is not. */
+/* Gives what this handle has sent, fetched and holds so far. Set out->struct_size (else
+ * CAIRN_ERR_INVALID). */
 CAIRN_EXPORT cairn_status cairn_job_stats(cairn_job *job, struct cairn_stats *out) CAIRN_CHECKED;
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* What a figure was measured on. */
+/* Describes the machine that a figure was measured on. */
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>

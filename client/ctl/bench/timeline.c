@@ -128,7 +128,7 @@ double cairn_bench_timeline_overlap(const struct cairn_bench_trace *trace)
     return all > 0 ? both / all : 0;
 }
 
-/* Of the time of a fetch, how much lies within uses of other tensors, which do not overlap. */
+/* How much of a fetch's time lies within uses of other tensors (uses do not overlap). */
 static double used_meanwhile(const struct cairn_bench_span *fetch,
                              const struct cairn_bench_span *spans, uint32_t count)
 {

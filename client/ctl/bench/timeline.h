@@ -1,5 +1,5 @@
-/* What happened when in one step, as a trace that browsers draw (chrome://tracing, ui.perfetto.dev): JSON,
- * one event ("ph": "X") a span, a process a worker or shard. */
+/* Writes what happened when in one step, as a trace that browsers draw (chrome://tracing,
+ * ui.perfetto.dev): JSON, one event ("ph": "X") a span, a process a worker or shard. */
 #ifndef CAIRN_CTL_BENCH_TIMELINE_H
 #define CAIRN_CTL_BENCH_TIMELINE_H
 

@@ -11,7 +11,8 @@ struct cairn_bench_times {
     uint64_t grant, receive, fold; /* the first of each */
     uint64_t reduce, reduced;      /* everything is in and folded; the sums are known */
     uint64_t update, published;    /* the decision is here; the new version is readable */
-    /* Of the shard's device, since it was opened: launches of kernels, bytes copied to it and from it */
+    /* Counters of the shard's device, since it was opened: launches of kernels, bytes copied to it
+     * and from it */
     uint64_t launches, in_bytes, out_bytes;
 };
 

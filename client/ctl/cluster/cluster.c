@@ -16,7 +16,8 @@ static json_t *without_json(uint32_t without)
     return names;
 }
 
-/* Of all shards, those that lack the same in one line: shards of one kind of machine do. */
+/* Prints which shards' builds or hosts lack what, in one line for all that lack the same: shards on
+ * one kind of machine do. */
 static void print_without(const Cairn__ClusterStatus *status)
 {
     for (uint32_t without = 1; without < 1u << CAIRN_WITHOUT_COUNT; without++) {

@@ -100,7 +100,8 @@ static bool changes_policy(const struct ctl *ctl)
            ctl->on_worker_loss != NULL || ctl->worker_loss_wait_s > 0;
 }
 
-/* What is not given stays as it is; where no periodic ones are taken any more, no rule of them is left. */
+/* Options that are not given leave their field as it is; if periodic snapshots end, their rules are
+ * cleared, too. */
 static void fill_snapshots(const struct ctl *ctl, const Cairn__JobSpec *now, Cairn__JobAmend *amend)
 {
     const struct ctl_rules *given = &ctl->rules;
@@ -178,7 +179,8 @@ static int fill_worker_loss(const struct ctl *ctl, const Cairn__JobSpec *now,
     return -1;
 }
 
-/* What is said of the job as it is now: nobody may have amended it since. -1: go on. */
+/* Fills the amendment from the job as it is now; its revision makes the coordinator refuse it if
+ * somebody has amended the job since. -1: go on. */
 static int fill(const struct ctl *ctl, const Cairn__JobStatus *job, Cairn__JobAmend *amend)
 {
     if (job->spec == NULL)

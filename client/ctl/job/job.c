@@ -20,7 +20,7 @@ static json_t *group_json(const Cairn__GroupSpec *g)
     return cairn_spec_fields_json(group, &cairn_group_fields, CAIRN_SPEC_ALL, &spec);
 }
 
-/* What the spec says of the job as a whole. */
+/* The fields of the spec that hold for the job as a whole. */
 static json_t *spec_json(const Cairn__JobSpec *s)
 {
     struct cairn_job_spec_data spec;
@@ -43,7 +43,7 @@ static const char *told_bytes(const Cairn__JobStatus *j, uint64_t bytes, char te
     return text;
 }
 
-/* What is not known is null. */
+/* Sets `key` to `value`, or to null if the value is not known. */
 static void set_known(json_t *object, const char *key, bool known, json_t *value)
 {
     if (!known) json_decref(value);
@@ -63,7 +63,7 @@ static json_t *leases_json(const Cairn__JobStatus *j)
     return leases;
 }
 
-/* What belongs to the version is not known before the shards have told it. */
+/* Fields that belong to the version are null until the shards have told it. */
 static void set_version(json_t *object, const Cairn__JobStatus *j)
 {
     const bool known = !j->version_unknown;

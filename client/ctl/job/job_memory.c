@@ -1,4 +1,4 @@
-/* What a job takes of the memory of its shards, by kind. */
+/* The memory that a job takes on its shards, by kind. */
 #include "client/ctl/ctl.h"
 
 uint64_t cairn_ctl_job_memory_sum(const Cairn__MemoryTold *m)

@@ -27,7 +27,7 @@ static bool is_file(const char *argument)
     return stat(argument, &s) == 0;
 }
 
-/* Of a job that is there; CAIRN_OK, or it was said why not. */
+/* Asks for the spec of a job that exists; CAIRN_OK, or the reason was said. */
 static cairn_status ask_spec(struct ctl *ctl, struct plan *plan)
 {
     Cairn__JobSpecGet get = CAIRN__JOB_SPEC_GET__INIT;

@@ -121,7 +121,8 @@ static void print_canceled(const struct ctl *ctl, const Cairn__ReshardTold *told
     }
 }
 
-/* Of all jobs those end that are under way. */
+/* Canceling for all jobs ends the re-shardings that are under way; it fails only if there is
+ * none. */
 static int judge_canceled(const Cairn__ReshardTold *told)
 {
     size_t refused = 0;
@@ -161,7 +162,8 @@ static void keep_refused(Cairn__ReshardTold *begun, Cairn__ReshardTold *ended)
         }
 }
 
-/* Of one job the plan is shown first, and what is applied is that plan or nothing. -1: go on. */
+/* For a single job the plan is shown first; its hash then makes sure that this plan is applied, or
+ * none. -1: go on. */
 static int show_plan(struct ctl *ctl, struct question *q)
 {
     ProtobufCMessage *reply;

@@ -1,4 +1,4 @@
-/* What is said of a re-sharding: before it, while it goes on, and after it. */
+/* Prints a re-sharding: before it, while it goes on, and after it. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -60,7 +60,8 @@ json_t *cairn_ctl_reshard_json(const Cairn__ReshardTold *told)
 
 /* ---- for people ---- */
 
-/* What a fresh layout has is known where it was compared with: not where the least had to move. */
+/* The number of pieces in a fresh layout is known only where the plan was compared with one, which
+ * is not done when only the least had to move. */
 static void print_pieces(const Cairn__ReshardJob *job)
 {
     char fresh[64] = "";

@@ -17,7 +17,7 @@ static uint32_t phase_us(const Cairn__StepTimes *t, size_t phase)
     return phase < t->n_us ? t->us[phase] : 0;
 }
 
-/* What the shards counted of a worker; NULL: of the first 64 it is none. */
+/* The bytes that the shards counted for a worker; NULL: it is none of the first 64. */
 static const Cairn__BytesTold *bytes_of(const Cairn__JobStatus *job, uint32_t rank)
 {
     for (size_t i = 0; i < job->n_bytes; i++)
@@ -25,7 +25,7 @@ static const Cairn__BytesTold *bytes_of(const Cairn__JobStatus *job, uint32_t ra
     return NULL;
 }
 
-/* False: it does not tell. */
+/* False: the worker or shard does not tell. */
 static bool memory_of(const Cairn__JobStatus *job, const Cairn__StepTimes *t, uint64_t *bytes_out)
 {
     const Cairn__WorkerMemory *worker = t->memory;

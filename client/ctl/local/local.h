@@ -1,10 +1,10 @@
-/* cairn local: a cluster in the foreground. What its three files share.
+/* cairn local: a cluster in the foreground. Shared by its three files.
  *
  * One thread, no loop: every signal that matters is blocked and taken with sigtimedwait, SIGCHLD
  * included, so nothing runs in a handler. Only children that were started here are waited for,
- * signaled or killed, by their id, and while they are not reaped that id is no one else's. The daemons
- * are in process groups of their own, so Ctrl-C reaches the command alone, and in the folder, so their
- * configurations need no absolute paths. */
+ * signaled or killed, by their id; nobody else can have that id while they are not reaped. The
+ * daemons are in process groups of their own, so Ctrl-C reaches the command alone, and in the
+ * folder, so their configurations need no absolute paths. */
 #ifndef CAIRN_CTL_LOCAL_H
 #define CAIRN_CTL_LOCAL_H
 
@@ -43,13 +43,15 @@ struct local {
 };
 
 /* ---- local.c ---- */
-/* Runs `body` while a cluster of ctl->shards is up, or, with ctl->endpoint, that one; CAIRN_ENDPOINT says
- * where. The exit status is the body's. Of `local` the
- * caller sets ctl and what follows daemon_count, the rest is 0 or of a cluster before. */
+/* Runs `body` while a cluster of ctl->shards is up, or, with ctl->endpoint, against the cluster
+ * there; CAIRN_ENDPOINT tells the body where it is. The exit status is the body's. The caller sets
+ * local->ctl and the fields behind daemon_count; the rest of `local` is 0 or left over from a
+ * cluster before. */
 int cairn_local_run(struct local *local, int (*body)(struct local *local, void *context),
                     void *context);
 
-/* One more shard of the cluster that is up, which it was not made for. -1: go on; else the exit status. */
+/* Adds one more shard to the running cluster, which was not made for it. -1: go on; else the exit
+ * status. */
 int cairn_local_shard_add(struct local *local);
 
 /* ---- local_folder.c: names and files ---- */

@@ -214,7 +214,7 @@ bool cairn_local_config_write(const struct local *local, const char *name,
                  name, local->endpoint, memory_mib(shards), threads(local, shards), home,
                  local->import);
     if (local->is_debug) add(text, sizeof text, "[log]\nlevel = %s\n", "debug");
-    // Of a bench: what it is to measure the shards have to have.
+    // A bench with --path measures that fabric, so the shards have to use it.
     if (local->endpoint[0] != 0 && local->ctl->path != NULL)
         add(text, sizeof text, "[fabric]\nkind = %s\n", local->ctl->path);
     return cairn_local_file_write(path, text, why);

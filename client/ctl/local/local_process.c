@@ -147,7 +147,7 @@ static int signal_daemons(const struct local *local, int number)
     return count;
 }
 
-/* True: none is left. What ends after SIGTERM as it should is no news. */
+/* True: no daemon is left. A daemon that ends after SIGTERM as it should is not reported. */
 static bool reap_stopped(struct local *local)
 {
     bool none = true;

@@ -55,7 +55,7 @@ static int parse_offload(struct ctl *ctl, const char *text)
     return cairn_ctl_fail(CAIRN_ERR_INVALID, "--offload %s: 0 to 1 is allowed", text);
 }
 
-/* Those of `cairn bench`, and of `cairn plan`. */
+/* Takes the options of `cairn bench` and of `cairn plan`. */
 int cairn_ctl_take_bench(struct ctl *ctl, int option)
 {
     switch (option) {

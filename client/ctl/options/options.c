@@ -152,7 +152,8 @@ static int take(struct ctl *ctl, int option)
 
 /* ---- the line ---- */
 
-/* What getopt does not know; `text` is the argument it stands in. */
+/* Refuses an option that getopt does not know or cannot read; `text` is the argument it stands
+ * in. */
 static int refuse(const struct ctl *ctl, int answer, const char *text)
 {
     const bool is_short = optopt > 0 && optopt < 256 && optopt != 'q'; // it is --quiet=3, not -q

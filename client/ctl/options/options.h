@@ -98,7 +98,7 @@ struct ctl_option {
 extern const struct ctl_option cairn_ctl_options[];
 extern const size_t cairn_ctl_option_count;
 
-/* Those of one matter: optarg is the value. -1: go on; else the exit status. */
+/* Each takes the options of one matter; optarg is the value. -1: go on; else the exit status. */
 int cairn_ctl_take_bench(struct ctl *ctl, int option);
 int cairn_ctl_take_snapshot(struct ctl *ctl, int option);
 int cairn_ctl_take_rule(struct ctl *ctl, int option); /* rules.c; the others go to take_bench */

@@ -39,7 +39,7 @@ static int parse_mtbf(struct ctl *ctl, const char *text)
     return cairn_ctl_fail(CAIRN_ERR_INVALID, "--mtbf %s: a time longer than 0 is needed", text);
 }
 
-/* Those of `snapshot prune`. */
+/* Takes the options of `snapshot prune`. */
 static int take_keeping(struct ctl *ctl, int option)
 {
     struct ctl_rules *rules = &ctl->rules;

@@ -11,7 +11,7 @@ static json_t *seconds(uint64_t us, bool is_known)
     return is_known ? json_real((double)us * 1e-6) : json_null();
 }
 
-/* What is not known is null. */
+/* Figures that are not known are null. */
 static json_t *advice_json(const Cairn__SnapshotAdvice *a, const char *line)
 {
     const bool is_measured = a->measured > 0;

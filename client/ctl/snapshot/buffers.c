@@ -19,7 +19,8 @@ const struct ctl_number_type *cairn_ctl_number_type(cairn_dtype dtype)
     return &types[dtype == CAIRN_BF16 ? 1 : 0];
 }
 
-/* What the list says of it, if that has so many bytes. */
+/* The type and shape that the list gives for the buffer, if they make as many bytes as it has; else
+ * type NULL. */
 static struct ctl_buffer listed(const json_t *entry, uint64_t bytes)
 {
     struct ctl_buffer b = { .type = NULL };

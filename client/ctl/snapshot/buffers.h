@@ -1,7 +1,8 @@
-/* What the blobs of a snapshot are, as far as they are tensors of a kind that the servers do not count with:
- * integers, bools, float64, complex64. The Python client keeps such buffers of a model as their bytes, and
- * lists them in the blob CTL_BUFFERS_BLOB, in safetensors' words: {"<name>": {"dtype": "I64", "shape": [..]},
- * ...}. Also the kinds of numbers that an export writes, as each format calls them. */
+/* Finds the blobs of a snapshot that are tensors of a kind that the servers do not compute with:
+ * integers, bools, float64, complex64. The Python client keeps such buffers of a model as their
+ * bytes, and lists them in the blob CTL_BUFFERS_BLOB, in safetensors' words: {"<name>": {"dtype":
+ * "I64", "shape": [..]}, ...}. Also has the kinds of numbers that an export writes, as each format
+ * calls them. */
 #ifndef CAIRN_CTL_SNAPSHOT_BUFFERS_H
 #define CAIRN_CTL_SNAPSHOT_BUFFERS_H
 
@@ -13,7 +14,7 @@ struct ctl_number_type {
     const char *safetensors, *torch, *storage; /* "I64", "int64", "LongStorage" */
     uint32_t bytes;                            /* of one */
 };
-/* Of CAIRN_F32 or CAIRN_BF16. */
+/* The entry for CAIRN_F32 or CAIRN_BF16. */
 const struct ctl_number_type *cairn_ctl_number_type(cairn_dtype dtype);
 
 /* A tensor's bytes as numbers. */
@@ -22,8 +23,9 @@ struct ctl_buffer {
     struct cairn_shape shape;
 };
 
-/* *out, malloc'd: of each tensor of the snapshot's spec. What is listed with other bytes than the blob has,
- * and kinds that the table has not, stay blobs. CAIRN_ERR_NO_MEMORY, and those of cairn_snapshot_read. */
+/* Gives *out, malloc'd: one entry for each tensor of the snapshot's spec. A blob stays a blob if
+ * the list gives it another size than it has, or a kind that the table does not have.
+ * CAIRN_ERR_NO_MEMORY, and the errors of cairn_snapshot_read. */
 cairn_status cairn_ctl_buffers_read(struct cairn_snapshot *snapshot, struct ctl_buffer **out,
                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
 

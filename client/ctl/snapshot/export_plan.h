@@ -1,4 +1,4 @@
-/* What an export consists of: which files, with which tensors. Pure.
+/* Plans an export: which files it has, with which tensors. Pure.
  *
  *   hf    model.safetensors, or, where that would be too large,
  *         model-00001-of-00002.safetensors, ..., model.safetensors.index.json
@@ -39,8 +39,9 @@ struct ctl_export_plan {
     size_t blobs, aliases;
 };
 
-/* Of the manifest of a snapshot, which outlives it. CAIRN_ERR_NO_MEMORY; CAIRN_ERR_NOT_FOUND: there is
- * nothing to export. Release it only if it is CAIRN_OK. */
+/* Plans the export of the snapshot with this manifest, which must outlive the plan.
+ * CAIRN_ERR_NO_MEMORY; CAIRN_ERR_NOT_FOUND: there is nothing to export. Release the plan only on
+ * CAIRN_OK. */
 cairn_status cairn_ctl_export_plan_make(const struct cairn_manifest *manifest,
                                         const struct ctl_export_wish *wish,
                                         struct ctl_export_plan *plan_out) CAIRN_MUST_CHECK;

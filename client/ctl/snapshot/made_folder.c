@@ -42,7 +42,7 @@ static bool is_ours(const char *name)
     return false;
 }
 
-/* Removes our files in the folder. What is not ours stays. */
+/* Removes the files in the folder whose names an export writes. Other files stay. */
 static void empty(int fd)
 {
     const int again = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);

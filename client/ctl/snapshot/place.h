@@ -14,12 +14,13 @@ int cairn_ctl_snapshot_latest(struct ctl *ctl, const char *job,
 /* The folder of the job's snapshot of that id, or "latest". */
 int cairn_ctl_place_ask(struct ctl *ctl, const char *job, const char *id,
                         char folder_out[static PATH_MAX]);
-/* What the line names: its two arguments, or --path. Anything else is a usage error. */
+/* Finds the folder that the command line names, by its two arguments or by --path. Anything else is
+ * a usage error. */
 int cairn_ctl_place_find(struct ctl *ctl, char folder_out[static PATH_MAX]);
-/* Says what was wrong with the folder: the exit status. */
+/* Says what was wrong with the folder, and returns the exit status. */
 int cairn_ctl_place_fail(const char *folder, cairn_status status, const struct cairn_sentence *why);
-/* Opens it (headers only); the caller's to close. The sentence says so where the folder is not to be seen
- * from this host. */
+/* Opens the snapshot (headers only); the caller closes it. If the folder cannot be seen from this
+ * host, the sentence says so. */
 int cairn_ctl_place_open(const char *folder, struct cairn_snapshot *snapshot_out);
 
 /* ---- key.c: whose signatures are judged ---- */
@@ -27,7 +28,7 @@ struct cairn_public_key;
 struct cairn_key_ring;
 /* A key, or the file that has it. */
 int cairn_ctl_key_read(const char *given, struct cairn_public_key *out);
-/* Those that the coordinator trusts. */
+/* The keys that the coordinator trusts. */
 int cairn_ctl_key_ring(struct ctl *ctl, struct cairn_key_ring *out);
 
 #endif

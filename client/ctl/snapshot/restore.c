@@ -17,7 +17,8 @@ static cairn_status call(struct ctl *ctl, const Cairn__SnapshotRestore *restore,
     return status;
 }
 
-/* -1: go on; else the exit status. What a lost job has learned is lost already, or its parts may return. */
+/* Asks before a restore that loses steps. -1: go on; else the exit status. A lost job has nothing
+ * more to lose, unless its parts return. */
 static int confirm(struct ctl *ctl, const Cairn__SnapshotRestore *restore)
 {
     Cairn__SnapshotRestore question = *restore;

@@ -1,4 +1,4 @@
-/* What a job's spec says of its snapshots, as `cairn job show` prints it. */
+/* Prints a job's snapshot rules for `cairn job show`. */
 #include "client/ctl/ctl.h"
 #include "proto/spec/capability.h"
 

@@ -10,7 +10,7 @@
 #include "proto/spec/capability.h"
 #include "proto/spec/planes.h"
 
-/* What is shown. */
+/* The snapshot that is shown. */
 struct show {
     const struct cairn_job_spec_data *spec; /* NULL: it cannot be read from here */
     /* of --stats, [tensor][CAIRN_PLANE_COUNT], of each thread, then of all in the first; NULL: none */

@@ -1,4 +1,4 @@
-/* What the elements of a plane are like, piece by piece. Pure. */
+/* Statistics of the elements of a plane, gathered piece by piece. Pure. */
 #ifndef CAIRN_CTL_SNAPSHOT_STATS_H
 #define CAIRN_CTL_SNAPSHOT_STATS_H
 
@@ -22,9 +22,9 @@ struct ctl_stats {
     struct ctl_sum sum, squares;
 };
 void cairn_ctl_stats_add(struct ctl_stats *stats, const float *elems, size_t count);
-/* And all of `more`. */
+/* Adds all that `more` has. */
 void cairn_ctl_stats_join(struct ctl_stats *stats, const struct ctl_stats *more);
-/* Of the finite elements; 0 if there are none. */
+/* Mean and norm of the finite elements; 0 if there are none. */
 double cairn_ctl_stats_mean(const struct ctl_stats *stats);
 double cairn_ctl_stats_norm(const struct ctl_stats *stats); /* L2 */
 

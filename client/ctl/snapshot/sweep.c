@@ -8,7 +8,7 @@
 
 #define RUN_BYTES_MIN ((uint64_t)64 << 20) // of a thread: it opens the snapshot once more
 
-/* What the threads share. */
+/* The state that the threads of a sweep share. */
 struct crew {
     const struct ctl_sweep *sweep;              /* read only */
     const struct cairn_snapshot_piece **pieces; /* the same; owned, in the order of the files */

@@ -32,7 +32,7 @@ struct ctl_sweep {
 /* CAIRN_OK: every piece was given. Else the first failure; all threads have ended. */
 cairn_status cairn_ctl_sweep(const struct ctl_sweep *sweep,
                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* Of all that it would read. */
+/* How many bytes the sweep would read. */
 uint64_t cairn_ctl_sweep_bytes(const struct ctl_sweep *sweep);
 
 #endif

@@ -43,7 +43,7 @@ static void add_entry(struct packing *k, struct cairn_safetensors_entry entry, u
     f->entries[f->entry_count++] = entry;
 }
 
-/* What was put since becomes a piece of the file. */
+/* Makes the text that was put since the last flush a piece of the file. */
 static void flush(struct packing *k)
 {
     const size_t bytes = k->t->text_bytes - k->text_from;
@@ -61,7 +61,7 @@ static uint64_t position(const struct packing *k)
     return k->file->file_bytes - k->base + (k->t->text_bytes - k->text_from);
 }
 
-/* What the headers of a member have alike, from the version to the CRC. */
+/* Puts the fields that all headers of a member have alike, from the version to the CRC. */
 static void put_head(struct ctl_torch_file *t)
 {
     cairn_ctl_put_number(t, 45, 2);                 // zip64

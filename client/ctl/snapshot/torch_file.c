@@ -29,7 +29,8 @@ static size_t add_plane(struct planning *p, size_t tensor, uint32_t plane, cairn
                                          bytes_of(shape, type->bytes) });
 }
 
-/* Of what the model has: a tensor, or a buffer that is kept as its bytes; NULL: neither. */
+/* The shape of a tensor of the model, or of a buffer that is kept as its bytes; NULL: it is
+ * neither. */
 static const struct cairn_shape *model_shape(const struct planning *p, size_t tensor)
 {
     const struct cairn_tensor_spec *t = &p->spec->tensors[tensor];

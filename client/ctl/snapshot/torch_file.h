@@ -39,15 +39,15 @@ struct ctl_torch_wish {
     const struct ctl_buffer *buffers;
 };
 
-/* The entry is text, no plane. */
+/* True: the entry is text, not a plane. */
 bool cairn_ctl_torch_is_text(const struct cairn_safetensors_entry *entry);
-/* Adds the entries of all of it to an empty file, whose path is set. CAIRN_ERR_NO_MEMORY;
- * CAIRN_ERR_NOT_FOUND: there is nothing to write. Of a manifest that outlives it. */
+/* Adds all entries to an empty file, whose path is set. The manifest must outlive the plan.
+ * CAIRN_ERR_NO_MEMORY; CAIRN_ERR_NOT_FOUND: there is nothing to write. */
 cairn_status cairn_ctl_torch_plan(const struct cairn_manifest *manifest,
                                   const struct ctl_torch_wish *wish,
                                   struct cairn_snapshot_file *file,
                                   struct ctl_torch_file **out) CAIRN_MUST_CHECK;
-/* The same of a folder: of its one file, and the bytes of .metadata, malloc'd. */
+/* The same for a folder: plans its one file, and gives the bytes of .metadata, malloc'd. */
 cairn_status cairn_ctl_torch_folder_plan(const struct cairn_manifest *manifest,
                                          const struct ctl_torch_wish *wish,
                                          struct cairn_snapshot_file *file,

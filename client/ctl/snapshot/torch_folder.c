@@ -7,7 +7,7 @@
 #include "client/ctl/snapshot/torch_parts.h"
 #include "proto/spec/planes.h"
 
-/* What a key stands for: a tensor or an option of a group, and where its archive lies. */
+/* The value of a key: a tensor or an option of a group, and where its archive lies. */
 struct item {
     char *key;        /* owned */
     const char *name; /* of the tensor; NULL: an option */
@@ -248,7 +248,7 @@ static void say_tensor_metadata(struct planning *p, const struct item *item)
     end_object(p);
 }
 
-/* What the key was before the state dict was flattened. */
+/* Writes the path that the key had before the state dict was flattened. */
 static void say_path(struct planning *p, const struct item *item)
 {
     cairn_ctl_put_text(p->t, "(");

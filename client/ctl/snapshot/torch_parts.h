@@ -1,4 +1,4 @@
-/* What files of torch are made of: text, the opcodes of a pickle, archives. Private to torch_*.c. */
+/* The elements of torch's files: text, the opcodes of a pickle, archives. Private to torch_*.c. */
 #ifndef CAIRN_CTL_SNAPSHOT_TORCH_PARTS_H
 #define CAIRN_CTL_SNAPSHOT_TORCH_PARTS_H
 
@@ -73,8 +73,8 @@ struct ctl_torch_option {
     double value, second;
 };
 #define CTL_TORCH_OPTIONS_MAX 16
-/* Of a group, at the snapshot's step; how many there are. `always_initial`: initial_lr, too, without a
- * schedule. */
+/* Gives the options of a group at the snapshot's step, and returns how many there are.
+ * `always_initial`: initial_lr even without a schedule. */
 size_t cairn_ctl_torch_options(const struct ctl_torch_order *o, size_t group, bool always_initial,
                                struct ctl_torch_option out[CTL_TORCH_OPTIONS_MAX]);
 void cairn_ctl_say_option(struct ctl_torch_file *t, const struct ctl_torch_option *option);

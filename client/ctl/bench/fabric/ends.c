@@ -325,7 +325,8 @@ static bool make_memory(struct end *end)
     return true;
 }
 
-/* What one process has written, the other reads; an address fits into what a socket holds. */
+/* Exchanges fabric addresses with the other process over `line` and connects to it; an address fits
+ * into a socket's buffer. */
 static bool exchange(struct end *end, int line)
 {
     uint8_t theirs[CAIRN_FABRIC_ADDRESS_MAX];

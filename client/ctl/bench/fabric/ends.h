@@ -20,7 +20,7 @@
 #define CAIRN_BENCH_AREA_BYTES \
     ((size_t)64 << 20) /* what is pushed, and what is published, again and again */
 
-/* What of it is left out, to see what it costs; bits. */
+/* Bits: work that is left out, to see what it costs. */
 enum cairn_bench_less {
     CAIRN_BENCH_UNCHECKED = 1, /* no checksum is made or compared */
     CAIRN_BENCH_ONE_CHUNK =
@@ -30,11 +30,11 @@ enum cairn_bench_less {
 struct cairn_bench_ends;
 
 /* path: a kind of fabric, or "one-sided": ucx, whose ends read each other's memory.
- * NULL: it could not be, and that was said. */
+ * NULL: they could not be opened, and that was said. */
 struct cairn_bench_ends *cairn_bench_ends_open(const char *path, size_t chunk_bytes);
 void cairn_bench_ends_close(struct cairn_bench_ends *ends);
-/* Moves so many chunks, one way or the other, `less` of enum cairn_bench_less; the seconds it took. 0: it
- * failed, and that was said. */
+/* Moves so many chunks, one way or the other, leaving out `less` (enum cairn_bench_less). Returns
+ * the seconds it took; 0: it failed, and that was said. */
 double cairn_bench_ends_push(struct cairn_bench_ends *ends, uint64_t chunks, unsigned less);
 double cairn_bench_ends_fetch(struct cairn_bench_ends *ends, uint64_t chunks, unsigned less);
 /* Seconds of CPU that both processes have used so far. */

@@ -1,4 +1,5 @@
-/* What the fabric is measured against: the same bytes by the shortest way there is. */
+/* The reference that the fabric is measured against: the same bytes by the shortest way there
+ * is. */
 #ifndef CAIRN_CTL_BENCH_FABRIC_REFERENCE_H
 #define CAIRN_CTL_BENCH_FABRIC_REFERENCE_H
 

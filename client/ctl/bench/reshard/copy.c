@@ -8,7 +8,7 @@
 
 #define THREADS_MAX 64
 
-/* What a thread copies. */
+/* The part of the area that one thread copies. */
 struct part {
     pthread_t thread;
     char *to;

@@ -1,4 +1,4 @@
-/* What the bench of moves is held against: memcpy of as many bytes, by one thread or by one a core, to
+/* The reference for the bench of moves: memcpy of as many bytes, by one thread or by one a core, to
  * memory that was written before or that is fresh. Private to that bench. */
 #ifndef CAIRN_CTL_BENCH_RESHARD_COPY_H
 #define CAIRN_CTL_BENCH_RESHARD_COPY_H

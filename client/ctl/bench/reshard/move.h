@@ -8,7 +8,7 @@
 
 #include "client/ctl/local/local.h"
 
-/* What came of it. */
+/* The measured figures of one move. */
 struct bench_move {
     double seconds; /* from the request until the coordinator says that it is done */
     double moved_bytes, least_bytes, slices;

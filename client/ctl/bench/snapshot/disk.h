@@ -1,6 +1,6 @@
-/* What the bench of snapshots is held against: one file of as many bytes, written from its begin to its end
- * and synced, and read, or both, by direct I/O of large blocks, several in flight. The files have no name, so
- * nothing of them stays. */
+/* The reference for the bench of snapshots: one file of as many bytes, written from its begin to
+ * its end and synced, and read, or both, by direct I/O of large blocks, several in flight. The
+ * files have no name, so nothing of them stays. */
 #ifndef CAIRN_CTL_BENCH_SNAPSHOT_DISK_H
 #define CAIRN_CTL_BENCH_SNAPSHOT_DISK_H
 

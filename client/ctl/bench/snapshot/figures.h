@@ -1,4 +1,5 @@
-/* What the times of steps say of a snapshot: pure. Seconds of cairn_bench_now. */
+/* Computes from the times of steps how much a snapshot slows them down: pure. Times are seconds of
+ * cairn_bench_now. */
 #ifndef CAIRN_CTL_BENCH_SNAPSHOT_FIGURES_H
 #define CAIRN_CTL_BENCH_SNAPSHOT_FIGURES_H
 
@@ -24,11 +25,11 @@ struct cairn_bench_slowdown {
     double memory_added;      /* of the shard that is worst: bytes at most with - without */
 };
 
-/* Of pairs[pair_count] of intervals that followed each other, [0] without and [1] with a snapshot; all have
- * steps, whose order stays. False: there is no memory. */
+/* Compares pairs[pair_count] of intervals that followed each other, [0] without and [1] with a
+ * snapshot; every interval has steps, whose order stays. False: there is no memory. */
 bool cairn_bench_slowdown_of(const struct cairn_bench_interval (*pairs)[2], uint32_t pair_count,
                              struct cairn_bench_slowdown *out);
-/* One more step. False: there is no memory. */
+/* Adds one more step. False: there is no memory. */
 bool cairn_bench_interval_add(struct cairn_bench_interval *interval, double seconds);
 
 #endif

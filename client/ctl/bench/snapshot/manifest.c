@@ -64,7 +64,8 @@ static bool make_file(const char *folder, const char *path, uint64_t bytes)
     return is_made;
 }
 
-/* Of any file of the bench: [blocks], no two alike. NULL: there is no memory. */
+/* Makes the block sums of one file of the bench: [blocks], no two alike. NULL: there is no
+ * memory. */
 static uint8_t *make_sums(uint64_t blocks)
 {
     const size_t bytes = (size_t)blocks * CAIRN_SNAPSHOT_SUM_BYTES;

@@ -37,9 +37,9 @@ bool cairn_bench_save_end(struct cairn_bench_saver *saver, bool gives_up);
 double cairn_bench_save(struct cairn_bench_saver *saver);
 /* Removes the snapshot that was taken last, if there is one. False, and said. */
 bool cairn_bench_save_remove(struct cairn_bench_saver *saver);
-/* The job goes, as a cluster that lost it has it; its snapshots stay. False, and said. */
+/* Drops the job, as if the cluster had lost it; its snapshots stay. False, and said. */
 bool cairn_bench_save_drop_job(struct cairn_bench_saver *saver);
-/* What was written of it leaves the page cache. */
+/* Drops the bytes that were written for the snapshot from the page cache. */
 void cairn_bench_save_make_cold(const struct cairn_bench_saver *saver);
 
 #endif

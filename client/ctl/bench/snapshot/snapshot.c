@@ -140,7 +140,7 @@ static int run_part(struct snapshot_bench *b, const struct part *part)
     return done;
 }
 
-/* What this part is in the parts of all. */
+/* Adds the medians of this part to the parts of the whole bench. */
 static void add_result(struct snapshot_bench *b, const struct part *part)
 {
     char name[64];

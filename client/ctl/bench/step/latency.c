@@ -296,7 +296,7 @@ static void add_shard(const struct cairn_bench_times *times, size_t count, uint6
     }
 }
 
-/* Of one round: false where a worker or a shard says nothing of it. */
+/* Splits one round into its parts; false if a worker or a shard has no times of that round. */
 static bool find_parts(const struct latency_bench *bench, uint32_t i, const struct ends *ends,
                        double out[PARTS])
 {

@@ -1,4 +1,4 @@
-/* What the bench and its workers share: where they write what happened when. */
+/* The memory that the bench shares with its workers: they write there what happened when. */
 #include <sys/mman.h>
 
 #include "client/ctl/bench/bench.h"

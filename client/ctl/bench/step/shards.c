@@ -6,7 +6,8 @@
 #include "client/ctl/bench/card.h"
 #include "client/ctl/bench/times.h"
 
-/* Of a round, by the round before it. */
+/* The figures of a shard in one round, measured from the round before it where they are
+ * counters. */
 enum { RECEIVE_FOLD, SUMS, UPDATE_PUBLISH, LAUNCHES, IN_BYTES, OUT_BYTES, FIGURES };
 static const char *const names[FIGURES] = { "shard_receive_fold_s",   "shard_sums_s",
                                             "shard_update_publish_s", "shard_launches",

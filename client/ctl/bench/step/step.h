@@ -11,7 +11,7 @@
 /* A step whose backward sleeps; a copy; a step that adds up in the worker; one whose backward computes on
  * every core. */
 enum { STEP_ORDER_STEP = 1, STEP_ORDER_COPY = 2, STEP_ORDER_ADDED = 3, STEP_ORDER_BUSY = 4 };
-/* Of a report: seconds; bytes of this step, by the library's own count. */
+/* The figures of a worker's report: seconds; bytes of this step, by the library's own count. */
 enum {
     STEP_FIGURE_ALL,
     STEP_FIGURE_PUSH, /* round_begin, backward, casts, pushes that left or wait */

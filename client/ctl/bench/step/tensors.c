@@ -22,7 +22,7 @@
 enum { ORDER_MANY = 1, ORDER_ONE = 2, ORDER_SINGLY = 3 };
 enum { FIGURE_ALL, FIGURE_PUSH, FIGURE_COMMIT, FIGURE_FETCH, FIGURE_CPU, FIGURE_BEGIN, FIGURES };
 
-/* Of a run: what the slowest worker had, and what the slowest shard did. */
+/* The parts of a run: the times of the slowest worker, then those of the slowest shard. */
 enum {
     PART_PUSH,
     PART_COMMIT,
@@ -104,7 +104,7 @@ static cairn_status fetch_all(struct tensors_worker *w, const struct cairn_bench
     return status;
 }
 
-/* What a step goes by. */
+/* The calls by which a step moves its tensors: lists, or one call a tensor. */
 struct way {
     const struct cairn_bench_member *member;
     const struct cairn_bench_model *model;
@@ -225,7 +225,7 @@ static double most(const struct tensors_bench *bench, int figure)
     return value;
 }
 
-/* Of all daemons so far. */
+/* Processor time of all daemons so far. */
 static double daemons_cpu_s(const struct tensors_bench *bench)
 {
     const struct local *local = bench->crew.local;

@@ -17,7 +17,7 @@ static cairn_status ask(struct step_worker *w, struct cairn_version version, uin
     return cairn_map(w->member.job, version, w->member.names[i], view, &count, &w->asked.op);
 }
 
-/* What was asked for is there, or CAIRN_ERR_TIMEOUT. */
+/* Waits for the unit that was asked for; CAIRN_ERR_TIMEOUT: it is not there yet. */
 static cairn_status await_asked(struct step_worker *w, int timeout_ms)
 {
     if (w->asked.op == NULL) return CAIRN_OK;
@@ -29,7 +29,7 @@ static cairn_status await_asked(struct step_worker *w, int timeout_ms)
     return status;
 }
 
-/* Meanwhile the next one comes. */
+/* The next unit is fetched meanwhile. */
 static cairn_status use(struct step_worker *w, uint32_t i, double seconds)
 {
     const double begin = cairn_bench_now(), end = begin + seconds;

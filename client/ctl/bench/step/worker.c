@@ -200,7 +200,7 @@ static cairn_status read_all(struct step_worker *w, struct cairn_version version
                                           : step_fetch_all(w, &w->member, version);
 }
 
-/* What did not go from one memory of a card to another of it. */
+/* Bytes that passed the host, not directly from one memory of the card to another. */
 static double host_bytes(const struct cairn_stats *stats)
 {
     return (double)(stats->pushed_bytes - stats->device_pushed_bytes + stats->fetched_bytes -
@@ -247,8 +247,9 @@ static bool run_step(struct step_worker *w, struct cairn_bench_report *report)
     return cairn_bench_is_ok(status);
 }
 
-/* What a step moves at least: every byte of the gradients once, every byte of the parameters once, or twice
- * where backward reads them again. What is fetched next puts the parameters right. */
+/* Moves as many bytes as a step must: every byte of the gradients once, every byte of the
+ * parameters once, or twice where backward reads them again. The next fetch overwrites the
+ * parameters with the right values. */
 static bool run_copy(struct step_worker *w, struct cairn_bench_report *report)
 {
     const size_t bytes = w->plan->model.tensors * w->elems * w->elem_bytes;

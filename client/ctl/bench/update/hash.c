@@ -1,6 +1,6 @@
-/* Of cairn bench update --only hash: one thread hashes a plane by each instruction set that this CPU has, by
- * turns; "plain" is libsodium, a leaf after the other. Seconds are those of its processor, as others may use
- * the cores, too. */
+/* Measures for cairn bench update --only hash: one thread hashes a plane by each instruction set
+ * that this CPU has, by turns; "plain" is libsodium, a leaf after the other. Seconds are processor
+ * time of the thread, as others may use the cores, too. */
 #include <time.h>
 
 #include "client/ctl/bench/bench.h"

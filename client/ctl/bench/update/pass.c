@@ -143,7 +143,7 @@ static cairn_status out_list(struct pass_thread *thread, size_t first, size_t co
     return copy_list(thread, thread->arrays->host, thread->arrays->param, first, count);
 }
 
-/* Of the host alone. */
+/* Used by the reference pass on the host alone. */
 static cairn_status touch_list(struct pass_thread *thread, size_t first, size_t count)
 {
     cairn_bench_streams_touch(thread->arrays->streams, thread->arrays->stream_count,

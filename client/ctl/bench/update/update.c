@@ -38,8 +38,8 @@ struct update_bench {
 
 /* ---- the two runs ---- */
 
-/* By enum cairn_update_only: --only NAME, what is done, and the counted bytes an element: these, and so many
- * times those of the wire type. */
+/* Indexed by enum cairn_update_only: --only NAME, its passes, and the counted bytes an element:
+ * `bytes`, and `wires` times those of the wire type. */
 static const struct subject {
     const char *name;
     struct {

@@ -15,7 +15,7 @@
 #define CAIRN_UPDATE_SOURCES      2
 #define CAIRN_UPDATE_THREADS_MAX  64
 
-/* What of it is done, by --only. */
+/* The part of an update that is done, by --only. */
 enum cairn_update_only {
     CAIRN_UPDATE_ALL,   /* fold and update, as a shard */
     CAIRN_UPDATE_ADAMW, /* of an fp32 gradient, without a published copy */
@@ -26,7 +26,7 @@ enum cairn_update_only {
     CAIRN_UPDATE_ONLIES
 };
 
-/* What works of one chunk point to while they run. */
+/* The data that the works of one chunk point to while they run. */
 struct cairn_update_slot {
     struct cairn_source sources[CAIRN_UPDATE_SOURCES];
     struct cairn_sums sums;
@@ -83,8 +83,8 @@ typedef double cairn_update_pass_fn(struct cairn_update_arrays *arrays, double *
                                     struct cairn_sentence *why);
 cairn_update_pass_fn cairn_update_pass_fold, cairn_update_pass_update, cairn_update_pass_hash,
     cairn_update_pass_libsodium;
-/* Of the host: what one thread hashes by each instruction set (NAME_gbps), and how many times libsodium's
- * rate that is (NAME_ratio), into `parts`. */
+/* Measures on the host how fast one thread hashes by each instruction set (NAME_gbps), and how many
+ * times libsodium's rate that is (NAME_ratio), and adds that to `parts`. */
 void cairn_update_hash_sets(const struct cairn_update_arrays *arrays, json_t *parts);
 /* The plane out of pinned host memory, and back. */
 cairn_update_pass_fn cairn_update_pass_in, cairn_update_pass_out;
