@@ -1,6 +1,7 @@
-/* Whether the process has what libraries take without asking. libuv and UCX end the process where they find
- * no descriptor, or no thread, in the middle of their beginning (libuv 1.44, uv__signal_global_init; UCX
- * 1.13, ucs/async/thread.c): so it is seen before they begin. What was at hand may be gone a moment later. */
+/* Checks whether the process has what libraries take without asking. libuv and UCX end the process
+ * if they find no descriptor, or no thread, in the middle of their initialization (libuv 1.44,
+ * uv__signal_global_init; UCX 1.13, ucs/async/thread.c): so this is checked before they begin.
+ * Resources that were at hand may be gone a moment later. */
 #ifndef CAIRN_BASE_AT_HAND_H
 #define CAIRN_BASE_AT_HAND_H
 

@@ -13,7 +13,7 @@ void cairn_checksum_free(struct cairn_checksum *sum);
 
 void cairn_checksum_begin(struct cairn_checksum *sum);
 void cairn_checksum_add(struct cairn_checksum *sum, const void *bytes, size_t count);
-/* Of all bytes since it was begun, of which there was one at least. */
+/* The checksum of all bytes added since cairn_checksum_begin; there must be at least one. */
 uint64_t cairn_checksum_end(const struct cairn_checksum *sum);
 
 #endif

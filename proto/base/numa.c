@@ -46,7 +46,7 @@ int cairn_numa_of_pci(const char *pci)
     return is_number && node >= 0 && node < (long)NODES_MAX ? (int)node : CAIRN_NUMA_NONE;
 }
 
-/* Of a list "0-3,8,12-15"; what is no such list ends it. */
+/* Sets the CPUs of a list "0-3,8,12-15"; the first text that is not such a list ends it. */
 static void set_listed(const char *list, cpu_set_t *out)
 {
     CPU_ZERO(out);

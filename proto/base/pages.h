@@ -19,7 +19,8 @@ static inline uint64_t cairn_segments(uint64_t bytes)
     return bytes / CAIRN_SEGMENT_BYTES + (bytes % CAIRN_SEGMENT_BYTES > 0);
 }
 
-/* What of so many bytes lies in that segment, which is one of them: the last one is shorter. */
+/* How many of `bytes` lie in segment number `segment`, which must exist: the last segment is
+ * shorter. */
 static inline uint64_t cairn_segment_bytes(uint64_t bytes, uint64_t segment)
 {
     const uint64_t left = bytes - segment * CAIRN_SEGMENT_BYTES;

@@ -19,7 +19,8 @@ static size_t sequence_at(const unsigned char *s)
     return length;
 }
 
-/* Of a well-formed sequence; the second byte of U+0080 to U+009F is their number. */
+/* True if a well-formed sequence is a control character; the second byte of U+0080 to U+009F is
+ * their number. */
 static bool is_control(const unsigned char *s)
 {
     return s[0] < 0x20 || s[0] == 0x7f || (s[0] == 0xc2 && s[1] < 0xa0);

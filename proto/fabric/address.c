@@ -46,7 +46,7 @@ cairn_status fabric_set_address(struct cairn_fabric *fabric, const void *raw, si
     return CAIRN_OK;
 }
 
-/* What is inside, if it is whole. */
+/* Opens an address: gives its envelope and returns the bytes inside; NULL: it is not whole. */
 static const uint8_t *open_envelope(const uint8_t *address, size_t bytes,
                                     struct envelope *envelope_out)
 {

@@ -1,18 +1,19 @@
-/* The auto fabric: the mapped one to peers of this host that can be reached so, a ucx one to all
- * others. Several fabrics behind one face; peers and messages are of one of them, and whatever is
- * done with them goes there by itself. A region is one of each.
+/* The auto fabric: the mapped fabric for peers of this host that can be reached so, a ucx fabric
+ * for all others. It is several fabrics behind one interface; a peer or a message belongs to one of
+ * them, and calls with it go there by themselves. A region is one region in each fabric.
  *
- * Over loopback nobody of another host comes. So on "lo" alone there is no ucx fabric: every user of this
- * host could speak to its port, and end the process by it (README.md). Three cases need one all the same: the
- * mapped fabric cannot be opened, or hosts are told apart by names (options.host), several of which share a
- * loopback, or peers are known to be ucx there (options.has_loopback).
+ * Nobody from another host comes over loopback. So on "lo" alone there is no ucx fabric: every user
+ * of this host could speak to its port, and end the process by it (README.md). Three cases need a
+ * ucx fabric all the same: the mapped fabric cannot be opened, or hosts are told apart by names
+ * (options.host), several of which share a loopback, or peers are known to be ucx there
+ * (options.has_loopback).
  *
  * There is a ucx one for each network that is not reached from the others ("eth1;eth2"): of a fabric on
  * several devices UCX takes any pair, and a peer on one network alone may be given the address on another
  * (1.13, seen). Here the kernel's routes pair them.
  *
- * What is bounded (sends_max, held_max) is so for each of them. Each end chooses for the messages that
- * it sends: one direction may be mapped and the other not. */
+ * Each of the fabrics has the bounds (sends_max, held_max) for itself. Each end chooses for the
+ * messages that it sends: one direction may be mapped and the other not. */
 #include "proto/fabric/backend.h"
 
 #include <stdio.h>
@@ -286,7 +287,7 @@ static cairn_status auto_arm(struct cairn_fabric *common)
     return status;
 }
 
-/* What only one kind counts is 0 of the others. */
+/* Adds up the counters; a counter that only one kind has is 0 in the others. */
 static void add_stats(struct cairn_fabric_stats *all, const struct cairn_fabric_stats *one)
 {
     all->messages_sent += one->messages_sent;

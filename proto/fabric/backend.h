@@ -95,7 +95,7 @@ struct fabric_backend {
     unsigned (*progress)(struct cairn_fabric *fabric);
     cairn_status (*arm)(struct cairn_fabric *fabric);
 
-    /* What follows may be missing (NULL): no views, regions that are only kept. */
+    /* The following may be missing (NULL): then there are no views, and regions are only kept. */
     const void *(*view)(const struct cairn_fabric_message *message);
     const char *(*message_path)(const struct cairn_fabric_message *message);
     const char *(*payload_path)(const struct cairn_fabric_peer *peer, const void *payload,
@@ -104,14 +104,14 @@ struct fabric_backend {
     cairn_status (*region_add)(struct cairn_fabric_region *region);
     cairn_status (*region_show)(struct cairn_fabric_region *region, struct cairn_fabric_peer *peer);
     void (*region_drop)(struct cairn_fabric_region *region); /* fabric.c frees it right after */
-    /* Missing: of no card; such a backend's region_add gets no memory of one. */
+    /* Missing: the backend imports memory of no card, and its region_add gets none. */
     bool (*imports)(const struct cairn_fabric_peer *peer, const uint8_t *uuid);
 
     void (*hold_off)(struct cairn_fabric *fabric, bool is_off);
     void (*set_patience)(struct cairn_fabric *fabric, uint32_t ms);
 
-    /* Of a fabric that is made of others ("auto"): peers and regions are theirs, and everything that is
-     * done with those, and with messages, goes to them. */
+    /* For a fabric that is made of others ("auto"): peers and regions belong to those, and every
+     * call with them, or with messages, goes there. */
     cairn_status (*connect_inside)(struct cairn_fabric *fabric, const void *address, size_t bytes,
                                    cairn_fabric_down_fn *on_down, void *arg,
                                    struct cairn_fabric_peer **peer_out);

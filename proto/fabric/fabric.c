@@ -1,4 +1,4 @@
-/* What all fabrics have in common. See backend.h for the division of work. */
+/* The functions that all fabrics have in common. See backend.h for the division of work. */
 #include "proto/fabric/backend.h"
 
 #include <assert.h>

@@ -99,16 +99,17 @@ struct cairn_fabric_offer {
     size_t note_bytes;
 };
 
-/* What imports memory of cards that peers of this host show ("mapped" and "auto"): the fabric follows no
- * address of a card, and knows no driver. Borrowed: outlives the fabric and the mappings that are held. All
- * on the owner's thread. */
+/* The callbacks that import memory of cards which peers of this host show ("mapped" and "auto"):
+ * the fabric itself follows no address of a card, and knows no driver. Borrowed: must outlive the
+ * fabric and the mappings that are held. All are called on the owner's thread. */
 struct cairn_fabric_device {
     uint8_t uuids[CAIRN_FABRIC_UUIDS_MAX][CAIRN_FABRIC_UUID_BYTES]; /* of which cards */
     uint32_t uuid_count;
     void *context;
-    /* Judges the descriptor, which is used up in any case, and maps it, now or later. Not OK: `why` says what
-     * is wrong with it, and the connection that it came by ends; but of CAIRN_ERR_NO_MEMORY and CAIRN_ERR_IO
-     * what is lacking here: it is not mapped, and its owner hears that this node imports no more. */
+    /* Judges the descriptor, which is used up in any case, and maps it, now or later. If the
+     * descriptor is wrong, `why` says how, and the connection that it came by ends.
+     * CAIRN_ERR_NO_MEMORY and CAIRN_ERR_IO instead say that something is lacking here: the memory
+     * is not mapped, and its owner hears that this node imports no more. */
     cairn_status (*import)(void *context, const struct cairn_fabric_offer *offer, int fd,
                            void **address_out, struct cairn_sentence *why);
     void (*release)(void *context, void *address, uint64_t bytes);
@@ -251,46 +252,52 @@ void cairn_fabric_drop(struct cairn_fabric_message *message);
  *
  * All other rules of this header hold; a fabric without such a way ("mem") ignores regions. */
 
-/* Of a region's memfd, set once its owner has it mapped to be written to: its size stays, peers cannot write,
- * and nobody, its maker included, can take a page out of it, which would be a SIGBUS for whoever reads. */
+/* The seals of a region's memfd, set once its owner has mapped it for writing: its size stays,
+ * peers cannot write, and nobody, its maker included, can take a page out of it, which would be a
+ * SIGBUS for a reader. */
 #define CAIRN_FABRIC_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
 
-/* Tells of shared memory. `fd`: a memfd of at least `bytes`, not of huge pages, sealed by CAIRN_FABRIC_SEALS
- * once it was mapped here at `base`; fd and memory are borrowed until cairn_fabric_region_drop. What is sent
- * of it by reference must have its pages: a peer that maps refuses the connection otherwise. `note`: what it
- * is, in words of the application, for the receiver's on_mapping. CAIRN_ERR_INVALID: not such a memfd, or
- * some of these addresses are of another region. CAIRN_ERR_BUSY: 4092 regions are there.
- * CAIRN_ERR_NO_MEMORY. */
+/* Tells of shared memory. `fd`: a memfd of at least `bytes`, not of huge pages, sealed by
+ * CAIRN_FABRIC_SEALS once it was mapped here at `base`; fd and memory are borrowed until
+ * cairn_fabric_region_drop. Bytes that are sent by reference must have their pages: a peer that
+ * maps refuses the connection otherwise. `note` describes the region, in words of the application,
+ * for the receiver's on_mapping. CAIRN_ERR_INVALID: not such a memfd, or some of these addresses
+ * belong to another region. CAIRN_ERR_BUSY: 4092 regions are there. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status cairn_fabric_region_add(struct cairn_fabric *fabric, const void *base,
                                                       size_t bytes, int fd, const void *note,
                                                       size_t note_bytes,
                                                       struct cairn_fabric_region **region_out);
-/* Tells of memory of a card: `base` is an address that no host code follows, `fd` a handle of all of it that
- * the card's driver exported, of which the fabric keeps a duplicate until cairn_fabric_region_drop: an open
- * one keeps the memory taken. `uuid`: whose memory it is. It is shown to peers of this host that import
- * memory of that card (cairn_fabric_peer_imports), and to no other; to these a payload in it of any size goes
- * by reference, to others it is CAIRN_ERR_UNSUPPORTED: bring it to host memory first. What the card is still
- * to write there must be written before it is sent: nothing here orders cards. Errors as above. */
+/* Tells of memory of a card: `base` is an address that no host code follows, `fd` a handle of all
+ * of the memory that the card's driver exported. The fabric keeps a duplicate of it until
+ * cairn_fabric_region_drop: an open handle keeps the memory taken. `uuid`: the card whose memory it
+ * is. The region is shown to peers of this host that import memory of that card
+ * (cairn_fabric_peer_imports), and to no other; to these a payload in it of any size goes by
+ * reference, to others it is CAIRN_ERR_UNSUPPORTED: bring it to host memory first. All writes of
+ * the card to a payload must be done before it is sent: nothing here orders cards. Errors as
+ * above. */
 CAIRN_MUST_CHECK cairn_status cairn_fabric_region_add_device(
     struct cairn_fabric *fabric, const void *base, size_t bytes, int fd, const uint8_t *uuid,
     const void *note, size_t note_bytes, struct cairn_fabric_region **region_out);
-/* The peer takes memory of that card by reference: its address says so, and it has not said since that it
- * cannot any more, for want of room or as the card has failed. What was on its way by reference then ends the
- * connection; the next one is known not to take it. */
+/* True: the peer takes memory of that card by reference, since its address says so and it has not
+ * said since that it cannot any more, for want of room or because the card has failed. When a peer
+ * says so, payloads on their way by reference end the connection; the next connection knows that it
+ * does not take them. */
 bool cairn_fabric_peer_imports(const struct cairn_fabric_peer *peer, const uint8_t *uuid);
-/* Shows the region to a peer before anything of it is sent, so that it gets on_mapping. Without effect
- * on a peer that does not map, or import memory of that card. CAIRN_ERR_CLOSED, CAIRN_ERR_BUSY,
- * CAIRN_ERR_NO_MEMORY as of a send. */
+/* Shows the region to a peer before anything of it is sent, so that the peer gets on_mapping.
+ * Without effect on a peer that does not map, or does not import memory of that card.
+ * CAIRN_ERR_CLOSED, CAIRN_ERR_BUSY, CAIRN_ERR_NO_MEMORY as in a send. */
 CAIRN_MUST_CHECK cairn_status cairn_fabric_region_show(struct cairn_fabric_region *region,
                                                        struct cairn_fabric_peer *peer);
-/* Nothing of it is sent any more; peers are told and let go when they have released what they read. What
- * is in flight stays readable for them, also after this. NULL is allowed. */
+/* Nothing of the region is sent any more; peers are told, and let go when they have released what
+ * they read. Payloads in flight stay readable for the peers, also after this call. NULL is
+ * allowed. */
 void cairn_fabric_region_drop(struct cairn_fabric_region *region);
 
-/* Where the payload lies, to be read by any thread until the message is received or dropped. NULL: it
- * has to be received. It is the sender's memory: judge what is read only once it is copied; a sender that
- * is wrong may change it, and a page that the sender's host cannot supply is SIGBUS in the thread that
- * reads (server/base/guard.h). Of path "device" it is an address of options.device, for its card to read. */
+/* Where the payload lies, to be read by any thread until the message is received or dropped. NULL:
+ * it has to be received. The payload is the sender's memory: judge it only after copying it; a
+ * faulty sender may change it, and a page that the sender's host cannot supply is SIGBUS in the
+ * thread that reads (server/base/guard.h). For path "device" the result is an address of
+ * options.device, for its card to read. */
 const void *cairn_fabric_message_view(const struct cairn_fabric_message *message);
 
 /* A peer showed a region (options.on_mapping), and took it back or is gone (options.on_mapping_gone; once
@@ -307,9 +314,9 @@ void cairn_fabric_mapping_refuse(struct cairn_fabric_mapping *mapping, const cha
 void cairn_fabric_mapping_hold(struct cairn_fabric_mapping *mapping);
 void cairn_fabric_mapping_release(struct cairn_fabric_mapping *mapping);
 
-/* How long a node may acknowledge nothing of what was sent to it before it is taken for gone, from 1 s to 10
- * minutes: the lease after which the application gives it up. Of the connections that are made from now on,
- * over "ucx" by TCP. Default 5 s. */
+/* How long a node may acknowledge nothing of what was sent to it before it is taken for gone, from
+ * 1 s to 10 minutes: the lease after which the application gives it up. The value holds for
+ * connections made from now on, over "ucx" by TCP. Default 5 s. */
 void cairn_fabric_set_patience(struct cairn_fabric *fabric, uint32_t ms);
 
 /* true: the connections that peers made end, what they showed is taken back (on_mapping_gone), and none

@@ -1,5 +1,6 @@
-/* What a peer has been told of and has not released yet, by serial. A serial is an index and a generation:
- * finding it is one look, and one that a peer made up, or says twice, is none. Private to proto/fabric.
+/* Flights, by serial: payloads that a peer has been told of and has not released yet. A serial is
+ * an index and a generation: finding it takes one look, and a serial that a peer made up, or says
+ * twice, is not found. Private to proto/fabric.
  *
  * A pointer to a flight holds until the next begin. All zero: an empty table; free(flights->all) at its
  * end. */

@@ -201,7 +201,8 @@ static unsigned mapped_progress(struct cairn_fabric *common)
     return count;
 }
 
-/* What waits for us in a socket keeps event_fd readable by itself. */
+/* Data that waits for us in a socket keeps event_fd readable by itself, so it is not looked at
+ * here. */
 static cairn_status mapped_arm(struct cairn_fabric *common)
 {
     const struct mapped_fabric *fabric = mapped_of(common);

@@ -275,12 +275,14 @@ void mapped_memory_close(struct mapped_fabric *fabric);
 CAIRN_MUST_CHECK cairn_status mapped_mapping_open(struct mapped_in *in,
                                                   const struct frame_region *frame, int fd,
                                                   struct cairn_fabric_mapping **mapping_out);
-/* What it shows of cards is not mapped any more, and it is told. */
+/* From now on maps no memory of cards that the peer shows, and tells the peer so. `why` goes to
+ * options.on_refused. */
 void mapped_import_none_of(struct mapped_in *in, const char *why);
 /* Copies out of memory that is not mapped. False: the kernel does not give it. */
 bool mapped_mapping_copy(const struct cairn_fabric_mapping *mapping, uint64_t offset, void *to,
                          size_t bytes);
-/* Every page of these bytes is there: to read them takes no memory, so it cannot fail for want of it. */
+/* True: every page of these bytes is there, so reading them takes no memory and cannot fail for
+ * want of it. */
 bool mapped_mapping_has(const struct cairn_fabric_mapping *mapping, uint64_t offset, size_t bytes);
 /* The peer took it back or is gone; its slot's reference is given up. */
 void mapped_mapping_end(struct cairn_fabric_mapping *mapping);

@@ -126,12 +126,13 @@ union frame {
 
 struct frame_head frame_head(enum frame_kind kind);
 
-/* What these bytes are: a whole frame whose numbers agree with its length and with the limits above, or
- * FRAME_MALFORMED. What a slot or a serial means, only its connection knows. */
+/* Judges bytes: returns the kind of a whole frame whose numbers agree with its length and with the
+ * limits above, or FRAME_MALFORMED. Only its connection knows the meaning of a slot or a serial. */
 enum frame_kind frame_judge(const union frame *frame, size_t bytes);
 
-/* The message of a bundle that begins at `at`, which becomes where the next one does; NULL: none that is
- * whole begins there. A bundle is sound if all of it is told so, up to its `bytes`. */
+/* The message of a bundle that begins at `at`, which moves to where the next one begins; NULL: no
+ * whole message begins there. A bundle is sound if its messages fill it exactly, up to its
+ * `bytes`. */
 const struct frame_message *frame_bundled(const union frame *frame, size_t bytes, size_t *at);
 
 static inline size_t frame_filled(size_t bytes)
@@ -139,7 +140,7 @@ static inline size_t frame_filled(size_t bytes)
     return (bytes + 7) / 8 * 8;
 }
 
-/* What a MESSAGE is long, by its own numbers. */
+/* The length of a MESSAGE, by its own numbers. */
 static inline size_t frame_message_bytes(const struct frame_message *message)
 {
     return sizeof *message + message->header_bytes +
@@ -151,7 +152,7 @@ static inline size_t frame_release_count(size_t bytes)
     return (bytes - sizeof(struct frame_head)) / sizeof(uint64_t);
 }
 
-/* Before the first of the following; again is harmless. False: there is no randomness. */
+/* Call it before the first of the following; again is harmless. False: there is no randomness. */
 bool frame_begin(void);
 void frame_random(void *bytes, size_t count);
 /* `by_acceptor`: the proof of WELCOME, which nobody can make of that of HELLO. */

@@ -51,8 +51,8 @@ bool cairn_fabric_host_is_name(const char *host)
     return length > 0 && length < CAIRN_FABRIC_HOST_BYTES;
 }
 
-/* By the name of the kind, not by fabric_mapped: who only reads addresses, as the coordinator does, links no
- * fabric, and so loads no UCX. */
+/* Looks the part up by the name of the kind, not by fabric_mapped: a program that only reads
+ * addresses, as the coordinator does, links no fabric, and so loads no UCX. */
 static bool find_mapped(const void *address, size_t bytes, struct mapped_address *out)
 {
     size_t raw_bytes;

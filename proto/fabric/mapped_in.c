@@ -71,7 +71,8 @@ static uint32_t count_of_user(const struct mapped_fabric *fabric, uid_t user)
     return count;
 }
 
-/* Of the user who has most of them, the oldest: a crowd pushes out its own. */
+/* Closes the oldest connection of the user who has most of the unknown ones: a crowd pushes out its
+ * own. */
 static void push_one_out(struct mapped_fabric *fabric)
 {
     struct mapped_in *in, *out = NULL;

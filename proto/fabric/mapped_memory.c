@@ -1,5 +1,5 @@
-/* What we share with peers: regions of the owner, and the staging area, into which payloads are copied
- * that lie in no region.
+/* The memory that we share with peers: regions of the owner, and the staging area, into which
+ * payloads are copied that lie in no region.
  *
  * The staging area is up to four memfds, made when they are needed, handed out in pages, first fit (what
  * was read last is taken again first, while it is in the cache). A peer may have as many pages as are

@@ -42,7 +42,7 @@ static void lose(struct mapped_out *out)
 
 enum { PARTS_OF_MESSAGE = 4 };
 
-/* Of a datagram; returns how many there are. */
+/* Lists the parts of a message's datagram; returns how many there are. */
 static size_t add_parts(const struct mapped_frame *frame, struct iovec parts[PARTS_OF_MESSAGE])
 {
     static const uint8_t zero[8];
@@ -86,7 +86,7 @@ static enum frame_fate write_messages(struct mapped_out *out, uint32_t *count_ou
     return frame_write(out->link.fd, parts, part_count, -1);
 }
 
-/* What stands at the head of the queue. */
+/* Writes the frame at the head of the queue, or several messages from there. */
 static enum frame_fate write_frames(struct mapped_out *out, uint32_t *count_out)
 {
     const struct mapped_frame *frame = TAILQ_FIRST(&out->queue);
@@ -99,7 +99,8 @@ static enum frame_fate write_frames(struct mapped_out *out, uint32_t *count_out)
     return frame_write_one(out->link.fd, &gone, sizeof gone, -1);
 }
 
-/* What was carried or copied is the caller's again; what is read where it lies, when it is released. */
+/* Bytes that were carried or copied are the caller's again; bytes that the peer reads in place are
+ * so only once it releases them. */
 static void message_written(struct mapped_out *out, struct mapped_frame *frame)
 {
     struct fabric_flight *flight = NULL;

@@ -1,5 +1,5 @@
-/* Regions: shared memory of ours that peers of this host may map. What is common to all fabrics; those that
- * cannot map keep the object and do no more. */
+/* Regions: shared memory of ours that peers of this host may map. Common to all fabrics; fabrics
+ * that cannot map keep the object and do no more. */
 #include "proto/fabric/backend.h"
 
 #include <assert.h>
@@ -19,7 +19,7 @@ cairn_status fabric_judge_memory(int fd, uint64_t bytes)
     if (seals == -1 || (seals & CAIRN_FABRIC_SEALS) != CAIRN_FABRIC_SEALS) return CAIRN_ERR_INVALID;
     if (fstat(fd, &file) != 0 || fstatfs(fd, &system) != 0) return CAIRN_ERR_INVALID;
     if (bytes == 0 || bytes > (uint64_t)file.st_size) return CAIRN_ERR_INVALID;
-    // Of a pool that may be empty when such a page is touched first: then it is a SIGBUS.
+    // The pool of huge pages may be empty when one is touched first, which would be a SIGBUS.
     return system.f_type == HUGETLBFS_MAGIC ? CAIRN_ERR_INVALID : CAIRN_OK;
 }
 

@@ -1,4 +1,4 @@
-/* Where arrays begin that one loop goes through side by side.
+/* Chooses where arrays begin that one loop goes through side by side.
  *
  * A core's nearest cache finds a line by the bits of its address below 4 KiB, and AMD's (Zen) then guesses
  * the way by a hash of those above: streams that agree in both, as arrays do that lie 256 MiB apart, throw
@@ -7,7 +7,8 @@
  * to do with). So the n-th stream of a loop begins n times CAIRN_STAGGER_LINES lines later than pages do:
  * five of them, the most that a loop of ours has, are 12 lines or more from any multiple of 4 KiB apart.
  *
- * That holds for streams that go on at one pace. One of bf16 beside fp32 drifts past them, once in 8 KiB.
+ * This holds for streams that advance at the same pace. A bf16 stream beside fp32 ones drifts past
+ * them, once in 8 KiB.
  *
  * Pure; any thread. */
 #ifndef CAIRN_FABRIC_STAGGER_H
@@ -21,7 +22,8 @@
 #define CAIRN_STAGGER_LINES ((size_t)13)
 #define CAIRN_STAGGER_BYTES (CAIRN_STAGGER_LINES * CAIRN_LINE_BYTES)
 
-/* The streams of an update. What is published begins with a page: other processes map it, too. */
+/* The streams of an update. The published one begins with a page, since other processes map it,
+ * too. */
 enum cairn_update_stream {
     CAIRN_STREAM_WIRE,
     CAIRN_STREAM_PARAM,

@@ -113,7 +113,7 @@ static bool find_source(const char *ip, char out[INET6_ADDRSTRLEN])
     return ok;
 }
 
-/* What the kernel answers to the question for a route, and where its attributes begin. */
+/* The kernel's answer to the question for a route, and where its attributes begin. */
 struct route_answer {
     struct nlmsghdr head;
     struct rtmsg route;
@@ -208,7 +208,7 @@ static int count_networks(const char *devices)
     return count;
 }
 
-/* What there is no room for is left out. */
+/* Adds a device, or leaves it out if there is no room for it. */
 static void add_device(char devices[CAIRN_PLACE_DEVICES_BYTES], const char *device, char between)
 {
     const size_t used = strlen(devices);

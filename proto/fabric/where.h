@@ -32,8 +32,8 @@ bool cairn_place_of(const char *devices, const char *transports, struct cairn_pl
 void cairn_place_print(const struct cairn_place *place, char out[CAIRN_PLACE_BYTES]);
 bool cairn_place_parse(const char *text, struct cairn_place *out);
 
-/* Of a fabric's address: that of its ucx fabric number `index`, from 0. False: there are not so many, or it
- * is of a version that does not say it. */
+/* The place of ucx fabric number `index`, from 0, in a fabric's address. False: the address has
+ * fewer, or is of a version that does not say it. */
 bool cairn_fabric_address_place(const void *address, size_t bytes, int index,
                                 struct cairn_place *out);
 /* All of them, for people: "10.77.0.2 eth1 tcp; 10.78.0.2 eth2 tcp". */
@@ -56,14 +56,15 @@ struct cairn_route {
 /* False: there is no route to it. */
 bool cairn_route_find(const char *ip, struct cairn_route *out);
 
-/* What a fabric opens to reach all of these places. */
+/* The devices and transports that a fabric opens to reach all of these places. */
 struct cairn_choice {
     char devices[CAIRN_PLACE_DEVICES_BYTES]; /* "" : no place has a route */
     const char *transports;                  /* of a place; NULL: tcp */
 };
-/* Of the routes to the places, each once, with ';' between them (proto/fabric/auto.c); of more than
- * CAIRN_NETWORKS_MAX the first. Where a place takes InfiniBand or RoCE, too, its transports and, in front,
- * this host's active ports, all with ',': `infiniband` is /sys/class/infiniband. */
+/* Chooses from the routes to the places: each route once, with ';' between them
+ * (proto/fabric/auto.c), and the first ones if there are more than CAIRN_NETWORKS_MAX. Where a
+ * place takes InfiniBand or RoCE, too, its transports and, in front, this host's active ports, all
+ * with ',': `infiniband` is /sys/class/infiniband. */
 void cairn_choose(const struct cairn_place *places, size_t count, const char *infiniband,
                   struct cairn_choice *out);
 

@@ -62,11 +62,13 @@ bool cairn_box_runs_next(struct cairn_box_runs *runs, uint64_t *tensor_elem_out,
 #define CAIRN_BOX_BYTES_MAX (4 + 16 * CAIRN_RANK_MAX)
 /* Returns how many bytes were written. */
 size_t cairn_box_encode(const struct cairn_box *box, uint8_t out[CAIRN_BOX_BYTES_MAX]);
-/* Of a stranger: the result is to be judged. CAIRN_ERR_MALFORMED: not exactly one box. */
+/* Decodes a box that a stranger sent: the caller has to judge the result. CAIRN_ERR_MALFORMED: not
+ * exactly one box. */
 cairn_status cairn_box_decode(const uint8_t *bytes, size_t size,
                               struct cairn_box *box_out) CAIRN_MUST_CHECK;
 
-/* "[0:512, 128:256]": from, and the first that is not in it. Of any box. Returns out. */
+/* Prints any box as "[0:512, 128:256]": the first index, and the first that is not in it. Returns
+ * out. */
 #define CAIRN_BOX_TEXT_BYTES 352
 const char *cairn_box_text(const struct cairn_box *box, char out[CAIRN_BOX_TEXT_BYTES]);
 

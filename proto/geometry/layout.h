@@ -26,7 +26,7 @@
 #define CAIRN_LAYOUT_TENSORS_MAX ((uint32_t)1 << 20)
 #define CAIRN_LAYOUT_HASH_BYTES  32
 
-/* What layout and planner need to know of a tensor. All borrowed, for the call only. */
+/* The properties of a tensor that layout and planner need. All borrowed, for the call only. */
 struct cairn_layout_tensor {
     const char *name; /* unique in the job; orders the tensors wherever their numbers must not */
     const char *unit; /* read by the planner only */
@@ -108,7 +108,7 @@ struct cairn_local_extent {
     uint64_t first_chunk, chunk_count; /* local */
 };
 
-/* What one shard owns. */
+/* The part of a job that one shard owns. */
 struct cairn_shard_map {
     uint32_t shard;
     uint32_t chunk_leaves;

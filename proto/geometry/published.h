@@ -84,7 +84,7 @@ void cairn_published_set_sides(struct cairn_published_head *head, uint32_t sides
 bool cairn_published_read_begin(const struct cairn_published_head *head, uint32_t copy,
                                 struct cairn_version version, enum cairn_published_side side,
                                 uint64_t *sequence_out);
-/* What was read since read_begin is whole. */
+/* True: all that was read since read_begin is whole. */
 bool cairn_published_read_end(const struct cairn_published_head *head, uint64_t sequence);
 
 #endif

@@ -1,4 +1,4 @@
-/* What one shard owns, and the grid of chunks over it: see layout.h. */
+/* The part that one shard owns, and the grid of chunks over it: see layout.h. */
 #include "proto/geometry/layout.h"
 
 #include <assert.h>

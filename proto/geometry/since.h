@@ -12,9 +12,9 @@
  * member was not attached, and who had the version before may be gone. */
 struct cairn_version cairn_since_attached(struct cairn_version since, struct cairn_version newest);
 
-/* Attached tells the number of the layout in force, too. True: the member knows a later one, by which it must
- * not push. That one was durable before anyone heard of it, so the coordinator's store is an older copy, or
- * was made of what shards hold. */
+/* Attached tells the number of the layout in force, too. True: the member knows a later one, by
+ * which it must not push. The later layout was durable before anyone heard of it, so the
+ * coordinator's store is an older copy, or was made of what shards hold. */
 bool cairn_layout_goes_back(uint64_t newest_known, uint64_t in_force);
 
 #endif

@@ -71,13 +71,14 @@ enum cairn_plane {
 };
 /* "param", "wire", "exp_avg", "exp_avg_sq"; NULL for a number that is not a plane. */
 const char *cairn_plane_name(int plane);
-/* What a plane of elements is in: the parameters in the tensor's master dtype, the rest in f32. */
+/* The dtype of a plane's elements: the parameters are in the tensor's master dtype, the others in
+ * f32. */
 cairn_dtype cairn_plane_dtype(int plane, cairn_dtype master);
 /* The number of the name; 0 if there is none. */
 int cairn_plane_number(const char *name);
 
-/* What the geometry needs of a tensor. Names, groups and dtypes stand in struct cairn_tensor_spec
- * (proto/spec/spec.h). */
+/* The properties of a tensor that the geometry needs. Names, groups and dtypes stand in struct
+ * cairn_tensor_spec (proto/spec/spec.h). */
 struct cairn_shape {
     uint32_t rank;                /* 0 (a scalar: one element) to CAIRN_RANK_MAX */
     uint64_t dim[CAIRN_RANK_MAX]; /* elements; 0 makes the tensor empty */

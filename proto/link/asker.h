@@ -46,17 +46,19 @@ struct cairn_asker {
 
 void cairn_asker_open(struct cairn_asker *asker,
                       cairn_status (*send)(struct cairn_chunk_request *));
-/* What header.request is: not 0. */
+/* The number to put into header.request: never 0. */
 uint64_t cairn_chunk_request_number(const struct cairn_chunk_request *request);
 
-/* An IDLE request is to be sent, behind all that wait. */
+/* Queues an IDLE request, behind all that wait. */
 void cairn_asker_ask(struct cairn_asker *asker, struct cairn_chunk_request *request);
 /* Sends what may be sent now. Call it after each of these calls, and whenever `send` may go on. */
 void cairn_asker_pump(struct cairn_asker *asker);
-/* A tick, or a new way to the shard: the shard may have time again. Pumps. */
+/* Tries again after a tick, or when there is a new connection to the shard: the shard may have time
+ * again. Pumps. */
 void cairn_asker_retry(struct cairn_asker *asker);
 
-/* An answer with this number came. False: to a former use, or a request that is answered already. */
+/* Notes that an answer with this number came. False: it belongs to a former use of the request, or
+ * to one that is answered already. */
 bool cairn_asker_answered(struct cairn_asker *asker, struct cairn_chunk_request *request,
                           uint64_t number);
 /* The answer was NAK with this status, which may be any number, or what came is damaged

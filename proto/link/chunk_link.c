@@ -29,7 +29,8 @@ uint64_t cairn_chunk_link_starved_ms(const struct cairn_chunk_link *link, uint64
 static void judge_memory(struct cairn_chunk_link *link, uint64_t now_ms)
 {
     if (!link->starved.is_short || !link->hands->waits(link)) {
-        // What is not awaited will not go, and would be held against all that is smaller.
+        // While nothing is awaited, the send that failed is not tried again; its size would be held
+        // against all smaller sends that succeed.
         link->starved.is_short = false;
         link->starved.since_ms = 0;
         link->starved.is_told = false;
@@ -163,8 +164,8 @@ bool cairn_chunk_link_on_hello(struct cairn_chunk_link *link, uint64_t way)
     return true;
 }
 
-/* A chunk that the shard folds where it lies goes no way on which it could be damaged. What is received into
- * other memory is compared there. */
+/* True if the payload's checksum is compared. A chunk that the shard folds in place goes no way on
+ * which it could be damaged. A chunk that is received into other memory is compared there. */
 static bool is_compared(const struct cairn_chunk_link *link, unsigned kind)
 {
     return kind != CAIRN_CHUNK_PUSH || !cairn_chunk_link_shares(link);

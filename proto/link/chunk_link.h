@@ -24,13 +24,14 @@
 
 struct cairn_chunk_link;
 
-/* What a worker and a relay do differently. */
+/* The callbacks in which a worker and a relay differ. */
 struct cairn_chunk_link_hands {
     /* Says who speaks: job, member and token; and in a HELLO, what it says beside its number. */
     void (*sign)(const struct cairn_chunk_link *link, struct cairn_chunk_header *header);
     /* Something is awaited from the shard. */
     bool (*waits)(const struct cairn_chunk_link *link);
-    /* What was sent and is unanswered is lost, and nothing of the connection arrives any more. */
+    /* Everything that was sent and is unanswered is lost, and nothing of the connection arrives any
+     * more. */
     void (*lost)(struct cairn_chunk_link *link);
     /* The connection went down, just now; may be NULL. */
     void (*down)(struct cairn_chunk_link *link, cairn_status why);
@@ -78,15 +79,18 @@ void cairn_chunk_link_restart(struct cairn_chunk_link *link);
 bool cairn_chunk_link_is_up(const struct cairn_chunk_link *link);
 /* Through memory of this host. */
 bool cairn_chunk_link_shares(const struct cairn_chunk_link *link);
-/* What was to be sent over it was not for want of memory, or was: cairn_chunk_link_send notes its own. */
+/* Notes whether a send over the link failed for want of memory. cairn_chunk_link_send notes its own
+ * sends. */
 void cairn_chunk_link_note_memory(struct cairn_chunk_link *link, cairn_status status,
                                   size_t payload_bytes);
-/* For how long something has been awaited that this process has no memory to send; 0: there is memory. */
+/* For how long something has been awaited whose request this process has no memory to send; 0:
+ * there is memory. */
 uint64_t cairn_chunk_link_starved_ms(const struct cairn_chunk_link *link, uint64_t now_ms);
 /* For how long something has been awaited, and nothing of the shard has come, also while there was no
  * connection to it. Time in which this process did not run counts as none. 0: it speaks, or need not. */
 uint64_t cairn_chunk_link_silent_ms(const struct cairn_chunk_link *link, uint64_t now_ms);
-/* A message of the shard came. False: a loss is not told yet, drop it. */
+/* Notes that a message of the shard came. False: a loss has not been told yet, so drop the
+ * message. */
 bool cairn_chunk_link_heard(struct cairn_chunk_link *link);
 /* HELLO of the shard, its header.request. True: the shard has a new endpoint to us, and what it answered on
  * earlier ones may be lost. */
@@ -97,11 +101,11 @@ CAIRN_MUST_CHECK cairn_status cairn_chunk_link_send(struct cairn_chunk_link *lin
                                                     struct cairn_chunk_header *header,
                                                     const void *payload, size_t payload_bytes,
                                                     cairn_fabric_done_fn *on_sent, void *arg);
-/* on_sent of a payload, its last word. What failed for want of memory arrived nowhere, and nobody answers:
- * the connection is made anew, so that all of it is sent again. */
+/* The last word of on_sent of a payload. A payload that failed for want of memory arrived nowhere,
+ * and nobody answers it: the connection is made anew, so that all of it is sent again. */
 void cairn_chunk_link_sent(struct cairn_chunk_link *link, cairn_status status);
-/* Something that came from the shard is being received: a loss is not told before it is back. Sends count
- * themselves. */
+/* Notes that something from the shard is being received: a loss is not told before it is given
+ * back. Sends count themselves. */
 void cairn_chunk_link_loan(struct cairn_chunk_link *link);
 void cairn_chunk_link_loan_back(struct cairn_chunk_link *link);
 

@@ -1,5 +1,6 @@
-/* What waits to be written to a connection, in order: frames, and pages, which are cut from packed bytes
- * when their turn comes, so that a peer that reads slowly costs one page and not all of them. Loop thread. */
+/* The queue of a connection's writes, in order: frames, and pages, which are cut from packed bytes
+ * when their turn comes, so that a peer that reads slowly costs one page and not all of them. Loop
+ * thread. */
 #ifndef CAIRN_LOOP_OUTBOX_H
 #define CAIRN_LOOP_OUTBOX_H
 

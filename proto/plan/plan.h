@@ -4,9 +4,9 @@
  * Load is counted in bytes: elements x elem_bytes of the tensor. The share of a shard is the job's
  * bytes by its weight. Cuts are arithmetic on prefix sums, made at quanta; quanta are never listed.
  *
- * A fresh table. A unit may use at most min(ceil(bytes / 256 KiB), spread, shards) shards. That is a
- * hard limit; within it the running prefix of the job's bytes is cut so that each shard is within one
- * quantum of its share wherever such cuts exist:
+ * A fresh table. A unit may use at most min(ceil(bytes / 256 KiB), spread, shards) shards. This
+ * limit is hard; within it the running prefix of the job's bytes is cut so that each shard is
+ * within one quantum of its share wherever such cuts exist:
  *   1. a unit that may use one shard, or whose fair cut would use more than it may, goes to the
  *      shards that are furthest below their share, largest pieces first;
  *   2. units that may use some of the shards lie on one line, the line is wound around the shards in

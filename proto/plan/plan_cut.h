@@ -100,7 +100,8 @@ cairn_status cairn_plan_count(const struct cairn_layout *layout,
 cairn_status cairn_plan_gather(const struct cairn_plan_request *request,
                                struct cairn_layout **layout,
                                struct cairn_plan_report *report) CAIRN_MUST_CHECK;
-/* What a shard has of the tensor's unit, where it lies on as many shards as it may use. */
+/* The bytes of a shard's part of the tensor's unit, if the unit lies on as many shards as it may
+ * use. */
 uint64_t cairn_plan_part_bytes(const struct plan_cut *cut, uint32_t tensor);
 /* Adds an extent, joined with the last one where it continues it. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_plan_append(struct extent_list *list, struct cairn_extent extent);
@@ -118,20 +119,21 @@ cairn_status cairn_plan_sort(struct extent_list *list, const uint32_t *key,
 cairn_status cairn_plan_keep(struct plan_cut *cut) CAIRN_MUST_CHECK;
 /* Places all free runs, which are in canonical order, on the receivers. */
 cairn_status cairn_plan_place(struct plan_cut *cut) CAIRN_MUST_CHECK;
-/* What the finished layout is like. */
+/* Fills the report on the finished layout. */
 cairn_status cairn_plan_describe(const struct plan_cut *cut, const struct cairn_layout *layout,
                                  struct cairn_plan_report *report_out) CAIRN_MUST_CHECK;
 
 /* Gives the shard everything up to the quantum's edge nearest to `end` bytes of the unit; returns the
  * bytes given. A failure is kept in p->status. */
 uint64_t cairn_plan_take(struct placing *p, struct cursor *at, uint64_t end, uint32_t shard);
-/* What a shard is short of its goal once `bytes` more have been placed: the error so far is in it. */
+/* How many bytes a shard is short of its goal once `bytes` more have been placed, the rounding so
+ * far included. */
 uint64_t cairn_plan_short(const struct plan_cut *cut, uint32_t shard, uint64_t bytes);
 /* Quanta of [first, first + count) to take for `room` bytes: the nearest edge. */
 uint64_t cairn_plan_nearest(const struct plan_cut *cut, uint32_t tensor, uint64_t first,
                             uint64_t count, uint64_t room);
-/* Bytes that a shard still wants; below 0: that it has more. The heap has the neediest on top; sink: the
- * one in place i has become less needy. */
+/* Bytes that a shard still wants; below 0: it has more than it wants. The heap has the neediest
+ * shard on top; sink: the one in place i has become less needy. */
 int64_t cairn_plan_need(const struct plan_cut *cut, uint32_t shard);
 void cairn_plan_heap_push(struct placing *p, uint32_t shard);
 uint32_t cairn_plan_heap_pop(struct placing *p);

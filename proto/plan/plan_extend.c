@@ -136,7 +136,7 @@ static cairn_status plan_added(struct extending *x)
     return cairn_plan_make(&request, &x->fresh, NULL);
 }
 
-/* By tensor, as a table has to be. */
+/* Joins the kept and the fresh extents by tensor, the order that a table needs. */
 static cairn_status join(const struct extending *x, struct cairn_layout **layout_out)
 {
     const size_t fresh_count = x->fresh != NULL ? x->fresh->extent_count : 0;

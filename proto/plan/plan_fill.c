@@ -1,9 +1,10 @@
-/* What a re-plan frees, onto the receivers, in as few pieces as level them. A unit's free quanta are
- * handed out in parts as large as a shard's part of the unit in a fresh table. A part goes whole, where
- * some receiver still wants that much: to one that has what stands beside it in the tensor, so that the
- * two are one piece; else to one that has nothing of the unit yet, else of the tensor. Where none wants so
- * much, one is filled up from the part, and the rest goes on: each cut fills a receiver, so there are
- * fewer cuts than receivers. A unit is cut no further than it may be. */
+/* Places the quanta that a re-plan frees on the receivers, in as few pieces as level them. A unit's
+ * free quanta are handed out in parts as large as a shard's part of the unit in a fresh table.
+ * Where some receiver still wants as much as a part has, the part goes there whole: to a receiver
+ * that has the part's neighbour in the tensor, so that the two are one piece; else to one that has
+ * nothing of the unit yet, else to one that has nothing of the tensor. Where none wants so much,
+ * one is filled up from the part, and the rest is placed next: each cut fills a receiver, so there
+ * are fewer cuts than receivers. A unit is cut no further than it may be. */
 #include "proto/plan/plan_cut.h"
 
 #include <stdlib.h>
@@ -22,7 +23,7 @@ struct filling {
     uint32_t used;                /* receivers that the unit has gone to: p->window */
 };
 
-/* What is still to be placed of a free run, and who has what stands beside it. */
+/* The quanta of a free run that are still to be placed, and the shards that have its neighbours. */
 struct rest {
     uint32_t tensor;
     uint64_t first, count;
@@ -103,8 +104,8 @@ static uint32_t neighbour_that_wants(const struct filling *f, const struct rest 
     return before ? rest->before : behind ? rest->behind : CAIRN_SHARD_GONE;
 }
 
-/* Of a tensor of which nothing is kept: who has the middle of the part, if it wants it, and got nothing of
- * the unit yet. */
+/* For a tensor of which nothing is kept: the shard that had the middle of the part, if it wants the
+ * part, and got nothing of the unit yet. */
 static uint32_t holder_that_wants(const struct filling *f, const struct rest *rest, uint64_t quanta,
                                   uint64_t bytes)
 {
@@ -120,7 +121,8 @@ static uint32_t holder_that_wants(const struct filling *f, const struct rest *re
                : CAIRN_SHARD_GONE;
 }
 
-/* Of the neediest ones, one that wants `bytes`: the fewer it has beside it the better. */
+/* One of the neediest receivers that wants `bytes`: best one with nothing of the unit or of the
+ * tensor yet. */
 static uint32_t needy_that_wants(struct filling *f, uint32_t tensor, uint64_t bytes)
 {
     uint32_t looked[CANDIDATES_MAX], count = 0, best = CAIRN_SHARD_GONE;

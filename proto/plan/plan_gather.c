@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What the whole shall have at most, in quarters of what the fresh table has; one try each. */
+/* The most pieces that the whole layout shall have, in quarters of the fresh table's; one try
+ * each. */
 static const uint64_t goals[] = { 7, 6, 4 };
 #define GOAL_COUNT (sizeof goals / sizeof goals[0])
 
@@ -57,7 +58,7 @@ static void count_piece(const struct cairn_layout *layout, size_t e, struct shar
     shard->count++;
 }
 
-/* Of one tensor; on which shards how many: in `shards`. */
+/* Counts the pieces of one tensor; how many lie on which shard goes to `shards`. */
 static struct tensor_pieces count_tensor(const struct cairn_layout *layout, uint32_t tensor,
                                          struct shard_pieces *shards)
 {
@@ -92,7 +93,7 @@ static int is_within(const struct gathering *g, const struct cairn_plan_report *
 
 /* --- which tensors are placed afresh -------------------------------------------------------------- */
 
-/* Those first that have the most pieces too many by their bytes. */
+/* Orders tensors: first those with the most pieces too many for their bytes. */
 static int compare_tensors(const void *a, const void *b)
 {
     const struct tensor_pieces *x = a, *y = b;
@@ -152,7 +153,7 @@ static uint32_t cheapest(const struct gathering *g, uint32_t shard_count)
     return best;
 }
 
-/* Of the tensors that have the most pieces on the shard nothing is kept. */
+/* Places afresh all tensors that have the most pieces on the shard. */
 static void free_most(struct gathering *g, const struct cairn_layout *layout, uint32_t shard)
 {
     for (uint32_t n = 0; n < layout->tensor_count; n++) {

@@ -5,11 +5,13 @@
 #include "proto/plan/plan.h"
 #include "proto/spec/spec.h"
 
-/* What an element costs its shard: master, sum, two published versions, the optimizer's planes. Bytes. */
+/* The bytes that an element costs its shard: master, sum, two published versions, the optimizer's
+ * planes. */
 uint32_t cairn_plan_elem_weight(const struct cairn_job_spec_data *spec, size_t tensor);
 /* For the planner, [tensor_count], the caller's; NULL: no memory. */
 struct cairn_layout_tensor *cairn_plan_tensors(const struct cairn_job_spec_data *spec);
-/* What an extent of a layout of the spec costs its shard. Bytes; a tensor's last quantum counts as whole. */
+/* The bytes that an extent of a layout of the spec costs its shard; a tensor's last quantum counts
+ * as whole. */
 uint64_t cairn_plan_extent_bytes(const struct cairn_job_spec_data *spec,
                                  const struct cairn_layout *layout,
                                  const struct cairn_extent *extent);
@@ -20,9 +22,9 @@ cairn_status cairn_plan_job_decode(const struct cairn_job_spec_data *spec, const
 cairn_status cairn_plan_job_widen(const struct cairn_job_spec_data *spec,
                                   const struct cairn_layout *layout, uint32_t shard_count,
                                   struct cairn_layout **layout_out) CAIRN_MUST_CHECK;
-/* Of so many shards that a job may use. */
+/* How many of `shard_count` shards a job may use. */
 uint32_t cairn_plan_job_shards(const struct cairn_job_spec_data *spec, uint32_t shard_count);
-/* A canonical, judged spec over so many shards; as cairn_plan_make. */
+/* Plans a canonical, judged spec over so many shards; as cairn_plan_make. */
 cairn_status cairn_plan_job(const struct cairn_job_spec_data *spec, uint32_t shard_count,
                             struct cairn_layout **layout_out,
                             struct cairn_plan_report *report_out) CAIRN_MUST_CHECK;

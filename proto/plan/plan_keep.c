@@ -1,4 +1,4 @@
-/* What a re-plan keeps: every shard up to its share, and frees: the rest. */
+/* A re-plan keeps quanta on every shard up to its share, and frees the rest. */
 #include "proto/plan/plan_cut.h"
 
 #include <stdlib.h>
@@ -103,7 +103,7 @@ static int is_neighbour(const struct keeping *k, size_t i, size_t j)
            k->pieces.items[i].tensor == k->pieces.items[j].tensor;
 }
 
-/* What stands before the piece in its tensor is free, and what stands behind it. */
+/* True if the quanta before the piece in its tensor are free, or those behind it. */
 static int is_free_before(const struct keeping *k, size_t i)
 {
     return i > 0 && is_neighbour(k, i - 1, i) && (k->back[i - 1] > 0 || quanta_left(k, i - 1) == 0);
@@ -114,8 +114,8 @@ static int is_free_behind(const struct keeping *k, size_t i)
     return is_neighbour(k, i + 1, i) && (k->front[i + 1] > 0 || quanta_left(k, i + 1) == 0);
 }
 
-/* Sheds the most quanta that weigh `limit` bytes or less, at the end where what is free already goes on in
- * them, else at the piece's end; returns their bytes. */
+/* Sheds the most quanta that weigh `limit` bytes or less, at the end where the free quanta beside
+ * the piece already go on, else at the piece's end; returns their bytes. */
 static uint64_t shed_some(struct keeping *k, size_t i, uint64_t limit)
 {
     const struct plan_cut *cut = k->cut;
@@ -242,8 +242,9 @@ static uint64_t shed_bytes(struct keeping *k, uint32_t old, uint64_t budget)
     return budget - ring.left;
 }
 
-/* Shards over their share shed the surplus. What one could not shed because its quanta are too big,
- * the next one tries, so that the sum is right within one quantum and never above the surplus. */
+/* Shards over their share shed the surplus. If a shard could not shed some of it because its quanta
+ * are too big, the next one tries, so that the sum is right within one quantum and never above the
+ * surplus. */
 static void shed_surplus(struct keeping *k)
 {
     struct plan_cut *cut = k->cut;

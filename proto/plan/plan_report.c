@@ -1,4 +1,4 @@
-/* What a finished layout is like: balance, what moved, how far units are spread. */
+/* Measures a finished layout: balance, what moved, how far units are spread. */
 #include "proto/plan/plan_cut.h"
 
 #include <stdlib.h>

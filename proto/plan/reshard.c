@@ -112,7 +112,8 @@ static void weigh_before(struct aiming *a)
 
 /* --- shares that fit ------------------------------------------------------------------------------ */
 
-/* What a share may be; the planner may miss it by two quanta. */
+/* The most that a share may be: two quanta below the bound, since the planner may miss a share by
+ * as much. */
 static double ceiling_of(const struct aiming *a, uint32_t shard)
 {
     const uint64_t *capacities = a->request->capacity_bytes;

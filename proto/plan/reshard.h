@@ -5,12 +5,13 @@
  * would lie in too many pieces, and there is room. Shards keep their numbers; a shard of weight 0 gives up
  * all that it has and stays as a hole.
  *
- * A slice is a layout, one version above the one before it. What an extent of it has that its shard had
- * before is the whole extent, and lies within one extent of the layout before, so that what stays keeps its
- * place in a shard's memory: extents that were cut are not joined again where they are. What comes to a
- * shard is one extent, however many givers it has. A run that is cut short loses its tail, on the giver's
- * grid of chunks where it can, so that no chunk is asked for twice. The slices end in the target's owners,
- * not in its table. No shard has more on the way than before it, or a slice more than in the target.
+ * A slice is a layout, one version above the one before it. An extent of it either stays on its
+ * shard or comes to it, as a whole. One that stays lies within one extent of the layout before, so
+ * it keeps its place in the shard's memory: extents that were cut are not joined again where they
+ * are. Quanta that come to a shard beside each other are one extent, however many givers they have.
+ * A run that is cut short loses its tail, on the giver's grid of chunks where it can, so that no
+ * chunk is asked for twice. The slices end in the target's owners, not in its table. No shard has
+ * more on the way than before it, or a slice more than in the target.
  *
  * Bytes are elements x elem_bytes of the tensor (proto/plan/plan_job.h: all that an element costs a
  * shard). */
@@ -30,10 +31,11 @@ struct cairn_reshard_request {
     const struct cairn_layout *current;
     uint32_t shard_count;  /* at least the current one: numbers are kept */
     const double *weights; /* [shard_count], 0 = gives up all and gets nothing; NULL = equal */
-    /* [shard_count], what a shard may own, 0 = no bound; NULL = none has one. What it owns already it
-     * may keep. */
+    /* [shard_count], the most that a shard may own, 0 = no bound; NULL = none has one. A shard may
+     * keep all that it owns already. */
     const uint64_t *capacity_bytes;
-    /* What must be free of a capacity beside what a shard owns so that more moves than the least: a slice. */
+    /* The bytes of a capacity that must be free beside what a shard owns for more to move than the
+     * least: a slice. */
     uint64_t slice_bytes;
     int least;                /* as cairn_plan_request's */
     const char *const *names; /* [shard_count], for sentences; NULL = numbers */
@@ -82,7 +84,8 @@ struct cairn_slice_request {
     uint32_t chunk_leaves; /* of the job: at least 1 */
 };
 
-/* What is left between two layouts, by a slice's limits. */
+/* The bytes that still have to move between two layouts, and in how many slices by a slice's
+ * limits. */
 struct cairn_slice_left {
     uint64_t bytes;
     uint32_t slices; /* at least */

@@ -96,7 +96,7 @@ static uint64_t minus(uint64_t a, uint64_t b)
     return a > b ? a - b : 0;
 }
 
-/* What the giver and the taker may both still move. */
+/* The bytes that both the giver and the taker may still move. */
 static uint64_t room_of(const struct slicing *s, const struct plan_run *run)
 {
     const uint64_t *limits = s->request->limit_bytes;
@@ -105,9 +105,9 @@ static uint64_t room_of(const struct slicing *s, const struct plan_run *run)
     return lesser(minus(limits[from], s->given[from]), minus(limits[to], s->taken[to]));
 }
 
-/* What the taker may still take so that it has at most a slice more than in the target: a shard that gives,
- * too, does not take everything first. Some shard has no more than in the target while anything is left to
- * move, so that something can. */
+/* The bytes that the taker may still take so that it has at most a slice more than in the target: a
+ * shard that also gives does not take everything first. Some shard has no more than in the target
+ * while anything is left to move, so something can always move. */
 static uint64_t room_above_target(const struct slicing *s, const struct plan_run *run)
 {
     const uint64_t *limits = s->request->limit_bytes;
