@@ -1,5 +1,5 @@
-/* The header of a safetensors file, built and judged. Pure: bytes in, bytes out; who reads and
- * writes files is snapshot_io.h.
+/* The header of a safetensors file, built and judged. Pure: bytes in, bytes out; snapshot_io.h
+ * reads and writes the files.
  *
  *   file     8 bytes, little endian: N | N bytes of JSON, padded with spaces | the tensors' bytes
  *   JSON     {"__metadata__":{string:string}, "<key>":{"dtype","shape","data_offsets":[begin,end]}}
@@ -9,9 +9,10 @@
  * into __metadata__: DCP_SHARDING_INFO is a JSON text {"<key>":{"saved_offsets":[...]}} with every
  * key of the file; DCP_VERSION "1.0"; format "pt". So a file holds one box of a tensor at most.
  *
- * What we write: tensors by descending rank of their dtype, then by key; no holes; N such that the
- * tensors begin at a multiple of 8. What we read: any file that the crate reads, except that the
- * JSON must begin at its first byte, that no key may stand twice, and ranks are at most 8. */
+ * Files that we write: tensors by descending rank of their dtype, then by key; no holes; N such
+ * that the tensors begin at a multiple of 8. Files that we read: all that the crate reads, except
+ * that the JSON must begin at its first byte, that no key may stand twice, and ranks are at most
+ * 8. */
 #ifndef CAIRN_SAFETENSORS_SAFETENSORS_H
 #define CAIRN_SAFETENSORS_SAFETENSORS_H
 

@@ -1,4 +1,4 @@
-/* What is beneath the folders that an operator allows, and nothing else, is looked up and opened. */
+/* Looks up and opens files beneath the folders that an operator allows, and nothing else. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
@@ -47,7 +47,7 @@ cairn_status cairn_weights_open_beneath(const struct cairn_weights *w, const cha
     return CAIRN_OK;
 }
 
-/* What of `path` is beneath the folder root[0..length); NULL: it is not in it. */
+/* The part of `path` beneath the folder root[0..length); NULL: the path is not in that folder. */
 static const char *beneath(const char *path, const char *root, size_t length)
 {
     while (length > 0 && root[length - 1] == '/') length--;
@@ -79,7 +79,7 @@ const char *cairn_weights_enter_root(const char *roots, struct cairn_weights *w,
     return NULL;
 }
 
-/* By the name that the kernel has for what is open: no link is in it. */
+/* Names the open folder as the kernel does: no link is in that name. */
 static cairn_status name_folder(const struct cairn_weights *w, int fd, char **folder_out,
                                 struct cairn_sentence *why)
 {

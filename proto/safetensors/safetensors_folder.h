@@ -90,20 +90,21 @@ void cairn_weights_close(struct cairn_weights *weights);
 cairn_status cairn_weights_folder_with(const char *roots, const char *path, const char *file,
                                        char **folder_out,
                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* What a source has, by entries that begin nowhere. Takes source and header, on failure too.
- * CAIRN_ERR_NO_MEMORY. */
+/* Lists the weights that `source` has, by the entries of `header`, which give no places in a file.
+ * Takes source and header, on failure too. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_weights_of(const char *path, struct cairn_weights_source *source,
                               struct cairn_safetensors *header, struct cairn_weights *out,
                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
-/* True if a tensor can be read from it: it is of F32, BF16, F16 or F64. */
+/* True if a tensor can be read from the weight: it is F32, BF16, F16 or F64. */
 bool cairn_weight_readable(const struct cairn_weight *weight);
-/* Which weight each tensor of a canonical spec is read from: the one of its name, else that of
- * `prefix` + its name. from_out, [tensor_count]: NULL where there is none and the tensor has an
- * initializer. CAIRN_ERR_MISMATCH names every tensor that is missing, has another shape, or is not
- * readable (the first CAIRN_WEIGHTS_NAMES_MAX); and, unless the spec has init_extra_ok, what the files have
- * beyond that and a job could have. What they have beyond it otherwise is no error: `extra` says how many and
- * which, "" if none. The name of a whole tensor's alias is that tensor's. */
+/* Finds the weight that each tensor of a canonical spec is read from: the one of its name, else the
+ * one of `prefix` + its name. from_out, [tensor_count]: NULL where there is none and the tensor has
+ * an initializer. CAIRN_ERR_MISMATCH names every tensor that is missing, has another shape, or is
+ * not readable (the first CAIRN_WEIGHTS_NAMES_MAX); and, unless the spec has init_extra_ok, weights
+ * that no tensor takes and that a job could have. Other weights that no tensor takes are no error:
+ * `extra` says how many and which, "" if none. The name of an alias of a whole tensor counts as
+ * that tensor's. */
 cairn_status cairn_weights_match(const struct cairn_weights *weights,
                                  const struct cairn_job_spec_data *spec, const char *prefix,
                                  const struct cairn_weight **from_out, struct cairn_sentence *extra,

@@ -1,14 +1,15 @@
-/* What the files of safetensors_folder.h share. */
+/* The declarations that the files of safetensors_folder.h share. */
 #ifndef CAIRN_SAFETENSORS_SAFETENSORS_PRIVATE_H
 #define CAIRN_SAFETENSORS_SAFETENSORS_PRIVATE_H
 
 #include "proto/safetensors/safetensors_folder.h"
 
-/* What a folder of Hugging Face has: all of it, or which file has what. */
+/* The files in a folder of Hugging Face: one with all weights, or the index that says which file
+ * has which. */
 #define CAIRN_WEIGHTS_WHOLE "model.safetensors"
 #define CAIRN_WEIGHTS_INDEX "model.safetensors.index.json"
 
-/* The allowed folder that w->path is in is opened; what is left of the path, or NULL, and why. */
+/* Opens the allowed folder that w->path is in; returns the rest of the path, or NULL, and why. */
 const char *cairn_weights_enter_root(const char *roots, struct cairn_weights *w,
                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Opens a file or folder at a path beneath the allowed one, and says what it is. */

@@ -82,7 +82,8 @@ static int pointer_order(const void *a, const void *b)
     return *x < *y ? -1 : *x > *y;
 }
 
-/* Those that no tensor takes. *refused_out: how many of them a job could have. */
+/* Lists in `extra` the weights that no tensor takes. *refused_out: how many of them a job could
+ * have. */
 static cairn_status note_extra(const struct matching *m, const struct cairn_job_spec_data *spec,
                                const struct cairn_weight **from, struct cairn_sentence *extra,
                                size_t *refused_out)

@@ -124,7 +124,8 @@ cairn_status cairn_tree_root(const struct cairn_tree *tree, uint64_t leaf_count,
     return CAIRN_OK;
 }
 
-/* By first leaf. Levels and indices may be a stranger's: compare without shifting out of range. */
+/* Orders nodes by first leaf. Levels and indices may come from a stranger: mask the shift so that
+ * it stays in range. */
 static int by_first_leaf(const void *a, const void *b)
 {
     const struct cairn_tree_node *x = a, *y = b;

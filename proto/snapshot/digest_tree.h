@@ -85,7 +85,7 @@ struct cairn_missed_digest {
     const char *tensor; /* borrowed */
     uint64_t steps;     /* that passed it by, at least 1 */
 };
-/* What the root says beside the planes. */
+/* The part of the content root beside the planes. */
 struct cairn_content {
     uint64_t step;
     struct cairn_group_digest *groups; /* [group_count], sorted by cairn_content_root; borrowed */

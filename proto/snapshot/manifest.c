@@ -335,7 +335,7 @@ static json_t *root_json(const struct cairn_manifest *m)
     return with(root, "reduce_groups", reduce_groups_json(&m->reduce_groups));
 }
 
-/* What decode would refuse and json_pack would not notice. */
+/* Refuses a manifest that decode would refuse and json_pack would not notice. */
 static cairn_status judge(const struct cairn_manifest *m, struct cairn_sentence *why)
 {
     const uint64_t year_10000_s = 253402300800;

@@ -326,8 +326,8 @@ static cairn_status read_payload(const char *hex, struct cairn_manifest *m,
     return hex_bytes(hex, m->payload, count) ? CAIRN_OK : corrupt(why, "payload", "not hex digits");
 }
 
-/* What a reader of another version looks at first: before the rest is judged by this one's rules.
- * */
+/* Reads the version first, before the rest is judged by this version's rules: the manifest may be
+ * of another one. */
 static cairn_status read_version(const json_t *root, int *version_out, struct cairn_sentence *why)
 {
     const char *format = json_string_value(json_object_get(root, "format"));

@@ -10,7 +10,8 @@ static enum cairn_trust broken(struct cairn_sentence *what, const char *why)
     return CAIRN_TRUST_BROKEN;
 }
 
-/* By each key of that id: an id is eight bytes that anyone can give a key of his own. */
+/* Checks the signature by each key of that id: an id is eight bytes that anyone can give a key of
+ * his own. */
 static enum cairn_trust check(const struct cairn_manifest *m, const struct cairn_key_ring *ring,
                               const struct cairn_minisig *signature, struct cairn_sentence *what)
 {

@@ -24,23 +24,25 @@ enum cairn_trust {
     CAIRN_TRUST_STRANGE, /* by a key that is not in the ring: nothing is known of it */
     CAIRN_TRUST_BROKEN,  /* it names a key of the ring, and is not its signature of this; or none */
 };
-/* Of a manifest that was loaded. `what` (may be NULL) says it: "signed by key 0123456789ABCDEF". */
+/* Judges the signature of a manifest that was loaded. `what` (may be NULL) tells the result:
+ * "signed by key 0123456789ABCDEF". */
 enum cairn_trust cairn_manifest_trust(const struct cairn_manifest *manifest,
                                       const struct cairn_key_ring *ring,
                                       struct cairn_sentence *what);
 
-/* What is taken that is not signed by a key of the ring. */
+/* The manifests that are accepted although no key of the ring has signed them. */
 struct cairn_trust_waiver {
     bool is_unsigned, is_strange;
 };
-/* May it be restored? CAIRN_ERR_REFUSED: it is unsigned or strange, and that is not waived; the sentence says
- * by which option it would be. CAIRN_ERR_CHECKSUM: broken, which nothing waives. */
+/* May the snapshot be restored? CAIRN_ERR_REFUSED: its manifest is unsigned or strange, and that is
+ * not waived; the sentence says which option would waive it. CAIRN_ERR_CHECKSUM: the signature is
+ * broken, which nothing waives. */
 cairn_status cairn_manifest_accept(const struct cairn_manifest *manifest,
                                    const struct cairn_key_ring *ring,
                                    struct cairn_trust_waiver waiver,
                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
-/* What the trusted comment of a signature of it says. */
+/* The trusted comment for a signature of the manifest. */
 #define CAIRN_SIGNATURE_COMMENT_BYTES 600
 void cairn_manifest_signature_comment(const struct cairn_manifest *manifest,
                                       char out[CAIRN_SIGNATURE_COMMENT_BYTES]);

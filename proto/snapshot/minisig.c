@@ -9,7 +9,7 @@
 #define UNTRUSTED "untrusted comment: "
 #define TRUSTED   "trusted comment: "
 
-/* What is behind the base64, byte by byte. */
+/* The bytes that the base64 texts decode to. */
 struct packed_public {
     uint8_t algorithm[2]; /* "Ed" */
     uint8_t id[CAIRN_KEY_ID_BYTES];

@@ -70,7 +70,8 @@ void cairn_minisig_sign(const struct cairn_secret_key *key,
                         char out[CAIRN_MINISIG_BYTES]);
 cairn_status cairn_minisig_parse(const char *text, size_t text_bytes, struct cairn_minisig *out,
                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* Of that key, over that, and with that trusted comment. CAIRN_ERR_CHECKSUM; the key has its id. */
+/* Checks that `key` made this signature of `prehash`, and that it covers the trusted comment.
+ * CAIRN_ERR_CHECKSUM: it did not. The key must have the id that the signature names. */
 cairn_status cairn_minisig_check(const struct cairn_minisig *signature,
                                  const struct cairn_public_key *key,
                                  const uint8_t prehash[CAIRN_PREHASH_BYTES],

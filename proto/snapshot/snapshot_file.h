@@ -50,7 +50,8 @@
 #define CAIRN_SNAPSHOT_PATH_BYTES   80 /* of a file's path in the snapshot, with its NUL */
 #define CAIRN_SNAPSHOT_KEY_BYTES    (CAIRN_NAME_MAX + 32)
 #define CAIRN_SNAPSHOT_HEADER_BYTES ((size_t)8 << 20) /* a file with so much header is full */
-/* What has a checksum of its own: block b of a file is its bytes [b << 22, (b + 1) << 22). */
+/* A block is the unit that has a checksum of its own: block b of a file is its bytes [b << 22, (b +
+ * 1) << 22). */
 #define CAIRN_SNAPSHOT_BLOCK_BYTES ((size_t)4 << 20)
 #define CAIRN_SNAPSHOT_SUM_BYTES   16 /* XXH3-128, canonical (big-endian) form */
 static inline uint64_t cairn_snapshot_block_count(uint64_t file_bytes)
@@ -80,7 +81,7 @@ enum cairn_snapshot_folder {
 const char *cairn_snapshot_folder_name(enum cairn_snapshot_folder folder);
 /* The folder that a path of a file begins with; CAIRN_SNAPSHOT_FOLDERS: none of them. */
 enum cairn_snapshot_folder cairn_snapshot_folder_of(const char *path);
-/* Those of cairn_spec_planes that are in the folder. */
+/* The planes of the tensor (cairn_spec_planes) that are in the folder. */
 uint32_t cairn_snapshot_folder_planes(const struct cairn_job_spec_data *spec, size_t tensor,
                                       enum cairn_snapshot_folder folder);
 /* The tensor (index in the canonical spec) and plane of a key found in a folder; false if that plane is

@@ -1,8 +1,8 @@
-/* A snapshot from one storage to another, byte for byte: files first, then the signature, then the
- * manifest, so that what a crash leaves is no snapshot. What is copied is judged by the manifest's
- * checksums on the way, each block before it is written.
+/* Copies a snapshot from one storage to another, byte for byte: files first, then the signature,
+ * then the manifest, so that a crash leaves nothing that is a snapshot. Each block is judged by the
+ * manifest's checksums before it is written.
  *
- * Blocks; from any thread. Statuses as of snapshot_io.h. */
+ * All functions block; call them from any thread. Statuses as in snapshot_io.h. */
 #ifndef CAIRN_SNAPSHOT_IO_COPY_H
 #define CAIRN_SNAPSHOT_IO_COPY_H
 

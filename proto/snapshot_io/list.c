@@ -24,7 +24,7 @@ static void note_unread(struct cairn_sentence *why, const struct cairn_sentence 
                            cairn_sentence_brief(said->text, 300).text);
 }
 
-/* By its path beneath the root, so that no link is followed. */
+/* Looks the manifest up by its path beneath the root, so that no link is followed. */
 static bool has_manifest(const char *root, const char *job, const char *id,
                          struct cairn_sentence *why)
 {

@@ -7,7 +7,7 @@
 #include "proto/snapshot_io/snapshot_io.h"
 #include "proto/store/names.h"
 
-/* What is being removed: all paths are beneath the root. */
+/* A removal that is under way: all paths are beneath the root. */
 struct removal {
     const struct cairn_storage *storage;
     const char *root;
@@ -18,7 +18,7 @@ struct removal {
 
 /* ---- what is in it ---- */
 
-/* The folder, or a part of it, is looked through for what is not of a snapshot. */
+/* Looks the folder, or a part of it, through for files that do not belong to a snapshot. */
 struct looking {
     const char *part;                      /* "": the folder itself */
     char stray[CAIRN_SNAPSHOT_PATH_BYTES]; /* empty: none */

@@ -1,6 +1,6 @@
-/* Snapshots on storage: begun, committed, listed, read, removed. What the bytes mean stands in
- * snapshot_file.h and manifest.h, with the calling sequence; what is done to storage, and with which
- * promises, in storage.h. A `root` is a location; the folder of a snapshot is "<root>/<job>/<id>".
+/* Snapshots on storage: begun, committed, listed, read, removed. snapshot_file.h and manifest.h
+ * describe the bytes, with the calling sequence; storage.h says what is done to storage, and with
+ * which promises. A `root` is a location; the folder of a snapshot is "<root>/<job>/<id>".
  *
  * All functions block and may be called from any thread but the loop thread. A folder from storage
  * is hostile input: only names of our own form are opened, relative to the folder, never through a
@@ -89,7 +89,7 @@ cairn_status cairn_snapshot_last_generation(const char *root, const char *job, u
 
 struct cairn_block_reader;
 
-/* Of a file, at open: what its first block must say once more. */
+/* A file's header as it was at open: its first block must have the same when it is read again. */
 struct cairn_snapshot_header {
     uint64_t bytes, sum; /* of the header, with the 8 bytes before it; XXH3-64 */
     bool is_judged;      /* by the checksums of its blocks */
@@ -115,7 +115,7 @@ struct cairn_snapshot {
 cairn_status cairn_snapshot_open(const char *folder, struct cairn_snapshot *snapshot_out,
                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
-/* What verify is asked for. */
+/* The wishes of a caller of verify. */
 struct cairn_verify {
     bool quick;      /* what open has judged is enough */
     double fraction; /* of the blocks, chosen at random; 0: all of them */
@@ -126,9 +126,9 @@ struct cairn_verify {
     void (*damage)(void *context, const char *what);
     void *context;
 };
-/* Reads what is asked for past the page cache, and compares the checksums of the manifest; NULL: every byte.
- * CAIRN_ERR_CHECKSUM: some is damaged, `why` names the first; CAIRN_ERR_CORRUPT; CAIRN_ERR_CANCELED;
- * CAIRN_ERR_IO. */
+/* Reads the blocks that are asked for past the page cache, and compares the checksums of the
+ * manifest; verify NULL: every byte. CAIRN_ERR_CHECKSUM: some are damaged, `why` names the first;
+ * CAIRN_ERR_CORRUPT; CAIRN_ERR_CANCELED; CAIRN_ERR_IO. */
 cairn_status cairn_snapshot_verify(struct cairn_snapshot *snapshot,
                                    const struct cairn_verify *verify,
                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;

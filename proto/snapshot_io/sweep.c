@@ -12,7 +12,7 @@
 #define GAP_BYTES  ((uint64_t)64 << 10) /* a smaller one is read along */
 #define ROOM_BYTES (CAIRN_SNAPSHOT_BLOCK_BYTES + 2 * CAIRN_STORAGE_ALIGN)
 
-/* What the threads share. */
+/* The state that the threads of a sweep share. */
 struct crew {
     const struct cairn_sweep *sweep;
     const struct cairn_sweep_range *ranges; /* in the order of the files */
@@ -86,7 +86,8 @@ static size_t elem_bytes(const struct cairn_snapshot *s, const struct cairn_swee
         (int)cairn_spec_plane_dtype(&s->manifest.spec, range->tensor, range->plane));
 }
 
-/* Of the range from an element of the plane on. False: there is none. */
+/* Where the elements of the range from `elem` on lie in a file, as far as they are in one piece.
+ * False: no piece has them. */
 static bool find_spot(const struct cairn_snapshot *s, const struct cairn_sweep_range *range,
                       uint64_t elem, struct spot *out)
 {

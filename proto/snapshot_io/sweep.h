@@ -37,11 +37,12 @@ cairn_status cairn_sweep_ranges_add(struct cairn_sweep_ranges *ranges,
                                     const struct cairn_sweep_range *whole,
                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
-/* What is done with it. */
+/* A sweep: the snapshot, and the callback that takes its elements. */
 struct cairn_sweep {
     const struct cairn_snapshot *snapshot;
-    /* Each range once, on any of the threads, at most CAIRN_SWEEP_THREADS at a time: `thread` is below that.
-     * The elements are borrowed for the call. What is not CAIRN_OK ends it. */
+    /* Called once for each range, on any of the threads, at most CAIRN_SWEEP_THREADS at a time:
+     * `thread` is below that. The elements are borrowed for the call. Any result but CAIRN_OK ends
+     * the sweep. */
     cairn_status (*take)(void *context, uint32_t thread, const struct cairn_sweep_range *range,
                          const void *elems, struct cairn_sentence *why);
     void *context;

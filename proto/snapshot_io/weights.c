@@ -26,7 +26,7 @@ static void close_source(struct cairn_weights_source *source)
     free(source);
 }
 
-/* Of each tensor that has state of its own, in fp32. False: no memory. */
+/* Lists each tensor that has state of its own, in fp32. False: no memory. */
 static bool list_entries(const struct cairn_job_spec_data *spec,
                          struct cairn_safetensors *header_out)
 {

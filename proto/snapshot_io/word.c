@@ -150,11 +150,12 @@ static bool parse_check(const char *line, struct cairn_snapshot_check *out)
     return *end == '\0';
 }
 
-/* What the files of a folder are taken for; `at` has room for them, *count_out are taken. */
+/* How the files of a folder are read; `at` has room for the results, *count_out says how many were
+ * taken. */
 struct kind {
     const char *folder;
     size_t bytes; /* of one */
-    /* CAIRN_ERR_NOT_FOUND: it is left out. */
+    /* Takes one file. CAIRN_ERR_NOT_FOUND: the file is left out. */
     cairn_status (*take)(void *at, const char *name, const char *line, cairn_status read);
 };
 

@@ -73,7 +73,8 @@ cairn_status cairn_snapshot_latest_remove(const char *root, const char *job,
                                           struct cairn_sentence *why) CAIRN_MUST_CHECK;
 cairn_status cairn_snapshot_tag_remove(const char *root, const char *job, const char *name,
                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* Of a snapshot that is gone, or committed: what stays of a word after a failure harms nobody. */
+/* Remove the word about a snapshot that is gone, or committed; a word that stays after a failure
+ * harms nobody. */
 void cairn_snapshot_check_forget(const char *root, const char *job, const char *id);
 void cairn_snapshot_begun_forget(const char *root, const char *job, const char *id);
 

@@ -139,7 +139,7 @@ bool cairn_snapshot_writer_buffered(const struct cairn_snapshot_writer *writer)
 
 /* ---- filling ---- */
 
-/* What is filled next of a file. */
+/* The place in a file that is filled next. */
 struct cursor {
     const struct cairn_snapshot_file *file;
     const struct cairn_snapshot_source *source;

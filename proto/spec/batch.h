@@ -24,9 +24,9 @@ uint32_t cairn_batch_number(const struct cairn_batch *batch, uint32_t place);
 /* The way back; false: the number is another rank's, or none. */
 bool cairn_batch_place(const struct cairn_batch *batch, uint32_t number, uint32_t *place_out);
 
-/* Of micro-batch `number` of the batch `index` (steps and skips before it), below 2^63: with splitmix64's
- * mix(x),  mix(mix(mix(seed) ^ index) ^ number) >> 1. The same for whoever computes it, and when it is
- * computed again. */
+/* The seed of micro-batch `number` of the batch `index` (steps and skips before it), below 2^63:
+ * with splitmix64's mix(x), mix(mix(mix(seed) ^ index) ^ number) >> 1. The seed is the same whoever
+ * computes it, and when it is computed again. */
 uint64_t cairn_batch_seed(uint64_t seed, uint64_t index, uint64_t number);
 
 #endif

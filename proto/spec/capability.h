@@ -1,7 +1,7 @@
-/* What this version supports: every choice that a job's spec offers, a row each, and choices that do not
- * go together. The judge of specs reads it, `cairn capabilities` prints it, and a test (e2e.capabilities)
- * makes each row's choice: one that is supported has an effect that can be seen, one that is not is refused
- * when a worker attaches, and nothing is ignored without a word.
+/* The capabilities of this version: every choice that a job's spec offers, a row each, and choices
+ * that do not go together. The judge of specs reads it, `cairn capabilities` prints it, and a test
+ * (e2e.capabilities) makes each row's choice: one that is supported has an effect that can be seen,
+ * one that is not is refused when a worker attaches, and nothing is ignored without a word.
  *
  * Pure; static memory. */
 #ifndef CAIRN_SPEC_CAPABILITY_H
@@ -55,7 +55,7 @@ struct cairn_capability {
     const char *instead; /* not supported, and taken: what is done; NULL: it is refused */
 };
 
-/* What a combination is looked for in. */
+/* The tensor whose properties a combination is looked for in. */
 enum cairn_combination_of {
     CAIRN_COMBINATION_OF_TENSOR, /* one of the spec, no alias */
     CAIRN_COMBINATION_OF_TARGET, /* the one that an alias names */

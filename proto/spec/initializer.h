@@ -23,12 +23,13 @@
 #include "proto/spec/initializer_math.h"
 #include "proto/spec/spec.h"
 
-/* What cairn_init_elems, or a device, makes a tensor's elements of. A judged init, not NONE. */
+/* The source from which cairn_init_elems, or a device, makes a tensor's elements. The init is
+ * judged, and not NONE. */
 struct cairn_init_source cairn_init_source_of(const struct cairn_init *init, const char *tensor);
 /* Writes elements [first_elem, first_elem + elem_count) of the tensor. */
 void cairn_init_elems(const struct cairn_init_source *source, uint64_t first_elem,
                       uint64_t elem_count, float *out);
-/* Both. */
+/* Does both: makes the source and writes the elements. */
 void cairn_init_fill(const struct cairn_init *init, const char *tensor, uint64_t first_elem,
                      uint64_t elem_count, float *out);
 

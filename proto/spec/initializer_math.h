@@ -126,7 +126,7 @@ CAIRN_INIT_FN void cairn_init_words(const struct cairn_init_source *source, uint
     cairn_philox(words, source->key);
 }
 
-/* Of the words of its block: an element that is random. */
+/* Makes a random element from the words of its block. */
 CAIRN_INIT_FN float cairn_init_random(const struct cairn_init_source *source,
                                       const uint32_t words[4], uint64_t elem)
 {

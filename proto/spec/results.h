@@ -1,7 +1,8 @@
-/* What is not finite, by tensor. Of an update, though the gradients were: a parameter, a moment (the square
- * of a large gradient is infinite, and its parameter never moves again), or the published copy (bf16 ends
- * before fp32). Of a round that is skipped: the summed gradients. Shards count elements, the coordinator
- * joins what they count. Pure; any thread. */
+/* Counts elements that are not finite, by tensor. After an update of finite gradients they may be
+ * in a parameter, a moment (the square of a large gradient is infinite, and its parameter never
+ * moves again), or the published copy (bf16 ends before fp32). In a round that is skipped they are
+ * in the summed gradients. Shards count elements, the coordinator joins their counts. Pure; any
+ * thread. */
 #ifndef CAIRN_SPEC_RESULTS_H
 #define CAIRN_SPEC_RESULTS_H
 
@@ -27,8 +28,8 @@ void cairn_results_join(struct cairn_results *results, const struct cairn_result
 /* "a.weight (3), b (9) and others": elements by tensor, no name is cut; "" if all is finite. */
 void cairn_results_list(const struct cairn_results *results, const struct cairn_job_spec_data *spec,
                         char out[static CAIRN_RESULTS_BYTES]);
-/* Of gradients, as far as they are known: "the gradient of a.weight (3), b (9) and others is not finite (14
- * elements)", "a gradient is not finite". */
+/* Describes gradients that are not finite, as far as they are known: "the gradient of a.weight (3),
+ * b (9) and others is not finite (14 elements)", "a gradient is not finite". */
 void cairn_results_gradient(const struct cairn_results *results,
                             const struct cairn_job_spec_data *spec, struct cairn_sentence *out);
 

@@ -31,8 +31,8 @@ struct cairn_group_hyper {
 };
 #define CAIRN_GROUP_HYPER_BYTES 60 /* optimizer, then the doubles in order; little-endian */
 
-/* What a kernel needs for one group at one step: fp32 bit patterns. Fields an optimizer does not use
- * are 0. */
+/* The scalars that a kernel needs for one group at one step: fp32 bit patterns. Fields an optimizer
+ * does not use are 0. */
 struct cairn_group_scalars {
     uint32_t optimizer;       /* enum cairn_optimizer_id */
     uint32_t flags;           /* enum cairn_scalar_flag */
@@ -56,7 +56,7 @@ enum cairn_scalar_flag {
     CAIRN_SCALAR_FROZEN = 8      /* every plane stays, and the version is published */
 };
 
-/* What all groups of an update share, and what workers are told of it. */
+/* The scalars that all groups of an update share, and that workers are told. */
 struct cairn_update_norm {
     double grad_norm;    /* of the mean gradient, before the clip */
     double clip_scale;   /* 1: not clipped */

@@ -24,7 +24,7 @@ int cairn_schedule_number(const char *name)
 
 /* ---- the check ---- */
 
-/* What every sentence begins with. */
+/* The beginning of every sentence of the check, and where it goes. */
 struct subject {
     const char *group, *kind;
     struct cairn_sentence *why;

@@ -49,7 +49,7 @@ struct cairn_schedule_point {
 };
 #endif
 
-/* All zero: the group's lr, always. What a kind does not use is 0. */
+/* All zero: the group's lr, always. Fields that a kind does not use are 0. */
 struct cairn_schedule {
     cairn_schedule_kind kind;
     uint64_t warmup_steps; /* every kind but driven */

@@ -128,7 +128,7 @@ static cairn_status set_scalar(struct cairn_job_spec_data *spec,
     return CAIRN_OK;
 }
 
-/* What the kind has no use for is 0. */
+/* Sets the kind, and clears the fields that it does not use. */
 static cairn_status set_schedule(struct cairn_schedule *schedule, const char *subject,
                                  const char *value, struct cairn_sentence *why)
 {
@@ -214,7 +214,7 @@ static cairn_status set_in_group(struct cairn_job_spec_data *spec, size_t index,
     return CAIRN_ERR_NOT_FOUND;
 }
 
-/* Of a tensor, or (NULL) of all: an alias has that of its target. */
+/* Sets the wire dtype of a tensor, or (NULL) of all: an alias has its target's. */
 static cairn_status set_wire(struct cairn_job_spec_data *spec, const char *tensor,
                              const char *value, enum cairn_spec_change *change_out,
                              struct cairn_sentence *why)

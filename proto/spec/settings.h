@@ -17,16 +17,16 @@
 
 #define CAIRN_SETTINGS_MAX 1024 /* of one request */
 
-/* Sets what `key` names in a spec of a job that is there, which is a copy: after a failure it is half
- * changed. What goes together (rules of two fields) is judged afterwards, by cairn_spec_canonicalize and
- * cairn_spec_check. *change_out: how the job comes to it. CAIRN_ERR_NOT_FOUND: no such field, group or
- * tensor; `why` lists the fields that there are. CAIRN_ERR_INVALID, CAIRN_ERR_UNSUPPORTED: `why` names
- * field, value and what is allowed. CAIRN_ERR_NO_MEMORY. */
+/* Sets the field that `key` names in a copy of an existing job's spec: after a failure the copy is
+ * half changed. Rules of two fields are judged afterwards, by cairn_spec_canonicalize and
+ * cairn_spec_check. *change_out: how the job comes to the new value. CAIRN_ERR_NOT_FOUND: no such
+ * field, group or tensor; `why` lists the fields that there are. CAIRN_ERR_INVALID,
+ * CAIRN_ERR_UNSUPPORTED: `why` names field, value and what is allowed. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_spec_set(struct cairn_job_spec_data *spec, const char *key, const char *value,
                             enum cairn_spec_change *change_out,
                             struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* How a job comes from one value of a scalar to another: as its row says, but that stage 0 lies on one
- * shard. */
+/* How a job comes from one value of a scalar to another: as its row says, except that stage 0 lies
+ * on one shard. */
 enum cairn_spec_change cairn_spec_change_of(const struct cairn_spec_field *field, uint64_t was_bits,
                                             uint64_t bits);
 

@@ -49,9 +49,9 @@
 #define CAIRN_SPEC_MADE_MAX         64    /* settings by which it was made of snapshots */
 #define CAIRN_SPEC_FORMER_MAX       64    /* hashes of what a spec was before its amendments */
 
-/* What a round with a non-finite gradient does: SKIP changes nothing and goes on, FAIL reports
- * CAIRN_ERR_NONFINITE to every worker. After an update that leaves what is not finite SKIP says so, and FAIL
- * halts. */
+/* The effect of a non-finite gradient on its round: SKIP changes nothing and goes on, FAIL reports
+ * CAIRN_ERR_NONFINITE to every worker. After an update whose results are not finite SKIP says so,
+ * and FAIL halts. */
 #ifndef CAIRN_NONFINITE_DEFINED /* cairn.h, which stands alone, has the same numbers */
 #define CAIRN_NONFINITE_DEFINED
 typedef enum cairn_nonfinite { CAIRN_NONFINITE_SKIP = 1, CAIRN_NONFINITE_FAIL = 2 } cairn_nonfinite;
@@ -89,7 +89,7 @@ typedef enum cairn_reduce_groups {
 } cairn_reduce_groups;
 #endif
 
-/* What the coordinator does when a shard has lost its part of the job. */
+/* The coordinator's reaction when a shard has lost its part of the job. */
 #ifndef CAIRN_SHARD_LOSS_DEFINED
 #define CAIRN_SHARD_LOSS_DEFINED
 typedef enum cairn_shard_loss {
@@ -107,7 +107,8 @@ typedef enum cairn_snapshot_staging {
 } cairn_snapshot_staging;
 #endif
 
-/* What the coordinator does when a worker was lost: it went without leaving the job, or was put out. */
+/* The coordinator's reaction when a worker was lost: it went without leaving the job, or was put
+ * out. */
 #ifndef CAIRN_WORKER_LOSS_DEFINED
 #define CAIRN_WORKER_LOSS_DEFINED
 typedef enum cairn_worker_loss {
@@ -117,7 +118,7 @@ typedef enum cairn_worker_loss {
 } cairn_worker_loss;
 #endif
 
-/* What a round is to a trained tensor to which nobody contributed in it. */
+/* How a round treats a trained tensor to which nobody contributed in it. */
 #ifndef CAIRN_MISSING_DEFINED
 #define CAIRN_MISSING_DEFINED
 typedef enum cairn_missing {
@@ -127,7 +128,7 @@ typedef enum cairn_missing {
 } cairn_missing;
 #endif
 
-/* What a tensor's parameters begin as, made on the shards (proto/spec/initializer.h says how). */
+/* How the shards make a tensor's initial parameters (proto/spec/initializer.h says how). */
 #ifndef CAIRN_INIT_DEFINED
 #define CAIRN_INIT_DEFINED
 typedef enum cairn_init_kind {
@@ -163,29 +164,32 @@ struct cairn_tensor_spec {
     bool whole;  /* placement: false = cut by rows, true = all of it on one shard */
     bool frozen; /* of a trained one, by an amendment: as struct cairn_group_spec's */
     struct cairn_init init;
-    /* Of a trained one: of the spec's first_step so many steps passed it by. Whoever opens the job later does
-     * not say it, nor does the job's own spec: it is in the hash, and in no manifest */
+    /* For a trained tensor: how many of the spec's first_step steps passed it by. A worker that
+     * opens the job later leaves it out, and so does the job's own spec: it is in the hash, and in
+     * no manifest */
     uint64_t steps_missed;
-    /* Its place in the list of who made the job, from 1: by that torch's optimizers number parameters, and a
-     * canonical spec is sorted. 0: not known. No part of what the job is: hash and diff leave it out */
+    /* The tensor's place in the list of the worker that made the job, from 1: torch's optimizers
+     * number parameters in that order, and a canonical spec is sorted. 0: not known. The place is
+     * no part of what the job is: hash and diff leave it out */
     uint32_t order;
 };
 
-/* Hyper-parameters shared by the trained tensors that name the group. Those that the optimizer does
- * not use are still judged, so leave them at the defaults of cairn_spec_add_group's model,
+/* Hyper-parameters shared by the trained tensors that name the group. Fields that the optimizer
+ * does not use are still judged, so leave them at the defaults of cairn_spec_add_group's model,
  * cairn_group_default(). */
 struct cairn_group_spec {
     char *name;      /* owned by the spec it stands in */
     char *optimizer; /* owned; "adamw", "adam", "sgd" */
     double lr, beta1, beta2, eps, weight_decay, momentum;
     bool nesterov;
-    /* by an amendment: its tensors keep what they are, and take no gradient. A worker cannot say it, so hash
-     * and diff leave it out */
+    /* set by an amendment: the group's tensors keep what they are, and take no gradient. A worker
+     * cannot say it, so hash and diff leave it out */
     bool frozen;
     struct cairn_schedule schedule; /* of lr; the points are owned by the spec */
 };
 
-/* What the coordinator does for the job by itself: periodic.h and recovery.h there. Amendable. */
+/* The rules by which the coordinator acts for the job by itself: periodic.h and recovery.h there.
+ * Amendable. */
 struct cairn_policy {
     uint64_t snapshot_every; /* steps; 0: no periodic snapshots */
     uint64_t snapshot_keep;  /* so many periodic ones, the newest; 0: all */
@@ -195,12 +199,12 @@ struct cairn_policy {
     cairn_worker_loss on_worker_loss;
     /* since the last one was lost; 0: CAIRN_SPEC_LOSS_WAIT_S; WAIT only */
     uint32_t worker_loss_wait_s;
-    /* Of periodic snapshots, too; 0: no such rule */
+    /* Further rules for periodic snapshots; 0: no such rule */
     uint64_t snapshot_keep_every;    /* steps: of every so many the first one stays for good */
     uint64_t snapshot_max_bytes;     /* of all the job's snapshots; the oldest go that may */
     uint32_t snapshot_every_s;       /* from one to the next, instead of snapshot_every */
     uint32_t snapshot_keep_within_s; /* all that are younger stay */
-    /* Of every snapshot of the job */
+    /* Rules for every snapshot of the job */
     uint32_t snapshot_durable_within_s; /* of its cut; 0: no deadline was given */
     uint32_t snapshot_scrub_every_s;    /* each is read again and checked; 0: never by itself */
     cairn_snapshot_staging snapshot_staging;
@@ -328,32 +332,33 @@ bool cairn_policy_same(const struct cairn_policy *a, const struct cairn_policy *
  * value and what is allowed. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_spec_check(const struct cairn_job_spec_data *spec, const char *const *optimizers,
                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* Of a judged spec that is new, or amended: values that a rule cannot use. Those that are stored, by an older
- * version, go on. CAIRN_ERR_INVALID with a sentence. */
+/* Refuses values that a rule cannot use, in a judged spec that is new, or amended. Specs that an
+ * older version stored are not checked again, and go on. CAIRN_ERR_INVALID with a sentence. */
 cairn_status cairn_spec_check_usable(const struct cairn_job_spec_data *spec,
                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* The tensor that `tensor` is another name of, itself if it is none, of a judged canonical spec. */
+/* The tensor that `tensor` is another name of, or `tensor` itself if it is no alias; the spec is
+ * judged and canonical. */
 size_t cairn_spec_target(const struct cairn_job_spec_data *spec, size_t tensor);
-/* True if the shards make the tensor's initial state: nobody puts it. Never of a blob. */
+/* True if the shards make the tensor's initial state: nobody puts it. Never true for a blob. */
 bool cairn_spec_has_origin(const struct cairn_job_spec_data *spec, size_t tensor);
-/* The same of every tensor that has elements: the job initializes itself. */
+/* True if that holds for every tensor that has elements: the job initializes itself. */
 bool cairn_spec_initializes_itself(const struct cairn_job_spec_data *spec);
 /* True if `name` may be a job's name (and so a folder's). */
 bool cairn_job_name_ok(const char *name);
 
-/* BLAKE2b-256 over what a worker says of a job, but its name (a snapshot may be restored under another):
- * not over revision, former, amend_key and what is frozen. The same for any order of tensors and groups.
- * Of a judged spec. CAIRN_ERR_NO_MEMORY. */
+/* BLAKE2b-256 over all that a worker says of a job, except its name (a snapshot may be restored
+ * under another); revision, former, amend_key and frozen are left out, too. The hash is the same
+ * for any order of tensors and groups. The spec is judged. CAIRN_ERR_NO_MEMORY. */
 cairn_status cairn_spec_hash(const struct cairn_job_spec_data *spec,
                              uint8_t hash_out[32]) CAIRN_MUST_CHECK;
 
-/* How many workers a job has may change from one launch to the next: a spec that wants n, no more and no
- * fewer, goes with a job whose bounds allow n. Its copy with the bounds of the job then, else as it is:
- * borrowed from both, not to be released. */
+/* The number of a job's workers may change from one launch to the next: a spec that wants exactly n
+ * goes with a job whose bounds allow n. Returns a copy of the spec, with the bounds of the job in
+ * that case, else as it is: borrowed from both, not to be released. */
 struct cairn_job_spec_data cairn_spec_with_workers(const struct cairn_job_spec_data *spec,
                                                    const struct cairn_job_spec_data *job);
-/* A worker of that spec is one of the job: it is what the job is, or what it was before an amendment, with
- * the settings by which the job was made of a snapshot since. */
+/* True if a worker of that spec belongs to the job: the spec is the job's, or what it was before an
+ * amendment, with the settings by which the job was made of a snapshot since. */
 bool cairn_spec_joins(const struct cairn_job_spec_data *spec,
                       const struct cairn_job_spec_data *job) CAIRN_MUST_CHECK;
 /* Notes by which settings `next` differs from what it was made of. CAIRN_ERR_NO_MEMORY. */
@@ -385,8 +390,9 @@ struct cairn_spec_difference {
      * does. A value alone is NULL where it is no short text. */
     const char *key, *value;
     enum cairn_spec_change change;
-    /* Of a tensor: its name, and what of it differs, as `what` has it ("kind", "group"); "only here", "only
-     * there": one side alone has it. NULL: it is of the job, or of a group. */
+    /* If a tensor differs: its name, and the field that differs, as `what` has it ("kind",
+     * "group"); "only here", "only there": one side alone has the tensor. NULL: the difference is
+     * in the job, or in a group. */
     const char *tensor, *field;
 };
 

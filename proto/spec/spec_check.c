@@ -22,13 +22,14 @@ bool cairn_job_name_ok(const char *name)
     return length <= CAIRN_NAME_MAX && strspn(name, allowed) == length;
 }
 
-/* What a sentence may quote of a text that may be anything. */
+/* The text as a sentence may quote it; "?" if it is no name, since it may be anything. */
 static const char *quotable(const char *text)
 {
     return cairn_text_ok(text, CAIRN_NAME_MAX) ? text : "?";
 }
 
-/* What a policy does not use is 0; a scale that may never change is a fixed one. */
+/* Refuses fields that the policy does not use, unless they are 0, and a dynamic scale whose bounds
+ * leave no room: that one is fixed. */
 static cairn_status check_loss_scale(const struct cairn_job_spec_data *spec,
                                      struct cairn_sentence *why)
 {
@@ -86,7 +87,7 @@ static cairn_status check_snapshots(const struct cairn_policy *p, struct cairn_s
     return CAIRN_OK;
 }
 
-/* What would have no effect is refused. */
+/* Refuses fields that would have no effect. */
 static cairn_status check_policy(const struct cairn_policy *p, struct cairn_sentence *why)
 {
     const cairn_status status = check_snapshots(p, why);
@@ -247,7 +248,8 @@ static cairn_status check_init(const struct cairn_tensor_spec *t, struct cairn_s
                       init->b, (unsigned long long)init->seed, rule);
 }
 
-/* What does not go together; a blob is bytes and nothing else is: no number is ever made of them. */
+/* Refuses properties of a tensor that do not go together. A blob is bytes and nothing else: no
+ * number is ever made of them. */
 static cairn_status check_pairs(const struct cairn_tensor_spec *t, struct cairn_sentence *why)
 {
     if (t->alias_of != NULL) return CAIRN_OK; // it has the wire of its target
@@ -352,7 +354,7 @@ static cairn_status check_tensor_names(const struct cairn_job_spec_data *spec, s
     return cairn_text_check(what, t->unit, CAIRN_NAME_MAX, why);
 }
 
-/* What passed a tensor by before the job began. */
+/* Judges how many steps passed a tensor by before the job began. */
 static cairn_status check_missed(const struct cairn_job_spec_data *spec,
                                  const struct cairn_tensor_spec *t, struct cairn_sentence *why)
 {

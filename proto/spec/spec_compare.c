@@ -68,7 +68,7 @@ static void hash_tensor(crypto_generichash_state *state, const struct cairn_tens
     hash_number(state, t->steps_missed);
 }
 
-/* Those that every spec has. */
+/* Hashes the fields that every spec has. */
 static void hash_fields(crypto_generichash_state *state, const struct cairn_spec_table *table,
                         const void *from)
 {
@@ -291,7 +291,8 @@ static const char *init_text(const struct cairn_init *init, char text[static 180
     return text;
 }
 
-/* What is not trained has no group: said in a word that no name is. */
+/* The group's name; a tensor that is not trained has none, and then the word is one that no name
+ * can be. */
 static const char *name_or_none(const char *name)
 {
     return name[0] != '\0' ? name : "(none)";
@@ -560,7 +561,7 @@ struct cairn_job_spec_data cairn_spec_with_workers(const struct cairn_job_spec_d
     return copy;
 }
 
-/* Of the spec with any number of workers. */
+/* The hash of the spec with any number of workers. */
 static cairn_status hash_without_workers(const struct cairn_job_spec_data *spec,
                                          uint8_t hash_out[32])
 {
@@ -658,7 +659,8 @@ static void note_was(void *context, const struct cairn_spec_difference *d)
     if (rows->status == CAIRN_OK) rows->count++;
 }
 
-/* What stays "" is no value of any field: a worker that has it is none of the job by this. */
+/* Notes the new value of a setting. A row whose `is` stays "" matches no worker, since "" is no
+ * value of any field. */
 static void note_is(void *context, const struct cairn_spec_difference *d)
 {
     struct made_rows *rows = context;

@@ -33,7 +33,7 @@ enum cairn_spec_part {
     CAIRN_SPEC_ALL      /* of no row: all parts, defaults too */
 };
 
-/* What is allowed: min, max, and whose values' names are its names. */
+/* The allowed values: min, max, and the capability field that names them. */
 #define CAIRN_SPEC_RANGE(min, max) (min), (max), CAIRN_CAPABILITY_FIELD_COUNT
 #define CAIRN_SPEC_BELOW_1         CAIRN_SPEC_RANGE(0, 1)
 #define CAIRN_SPEC_LISTED(field) \
@@ -112,7 +112,8 @@ enum cairn_spec_part {
     X(init_extra_ok, init_extra_ok, FLAG, BY_CODE, false, LATER, GIVEN, NEVER)                     \
     X(buffers_every, buffers_every, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0, LATER, GIVEN, CREATED)
 
-/* Of a group: name (struct cairn_group_hyper has it, too) | kind | what is allowed | default. */
+/* The fields of a group: name (struct cairn_group_hyper has it, too) | kind | what is allowed |
+ * default. */
 #define CAIRN_GROUP_FIELDS(X)                                \
     X(lr, REAL, RANGE(0, CAIRN_SPEC_HYPER_MAX), 1e-3)        \
     X(beta1, FRACTION, BELOW_1, 0.9)                         \
@@ -122,7 +123,7 @@ enum cairn_spec_part {
     X(momentum, REAL, RANGE(0, CAIRN_SPEC_HYPER_MAX), 0)     \
     X(nesterov, FLAG, BY_CODE, false)
 
-/* Of a group's schedule, judged by schedule.c: name, everywhere the same | kind. */
+/* The fields of a group's schedule, judged by schedule.c: name, everywhere the same | kind. */
 #define CAIRN_SCHEDULE_FIELDS(X) \
     X(warmup_steps, COUNT)       \
     X(total_steps, COUNT)        \
@@ -153,7 +154,7 @@ double cairn_spec_field_number(const struct cairn_spec_field *field, const void 
 void cairn_spec_field_set_bits(const struct cairn_spec_field *field, void *to, uint64_t bits);
 void cairn_spec_field_set_number(const struct cairn_spec_field *field, void *to, double number);
 bool cairn_spec_field_is_default(const struct cairn_spec_field *field, const void *from);
-/* Of each double -0 becomes +0, as on its way through proto3, which leaves zeros out. */
+/* Turns -0 into +0 in each double, as proto3 does on the way, which leaves zeros out. */
 void cairn_spec_fields_unsign_zeros(const struct cairn_spec_table *table, void *object);
 /* Judges a struct's fields, one by one. CAIRN_ERR_INVALID, CAIRN_ERR_UNSUPPORTED; `why` (may be NULL) begins
  * with `subject`, "group \"x\": ", and names field, value and what is allowed. */

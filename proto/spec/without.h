@@ -1,5 +1,6 @@
-/* What a shard's build or host does not have: no error, and no warning, but what an operator who wonders
- * about a speed wants to know. Said once when the shard starts, and by `cairn cluster status`. Pure. */
+/* The features that a shard's build or host lacks: no error, and no warning, but an operator who
+ * wonders about a speed wants to know them. They are said once when the shard starts, and by `cairn
+ * cluster status`. Pure. */
 #ifndef CAIRN_SPEC_WITHOUT_H
 #define CAIRN_SPEC_WITHOUT_H
 

@@ -70,8 +70,9 @@ static cairn_status end_draft(struct draft *d, bool replace, cairn_status status
         if (is_open) unlinkat(d->folder_fd, d->temp, 0);
     } else if (fsync(d->folder_fd) != 0) {
         status = cairn_folder_failed(why, "fsync", d->name);
-        // Not known to be durable, so not there: the snapshot fails and the next try has a new folder. But
-        // what replaced another is whole, and that other one is gone.
+        // A file that is not known to be durable must not be there: the snapshot fails, and the
+        // next try has a new folder. A file that replaced another stays: it is whole, and the other
+        // one is gone.
         if (!replace) unlinkat(d->folder_fd, d->name, 0);
     }
     if (d->folder_fd >= 0) close(d->folder_fd);

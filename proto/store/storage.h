@@ -1,11 +1,11 @@
-/* Storage behind a few functions: where the parts of snapshots lie, and how they get there. Above this, a
- * place is a location, a text that nobody takes apart:
+/* Storage behind a few functions: where the parts of snapshots lie, and how they get there. For the
+ * callers a place is a location, a text that they do not take apart:
  *
  *   /var/lib/cairn/snapshots        a folder: of this host, or of NFS, Lustre, ... that is mounted here
  *   NAME:anything                   what the storage that is registered as NAME makes of it
  *
  * A name in a location is a path of at most three parts between slashes ("toy/step-000000000002-g1/model");
- * the callers have judged the parts. What a storage must promise:
+ * the callers have judged the parts. A storage must promise:
  *
  *   make, put_end, commit, remove   has happened when it returned CAIRN_OK, and stays so after a loss of
  *                                   power (remove: once `settle` has returned)
@@ -18,16 +18,17 @@
  *                                   `replace` one of the two is, whole; nothing is synced a second time
  *                                   after a failed sync, which may have lost the data
  *
- * Of a folder that hosts share this asks for: rename within a folder that is atomic, fsync of files and
- * folders that reaches the server, and names that a host sees when another has made them and closed the file
- * (NFS: close-to-open, no `async` export, no `nocto`; Lustre, GPFS and CephFS do by default).
+ * A folder that hosts share must therefore have an atomic rename within a folder, an fsync of files
+ * and folders that reaches the server, and names that a host sees when another has made them and
+ * closed the file (NFS: close-to-open, no `async` export, no `nocto`; Lustre, GPFS and CephFS do by
+ * default).
  *
- * Above it nobody touches files by a location: what is asked for has a function here.
+ * Nobody else touches files by a location: for every need there is a function here.
  *
- * All functions block, for as long as the storage hangs; from any thread. Statuses: CAIRN_ERR_NO_SPACE
- * (also quota and limits of a file's size), CAIRN_ERR_IO, CAIRN_ERR_EXISTS, CAIRN_ERR_NOT_FOUND,
- * CAIRN_ERR_CORRUPT (no regular file), CAIRN_ERR_NO_MEMORY. The sentence names the step (open, write,
- * fsync, rename, ...) and the path. */
+ * All functions block, for as long as the storage hangs; call them from any thread. Statuses:
+ * CAIRN_ERR_NO_SPACE (also quota and limits of a file's size), CAIRN_ERR_IO, CAIRN_ERR_EXISTS,
+ * CAIRN_ERR_NOT_FOUND, CAIRN_ERR_CORRUPT (no regular file), CAIRN_ERR_NO_MEMORY. The sentence names
+ * the step (open, write, fsync, rename, ...) and the path. */
 #ifndef CAIRN_STORE_STORAGE_H
 #define CAIRN_STORE_STORAGE_H
 
@@ -42,10 +43,10 @@
 #define CAIRN_SNAPSHOT_FOLDER_MODE 0750
 #define CAIRN_SNAPSHOT_FILE_MODE   0640
 
-/* What writes and reads around the page cache must be aligned to: in memory, and in the file. */
+/* The alignment of writes and reads around the page cache: in memory, and in the file. */
 #define CAIRN_STORAGE_ALIGN ((size_t)4096)
 
-/* A part that is being written; a file that is open. What a storage has of it follows. */
+/* A part that is being written; a file that is open. The storage's own fields follow. */
 struct cairn_storage_put {
     const struct cairn_storage *storage;
     bool is_buffered; /* the storage refuses direct writes: they go through the page cache */
@@ -78,7 +79,7 @@ struct cairn_storage {
     /* Removes a file, or an empty folder; *bytes_out: of the file. CAIRN_ERR_NOT_FOUND. */
     cairn_status (*remove)(const char *at, const char *path, bool is_folder, uint64_t *bytes_out,
                            struct cairn_sentence *why);
-    /* What was removed in a folder is gone for good. */
+    /* Makes sure that all that was removed in a folder is gone for good. */
     cairn_status (*settle)(const char *at, const char *path, struct cairn_sentence *why);
 
     /* ---- parts: large, of a known size, written from several threads ---- */
@@ -107,12 +108,13 @@ struct cairn_storage {
     void (*close)(struct cairn_storage_file *file);
 };
 
-/* Of a location; constant. One whose name nobody has registered is a path, which is not there. */
+/* The storage of a location; constant. A location whose name nobody has registered is taken as a
+ * path, and nothing is there. */
 const struct cairn_storage *cairn_storage_of(const char *location);
 /* At most four, before any thread uses one; borrowed. */
 void cairn_storage_register(const struct cairn_storage *storage);
 
-/* Of paths. */
+/* The storage of paths. */
 extern const struct cairn_storage cairn_storage_folder;
 
 #endif

@@ -17,7 +17,7 @@
 
 enum { TOKEN_BYTES = 17, NAME_BYTES = 64, TEXT_BYTES = 512, MODE = 0640 };
 
-/* What the file says. */
+/* The contents of the file. */
 struct marker {
     uint64_t token;
     uint64_t store; /* whose; 0: nobody's */

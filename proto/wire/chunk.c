@@ -93,7 +93,7 @@ static cairn_status judge_range(const struct cairn_chunk_header *h)
 {
     if (h->leaf_count == 0) return CAIRN_ERR_MALFORMED;
     if (h->first_leaf > CAIRN_TENSOR_ELEMS_MAX) return CAIRN_ERR_MALFORMED;
-    // What a shard sends has its index there instead.
+    // A shard has its index in `tile` instead.
     const bool may_box = h->kind == CAIRN_CHUNK_FETCH || h->kind == CAIRN_CHUNK_PUT;
     const uint32_t tile_max = may_box ? CAIRN_TILE_BOX : CAIRN_TILE_OWN;
     if (h->kind != CAIRN_CHUNK_DATA && h->tile > tile_max) return CAIRN_ERR_MALFORMED;

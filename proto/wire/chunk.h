@@ -30,34 +30,37 @@
  *
  * Ways. The worker's endpoint to a shard and the shard's to that worker are two, and each may be lost alone,
  * with what was sent on it. The worker notices its own loss, connects again, and asks again for all that is
- * unanswered. Of the shard's loss it is told: the shard says HELLO on every endpoint that it makes in place
- * of a lost one, and as the answer to every HELLO. The number (CAIRN_CHUNK_WAY) is higher for every
- * endpoint that the shard makes to this worker, and for every connection of the worker that it hears of. A
- * HELLO of a higher endpoint: unanswered PUTs and FETCHes are asked again. A GRANT with a higher number: all
- * that was pushed and is unanswered is sent again; the shard sends it when nothing of the past is being
- * received. A worker that waits for an answer and hears nothing for a while says HELLO again, with the same
- * number.
+ * unanswered. The shard tells the worker of a loss of the shard's own: it says HELLO on every
+ * endpoint that it makes in place of a lost one, and as the answer to every HELLO. The number
+ * (CAIRN_CHUNK_WAY) is higher for every endpoint that the shard makes to this worker, and for every
+ * connection of the worker that it hears of. After a HELLO whose number has a higher endpoint the
+ * worker asks again for unanswered PUTs and FETCHes. After a GRANT with a higher number it sends
+ * all unanswered PUSHes again; the shard sends that GRANT when nothing of the past is being
+ * received. A worker that waits for an answer and hears nothing for a while says HELLO again, with
+ * the same number.
  *
- * Relays. Where the job's reduce groups are hosts, shards of the host of several workers take what these
- * contribute to all shards, each for some of them (the owners): they add it up and pass on one
- * contribution (server/shard/relay/relay.h). To its workers such a shard speaks for the owner, on its own
- * endpoints: in its GRANT, ACK, NAK and MICRO_ACK `tile` is the index of the owner, and `tensor` of GRANT is
- * 1 + its own. They send it PUSH as they would the owner, and MICRO_END and COMMIT with `tensor` = 1 + the
- * index of the owner (0: the receiver itself is meant). To the owner it is a worker of its own, of which the
- * coordinator has told; `value` of that one's HELLO is 1. A FETCH of another shard's chunk (param,
- * CAIRN_TILE_WHOLE) it answers likewise (DATA with `tile` of the owner), out of what it has fetched once for
- * all; with NAK NOT_FOUND if it does not (any more): then the owner is to be asked.
+ * Relays. If the job's reduce groups are hosts, the shards on a host of several workers take these
+ * workers' contributions to all shards, each relay for some of the shards (the owners): a relay
+ * adds them up and passes on one contribution (server/shard/relay/relay.h). To its workers a relay
+ * speaks for the owner, on its own endpoints: in its GRANT, ACK, NAK and MICRO_ACK `tile` is the
+ * index of the owner, and `tensor` of GRANT is 1 + the relay's own. The workers send the relay PUSH
+ * as they would the owner, and MICRO_END and COMMIT with `tensor` = 1 + the index of the owner (0:
+ * the receiver itself is meant). To the owner the relay is a worker of its own, of which the
+ * coordinator has told; `value` of that worker's HELLO is 1. A relay answers a FETCH of another
+ * shard's chunk (param, CAIRN_TILE_WHOLE) likewise (DATA with `tile` of the owner), from a copy
+ * that it has fetched once for all; if it has none (any more), it answers NAK NOT_FOUND: then the
+ * owner is to be asked.
  *
- * Tiles. In what a worker sends, `table_hash` is the cairn_tiles_hash of the list that it declared
- * (proto/wire/tiles.h; without one, of the empty list): a header with another hash than the shard knows is
- * refused with CAIRN_ERR_MISMATCH. `tile` says which part of the chunk is meant:
+ * Tiles. In a worker's messages `table_hash` is the cairn_tiles_hash of the list that it declared
+ * (proto/wire/tiles.h; without one, of the empty list): a header with another hash than the shard
+ * knows is refused with CAIRN_ERR_MISMATCH. `tile` says which part of the chunk is meant:
  *   CAIRN_TILE_WHOLE  all of it
  *   CAIRN_TILE_OWN    what it has in common with the worker's own box of the tensor
  *   CAIRN_TILE_BOX    FETCH, and PUT in a write, only: with the box (cairn_box_encode) that is the payload
  *                     of FETCH, and comes before the elements in that of PUT
  * The payload of PUSH, PUT and DATA is then that part only, ascending, which is one contiguous piece of the
- * box's memory; what has no element is not sent and not asked for. In what a shard sends, `tile` is the
- * shard's index in the layout. */
+ * box's memory; a part without elements is not sent and not asked for. In a shard's messages `tile`
+ * is the shard's index in the layout. */
 #ifndef CAIRN_WIRE_CHUNK_H
 #define CAIRN_WIRE_CHUNK_H
 
@@ -128,7 +131,8 @@ void cairn_chunk_encode(const struct cairn_chunk_header *header,
                         uint8_t out[CAIRN_CHUNK_HEADER_BYTES]);
 
 /* Judges the bytes of a header that came in with a payload of `payload_bytes` and gives it in
- * `header_out`. What only the job knows (member, token, epoch, round, the grid) is judged by who knows it.
+ * `header_out`. The fields that only the job can judge (member, token, epoch, round, the grid) are
+ * left to it.
  *   CAIRN_ERR_MALFORMED  not a header of ours, an unknown kind, dtype or plane, a length that is not
  *                        the payload's or over the limit, an index range that overflows
  *   CAIRN_ERR_VERSION    another protocol */

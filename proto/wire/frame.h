@@ -33,7 +33,7 @@
     (16u << 10)                          /* largest whole frame before Hello, and largest Hello */
 #define CAIRN_FRAME_BYTES_MAX (1u << 20) /* largest whole frame after Hello */
 
-/* What a connection takes in its present state. */
+/* The frames that a connection takes in its present state. */
 struct cairn_frame_limits {
     uint16_t type_min; /* types outside type_min..type_max are refused at the header */
     uint16_t type_max;

@@ -189,7 +189,7 @@ void cairn_message_free(ProtobufCMessage *message); /* NULL is fine */
 /* For who shows it to people: makes text of every string in it, of one or several lines (cairn_text_mend). */
 void cairn_message_mend(ProtobufCMessage *message);
 
-/* What a Page is part of. */
+/* The message that a Page is part of. */
 enum cairn_page_what { CAIRN_PAGE_SPEC = 1, CAIRN_PAGE_LAYOUT = 2, CAIRN_PAGE_TILES = 3 };
 #define CAIRN_PAGE_BYTES      ((size_t)256 << 10) /* a full page */
 #define CAIRN_PAGED_BYTES_MAX ((uint64_t)64 << 20)

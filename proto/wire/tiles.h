@@ -1,10 +1,11 @@
 /* The tiles of a worker: which box of which tensor it holds.
  *
  * A worker that holds only parts of some tensors declares a list: one box a tensor, ascending by tensor.
- * A tensor that is not listed it holds as a whole; of one with an empty box it holds nothing (an expert
- * that lives on other ranks). The declared boxes of all ranks must make up every tensor exactly: two
- * ranks hold the same box (replicas) or boxes that have no element in common, and together all of it. What
- * is declared of an alias is not looked at: the tensor that it names counts.
+ * It holds a tensor that is not listed as a whole, and nothing of a tensor with an empty box (an
+ * expert that lives on other ranks). The declared boxes of all ranks must make up every tensor
+ * exactly: two ranks hold the same box (replicas) or boxes that have no element in common, and
+ * together all of it. A tile that is declared for an alias is not looked at: the tensor that the
+ * alias names counts.
  *
  * Pure: no input or output. A list owns its memory; one thread changes it, many may read. */
 #ifndef CAIRN_WIRE_TILES_H

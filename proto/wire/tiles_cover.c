@@ -2,8 +2,9 @@
  *
  * Ranks with equal lists are one holder. A tensor's different boxes are taken apart by straight cuts: sorted
  * along a dimension, a group falls into parts wherever no box reaches across. Real partitions fall apart
- * into single boxes at once. What no cut in any dimension separates (a pinwheel, or boxes that overlap) is
- * compared by pairs. Without overlap the boxes are a cover if their elements add up to the tensor's. */
+ * into single boxes at once. Boxes that no cut in any dimension separates (a pinwheel, or boxes
+ * that overlap) are compared by pairs. Without overlap the boxes are a cover if their elements add
+ * up to the tensor's. */
 #include "proto/wire/tiles.h"
 
 #include <assert.h>
