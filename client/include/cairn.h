@@ -9,24 +9,25 @@
  * Manners. Handles are opaque and may be used from several threads at once; a closed or wrong handle gives
  * CAIRN_ERR_HANDLE. Strings and structs are copied before a call returns. A result named *_out is set only on
  * CAIRN_OK. Structs that may grow begin with struct_size: set it to sizeof the struct, and everything not set
- * to 0 (= the default, but for a group's numbers: see below). A buffer given to put, push or fetch is on loan
- * until its operation completes (cairn_wait); operations given as NULL are completed by cairn_commit (pushes)
- * or cairn_init_done (puts). Timeouts are milliseconds, finite and not negative; CAIRN_ERR_TIMEOUT changes
- * nothing, and cairn_error() then names who is awaited. CAIRN_ERR_NO_MEMORY (memory, descriptors, threads)
- * changes nothing either: the same call may be made again, also within a round or a write; if a job
- * has failed with it, close the job and open it again. The library never aborts, forks, or touches
- * signals. If cairn_opts.on_wait is NULL, the library prints what on_wait would be told, that a
- * shard is silent or heard again, and (once) that it has no room to map shards' memory, which it
- * then copies; else it prints nothing. It owns one thread (two from the first cairn_stream_wait on)
- * and one descriptor to poll. It cannot be used after fork() without exec(): in the child the
- * parent's handles are CAIRN_ERR_HANDLE, cairn_close and cairn_job_close of them do nothing, and
- * cairn_open may hang: UCX may have a thread from the moment it is loaded, and a lock of that
- * thread would stay held in the child (UCX_VFS_ENABLE=n starts none). A signal handler may call
- * cairn_status_name and cairn_version and, to end a wait elsewhere, set what a thread looks at
- * between calls with short timeouts; every other call takes locks and memory. A thread must not be
- * cancelled (pthread_cancel), nor leave by longjmp or a C++ exception, while it is in a call or in
- * on_wait: a lock would stay held, and the session would stand still. Where threads are cancelled,
- * put pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, ...) around the calls.
+ * to 0 (= the default, except for a group's numbers: see below). A buffer given to put, push or
+ * fetch is on loan until its operation completes (cairn_wait); operations given as NULL are
+ * completed by cairn_commit (pushes) or cairn_init_done (puts). Timeouts are milliseconds, finite
+ * and not negative; CAIRN_ERR_TIMEOUT changes nothing, and cairn_error() then names who is awaited.
+ * CAIRN_ERR_NO_MEMORY (memory, descriptors, threads) changes nothing either: the same call may be
+ * made again, also within a round or a write; if a job has failed with it, close the job and open
+ * it again. The library never aborts, forks, or touches signals. If cairn_opts.on_wait is NULL, the
+ * library prints what on_wait would be told, that a shard is silent or heard again, and (once) that
+ * it has no room to map shards' memory, which it then copies; else it prints nothing. It owns one
+ * thread (two from the first cairn_stream_wait on) and one descriptor to poll. It cannot be used
+ * after fork() without exec(): in the child the parent's handles are CAIRN_ERR_HANDLE, cairn_close
+ * and cairn_job_close of them do nothing, and cairn_open may hang: UCX may have a thread from the
+ * moment it is loaded, and a lock of that thread would stay held in the child (UCX_VFS_ENABLE=n
+ * starts none). A signal handler may call cairn_status_name and cairn_version and, to end a wait
+ * elsewhere, set what a thread looks at between calls with short timeouts; every other call takes
+ * locks and memory. A thread must not be cancelled (pthread_cancel), nor leave by longjmp or a C++
+ * exception, while it is in a call or in on_wait: a lock would stay held, and the session would
+ * stand still. Where threads are cancelled, put pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, ...)
+ * around the calls.
  *
  * Names: of a job 1 to 255 bytes of [A-Za-z0-9._-], not beginning with '.' or '-'; of tensors,
  * units and groups 1 to 255 bytes of UTF-8 without control characters. client/README.md, "The
@@ -43,7 +44,7 @@
  * GPUs (client/README.md, "Memory of a GPU"): wherever there is a `device`, 0 is the host and CAIRN_GPU(n)
  * GPU n, as CUDA_VISIBLE_DEVICES numbers them; anything else is CAIRN_ERR_INVALID.
  * CAIRN_ERR_UNSUPPORTED: there is no driver. CAIRN_ERR_INVALID: there is no such GPU, the memory or
- * the stream belongs to another one (as far as the driver says; for a destroyed stream it may say
+ * the stream does not belong to it (as far as the driver says; for a destroyed stream it may say
  * nothing, or crash), or the stream is being captured into a CUDA graph. CAIRN_ERR_IO: the GPU's
  * context is gone. Captures of other streams go on during a call, except that the default stream
  * then counts as captured. */
@@ -139,10 +140,10 @@ struct cairn_version {
 
 #ifndef CAIRN_NONFINITE_DEFINED
 #define CAIRN_NONFINITE_DEFINED
-/* A round with a non-finite gradient: SKIP changes nothing and goes on, FAIL reports it; cairn_result, or
- * cairn_error(), has the tensors. An update of finite gradients whose results are not finite
- * (cairn_result.nonfinite) stays: SKIP says so and goes on, FAIL opens no further round (CAIRN_ERR_HALTED),
- * unless the job has init_nonfinite_ok. */
+/* How a round with a non-finite gradient ends. SKIP changes nothing and goes on, FAIL reports it;
+ * cairn_result, or cairn_error(), has the tensors. An update of finite gradients whose results are
+ * not finite (cairn_result.nonfinite) stays: SKIP says so and goes on, FAIL opens no further round
+ * (CAIRN_ERR_HALTED), unless the job has init_nonfinite_ok. */
 typedef enum cairn_nonfinite { CAIRN_NONFINITE_SKIP = 1, CAIRN_NONFINITE_FAIL = 2 } cairn_nonfinite;
 #endif
 
@@ -159,10 +160,11 @@ typedef enum cairn_loss_scale {
 
 #ifndef CAIRN_SHARD_LOSS_DEFINED
 #define CAIRN_SHARD_LOSS_DEFINED
-/* A shard has lost its part of the job: it came back without it, or is away for longer than
- * shard_loss_wait_s. WAIT: the job waits for the part, or for an operator. RESTORE_LATEST: the coordinator
- * restores the job's newest whole snapshot onto the shards there are, at most three times without a step that
- * is applied in between; workers get CAIRN_ERR_ROLLED_BACK. */
+/* How the job reacts when a shard has lost its part of the job: it came back without the part, or
+ * is away for longer than shard_loss_wait_s. WAIT: the job waits for the part, or for an operator.
+ * RESTORE_LATEST: the coordinator restores the job's newest whole snapshot onto the shards there
+ * are, at most three times without an applied step in between; workers get
+ * CAIRN_ERR_ROLLED_BACK. */
 typedef enum cairn_shard_loss {
     CAIRN_SHARD_LOSS_WAIT = 0,
     CAIRN_SHARD_LOSS_RESTORE_LATEST = 1
@@ -171,9 +173,9 @@ typedef enum cairn_shard_loss {
 
 #ifndef CAIRN_SNAPSHOT_STAGING_DEFINED
 #define CAIRN_SNAPSHOT_STAGING_DEFINED
-/* Values of the version that is being saved are set aside when an update is about to overwrite them. STATE:
- * there is room for all of them, and no update waits for the disk. SMALL: a shard has little room, and an
- * update that finds it full waits. */
+/* How much room there is for old values while a snapshot is saved: they are set aside when an
+ * update is about to overwrite them. STATE: there is room for all of them, and no update waits for
+ * the disk. SMALL: a shard has little room, and an update that finds it full waits. */
 typedef enum cairn_snapshot_staging {
     CAIRN_SNAPSHOT_STAGING_STATE = 0,
     CAIRN_SNAPSHOT_STAGING_SMALL = 1
@@ -182,12 +184,13 @@ typedef enum cairn_snapshot_staging {
 
 #ifndef CAIRN_WORKER_LOSS_DEFINED
 #define CAIRN_WORKER_LOSS_DEFINED
-/* A worker was lost: its process or its connection ended, its lease ran out, or it was put out. One that
- * closes the job is not. The open round is void in any case (CAIRN_ERR_EPOCH_CHANGED). REDO: it is done again
- * at once, by those who are left. WAIT: no round opens before as many workers are there as were before the
- * loss, worker_loss_wait_s passed since, or the job was amended. FAIL: no round opens before the job is
- * amended or restored, or all its workers have gone and others come; cairn_round_begin says CAIRN_ERR_HALTED,
- * and who was lost. */
+/* How the job reacts when a worker was lost: its process or its connection ended, its lease ran
+ * out, or it was put out. A worker that closes the job is not lost. The open round is void in any case
+ * (CAIRN_ERR_EPOCH_CHANGED). REDO: the round is done again at once, by the workers that are left.
+ * WAIT: no round opens before as many workers are there as were before the loss, worker_loss_wait_s
+ * passed since, or the job was amended. FAIL: no round opens before the job is amended or restored,
+ * or all its workers have gone and others come; cairn_round_begin says CAIRN_ERR_HALTED, and who
+ * was lost. */
 typedef enum cairn_worker_loss {
     CAIRN_WORKER_LOSS_REDO = 0,
     CAIRN_WORKER_LOSS_WAIT = 1,
@@ -197,9 +200,9 @@ typedef enum cairn_worker_loss {
 
 #ifndef CAIRN_TIERS_DEFINED
 #define CAIRN_TIERS_DEFINED
-/* Where the planes of an element lie on a shard that has a GPU. An update works in one memory: parameter,
- * moments and sum lie TOGETHER, and offload_fraction says of how many elements in host memory. The others are
- * refused. */
+/* Where the planes of an element lie on a shard that has a GPU. An update works in one memory:
+ * parameter, moments and sum of an element lie TOGETHER, and offload_fraction says for how many
+ * elements they lie in host memory. The other values are refused. */
 typedef enum cairn_tiers {
     CAIRN_TIERS_TOGETHER = 0,
     CAIRN_TIERS_MOMENTS_ON_HOST = 1,
@@ -209,12 +212,13 @@ typedef enum cairn_tiers {
 
 #ifndef CAIRN_GROUPS_DEFINED
 #define CAIRN_GROUPS_DEFINED
-/* Who adds gradients up before they reach the shard that owns them. HOST: of the workers of one host, where
- * there are two or more and a shard of the job, shards of that host do, and fetch what other hosts have
- * once for all of them: a host sends and fetches as much as one worker would. A sum of floats depends on
- * its order: the gradients of a host are added up by rank, then the sums of the hosts by their least
- * ranks. So the bits of a step depend on which ranks share a host; `cairn job show` and the snapshots say
- * which did. The same workers on the same hosts give the same bits, whatever the number of shards there. */
+/* Who adds gradients up before they reach the shard that owns them. HOST: on a host with two or
+ * more workers and a shard of the job, the shards of that host add up what these workers push, and
+ * fetch what other hosts have once for all of them: the host sends and fetches as much as one
+ * worker would. A sum of floats depends on its order: the gradients of a host are added up by rank,
+ * then the sums of the hosts by their least ranks. So the bits of a step depend on which ranks
+ * share a host; `cairn job show` and the snapshots say which did. The same workers on the same
+ * hosts give the same bits, whatever the number of shards there. */
 typedef enum cairn_reduce_groups {
     CAIRN_GROUPS_NONE = 0, /* nobody: all gradients are added up by rank, wherever they are */
     CAIRN_GROUPS_HOST = 1
@@ -320,9 +324,10 @@ struct cairn_opts {
     uint32_t reserved_too;
     cairn_wait_fn on_wait; /* NULL: a line a minute on standard error, and the call waits on */
     void *on_wait_context;
-    /* CAIRN_GPU(n): this process computes on that GPU. Shards of this host whose state is on it show it what
-     * they publish there, and do not copy that to host memory if all members of a job read it so.
-     * CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_INVALID: as of cairn_alloc. 0: on none */
+    /* CAIRN_GPU(n): this process computes on that GPU. Shards of this host whose state is on that
+     * GPU show this process what they publish there, and do not copy it to host memory if all
+     * members of a job read it so. CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_INVALID: as for cairn_alloc. 0:
+     * on none */
     int device;
     uint32_t reserved_last;
 };
@@ -409,7 +414,7 @@ struct cairn_group {
  *      the trainer keeps only a few units in memory, as the Python package does
  * With one micro-batch all stages give the same bits; with several, 0 and 1 give the same, and so
  * do 2 and 3. */
-#define CAIRN_STAGE(n) (0x100u + (n)) /* no plain number: 1 would be 0 or 1, whoever reads it */
+#define CAIRN_STAGE(n) (0x100u + (n)) /* no plain number: a 1 could be read as 0 or as 1 */
 
 struct cairn_job_spec {
     size_t struct_size;
@@ -417,10 +422,10 @@ struct cairn_job_spec {
     size_t tensor_count;
     const struct cairn_group *groups; /* [group_count] */
     size_t group_count;
-    uint32_t rank;        /* this worker's; unique in the job: a second one fences the first */
-    uint32_t workers_min; /* a round opens with at least so many; 0 = 1 */
-    double clip_norm;     /* of the global gradient norm; 0 = none */
-    double loss_scale;    /* 0 = 1 */
+    uint32_t rank;                /* this worker's; unique in the job: see open_flags */
+    uint32_t workers_min;         /* a round opens with at least so many; 0 = 1 */
+    double clip_norm;             /* of the global gradient norm; 0 = none */
+    double loss_scale;            /* 0 = 1 */
     cairn_nonfinite on_nonfinite; /* 0 = CAIRN_NONFINITE_SKIP */
     uint32_t chunk_leaves;        /* of 4096 elements, in a message; 0 = 64 */
     /* chunks in flight to each shard; 0 = 8; of up to 16 KiB 64 beside, if there are so many */
@@ -434,36 +439,39 @@ struct cairn_job_spec {
      * CAIRN_ERR_INVALID. 0 = 1, or any number in stages 2 and 3, which add nothing up. Leave it 0
      * or 1 with global_batch */
     uint32_t micro_batches;
-    /* Weights that the shards begin with, each reading its own part: a .safetensors file, a folder of
-     * Hugging Face, or the folder of a snapshot, of which the optimizer's state and the step are left out;
-     * an absolute path where the shards are, in a folder that their import.folders allows. F32, BF16, F16
-     * and F64. Every tensor must be there, by its name or by init_prefix + its name, or have
-     * an initializer (else CAIRN_ERR_MISMATCH), and what is trained or frozen be finite as fp32, unless
-     * init_nonfinite_ok (else CAIRN_ERR_NONFINITE); and of these dtypes nothing may be there that no tensor
-     * takes, unless init_extra_ok (else CAIRN_ERR_MISMATCH). cairn_error() has the list. NULL = none. */
+    /* Weights that the shards begin with, each reading its own part: a .safetensors file, a folder
+     * of Hugging Face, or the folder of a snapshot, whose optimizer state and step are left out.
+     * The path is absolute, on the shards' hosts, in a folder that their import.folders allows.
+     * Dtypes: F32, BF16, F16 and F64. Every tensor must be there, by its name or by init_prefix +
+     * its name, or have an initializer (else CAIRN_ERR_MISMATCH). Trained and frozen tensors must
+     * be finite as fp32, unless init_nonfinite_ok (else CAIRN_ERR_NONFINITE). The files must have
+     * no weight of these dtypes that no tensor takes, unless init_extra_ok (else
+     * CAIRN_ERR_MISMATCH). cairn_error() has the list. NULL = none. */
     const char *init_from;
     const char *init_prefix; /* "model."; NULL = none */
     /* bytes that cairn_commit may give of the trainer's own; 0: none, at most 65536 */
     uint32_t client_state_max;
     bool init_nonfinite_ok;
-    /* CAIRN_GROUPS_NONE, or CAIRN_GROUPS_HOST; then no groups while the workers hold tiles (cairn_tiles). It
-     * stays what it is: no amendment changes it. */
+    /* CAIRN_GROUPS_NONE, or CAIRN_GROUPS_HOST; there are no groups while the workers hold tiles
+     * (cairn_tiles). No amendment changes it. */
     cairn_reduce_groups reduce_groups;
-    /* So many rounds in a row skipped, with the loss scale at its least (or fixed), and no further one opens:
-     * cairn_round_begin says CAIRN_ERR_HALTED, until the job is amended, written or restored. 0 = 100 */
+    /* The most rounds that may be skipped in a row with the loss scale at its least (or fixed).
+     * After that no further round opens: cairn_round_begin says CAIRN_ERR_HALTED, until the job is
+     * amended, written or restored. 0 = 100 */
     uint64_t skips_max;
-    /* Periodic snapshots: of each version whose step is a multiple of snapshot_every (the same steps are
-     * saved in every run; 0 = none, or by time, below), of which the newest snapshot_keep stay (0 = all). A
-     * snapshot that somebody asked for is never removed. One that fails is said in the coordinator's log and
-     * by `cairn job show`, and training goes on; the next one is tried at its step. None is taken while
-     * results are not finite (cairn_result.nonfinite). */
+    /* Periodic snapshots are taken of each version whose step is a multiple of snapshot_every (the
+     * same steps are saved in every run; 0 = none, or by time, below); the newest snapshot_keep of
+     * them stay (0 = all). A snapshot that somebody asked for is never removed. If a periodic
+     * snapshot fails, the coordinator's log and `cairn job show` say so, and training goes on; the
+     * next one is tried at its step. None is taken while results are not finite
+     * (cairn_result.nonfinite). */
     uint64_t snapshot_every, snapshot_keep; /* snapshot_keep only with snapshot_every(_s) */
     cairn_shard_loss on_shard_loss;         /* 0 = CAIRN_SHARD_LOSS_WAIT */
     uint32_t shard_loss_wait_s;             /* with RESTORE_LATEST: seconds; 0 = 300 */
-    /* At most so many workers at a time: one more waits in cairn_job_open for a place, until
-     * CAIRN_ERR_TIMEOUT. 0 = as many as the cluster's round.workers_max. With workers_min equal to it (n
-     * workers, always), the spec also goes with a job whose bounds allow n (another launch, after an
-     * amendment). */
+    /* The most workers at a time: one more waits in cairn_job_open for a place, until
+     * CAIRN_ERR_TIMEOUT. 0 = as many as the cluster's round.workers_max. If workers_min is equal to
+     * it (n workers, always), the spec also goes with a job whose bounds allow n (another launch,
+     * after an amendment). */
     uint32_t workers_max;
     /* How many workers come together; not part of the job. The first round after all workers were
      * gone waits for so many, so that the first to arrive does not train alone, but for no longer
@@ -473,17 +481,18 @@ struct cairn_job_spec {
      * awaited who had left before. */
     uint32_t world;
     uint64_t start_wait_ms; /* with world; 0 = 30000 */
-    /* How a worker opens it; no part of the job. CAIRN_OPEN_RESUME: where the cluster has no such job, or has
-     * lost it, the coordinator restores the newest whole snapshot of it first, once for all workers that come
-     * so; without one it is begun anew. CAIRN_OPEN_MUST_EXIST: CAIRN_ERR_NOT_FOUND instead of beginning it
-     * anew. CAIRN_OPEN_MUST_NOT_EXIST: CAIRN_ERR_EXISTS where the job has taken a step, or is lost; so
-     * several workers may begin one so. The job is another one than the spec: CAIRN_ERR_MISMATCH, restored or
-     * not.
-     *   A rank is one process's. Another one that opens the job with it waits until that one is gone, for
-     * lease.timeout at most, and is CAIRN_ERR_PLACE_TAKEN then. It takes the place at once with
-     * CAIRN_OPEN_TAKEOVER; in the session that has the place; or where the launcher has started it anew,
-     * which it knows by the same run id with a higher restart count (struct cairn_env). Who lost the place
-     * has CAIRN_ERR_FENCED, and is to end. */
+    /* How a worker opens the job; no part of the job. CAIRN_OPEN_RESUME: if the cluster has no such
+     * job, or has lost it, the coordinator first restores its newest whole snapshot, once for all
+     * workers that come with this flag; without a snapshot the job is begun anew.
+     * CAIRN_OPEN_MUST_EXIST: CAIRN_ERR_NOT_FOUND instead of beginning the job anew.
+     * CAIRN_OPEN_MUST_NOT_EXIST: CAIRN_ERR_EXISTS if the job has taken a step, or is lost; so
+     * several workers may begin a job with it. With any flags a job that is not the spec's is
+     * CAIRN_ERR_MISMATCH, restored or not.
+     *   A rank belongs to one process. Another process that opens the job with it waits until that
+     * one is gone, for lease.timeout at most, and then gets CAIRN_ERR_PLACE_TAKEN. It takes the
+     * place at once with CAIRN_OPEN_TAKEOVER; in the session that has the place; or if the launcher
+     * has started it anew, which shows in the same run id with a higher restart count (struct
+     * cairn_env). The process that lost the place gets CAIRN_ERR_FENCED, and has to end. */
     uint64_t open_flags;
     /* The fraction of each shard's part of the job, 0 to 1, that lies in host memory while the rest
      * lies on a GPU: whole chunks, at least so many, which the CPU folds and updates while the GPU
@@ -493,23 +502,25 @@ struct cairn_job_spec {
      * says so. No amendment changes it; a restored job has the same fraction again. */
     double offload_fraction;
     cairn_tiers tiers; /* 0 = CAIRN_TIERS_TOGETHER */
-    /* Elastic workers with the same bits: a step is so many micro-batches, numbered from 0, whoever is there
-     * (1 to 65536; 0 = none, each worker has its micro_batches). struct cairn_round says which of them are
-     * this worker's, and each is pushed for itself, with its weight. Then what N steps make does not depend
-     * on how many workers there were, nor on when they came and went, if the gradients of a micro-batch
-     * depend on nothing but the round's version, the micro-batch and its seed (cairn_micro_seed). Learning
-     * rates and schedules go by steps: another number of workers touches neither. More workers than
-     * micro-batches: the surplus is told so, idles, and takes part when others leave. Needs stage 2 or 3,
-     * micro_batches 0 or 1, no reduce_groups, no tiles (else CAIRN_ERR_INVALID). An amendment changes it by
-     * its name (cairn_amend.settings), and so it does the seed. */
+    /* Elastic workers with the same bits: a step is so many micro-batches, numbered from 0,
+     * whatever workers there are (1 to 65536; 0 = none, each worker has its micro_batches). struct
+     * cairn_round says which of them are this worker's, and each is pushed by itself, with its
+     * weight. The result of N steps then does not depend on how many workers there were, nor on
+     * when they came and went, if the gradients of a micro-batch depend on nothing but the round's
+     * version, the micro-batch and its seed (cairn_micro_seed). Learning rates and schedules go by
+     * steps: another number of workers changes neither. If there are more workers than
+     * micro-batches, the surplus workers are told so, idle, and take part when others leave. Needs
+     * stage 2 or 3, micro_batches 0 or 1, no reduce_groups, no tiles (else CAIRN_ERR_INVALID). An
+     * amendment changes it by its name (cairn_amend.settings), and the seed likewise. */
     uint64_t global_batch;
     uint64_t seed;                    /* of cairn_micro_seed; below 2^53 */
     cairn_worker_loss on_worker_loss; /* 0 = CAIRN_WORKER_LOSS_REDO */
     uint32_t worker_loss_wait_s;      /* with WAIT: seconds; 0 = 300 */
-    /* Which periodic snapshots stay, beside the newest snapshot_keep; any of the rules is enough to keep one,
-     * and without a rule all stay. keep_every: of every so many steps the first one, for good. max_bytes: of
-     * all snapshots of the job together; over it the oldest go that neither keep_every nor a tag keeps. In
-     * any case what somebody asked for, what has a tag, and the newest verified one stay, and one goes only
+    /* Rules for which periodic snapshots stay, beside the newest snapshot_keep; any of the rules is
+     * enough to keep a snapshot, and without a rule all stay. keep_every: of every so many steps
+     * the first snapshot stays, for good. max_bytes bounds all snapshots of the job together; above
+     * it the oldest go that neither keep_every nor a tag keeps. In any case snapshots that somebody
+     * asked for or that have a tag stay, and so does the newest verified one; a snapshot goes only
      * after a newer one was verified. These four only with snapshot_every or snapshot_every_s */
     uint64_t snapshot_keep_every; /* steps; 0 = no such rule */
     uint64_t snapshot_max_bytes;  /* 0 = no bound */
@@ -523,16 +534,18 @@ struct cairn_job_spec {
     cairn_snapshot_staging snapshot_staging; /* 0 = CAIRN_SNAPSHOT_STAGING_STATE */
     /* A restore that finds a snapshot damaged takes the newest good one before it, and says so */
     bool snapshot_fallback;
-    /* A run that began elsewhere goes on: the step of the version that the job begins with, from which
-     * schedules and the optimizer's corrections go on; moments are written to it (cairn_write_begin) before
-     * the first round. Workers that open the job afterwards may leave it out. */
+    /* For a run that began elsewhere and goes on: the step of the version that the job begins with,
+     * from which schedules and the optimizer's corrections go on; its moments are written
+     * (cairn_write_begin) before the first round. Workers that open the job afterwards may leave it
+     * out. */
     uint64_t first_step;
     /* 0 = CAIRN_MISSING_ZERO. LEAVE is for jobs of at most 24,576 tensors */
     cairn_missing missing_gradients;
     bool init_extra_ok; /* init_from may have more weights than the job has tensors */
-    /* A worker of the job writes its buffers (cairn_write_begin) after each applied step that is a multiple
-     * of this or of snapshot_every, before the next round: the periodic snapshot of that step is of the
-     * version that the write makes; without a write, of the next step's. 0: nobody does. */
+    /* If not 0, a worker of the job writes its buffers (cairn_write_begin) after each applied step
+     * that is a multiple of this or of snapshot_every, before the next round: the periodic snapshot
+     * of that step is then of the version that the write makes; without a write, of the next
+     * step's. 0: nobody writes. */
     uint64_t buffers_every;
 };
 #define CAIRN_OPEN_MUST_EXIST     1
@@ -551,20 +564,22 @@ struct cairn_tile {
 struct cairn_mem {
     size_t struct_size;
     void *ptr; /* the box's first element; put and push only read it */
-    /* put: CAIRN_F32; push: CAIRN_F32 or CAIRN_BF16; fetch: the plane's. A blob: CAIRN_U8, and a box from 0
-     * to its end has another length refused */
+    /* put: CAIRN_F32; push: CAIRN_F32 or CAIRN_BF16; fetch: the plane's. A blob is CAIRN_U8, and a
+     * box from 0 to its end is refused if it has another length */
     cairn_dtype dtype;
-    /* Elements from one index of a dimension to the next, as torch's tensor.stride(). All 0: dense, row-major
-     * in the box. Not negative; of a fetch no two elements may share memory (CAIRN_ERR_INVALID). Memory that
-     * is not dense is copied chunk by chunk on its way (cairn_stats.packed_bytes). */
+    /* Elements from one index of a dimension to the next, as torch's tensor.stride(). All 0: dense,
+     * row-major in the box. Strides are not negative, and in a fetch no two elements may share
+     * memory (CAIRN_ERR_INVALID). Memory that is not dense is copied chunk by chunk on its way
+     * (cairn_stats.packed_bytes). */
     int64_t stride[8];
     int device; /* 0 = host; CAIRN_GPU(n): cairn_alloc's or anybody's */
     /* cudaStream_t that writes or reads the memory, NULL: the default one. For host memory: NULL */
     void *stream;
-    /* How many bytes there are at ptr; 0: not said. Given, put, push and fetch compare it with what they
-     * would read or write (CAIRN_ERR_INVALID): of dense memory it is just the box's, of memory with strides
-     * at least to behind the last element. Give it always: nothing else shows that the memory is of another
-     * tensor, box or dtype than the call */
+    /* How many bytes there are at ptr; 0: not said. If it is given, put, push and fetch compare it
+     * with what they would read or write (CAIRN_ERR_INVALID): dense memory must have exactly the
+     * box's bytes, memory with strides must reach at least to behind the last element. Give it
+     * always: nothing else shows that the memory belongs to another tensor, box or dtype than the
+     * call */
     size_t bytes;
 };
 /* In every `device` of this interface: 0 is the host. A plain number is no GPU, and is refused. */
@@ -576,8 +591,8 @@ struct cairn_round {
     uint64_t step;                /* updates applied so far: this round makes step + 1 */
     uint64_t epoch;               /* of the membership: one more when somebody came or went */
     struct cairn_version version; /* compute with this one */
-    /* Dense, of this round's contributors: address the batch by them .. A surplus worker has a rank from
-     * world on: it contributes nothing */
+    /* This worker's place among the round's contributors, 0 to world - 1, and their number: address
+     * the batch by them. A surplus worker has a rank of world or more: it contributes nothing */
     uint32_t rank, world;
     double loss_scale; /* multiply the loss by it before backward */
     uint64_t revision; /* of the spec: one more with every amendment */
@@ -587,8 +602,9 @@ struct cairn_round {
      * end */
     uint32_t micro_batches;
     uint32_t job; /* which open job of this process it is of: no other takes it */
-    /* Rounds of the job that were skipped so far, and .. by step + skips, the number of the batch. A skip
-     * leaves the step and uses its batch up; a void round does not count, its batch comes again. */
+    /* How many rounds of the job were skipped so far, and the number of the batch, which is step +
+     * skips. A skip leaves the step and uses its batch up; a void round does not count, its batch
+     * comes again. */
     uint64_t skips, index;
     uint64_t seed;         /* the job's; see cairn_micro_seed */
     uint64_t global_batch; /* micro-batches of the step; 0: each worker has micro_batches */
@@ -604,10 +620,11 @@ struct cairn_result {
     bool applied;      /* false: skipped */
     bool finite;
     uint64_t skips, index; /* after the round: index is the number of the next batch */
-    /* Applied: of so many elements the parameter, a moment or the published copy is not finite, although the
-     * gradients were. Skipped: of so many elements the gradient, summed over the workers. Which tensors:
-     * "a.weight (3), b (9) and others", by elements; "": none, or this was asked for too late: the version
-     * was not the newest any more, or the coordinator had started anew since the skip. */
+    /* If applied: the number of elements whose parameter, moment or published copy is not finite,
+     * although the gradients were. If skipped: the number of elements whose gradient, summed over
+     * the workers, is not finite. The tensors are listed as "a.weight (3), b (9) and others", by
+     * elements; "": none, or the call came too late: the version was not the newest any more, or
+     * the coordinator had started anew since the skip. */
     uint64_t nonfinite;
     char nonfinite_tensors[512];
 };
@@ -641,9 +658,10 @@ struct cairn_view {
     uint64_t loan;     /* for cairn_unmap */
 };
 
-/* Reads CAIRN_ENDPOINT and, the first that is set, CAIRN_RANK CAIRN_WORLD CAIRN_LOCAL_RANK CAIRN_RUN_ID, the
- * variables of torchrun, of Slurm, of Open MPI. CAIRN_ERR_INVALID names a variable that cannot be read,
- * its value and what is allowed, or the one of rank and world that is missing. `cairn env` prints it. */
+/* Reads CAIRN_ENDPOINT and the first of these that is set: CAIRN_RANK CAIRN_WORLD CAIRN_LOCAL_RANK
+ * CAIRN_RUN_ID, or the variables of torchrun, of Slurm, of Open MPI. CAIRN_ERR_INVALID names a
+ * variable that cannot be read, its value and what is allowed, or the one of rank and world that is
+ * missing. `cairn env` prints the result. */
 CAIRN_EXPORT cairn_status cairn_env_read(struct cairn_env *out) CAIRN_CHECKED;
 /* Connects to the coordinator; opts may be NULL. CAIRN_ERR_UNREACHABLE after connect_timeout_ms,
  * CAIRN_ERR_VERSION, CAIRN_ERR_INVALID; CAIRN_ERR_REFUSED: this user may not use its socket. A session
@@ -663,7 +681,7 @@ CAIRN_EXPORT const char *cairn_status_name(int status);
 CAIRN_EXPORT const char *cairn_version(void);
 /* This thread's last error: what, why, what to do. Valid until the thread's next call. Never NULL. */
 CAIRN_EXPORT const char *cairn_error(void);
-/* How the job comes to what a spec says. */
+/* How the job can be made what a spec says. */
 typedef enum cairn_change {
     CAIRN_CHANGE_NEXT_ROUND = 0, /* an amendment, in force from the next round on */
     CAIRN_CHANGE_REOPENED = 1,   /* an amendment, after which every handle is opened again */
@@ -675,8 +693,8 @@ typedef enum cairn_change {
 struct cairn_difference {
     size_t struct_size;
     const char *text; /* "job mnist: stage 3 here, 2 on the servers" */
-    /* The setting (struct cairn_setting) that makes the job what the spec says: "stage", "3". key NULL: none
-     * does. value NULL: it is no short text, of a schedule's points, say */
+    /* The setting (struct cairn_setting) that makes the job what the spec says: "stage", "3". key
+     * NULL: no setting does. value NULL: the value is no short text (a schedule's points, say) */
     const char *key, *value;
     cairn_change change;
     /* If a tensor differs: its name, the field in which it differs ("kind", "group", "wire dtype",
@@ -692,49 +710,54 @@ struct cairn_difference {
 CAIRN_EXPORT cairn_status cairn_error_difference(size_t index,
                                                  struct cairn_difference *out) CAIRN_CHECKED;
 
-/* Memory of the library, whole pages of zeros, until cairn_free or the end of cairn_close: shared memory,
- * which shards of this host may map. It is taken at once, not when it is touched, in large pages if the
- * kernel has them. Whoever gives it to put, push or fetch lends it like any other; a piece that reaches
- * beyond its end is CAIRN_ERR_INVALID. CAIRN_ERR_NO_MEMORY: there is not as much, or the process may not have
- * it. The limit of a container is the kernel's, who may end a process of it instead.
- * device: 0 = host; CAIRN_GPU(n): memory that shards on that GPU read where it lies, in units of 2 MiB. */
+/* Gives memory of the library, whole pages of zeros, until cairn_free or the end of cairn_close:
+ * shared memory, which shards of this host may map. It is taken at once, not when it is touched, in
+ * large pages if the kernel has them. Giving it to put, push or fetch lends it like any other
+ * memory; a piece that reaches beyond its end is CAIRN_ERR_INVALID. CAIRN_ERR_NO_MEMORY: there is
+ * not as much, or the process may not have it. The limit of a container is enforced by the kernel,
+ * which may end a process there instead.
+ * device: 0 = host; CAIRN_GPU(n): memory that shards on that GPU read in place, in units of 2
+ * MiB. */
 CAIRN_EXPORT cairn_status cairn_alloc(cairn_session *session, size_t bytes, int device,
                                       void **out) CAIRN_CHECKED;
 /* Gives memory of cairn_alloc back. CAIRN_ERR_BUSY: an operation has it on loan, and it stays.
  * CAIRN_ERR_INVALID: cairn_alloc did not give it. Before a GPU's memory is freed, nothing that is
  * queued on any stream may touch it any more; this call waits for no stream. */
 CAIRN_EXPORT cairn_status cairn_free(cairn_session *session, void *ptr) CAIRN_CHECKED;
-/* Tells of memory that it will be pushed and fetched to again and again. CAIRN_ERR_UNSUPPORTED, always in
- * this version: it is staged, and right as it is. */
+/* Announces that memory will be pushed and fetched to again and again. CAIRN_ERR_UNSUPPORTED,
+ * always in this version: the memory is staged, and may be used without it. */
 CAIRN_EXPORT cairn_status cairn_register(cairn_session *session, void *ptr, size_t bytes,
                                          int device) CAIRN_CHECKED;
-/* The memory may go, and is the caller's alone again. CAIRN_ERR_INVALID, always in this version: it is not
- * registered. */
+/* Ends a registration: the memory may go, and is the caller's alone again. CAIRN_ERR_INVALID,
+ * always in this version: the memory is not registered. */
 CAIRN_EXPORT cairn_status cairn_unregister(cairn_session *session, void *ptr) CAIRN_CHECKED;
 
-/* Lets go of all that shards of this host show this process, on GPUs too, and takes it again: a process that
- * maps a GPU's memory of another one cannot be restored from a checkpoint (cuda-checkpoint). Memory of
- * cairn_alloc stays: free what is a GPU's before. In between nothing comes from these shards, and what needs
- * them waits. CAIRN_ERR_BUSY names what is open: a round that is not committed, an operation, a mapped unit.
- * Prefetched units are given up. CAIRN_ERR_TIMEOUT: all is as before. */
+/* detach lets go of everything that shards of this host show this process, on GPUs too, and attach
+ * takes it again: a process that maps another process's GPU memory cannot be restored from a
+ * checkpoint (cuda-checkpoint). Memory of cairn_alloc stays: free a GPU's before. In between
+ * nothing comes from these shards, and calls that need them wait. CAIRN_ERR_BUSY names what is
+ * open: a round that is not committed, an operation, a mapped unit. Prefetched units are given up.
+ * CAIRN_ERR_TIMEOUT: nothing has changed. */
 CAIRN_EXPORT cairn_status cairn_detach_memory(cairn_session *session, int timeout_ms) CAIRN_CHECKED;
 CAIRN_EXPORT cairn_status cairn_attach_memory(cairn_session *session, int timeout_ms) CAIRN_CHECKED;
 
-/* Borrowed; readable when an operation completed (read 8 bytes to clear it). -1: wrong handle. */
+/* A descriptor, borrowed, that is readable when an operation completed (read 8 bytes to clear it).
+ * -1: wrong handle. */
 CAIRN_EXPORT int cairn_event_fd(const cairn_session *session);
 
 /* For a log: how bulk data travels, as "auto; between hosts by 10.77.0.1 eth1 tcp, chosen by the routes to
  * the shards". Constant, borrowed until cairn_close. NULL: wrong handle. */
 CAIRN_EXPORT const char *cairn_data_path(const cairn_session *session);
 
-/* Creates the job or attaches to it. WORKER: `spec` must equal the job's, or CAIRN_ERR_MISMATCH with the
- * differences in cairn_error(). READER: spec NULL; CAIRN_ERR_NOT_FOUND if there is no such job. Waits
- * for the shards that the coordinator expects. CAIRN_ERR_EXISTS: it is open in this session, which speaks
- * for one member of a job. CAIRN_ERR_REFUSED: 64 jobs are open in this session. CAIRN_ERR_INVALID: name or
- * spec, with field, value and what is allowed; CAIRN_ERR_UNSUPPORTED; CAIRN_ERR_NO_MEMORY,
- * CAIRN_ERR_NO_SPACE: the shards have no room; CAIRN_ERR_NONFINITE, CAIRN_ERR_IO: of init_from;
- * CAIRN_ERR_JOB_LOST. CAIRN_ERR_PLACE_TAKEN, CAIRN_ERR_EXISTS: see open_flags. CAIRN_ERR_TIMEOUT: nothing is
- * open here, and a job that was not there may have been made, or be made yet, with this spec; the call may be
+/* Creates the job or attaches to it. WORKER: `spec` must equal the job's, or CAIRN_ERR_MISMATCH
+ * with the differences in cairn_error(). READER: spec NULL; CAIRN_ERR_NOT_FOUND if there is no such
+ * job. Waits for the shards that the coordinator expects. CAIRN_ERR_EXISTS: the job is open in this
+ * session, which speaks for one member of a job. CAIRN_ERR_REFUSED: 64 jobs are open in this
+ * session. CAIRN_ERR_INVALID: name or spec, with field, value and what is allowed;
+ * CAIRN_ERR_UNSUPPORTED; CAIRN_ERR_NO_MEMORY, CAIRN_ERR_NO_SPACE: the shards have no room;
+ * CAIRN_ERR_NONFINITE, CAIRN_ERR_IO: init_from cannot be used; CAIRN_ERR_JOB_LOST.
+ * CAIRN_ERR_PLACE_TAKEN, CAIRN_ERR_EXISTS: see open_flags. CAIRN_ERR_TIMEOUT: nothing is open here;
+ * a job that was not there may have been made, or may yet be made, with this spec; the call may be
  * repeated, and finds it. */
 CAIRN_EXPORT cairn_status cairn_job_open(cairn_session *session, const char *name,
                                          const struct cairn_job_spec *spec, cairn_role role,
@@ -757,8 +780,8 @@ struct cairn_job_info {
     uint32_t workers_max; /* 0: as many as the cluster's round.workers_max */
     uint64_t global_batch, seed;
     uint64_t revision; /* counts amendments; that of when this handle was opened */
-    /* When it was opened here first: by whom it was made ("worker trainer-4711"; "": not known), and, if it
-     * had taken steps by then (found), at which it stood */
+    /* When the job was first opened here: the worker that had made it ("worker trainer-4711"; "":
+     * not known), and, if it had taken steps by then (found), its step */
     const char *made_by;
     uint64_t found_step;
     bool found;
@@ -773,19 +796,21 @@ CAIRN_EXPORT cairn_status cairn_job_tensor(cairn_job *job, size_t index,
  * open fail with CAIRN_ERR_CANCELED, and are still to be given to cairn_wait, which frees them. */
 CAIRN_EXPORT void cairn_job_close(cairn_job *job);
 
-/* Tensor parallelism: which boxes this worker holds, of ranks 0 to world - 1; a tensor that is not listed
- * it holds whole. Two ranks hold the same box (replicas) or boxes without a common element, and all
- * ranks together every tensor; CAIRN_ERR_MISMATCH names the tensor, the ranks, the overlap or the hole.
- * Collective: every worker calls it, after opening the job, and again (all of them, with other boxes if
- * need be) between rounds, in one it is CAIRN_ERR_BUSY; it returns when all have. CAIRN_ERR_TIMEOUT names
- * who is awaited. Rounds are then of exactly these ranks; a worker that takes the place of one that died
- * declares, too. Without it, and after it with world 0, every worker holds whole tensors. A job with
- * global_batch has none: CAIRN_ERR_REFUSED. */
+/* Tensor parallelism: declares which boxes this worker holds, of ranks 0 to world - 1; a tensor
+ * that is not listed is held whole. Two ranks hold the same box (replicas) or boxes without a
+ * common element, and all ranks together hold every tensor; CAIRN_ERR_MISMATCH names the tensor,
+ * the ranks, the overlap or the hole. The call is collective: every worker makes it after opening
+ * the job, and may make it again (all of them, with other boxes if need be) between rounds (within
+ * one it is CAIRN_ERR_BUSY); it returns when all have called. CAIRN_ERR_TIMEOUT names who is
+ * awaited. Rounds then consist of exactly these ranks; a worker that takes the place of one that
+ * died declares, too. Without the call, and after it with world 0, every worker holds whole
+ * tensors. A job with global_batch has no tiles: CAIRN_ERR_REFUSED. */
 CAIRN_EXPORT cairn_status cairn_tiles(cairn_job *job, const struct cairn_tile *tiles,
                                       size_t tile_count, uint32_t world,
                                       int timeout_ms) CAIRN_CHECKED;
 
-/* `name` becomes another name of `alias_of`, which has its shape, kind and wire dtype; its own state goes. */
+/* Makes `name` another name of `alias_of`, which must have its shape, kind and wire dtype; the
+ * state of `name` goes. */
 struct cairn_tie {
     const char *name, *alias_of;
 };
@@ -814,13 +839,15 @@ struct cairn_amend {
     double clip_norm; /* if set_clip_norm; 0 = no clipping */
     bool set_clip_norm;
     uint8_t reserved[7]; /* 0, as all that is reserved: CAIRN_ERR_INVALID */
-    /* The same as freeze and unfreeze, of single trained tensors; a group's is not touched by it */
+    /* The same as freeze and unfreeze, for single trained tensors; whether their group is frozen
+     * does not change */
     const char *const *freeze_tensors;
     size_t freeze_tensor_count;
     const char *const *unfreeze_tensors;
     size_t unfreeze_tensor_count;
-    /* [unfreeze_tensor_count] or NULL: the group that a tensor joins which was declared CAIRN_FROZEN, and is
-     * trained from now on, its moments beginning at 0. NULL: the job's only group, else "default" */
+    /* [unfreeze_tensor_count] or NULL: the group that a tensor joins which was declared
+     * CAIRN_FROZEN and is trained from now on, with its moments beginning at 0. NULL: the job's
+     * only group, else "default" */
     const char *const *unfreeze_tensor_groups;
     /* New tensors, each with an init, since nobody puts them; a trained one that names no group is of
      * "default". No alias: add it, and tie it */
@@ -833,9 +860,10 @@ struct cairn_amend {
     uint32_t shard_loss_wait_s;
     bool set_snapshots, set_shard_loss;
     uint8_t reserved_losses[2];
-    /* Bounds of the number of workers, as in cairn_job_spec; they count at once: workers that wait for
-     * workers_min, when that is lowered, go on without those who are missing. Who is attached stays: a
-     * workers_max below their number is CAIRN_ERR_BUSY. workers_min 0: both stay what they are. */
+    /* Bounds of the number of workers, as in cairn_job_spec. They count at once: workers that wait
+     * for workers_min, when it is lowered, go on without those who are missing. Attached workers
+     * stay: a workers_max below their number is CAIRN_ERR_BUSY. workers_min 0: both stay what they
+     * are. */
     uint32_t workers_min, workers_max;
     cairn_worker_loss on_worker_loss; /* if set_worker_loss, and worker_loss_wait_s */
     uint32_t worker_loss_wait_s;
@@ -858,23 +886,25 @@ struct cairn_amend {
     const struct cairn_setting *settings;
     size_t setting_count;
 };
-/* Amends the job at a step boundary: CAIRN_OK means that it is durable and that the next round that opens
- * goes by it; a round that is open ends by the terms it began with. Workers attach with the spec as it
- * was or as it is. Schedules go by the step of the job, not by steps since the amendment. Bias corrections,
- * and SGD's first momentum, go by each tensor's own count of updates, as in torch: a step in which it was
- * frozen is none of them, and one that is added, or trained for the first time, begins at its first. Refused
- * as a whole or done as a whole: CAIRN_ERR_INVALID (also: more than 24,576 runs of neighbours, by name, would
- * stand at counts of their own), CAIRN_ERR_NOT_FOUND (no such group or tensor), CAIRN_ERR_EXISTS (a tensor of
- * that name), CAIRN_ERR_UNSUPPORTED (another optimizer), CAIRN_ERR_STALE.
- *   Tensors that are added, tied, or trained for the first time, and settings that say so, make a new
- * version, (generation + 1, the same step), of what the shards have. An open round of the caller is void
- * (CAIRN_ERR_EPOCH_CHANGED); then every handle of the job, the caller's too, has CAIRN_ERR_REOPEN, because
- * its tensors or terms are others: close it and open it again. A worker whose spec is that of before may go
- * on with it, and may push and fetch the new tensors as well; to what it does not push it contributes
- * nothing. One that lists the new tensors may leave their init out. CAIRN_ERR_BUSY: a snapshot or digest is
- * being taken. CAIRN_ERR_NOT_READY: a shard is away. CAIRN_ERR_NO_MEMORY: a shard has no room for the old
- * and the new part beside each other, with the numbers. After these the job goes on as it was; after
- * CAIRN_ERR_TIMEOUT it may still be amended. */
+/* Amends the job at a step boundary: CAIRN_OK means that the amendment is durable and that the next
+ * round that opens goes by it; an open round ends by the terms it began with. Workers attach with
+ * the spec as it was or as it is. Schedules go by the step of the job, not by steps since the
+ * amendment. Bias corrections, and SGD's first momentum, go by each tensor's own count of updates,
+ * as in torch: a step in which the tensor was frozen does not count, and a tensor that is added, or
+ * trained for the first time, begins at its first. An amendment is refused as a whole or done as a
+ * whole: CAIRN_ERR_INVALID (also: more than 24,576 runs of neighbours, by name, would stand at
+ * counts of their own), CAIRN_ERR_NOT_FOUND (no such group or tensor), CAIRN_ERR_EXISTS (a tensor
+ * of that name), CAIRN_ERR_UNSUPPORTED (another optimizer), CAIRN_ERR_STALE.
+ *   Tensors that are added, tied, or trained for the first time, and settings that say so, make a
+ * new version, (generation + 1, the same step), of what the shards have. An open round of the
+ * caller is void (CAIRN_ERR_EPOCH_CHANGED); then every handle of the job, the caller's too, has
+ * CAIRN_ERR_REOPEN, because its tensors or terms are others: close it and open it again. A worker
+ * with the spec of before may go on with it, and may push and fetch the new tensors as well; to
+ * tensors that it does not push it contributes nothing. A worker that lists the new tensors may
+ * leave their init out. CAIRN_ERR_BUSY: a snapshot or digest is being taken. CAIRN_ERR_NOT_READY: a
+ * shard is away. CAIRN_ERR_NO_MEMORY: a shard has no room for the old and the new part beside each
+ * other, with the numbers. After these the job goes on as it was; after CAIRN_ERR_TIMEOUT it may
+ * still be amended. */
 CAIRN_EXPORT cairn_status cairn_job_amend(cairn_job *job, const struct cairn_amend *amend,
                                           int timeout_ms) CAIRN_CHECKED;
 
@@ -936,13 +966,15 @@ CAIRN_EXPORT cairn_status cairn_write_end(cairn_job *job, int timeout_ms,
  * version (cairn_version_wait, cairn_client_state) says from where the trainer goes on. */
 CAIRN_EXPORT cairn_status cairn_round_begin(cairn_job *job, int timeout_ms,
                                             struct cairn_round *out) CAIRN_CHECKED;
-/* A seed for what is random in a micro-batch (dropout, the order of the rows), below 2^63: a function of the
- * job's seed, the round's index and the number of the micro-batch, the same whoever computes it, and when a
- * void round is computed again. With global_batch `micro` is that number, else it is one of this worker's
- * and the number is micro * world + rank. With splitmix64's mix(x),
- *   x += 0x9e3779b97f4a7c15; x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9; x = (x ^ x >> 27) * 0x94d049bb133111eb;
- *   x ^ x >> 31
- * it is mix(mix(mix(seed) ^ index) ^ number) >> 1. 0: `round` is not given, or of an older cairn.h. */
+/* Gives a seed for what is random in a micro-batch (dropout, the order of the rows), below 2^63: a
+ * function of the job's seed, the round's index and the number of the micro-batch, so it is the
+ * same whoever computes it, and when a void round is computed again. With global_batch `micro` is
+ * that number; else `micro` is one of this worker's and the number is micro * world + rank. With
+ * splitmix64's mix(x),
+ *   x += 0x9e3779b97f4a7c15; x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+ *   x = (x ^ x >> 27) * 0x94d049bb133111eb; x ^ x >> 31
+ * the seed is mix(mix(mix(seed) ^ index) ^ number) >> 1. It is 0 if `round` is not given, or comes
+ * from an older cairn.h. */
 CAIRN_EXPORT uint64_t cairn_micro_seed(const struct cairn_round *round, uint32_t micro);
 /* Pushes the gradient of what this worker holds of a tensor (`box` NULL, or just that), for this
  * round and micro-batch: multiplied by the loss scale, summed (not averaged) over what its weight
@@ -954,12 +986,10 @@ CAIRN_EXPORT uint64_t cairn_micro_seed(const struct cairn_round *round, uint32_t
  * micro-batch beyond the job's micro_batches is CAIRN_ERR_INVALID. The call does not wait for a
  * shard.
  *   A GPU's memory is pushed as it is when all that was queued on mem.stream before the call is
- *   done.
- * The call does not wait for that, unless the host has to read the memory: in stages 0 and 1 with
- * several
- * micro-batches, with strides, and for aliases of boxes. Everything of the round that is given
- * later goes
- * behind it. If what is queued fails, the job's handle fails, too, with CAIRN_ERR_IO. */
+ * done. The call does not wait for that, unless the host has to read the memory: in stages 0 and 1
+ * with several micro-batches, with strides, and for aliases of boxes. Everything of the round that
+ * is given later is sent behind it. If what is queued fails, the job's handle fails, too, with
+ * CAIRN_ERR_IO. */
 CAIRN_EXPORT cairn_status cairn_push(cairn_job *job, const struct cairn_round *round,
                                      uint32_t micro, const char *tensor,
                                      const struct cairn_box *box, const struct cairn_mem *mem,
@@ -1006,20 +1036,17 @@ CAIRN_EXPORT cairn_status cairn_micro_end(cairn_job *job, const struct cairn_rou
  * the worker that exceeded it, whose round is given up for all). CAIRN_OK: the update is applied
  * and published (or skipped: out->applied), and every push's buffer is the caller's again.
  * CAIRN_ERR_EPOCH_CHANGED: nothing was applied; call round_begin again and recompute.
- * CAIRN_ERR_TIMEOUT: nothing is known yet; call commit again with the same round and weight to go
- * on
- * waiting.
- * CAIRN_ERR_INVALID: the weight is not the one of the first call for this round, which changes
- * nothing.
- * CAIRN_ERR_PROTOCOL, CAIRN_ERR_MALFORMED: a shard refused what this worker sent; the round is
- * given up too.
- * A commit without any push is a contribution of zeros with its weight (or leaves tensors alone, by
- * cairn_job_spec.missing_gradients). With global_batch the weight is that of this worker's
- * micro-batches
- * together, all of which have to be ended, except the last one (else CAIRN_ERR_INVALID); the weight
- * of a
- * surplus worker does not count. If all weights add up to 0, there is no mean: nothing is applied
- * (out->applied false, out->finite true), and the loss scale stays.
+ * CAIRN_ERR_TIMEOUT: nothing is known yet; call commit again with the same round and weight to wait
+ * on.
+ * CAIRN_ERR_INVALID: the weight is not the one that the round was committed with; nothing changes.
+ * CAIRN_ERR_PROTOCOL, CAIRN_ERR_MALFORMED: a shard refused this worker's data; the round is given
+ * up too.
+ *   A commit without any push is a contribution of zeros with its weight (or leaves tensors alone,
+ * by cairn_job_spec.missing_gradients). With global_batch the weight is that of this worker's
+ * micro-batches together, all of which have to be ended, except the last one (else
+ * CAIRN_ERR_INVALID); the weight of a surplus worker does not count. If all weights add up to 0,
+ * there is no mean: nothing is applied (out->applied false, out->finite true), and the loss scale
+ * stays.
  *
  * client_state: bytes of the trainer's own (where the data loader stands, a random state) that
  * belong to the version which this round makes: they are in its snapshots and content root, and are
@@ -1073,12 +1100,10 @@ CAIRN_EXPORT cairn_status cairn_round_abandon(cairn_job *job, const struct cairn
  * if the version is no longer kept, and with CAIRN_ERR_NOT_READY if it is not published yet. op_out
  * must be given: nothing else says when the memory is filled.
  *   A GPU's memory must be dense (else CAIRN_ERR_UNSUPPORTED), and is written when all that is
- *   queued on
- * mem.stream at the call is done. Whole tensors of the wire plane that the shards publish on that
- * GPU
- * (cairn_opts.device) are copied on the GPU, past the host (cairn_stats.device_fetched_bytes); all
- * else lands
- * in pinned host memory, chunk by chunk, and is copied from there.
+ * queued on mem.stream at the call is done. Whole tensors of the wire plane that the shards publish
+ * on that GPU (cairn_opts.device) are copied on the GPU, past the host
+ * (cairn_stats.device_fetched_bytes); all else lands in pinned host memory, chunk by chunk, and is
+ * copied from there.
  *
  * The newest version and the one before are kept, so a round's own version stays until the round
  * after it ends, and training never waits for readers; other versions are kept while they are
@@ -1087,23 +1112,24 @@ CAIRN_EXPORT cairn_status cairn_fetch(cairn_job *job, struct cairn_version versi
                                       const char *tensor, const char *plane,
                                       const struct cairn_box *box, const struct cairn_mem *mem,
                                       cairn_op **op_out) CAIRN_CHECKED;
-/* Waits for a version at least as new; {0, 0} gives the newest at once. CAIRN_ERR_BUSY: eight threads of
- * this worker or reader wait already, here and in cairn_client_state. */
+/* Waits for a version at least as new; {0, 0} gives the newest at once. CAIRN_ERR_BUSY: eight
+ * threads of this worker or reader are waiting already, here and in cairn_client_state. */
 CAIRN_EXPORT cairn_status cairn_version_wait(cairn_job *job, struct cairn_version at_least,
                                              int timeout_ms,
                                              struct cairn_version *out) CAIRN_CHECKED;
-/* Leases: whoever is slower than two updates keeps a version of the published copies (plane "wire",
- * cairn_map): `version`, or {0, 0} the newest (out: which), for ttl_ms from now. Called again, it renews,
- * until ttl_ms from then if that is later; a job handle has one lease of a version. The library renews
- * nothing: a reader that hangs must not hold memory. All shards keep it or none does:
- * CAIRN_ERR_VERSION_GONE, CAIRN_ERR_NO_MEMORY (a shard's memory.limit has no room for one copy more),
- * CAIRN_ERR_BUSY (leases.versions_max, 4, versions are leased), CAIRN_ERR_INVALID (over leases.ttl_max, 10
- * min). It ends by cairn_lease_end, with its time, the job handle, or the connection to the coordinator
- * (renew it then: shards hold it for a quarter longer, unless others need its room). No update waits for
- * it. */
+/* Leases a version of the published copies (plane "wire", cairn_map), so that a reader that is
+ * slower than two updates keeps it: `version`, or {0, 0} for the newest (out: which), for ttl_ms
+ * from now. A second call renews the lease, until ttl_ms from then if that is later; a job handle
+ * has one lease of a version. The library renews nothing: a reader that hangs must not hold memory.
+ * All shards keep the version or none does: CAIRN_ERR_VERSION_GONE, CAIRN_ERR_NO_MEMORY (a shard's
+ * memory.limit has no room for one copy more), CAIRN_ERR_BUSY (leases.versions_max, 4, versions are
+ * leased), CAIRN_ERR_INVALID (over leases.ttl_max, 10 min). A lease ends by cairn_lease_end, with
+ * its time, the job handle, or the connection to the coordinator (renew it then: shards hold the
+ * version for a quarter longer, unless others need its room). No update waits for a lease. */
 CAIRN_EXPORT cairn_status cairn_lease(cairn_job *job, struct cairn_version version, int ttl_ms,
                                       int timeout_ms, struct cairn_version *out) CAIRN_CHECKED;
-/* CAIRN_OK, too, if there is none. CAIRN_ERR_TIMEOUT: it ends with its time. */
+/* Ends a lease; CAIRN_OK, too, if there is none. CAIRN_ERR_TIMEOUT: the lease ends with its
+ * time. */
 CAIRN_EXPORT cairn_status cairn_lease_end(cairn_job *job, struct cairn_version version,
                                           int timeout_ms) CAIRN_CHECKED;
 
@@ -1123,17 +1149,12 @@ CAIRN_EXPORT cairn_status cairn_prefetch(cairn_job *job, struct cairn_version ve
  * views[0].struct_size. A map is never refused because of the window, but counted
  * (cairn_stats.maps_over_window).
  *   Views hold until cairn_unmap, or cairn_job_close. Views of the version of the worker's open
- *   round have
- * its values until the next cairn_round_begin. Views that shards of this host lend
- * (cairn_stats.maps_lent)
- * are the shards' memory, without a lease: at another version they have its values until two
- * updates later,
- * when a new version takes its place, or, with cairn_lease, until the lease ends if that is later;
- * cairn_unmap then says CAIRN_ERR_VERSION_GONE, and what was read since may be of either version.
- * Gathered
- * views are the library's memory, and hold in any case. The operation fails as one of cairn_fetch
- * would; then
- * nothing is on loan. */
+ * round have its values until the next cairn_round_begin. Views that shards of this host lend
+ * (cairn_stats.maps_lent) are the shards' memory, without a lease: at another version they have its
+ * values until two updates later, when a new version takes its place, or longer with cairn_lease,
+ * until the lease ends; cairn_unmap then says CAIRN_ERR_VERSION_GONE, and what was read since may
+ * be of either version. Gathered views are the library's memory, and hold in any case. The
+ * operation fails as one of cairn_fetch would; then nothing is on loan. */
 CAIRN_EXPORT cairn_status cairn_map(cairn_job *job, struct cairn_version version, const char *unit,
                                     struct cairn_view *views, size_t *view_count,
                                     cairn_op **op_out) CAIRN_CHECKED;
@@ -1188,25 +1209,26 @@ CAIRN_EXPORT cairn_status cairn_op_set_user(cairn_op *op, void *user) CAIRN_CHEC
  * round: cairn_round_abandon). The call does not wait. */
 CAIRN_EXPORT cairn_status cairn_cancel(cairn_op *op) CAIRN_CHECKED;
 
-/* The client state of the newest version (from round_begin to commit: of the round's), to readers, too.
- * *bytes_out: how many, 0 if it has none; set, too, where CAIRN_ERR_INVALID says that they are more than
- * `capacity`. buffer may be NULL with capacity 0, version_out NULL. Waits while a round is ending. */
+/* Gives the client state of the newest version (from round_begin to commit: of the round's), to
+ * readers, too. *bytes_out: how many bytes, 0 if the version has none; also set if
+ * CAIRN_ERR_INVALID says that they are more than `capacity`. buffer may be NULL with capacity 0,
+ * and version_out NULL. Waits while a round is ending. */
 CAIRN_EXPORT cairn_status cairn_client_state(cairn_job *job, void *buffer, size_t capacity,
                                              int timeout_ms, size_t *bytes_out,
                                              struct cairn_version *version_out) CAIRN_CHECKED;
 
-/* Saves the newest version; any worker or reader may. id_out: its name, which `cairn snapshot restore` takes.
- * CAIRN_ERR_BUSY: another snapshot or digest is being taken, or an amendment made. CAIRN_ERR_NOT_READY,
- * CAIRN_ERR_JOB_LOST, CAIRN_ERR_IO: there is nothing to save, or a shard cannot. After CAIRN_ERR_TIMEOUT it
- * goes on: `cairn snapshot list`. */
+/* Saves the newest version; any worker or reader may call it. id_out: the snapshot's name, which
+ * `cairn snapshot restore` takes. CAIRN_ERR_BUSY: another snapshot or digest is being taken, or an
+ * amendment made. CAIRN_ERR_NOT_READY, CAIRN_ERR_JOB_LOST, CAIRN_ERR_IO: there is nothing to save,
+ * or a shard cannot. After CAIRN_ERR_TIMEOUT the snapshot goes on: see `cairn snapshot list`. */
 #define CAIRN_SNAPSHOT_WAIT 1u /* return when it is committed, else when it is begun */
 CAIRN_EXPORT cairn_status cairn_snapshot(cairn_job *job, uint32_t flags, int timeout_ms,
                                          char id_out[64]) CAIRN_CHECKED;
 
-/* The cluster's jobs, open in this session or not: what `cairn job list`, `cairn job drop` and `cairn
- * snapshot restore` do, by the same right, over a connection of the call's own to the session's coordinator.
- * They end with their timeout, or soon after cairn_close. CAIRN_ERR_UNREACHABLE: no coordinator is there;
- * these calls wait for none. */
+/* The cluster's jobs, open in this session or not. The calls do what `cairn job list`, `cairn job
+ * drop` and `cairn snapshot restore` do, by the same right, over a connection of their own to the
+ * session's coordinator. They end with their timeout, or soon after cairn_close.
+ * CAIRN_ERR_UNREACHABLE: no coordinator is there; these calls wait for none. */
 struct cairn_job_entry {
     size_t struct_size;
     char name[256];
@@ -1218,24 +1240,26 @@ struct cairn_job_entry {
     uint32_t workers, workers_min, shards, reserved_too;
     uint64_t tensors, elems, state_bytes;
 };
-/* All of them, by name. *entry_count: in, the room there is; out, how many there are, with CAIRN_ERR_INVALID
- * where that is more than the room. Set entries[0].struct_size; entries may be NULL with room 0. */
+/* Lists all jobs, by name. *entry_count: in, the room there is; out, how many jobs there are, with
+ * CAIRN_ERR_INVALID if that is more than the room. Set entries[0].struct_size; entries may be NULL
+ * with room 0. */
 CAIRN_EXPORT cairn_status cairn_job_list(cairn_session *session, struct cairn_job_entry *entries,
                                          size_t *entry_count, int timeout_ms) CAIRN_CHECKED;
-/* Takes the job from the cluster, its snapshots stay. CAIRN_ERR_NOT_FOUND; CAIRN_ERR_BUSY names who has it
- * open, or what is being done with it: CAIRN_DROP_FORCE puts them out, whose calls are CAIRN_ERR_CANCELED
- * then. After CAIRN_ERR_TIMEOUT it goes on. */
+/* Removes the job from the cluster; its snapshots stay. CAIRN_ERR_NOT_FOUND; CAIRN_ERR_BUSY names
+ * who has the job open, or what is being done with it: CAIRN_DROP_FORCE puts the members out, and
+ * their calls are then CAIRN_ERR_CANCELED. After CAIRN_ERR_TIMEOUT the drop goes on. */
 #define CAIRN_DROP_FORCE 1u
 CAIRN_EXPORT cairn_status cairn_job_drop(cairn_session *session, const char *name, uint32_t flags,
                                          int timeout_ms) CAIRN_CHECKED;
-/* Makes the job of a snapshot: of `snapshot`, an id of the job's own, "latest", or the path from '/' of a
- * snapshot's folder where the coordinator is (name NULL: that of the snapshot). Workers open it as ever, and
- * those that had it open have CAIRN_ERR_ROLLED_BACK. CAIRN_ERR_EXISTS: the job is there, and would lose what
- * it learned since; CAIRN_RESTORE_REPLACE says that it is to. CAIRN_RESTORE_FALLBACK: where the snapshot is
- * damaged, the newest good one before it; CAIRN_RESTORE_UNSIGNED, CAIRN_RESTORE_UNTRUSTED: one without a
- * signature, one by a key that the cluster does not trust. CAIRN_ERR_NOT_FOUND, CAIRN_ERR_CORRUPT. After
- * CAIRN_ERR_TIMEOUT it goes on. Both results may be NULL: id_out, which it was, and the version that the job
- * has now. */
+/* Makes the job from a snapshot: `snapshot` is an id of the job's own, "latest", or the path from
+ * '/' of a snapshot's folder where the coordinator is (name NULL: the snapshot's name of the job).
+ * Workers open the job as ever, and those that had it open get CAIRN_ERR_ROLLED_BACK.
+ * CAIRN_ERR_EXISTS: the job is there, and would lose what it learned since; CAIRN_RESTORE_REPLACE
+ * allows that. CAIRN_RESTORE_FALLBACK: if the snapshot is damaged, take the newest good one before
+ * it; CAIRN_RESTORE_UNSIGNED, CAIRN_RESTORE_UNTRUSTED: take one without a signature, or one by a
+ * key that the cluster does not trust. CAIRN_ERR_NOT_FOUND, CAIRN_ERR_CORRUPT. After
+ * CAIRN_ERR_TIMEOUT the restore goes on. Both results may be NULL: id_out, the snapshot that it
+ * was, and version_out, the version that the job has now. */
 #define CAIRN_RESTORE_REPLACE   1u
 #define CAIRN_RESTORE_FALLBACK  2u
 #define CAIRN_RESTORE_UNSIGNED  4u
