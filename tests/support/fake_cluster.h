@@ -18,6 +18,7 @@
 
 #define FAKE_SHARDS     5 /* there are as many, or as fake_open is told of, if that is more */
 #define FAKE_LEASES_MAX 8
+#define FAKE_JOINS_MAX  4
 
 /* What LayoutChanged said last. */
 struct fake_told_layout {
@@ -90,6 +91,8 @@ struct fake_shard {
     bool holds_seal;          /* do not answer JobSeal */
     bool holds_create;        /* do not answer JobCreate */
     bool holds_terms;         /* do not answer JobTerms */
+    bool holds_join;          /* do not answer MemberJoin */
+    bool holds_drop;          /* do not answer JobDrop */
     const char *refuse_terms; /* answer one that has a spec with NO_MEMORY and this */
     bool holds_parts;         /* do not answer PartGet */
     bool dies_at_switch;      /* take nothing from JobSwitch on, until it is up again */
@@ -145,6 +148,10 @@ struct fake_shard {
     uint64_t digest;                  /* the same */
     struct part *telling;             /* owned: a part of which more is to come */
     uint32_t part_messages;           /* SnapshotParts that it sent */
+    uint32_t drop_request, join_requests[FAKE_JOINS_MAX], join_count; /* that are held */
+    uint64_t held_pin;     /* the snapshot, or digest, that holds_part holds; 0: none */
+    char held_folder[256]; /* where its files go; empty: a digest */
+    bool held_park;        /* where holds_park holds it on its way to */
     uint64_t prepared;     /* the snapshot for which memory was made, until it is pinned; 0: none */
     uint32_t told_to_stop; /* PinFolders without a path */
     struct fake_shard *staged; /* owned: a generation made by `extend`, what it has alone */
@@ -205,6 +212,8 @@ void fake_shard_report_reduced(struct fake_shard *shard);
 void fake_shard_give_up(struct fake_shard *shard, const char *why);
 /* Says Done to what it held. */
 void fake_shard_release(struct fake_shard *shard);
+/* Does everything that its script holds, and holds nothing any more. */
+void fake_shard_let_go(struct fake_shard *shard);
 /* The same of a LeaseKeep. */
 void fake_shard_lease_done(struct fake_shard *shard);
 

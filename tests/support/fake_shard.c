@@ -40,6 +40,7 @@ void fake_shard_clear(struct fake_shard *shard)
     shard->round = shard->create_request = 0;
     free_part(shard->telling);
     shard->telling = NULL;
+    shard->held_pin = 0;
     shard->last = (struct cairn_decision) { .kind = CAIRN_DECISION_NONE };
 }
 
@@ -367,7 +368,12 @@ static void on_join(struct fake_shard *shard, uint32_t request, const Cairn__Mem
     member->rank = join->rank;
     snprintf(member->name, sizeof member->name, "%s", join->name);
     keep_address(shard, join);
-    done(shard, request);
+    if (!shard->holds_join) {
+        done(shard, request);
+        return;
+    }
+    ck_assert_uint_lt(shard->join_count, FAKE_JOINS_MAX);
+    shard->join_requests[shard->join_count++] = request;
 }
 
 static void on_leave(struct fake_shard *shard, const Cairn__MemberLeave *leave)
@@ -767,6 +773,7 @@ static void on_park(struct fake_shard *shard, uint32_t request, const Cairn__Par
         refuse(shard, request, shard->refuse_park_status, shard->refuse_park);
     } else if (shard->holds_park) {
         shard->held_request = request;
+        shard->held_park = message->parked;
         shard->parked = true; // until it is back
     } else {
         shard->parked = message->parked;
@@ -774,10 +781,20 @@ static void on_park(struct fake_shard *shard, uint32_t request, const Cairn__Par
     }
 }
 
+static void pinned(struct fake_shard *shard, uint64_t snapshot, const char *folder)
+{
+    if (!shard->holds_part) {
+        fake_shard_answer_pin(shard, snapshot, folder);
+        return;
+    }
+    shard->held_pin = snapshot;
+    snprintf(shard->held_folder, sizeof shard->held_folder, "%s", folder);
+}
+
 static void on_pin(struct fake_shard *shard, const Cairn__Pin *pin)
 {
     shard->prepared = 0;
-    if (!pin->files && !shard->holds_part) fake_shard_answer_pin(shard, pin->snapshot, "");
+    if (!pin->files) pinned(shard, pin->snapshot, "");
 }
 
 static void answer_stop(struct fake_shard *shard, uint64_t snapshot)
@@ -796,9 +813,10 @@ static void on_pin_folder(struct fake_shard *shard, const Cairn__PinFolder *fold
         shard->prepared = 0;
     } else if (folder->path[0] == '\0') {
         shard->told_to_stop++;
+        shard->held_pin = 0;
         if (!shard->ignores_stop) answer_stop(shard, folder->snapshot);
-    } else if (!shard->holds_part) {
-        fake_shard_answer_pin(shard, folder->snapshot, folder->path);
+    } else {
+        pinned(shard, folder->snapshot, folder->path);
     }
 }
 
@@ -871,7 +889,10 @@ static void handle(struct fake_shard *shard, uint16_t type, uint32_t request,
     case CAIRN_MSG_ERROR: note_error(shard, (const Cairn__Error *)message); break;
     case CAIRN_MSG_JOB_DROP:
         fake_shard_clear(shard);
-        done(shard, request);
+        if (shard->holds_drop)
+            shard->drop_request = request;
+        else
+            done(shard, request);
         break;
     case CAIRN_MSG_MEMBER_JOIN: on_join(shard, request, (const Cairn__MemberJoin *)message); break;
     case CAIRN_MSG_MEMBER_LEAVE: on_leave(shard, (const Cairn__MemberLeave *)message); break;
@@ -919,4 +940,34 @@ bool fake_shard_serve(struct fake_shard *shard)
         any = true;
     }
     return any;
+}
+
+static void let_move_go(struct fake_shard *shard)
+{
+    const bool is_prepared = shard->move.holds_prepare && shard->move.next != NULL;
+    const bool is_moved = shard->move.holds_moved && shard->has_job && !shard->move.is_told &&
+                          shard->layout->version > 1;
+    shard->move.holds_prepare = shard->move.holds_moved = false;
+    if (is_prepared) fake_move_prepared(shard);
+    if (is_moved) fake_move_release(shard);
+}
+
+void fake_shard_let_go(struct fake_shard *shard)
+{
+    const bool asked = shard->holds_create || shard->holds_seal || shard->holds_terms ||
+                       shard->holds_park;
+    for (uint32_t i = 0; i < shard->join_count; i++) done(shard, shard->join_requests[i]);
+    if (shard->holds_drop) done(shard, shard->drop_request);
+    shard->join_count = 0;
+    if (shard->holds_park && shard->has_job) shard->parked = shard->held_park;
+    if (shard->holds_lease) fake_shard_lease_done(shard);
+    if (shard->holds_parts) fake_shard_tell_held(shard, shard->part_request);
+    shard->holds_join = shard->holds_drop = shard->holds_park = shard->holds_lease = false;
+    shard->holds_parts = shard->holds_part = false;
+    if (asked) fake_shard_release(shard);
+    if (shard->held_pin != 0) fake_shard_answer_pin(shard, shard->held_pin, shard->held_folder);
+    shard->held_pin = 0;
+    let_move_go(shard);
+    if (shard->holds_reduced && shard->round != 0) fake_shard_report_reduced(shard);
+    shard->holds_reduced = false;
 }
