@@ -3,6 +3,7 @@
 #include <check.h>
 #include <ctype.h>
 #include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,7 +50,8 @@ void golden_replace_hex(char *text)
     for (char *at = text; *at != '\0';) {
         size_t length = 0;
         while (isxdigit((unsigned char)at[length])) length++;
-        if (length >= 16) {
+        const bool is_fraction = at > text && at[-1] == '.';
+        if (length >= 16 && !is_fraction) {
             memmove(at + 3, at + length, strlen(at + length) + 1);
             memcpy(at, "HEX", 3);
             length = 3;
