@@ -242,10 +242,43 @@ static const char *end(const struct operation *running)
     return pairs_running.is_answered && !is_gone ? pairs_running.answer : "no answer";
 }
 
+static void print_shown(FILE *out, const char *what, const char *text)
+{
+    char mended[PAIRS_TEXT_BYTES];
+    snprintf(mended, sizeof mended, "%s", text);
+    pairs_mend(mended);
+    char *seconds = strstr(mended, ", for "), *end = strstr(mended, " s; ");
+    if (seconds != NULL && end != NULL) memmove(seconds, end + 2, strlen(end + 2) + 1);
+    if (mended[0] != '\0') fprintf(out, ", %s \"%s\"", what, mended);
+}
+
+/* What `cairn job show` has to say of it while it is under way. */
+static void show(FILE *out)
+{
+    if (toy() == NULL) {
+        fprintf(out, "(shown): no job\n");
+        return;
+    }
+    struct fake_peer asker = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "asker");
+    Cairn__JobShow message = CAIRN__JOB_SHOW__INIT;
+    message.name = (char *)(uintptr_t) "toy";
+    Cairn__JobStatus *status = fake_expect(&fake, &asker, CAIRN_MSG_JOB_STATUS,
+                                           fake_request(&asker, CAIRN_MSG_JOB_SHOW, &message.base));
+    fprintf(out, "(shown): %s", status->state);
+    print_shown(out, "waits for", status->awaited);
+    print_shown(out, "saving", status->saving);
+    print_shown(out, "moving", status->moving);
+    print_shown(out, "lost", status->loss);
+    fprintf(out, "\n");
+    cairn_message_free(&status->base);
+    fake_peer_close(&asker);
+}
+
 static void alone(const struct operation *running, struct alone *alone_out, FILE *out)
 {
     pairs_open(running, NULL);
     begin(running, NULL);
+    show(out);
     pairs_asked.is_answered = true;
     snprintf(alone_out->answer, sizeof alone_out->answer, "%s", end(running));
     snprintf(alone_out->unasked, sizeof alone_out->unasked, "%s", pairs_unasked);
