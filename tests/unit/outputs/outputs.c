@@ -104,6 +104,15 @@ static void mend_paragraph(char *text)
     if (any) narrow(text);
 }
 
+static void mend_host(char *text)
+{
+    char name[64], from[96];
+    ck_assert_int_eq(gethostname(name, sizeof name - 1), 0);
+    name[sizeof name - 1] = '\0';
+    snprintf(from, sizeof from, "coordinator at %s", name);
+    golden_replace(text, from, "coordinator at H");
+}
+
 static void mend_all(char *text, bool varies)
 {
     static char whole[TEXT_BYTES];
@@ -113,6 +122,7 @@ static void mend_all(char *text, bool varies)
     golden_replace(text, fake.folder, "FOLDER");
     golden_replace(text, fake.listen, "ENDPOINT");
     golden_replace(text, CAIRN_VERSION, "X.Y");
+    mend_host(text);
     whole[0] = '\0';
     for (char *at = text, *end; *at != '\0'; at = end) {
         char paragraph[TEXT_BYTES];

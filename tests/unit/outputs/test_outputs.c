@@ -299,6 +299,81 @@ TEST(a_resharding_is_printed)
     outputs_close();
 }
 
+/* Shard 1 does not write its part: each command has a snapshot to give up. */
+static void hold_snapshot(void)
+{
+    fake.shards[1].holds_part = true;
+    outputs_one("snapshot create toy -q");
+    fake_until(&fake, fake.shards[1].held_pin != 0);
+}
+
+TEST(a_snapshot_under_way_is_printed)
+{
+    if (!outputs_open("snapshot-running")) return;
+    hold_snapshot();
+    outputs_all("snapshot list toy");
+    outputs_two("job show toy");
+    outputs_all("job check toy");
+    outputs_one("snapshot create toy");
+    outputs_one("job digest toy");
+    outputs_one("job drop toy --yes");
+    outputs_one("snapshot cancel toy step-000000000009-g1");
+    outputs_one("snapshot cancel toy");
+    hold_snapshot();
+    outputs_one("snapshot cancel toy -q");
+    hold_snapshot();
+    outputs_one("snapshot cancel toy -o json");
+    outputs_one("snapshot list toy");
+    outputs_close();
+}
+
+TEST(what_is_not_well_is_printed)
+{
+    if (!outputs_open("unwell")) return;
+    fake_shard_away(&fake, 1);
+    outputs_all("cluster status");
+    outputs_all("cluster status --check");
+    outputs_all("job list");
+    outputs_two("job show toy");
+    outputs_all("job check toy");
+    outputs_one("snapshot create toy --timeout 1");
+    outputs_one("job digest toy --timeout 1");
+    outputs_one("job park toy --timeout 1");
+    outputs_one("reshard plan toy");
+    outputs_one("member drain s1");
+    outputs_close();
+}
+
+/* The coordinator has seen that the folder of snapshots is another one's. */
+static void lose_store(void)
+{
+    fake_store_lose(&fake);
+    fake_shards_up(&fake, 2);
+    fake_until(&fake, fake.cluster->storage.watch.said.text[0] != '\0');
+}
+
+TEST(a_cluster_that_lost_its_store_is_printed)
+{
+    if (!outputs_open("store-lost")) return;
+    lose_store();
+    outputs_all("cluster status");
+    outputs_one("cluster status --check");
+    outputs_one("job list");
+    outputs_two("cluster adopt");
+    outputs_one("cluster forget toy");
+    outputs_one("cluster adopt --yes");
+    outputs_one("job list");
+    outputs_close();
+}
+
+TEST(what_no_store_knows_is_forgotten_and_that_is_printed)
+{
+    if (!outputs_open("forget")) return;
+    lose_store();
+    outputs_two("cluster forget toy --yes");
+    outputs_close();
+}
+
 SUITE(60, open_scene, close_fake);
 
 int main(int argc, char **argv)
