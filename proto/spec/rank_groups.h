@@ -1,5 +1,5 @@
-/* Which ranks' contributions were added up together before they came to the sum: the reduce groups of a round
- * (design 4: the result depends on them, so they are recorded). A round's ranks, each in one group; in a
+/* Which ranks' contributions were added up together before they came to the sum: the reduce groups of a round.
+ * The result depends on them, so they are recorded. A round's ranks, each in one group; in a
  * group they ascend, and groups by their least rank: the order of the sum. No group: as if each rank was one.
  *
  * Pure. A struct owns its lists. */

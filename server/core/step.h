@@ -1,5 +1,5 @@
 /* The shard's round machine of one job: which contribution is received, when it is folded, when the
- * shard is prepared, and by whose word it resolves (design 3). Pure: events go in, actions come out;
+ * shard is prepared, and by whose word it resolves. Pure: events go in, actions come out;
  * no clock, socket, file, thread or allocation. The caller (the daemon's loop, the simulator) owns the
  * memory, does what the actions say, in order, and reports what became of it as events.
  *

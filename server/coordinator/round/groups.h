@@ -1,5 +1,5 @@
-/* Reduce groups: the workers of a host contribute together, through shards of their host (design 5;
- * the shard's side is server/shard/relay/relay.h).
+/* Reduce groups: the workers of a host contribute together, through shards of their host
+ * (the shard's side is server/shard/relay/relay.h).
  *
  * If a job's spec says so, a round of steps is opened in groups: a host with two or more
  * contributors and a shard of the job is a group, and its shards are the relays; every other worker

@@ -1,6 +1,6 @@
 /* A relay: this shard adds up what the workers of its host contribute to chunks that other shards own
  * (and to its own), and passes one contribution of the host on to each owner; and it fetches the owners'
- * published chunks once for all of them (design 5: a reduce group is a host).
+ * published chunks once for all of them. A reduce group is a host.
  *
  *   coordinator ── RelaySet, RoundOpen, Fence ──► relay.c
  *   workers ── PUSH, MICRO_END, COMMIT ──► collect.c: a collector for each owner (collector.h)
