@@ -165,7 +165,22 @@ cairn_status cairn_home_stream_begin(struct cairn_home_stream *stream, struct ca
 cairn_status cairn_home_run(struct cairn_home_stream *stream, struct cairn_work *works,
                             size_t count, struct cairn_sentence *why)
 {
-    return count == 0 ? CAIRN_OK : stream->home->kind->run(stream, works, count, why);
+    if (count == 0) return CAIRN_OK;
+    const cairn_status status = cairn_home_run_begin(stream, works, count, why);
+    return status == CAIRN_OK ? cairn_home_run_finish(stream, why) : status;
+}
+
+cairn_status cairn_home_run_begin(struct cairn_home_stream *stream, struct cairn_work *works,
+                                  size_t count, struct cairn_sentence *why)
+{
+    assert(count > 0);
+    return stream->home->kind->run_begin(stream, works, count, why);
+}
+
+cairn_status cairn_home_run_finish(struct cairn_home_stream *stream, struct cairn_sentence *why)
+{
+    const struct cairn_home_kind *kind = stream->home->kind;
+    return kind->run_finish == NULL ? CAIRN_OK : kind->run_finish(stream, why);
 }
 
 void cairn_copy_runs(const struct cairn_work *work)

@@ -42,6 +42,8 @@ struct cairn_home_info {
     bool is_host;        /* any code of this process may follow addresses in it */
     /* How many works a run should be given, if there are as many; 1 for `host`: each thread runs one. */
     uint32_t works_best;
+    /* Lists of a stream that are begun and not finished; 1 for `host`, where the first is done at once. */
+    uint32_t lists_max;
     uint64_t total_bytes; /* of the device; 0 for `host` */
     /* about the device, for whoever runs the machine; it harms nothing now; "": nothing */
     char warning[320];
@@ -233,8 +235,8 @@ struct cairn_work {
     };
 };
 
-/* A stream runs lists one after the other; one thread uses it at a time. Several of a home run beside each
- * other, and nothing orders them but that a run has returned. */
+/* A stream runs lists; one thread uses it at a time. Several of a home run beside each other, and nothing
+ * orders them but that a run has returned. */
 CAIRN_MUST_CHECK cairn_status cairn_home_stream_open(struct cairn_home *home,
                                                      struct cairn_home_stream **stream_out,
                                                      struct cairn_sentence *why);
@@ -249,5 +251,15 @@ CAIRN_MUST_CHECK cairn_status cairn_home_stream_begin(struct cairn_home_stream *
 CAIRN_MUST_CHECK cairn_status cairn_home_run(struct cairn_home_stream *stream,
                                              struct cairn_work *works, size_t count,
                                              struct cairn_sentence *why);
+/* The same in two, so that a device has the next list before the last is waited for. count: not 0. The works,
+ * and all that they name, stay as they are until it is finished; of two lists, too, no two works touch the
+ * same elements, unless both only read. Not OK: nothing of this list is under way, and no finish is for it;
+ * the one ahead of it is as it would be without it. */
+CAIRN_MUST_CHECK cairn_status cairn_home_run_begin(struct cairn_home_stream *stream,
+                                                   struct cairn_work *works, size_t count,
+                                                   struct cairn_sentence *why);
+/* Of the list that was begun first: as when a run returns. */
+CAIRN_MUST_CHECK cairn_status cairn_home_run_finish(struct cairn_home_stream *stream,
+                                                    struct cairn_sentence *why);
 
 #endif

@@ -34,8 +34,10 @@ struct cairn_home_kind {
     void (*stream_close)(struct cairn_home_stream *stream);
     cairn_status (*stream_begin)(struct cairn_home_stream *stream,
                                  struct cairn_sentence *why); /* NULL: a run takes nothing */
-    cairn_status (*run)(struct cairn_home_stream *stream, struct cairn_work *works, size_t count,
-                        struct cairn_sentence *why);
+    cairn_status (*run_begin)(struct cairn_home_stream *stream, struct cairn_work *works,
+                              size_t count, struct cairn_sentence *why);
+    cairn_status (*run_finish)(struct cairn_home_stream *stream,
+                               struct cairn_sentence *why); /* NULL: what is begun is done */
 };
 
 /* The first field of each kind's own struct. */

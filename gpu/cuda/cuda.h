@@ -143,7 +143,8 @@ bool cairn_cuda_is_pinned(struct cairn_cuda *cuda, const void *host, uint64_t by
 cairn_status cairn_cuda_stream_open(struct cairn_home *home, struct cairn_home_stream **stream_out,
                                     struct cairn_sentence *why);
 void cairn_cuda_stream_close(struct cairn_home_stream *stream);
-cairn_status cairn_cuda_run(struct cairn_home_stream *stream, struct cairn_work *works,
-                            size_t count, struct cairn_sentence *why);
+cairn_status cairn_cuda_run_begin(struct cairn_home_stream *stream, struct cairn_work *works,
+                                  size_t count, struct cairn_sentence *why);
+cairn_status cairn_cuda_run_finish(struct cairn_home_stream *stream, struct cairn_sentence *why);
 
 #endif

@@ -160,7 +160,8 @@ static const struct cairn_home_kind kind = {
     .stream_open = cairn_cuda_stream_open,
     .stream_close = cairn_cuda_stream_close,
     .stream_begin = cairn_cuda_stream_begin,
-    .run = cairn_cuda_run,
+    .run_begin = cairn_cuda_run_begin,
+    .run_finish = cairn_cuda_run_finish,
 };
 
 /* ---- opening ---- */
@@ -292,7 +293,10 @@ cairn_status cairn_home_open_cuda(const char *device, struct cairn_home **home_o
     if (cuda == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a home");
     cuda->home = (struct cairn_home) {
         .kind = &kind,
-        .info = { .backend = "cuda", .works_best = WORKS_BEST, .numa_node = CAIRN_NUMA_NONE },
+        .info = { .backend = "cuda",
+                  .works_best = WORKS_BEST,
+                  .lists_max = CAIRN_CUDA_LISTS,
+                  .numa_node = CAIRN_NUMA_NONE },
     };
     pthread_mutex_init(&cuda->lock, NULL);
     const cairn_status status = open_all(cuda, device, why);

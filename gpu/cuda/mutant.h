@@ -21,11 +21,12 @@
  * 10  copies out wait for what was loaded, not for the kernels
  * 11  counts are zeroed beside the kernels that count
  * 12  memory is given out while it is being zeroed
- * 13  a run returns while its last slice but one is under way
+ * 13  a run returns while its last slice is under way
  * 14  the event of another slice stands for that of what was loaded
  * 15  a run that fails returns while its works are under way
  * 16  a run that fails waits for its kernels alone, not for its copies out
- * 17  the event behind zeroed memory is recorded in another stream */
-#define CAIRN_GPU_MUTANT_COUNT 17
+ * 17  the event behind zeroed memory is recorded in another stream
+ * 18  a list fills a slice that the list ahead of it has under way */
+#define CAIRN_GPU_MUTANT_COUNT 18
 
 #endif

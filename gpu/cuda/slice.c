@@ -162,7 +162,7 @@ cairn_status cairn_cuda_slice_finish(struct cairn_cuda_stream *stream,
     return CAIRN_OK;
 }
 
-void cairn_cuda_slices_drop(struct cairn_cuda_stream *stream)
+void cairn_cuda_slices_drop(struct cairn_cuda_stream *stream, uint64_t list)
 {
     const struct cairn_cuda *cuda = cuda_of(stream);
     const struct cairn_cuda_slice *slice = &stream->slices[0];
@@ -172,6 +172,7 @@ void cairn_cuda_slices_drop(struct cairn_cuda_stream *stream)
         if (!MUTANT(16)) (void)cairn_cuda_wait(cuda, stream->out, slice->done);
     }
     for (int i = 0; i < CAIRN_CUDA_SLICES; i++) {
+        if (stream->slices[i].is_under_way && stream->slices[i].list != list) continue;
         cairn_cuda_plan_clear(&stream->slices[i].plan);
         stream->slices[i].is_under_way = false;
     }

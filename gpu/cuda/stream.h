@@ -6,18 +6,22 @@
  *
  * An event orders each step behind the one before of the same slice; the host waits for `done` before it
  * touches the slice's memory again. Kernels of a later slice run behind those of an earlier one. What is
- * small goes to the device, or comes from it, on `compute`: two events less. One thread at a time. */
+ * small goes to the device, or comes from it, on `compute`: two events less. A list that is begun takes the
+ * slices behind those of the list before, which is under way; of three slices both may have some. One thread
+ * at a time. */
 #ifndef CAIRN_GPU_CUDA_STREAM_H
 #define CAIRN_GPU_CUDA_STREAM_H
 
 #include "gpu/cuda/plan.h"
 
 #define CAIRN_CUDA_SLICES 3
+#define CAIRN_CUDA_LISTS  2 /* begun, and not finished */
 
 struct cairn_cuda_slice {
     struct cairn_cuda_plan plan;
     struct CUevent_st *loaded, *computed, *done;
     bool is_under_way; /* begun, and not yet finished */
+    uint64_t list;     /* whose it is, if so */
 };
 
 struct cairn_cuda_stream {
@@ -27,6 +31,11 @@ struct cairn_cuda_stream {
     uint8_t *pinned;                  /* of the host: the same; NULL: not begun yet */
     struct cairn_cuda_slice slices[CAIRN_CUDA_SLICES];
     uint32_t next; /* the slice that is to be filled */
+    /* lists, numbered from 1 in their order */
+    uint64_t lists_begun, lists_finished;
+    uint64_t list_failed; /* before its finish, by which it is told; else 0 */
+    cairn_status failed_status;
+    struct cairn_sentence failed_why;
 };
 
 /* What a stream stages in, of the card and of pinned host memory: each slice's in and out. On a small card (a
@@ -46,7 +55,7 @@ CAIRN_MUST_CHECK cairn_status cairn_cuda_slice_begin(struct cairn_cuda_stream *s
 CAIRN_MUST_CHECK cairn_status cairn_cuda_slice_finish(struct cairn_cuda_stream *stream,
                                                       struct cairn_cuda_slice *slice,
                                                       struct cairn_sentence *why);
-/* What is under way ends, whatever becomes of it; nothing is given. */
-void cairn_cuda_slices_drop(struct cairn_cuda_stream *stream);
+/* What is under way of the list ends, whatever becomes of it; nothing is given. */
+void cairn_cuda_slices_drop(struct cairn_cuda_stream *stream, uint64_t list);
 
 #endif

@@ -109,8 +109,8 @@ static void run_one(const struct cairn_backend *host, struct cairn_work *work)
     }
 }
 
-static cairn_status run(struct cairn_home_stream *of, struct cairn_work *works, size_t count,
-                        struct cairn_sentence *why)
+static cairn_status run_begin(struct cairn_home_stream *of, struct cairn_work *works, size_t count,
+                              struct cairn_sentence *why)
 {
     (void)of;
     (void)why;
@@ -135,7 +135,7 @@ static const struct cairn_home_kind kind = {
     .unpin = unpin,
     .stream_open = stream_open,
     .stream_close = stream_close,
-    .run = run,
+    .run_begin = run_begin,
 };
 
 static struct cairn_home host_home = {
@@ -144,6 +144,7 @@ static struct cairn_home host_home = {
               .is_host = true,
               .exports = true,
               .works_best = 1,
+              .lists_max = 1,
               .numa_node = CAIRN_NUMA_NONE },
 };
 

@@ -30,6 +30,7 @@ struct cairn_pool {
     pthread_cond_t work;
     struct task_list waiting; /* has items that no thread took yet */
     struct task_list ended;
+    uint32_t threads_idle;
     bool closing;
     uint32_t threads_over; /* so many have nothing to do with the pool any more but to end */
 
@@ -88,13 +89,16 @@ static void *thread_main(void *argument)
         uint32_t item;
         struct cairn_task *task = take_item(pool, &item);
         if (task == NULL) {
+            pool->threads_idle++;
             pthread_cond_wait(&pool->work, &pool->lock);
+            pool->threads_idle--;
             continue;
         }
         pthread_mutex_unlock(&pool->lock);
+        const bool ends_items = task->ends_items; // then it may be over when it has run
         task->run(task, item, thread->number);
         pthread_mutex_lock(&pool->lock);
-        if (!pool->closing) end_item(pool, task);
+        if (!pool->closing && !ends_items) end_item(pool, task);
     }
     pool->threads_over++;
     pthread_cond_broadcast(&pool->work);
@@ -246,16 +250,29 @@ void cairn_pool_submit(struct cairn_pool *pool, struct cairn_task *task)
     pthread_mutex_unlock(&pool->lock);
 }
 
-uint32_t cairn_pool_take(struct cairn_pool *pool, struct cairn_pool_item *items_out, uint32_t max)
+/* Unless so many threads are idle. */
+static uint32_t take_items(struct cairn_pool *pool, struct cairn_pool_item *items_out, uint32_t max,
+                           uint32_t idle)
 {
     uint32_t count = 0;
     if (max == 0) return 0;
     pthread_mutex_lock(&pool->lock);
-    while (count < max && !pool->closing &&
+    while (count < max && !pool->closing && pool->threads_idle < idle &&
            (items_out[count].task = take_item(pool, &items_out[count].item)) != NULL)
         count++;
     pthread_mutex_unlock(&pool->lock);
     return count;
+}
+
+uint32_t cairn_pool_take(struct cairn_pool *pool, struct cairn_pool_item *items_out, uint32_t max)
+{
+    return take_items(pool, items_out, max, UINT32_MAX);
+}
+
+uint32_t cairn_pool_take_ahead(struct cairn_pool *pool, struct cairn_pool_item *items_out,
+                               uint32_t max)
+{
+    return take_items(pool, items_out, max, 1);
 }
 
 void cairn_pool_end(struct cairn_pool *pool, const struct cairn_pool_item *items, uint32_t count)

@@ -28,6 +28,7 @@ struct cairn_task {
     uint32_t item_count;                   /* 0: done follows at once */
     /* Quicker done than told to a thread: run within submit. Not for what may meet a SIGBUS. */
     bool is_small;
+    bool ends_items; /* `run` itself ends its item, by cairn_pool_end; not of what is small */
     /* private to the pool */
     struct cairn_task *next;
     uint32_t items_taken, items_ended;
@@ -61,6 +62,9 @@ struct cairn_pool_item {
  * what is at hand. Returns how many there were, at most `max`; cairn_pool_end ends them. Only in a pool where
  * every task is done in one way. */
 uint32_t cairn_pool_take(struct cairn_pool *pool, struct cairn_pool_item *items_out, uint32_t max);
+/* The same, but nothing while a thread is idle, which takes what is next itself. */
+uint32_t cairn_pool_take_ahead(struct cairn_pool *pool, struct cairn_pool_item *items_out,
+                               uint32_t max);
 void cairn_pool_end(struct cairn_pool *pool, const struct cairn_pool_item *items, uint32_t count);
 
 #endif

@@ -229,6 +229,57 @@ TEST_EACH(a_call_that_is_refused_fails_alone_and_the_home_goes_on, 0,
     cairn_home_close(home);
 }
 
+/* The second of two lists that are under way is refused, and the first has what it made. */
+TEST(a_list_that_is_refused_leaves_the_one_ahead_alone)
+{
+    const struct emulated card = emulated_open("quiet=1");
+    struct cairn_home *home = open_home("quiet=1");
+    struct cairn_home_memory memory;
+    struct cairn_home_stream *stream;
+    struct cairn_sentence why = { "" };
+    uint8_t zeros[64] = { 0 }, seen[64] = { 1 };
+    must(cairn_home_memory_open(home, "a plane", sizeof seen, &memory, &why));
+    must(cairn_home_stream_open(home, &stream, &why));
+    struct cairn_work copy = { .kind = CAIRN_WORK_COPY }, zero = { .kind = CAIRN_WORK_ZERO };
+    copy.copy.to = seen;
+    copy.copy.from = zero.zero.at = memory.base;
+    copy.copy.bytes = zero.zero.bytes = sizeof seen;
+    must(cairn_home_run_begin(stream, &copy, 1, &why));
+    emulated_set(&card, "result=1,call_fails=1");
+    ck_assert_int_eq(cairn_home_run_begin(stream, &zero, 1, &why), CAIRN_ERR_IO);
+    must(cairn_home_run_finish(stream, &why));
+    ck_assert_mem_eq(seen, zeros, sizeof seen);
+    cairn_home_stream_close(stream);
+    cairn_home_memory_close(&memory);
+    cairn_home_close(home);
+}
+
+TEST(a_card_that_fails_with_two_lists_under_way_says_so_of_both)
+{
+    struct cairn_home *home = open_home("quiet=1");
+    struct cairn_home_memory memory;
+    struct cairn_home_stream *stream;
+    struct cairn_sentence why = { "" }, second = { "" };
+    const struct emulated card = emulated_open("quiet=1");
+    must(cairn_home_memory_open(home, "planes", 8192, &memory, &why));
+    must(cairn_home_stream_open(home, &stream, &why));
+    must(cairn_home_stream_begin(stream, &why));
+    struct cairn_work zeros[2] = { { .kind = CAIRN_WORK_ZERO }, { .kind = CAIRN_WORK_ZERO } };
+    emulated_set(&card, "stuck=1,launch_fails=1");
+    for (int i = 0; i < 2; i++) {
+        zeros[i].zero.at = (uint8_t *)memory.base + i * 4096;
+        zeros[i].zero.bytes = 4096;
+        must(cairn_home_run_begin(stream, &zeros[i], 1, &why));
+    }
+    emulated_set(&card, "stuck=0");
+    ck_assert_int_eq(cairn_home_run_finish(stream, &why), CAIRN_ERR_IO);
+    ck_assert_int_eq(cairn_home_run_finish(stream, &second), CAIRN_ERR_IO);
+    ck_assert_str_eq(why.text, second.text);
+    cairn_home_stream_close(stream);
+    cairn_home_memory_close(&memory);
+    cairn_home_close(home);
+}
+
 static const char *const failing[] = {
     "launch_fails=1,quiet=1",
     "ecc_at=3,quiet=1",

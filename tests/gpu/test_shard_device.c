@@ -138,8 +138,8 @@ TEST(the_pages_that_a_list_pins_are_no_other_lists)
 {
     (void)open_scene("cuda");
     const struct cairn_compute *device = &scene.shard->device;
-    ck_assert_uint_eq((uintptr_t)cairn_compute_loop(device)->scratch % 4096, 0);
-    ck_assert_uint_eq((uintptr_t)cairn_compute_files(device)->scratch % 4096, 0);
+    ck_assert_uint_eq((uintptr_t)cairn_works_now(cairn_compute_loop(device))->scratch % 4096, 0);
+    ck_assert_uint_eq((uintptr_t)cairn_works_now(cairn_compute_files(device))->scratch % 4096, 0);
     scene_close(&scene);
 }
 
@@ -289,20 +289,21 @@ static void expect_refusal(const char *settings, const char *word)
 
 /* ---- lists that follow one another ---- */
 
-enum { ZEROED = 600, ZEROED_BYTES = 512 }; /* items; at most 256 of them are a list */
+enum { LIST = 256, ZEROED_BYTES = 512 }; /* items of a list, at most; bytes of an item */
 static struct cairn_home_memory zeroed;
-static bool is_zeroed;
+static uint32_t zeroed_runs; /* that are done */
 static atomic_uint described, lists;
-static _Atomic(struct cairn_works *) list_of[8]; /* the lists */
+static _Atomic(const struct cairn_works_list *) list_of[8]; /* the lists */
 
 static bool describe_zero(struct cairn_run *run, uint32_t item, uint32_t stage,
                           struct cairn_works *works)
 {
+    const struct cairn_works_list *now = cairn_works_now(works);
     (void)run, (void)stage;
     for (int i = 0; i < 8; i++) {
-        struct cairn_works *none = NULL;
-        if (atomic_load(&list_of[i]) == works) break;
-        if (!atomic_compare_exchange_strong(&list_of[i], &none, works)) continue;
+        const struct cairn_works_list *none = NULL;
+        if (atomic_load(&list_of[i]) == now) break;
+        if (!atomic_compare_exchange_strong(&list_of[i], &none, now)) continue;
         atomic_fetch_add(&lists, 1);
         break;
     }
@@ -315,36 +316,126 @@ static bool describe_zero(struct cairn_run *run, uint32_t item, uint32_t stage,
 
 static void zero_done(struct cairn_run *run)
 {
-    ck_assert_int_eq(atomic_load(&run->status), CAIRN_OK);
-    is_zeroed = true;
+    (void)run;
+    zeroed_runs++;
 }
 
-/* Nothing runs on the card until all of them are there, each of another thread. */
-TEST(lists_of_a_run_are_begun_before_the_first_is_waited_for)
+static struct cairn_run zeroing(struct cairn_compute *compute, uint32_t items)
 {
-    const struct emulated card = open_scene("cuda");
-    struct cairn_compute *compute = &scene.shard->device;
-    struct cairn_run run = {
-        .compute = compute, .item_count = ZEROED, .describe = describe_zero, .done = zero_done
+    return (struct cairn_run) {
+        .compute = compute, .item_count = items, .describe = describe_zero, .done = zero_done
     };
+}
+
+static void open_zeroed(struct cairn_compute *compute, uint32_t items)
+{
     struct cairn_sentence why;
     ck_assert_int_eq(cairn_compute_begin(compute, &why), CAIRN_OK);
-    ck_assert_int_eq(
-        cairn_home_memory_open(compute->home, "test", ZEROED * ZEROED_BYTES, &zeroed, &why),
-        CAIRN_OK);
+    ck_assert_int_eq(cairn_home_memory_open(compute->home, "test", (uint64_t)items * ZEROED_BYTES,
+                                            &zeroed, &why),
+                     CAIRN_OK);
+}
+
+/* Nothing runs on the card until all of them are there. */
+TEST(lists_of_a_run_are_begun_before_the_first_is_waited_for)
+{
+    enum { ITEMS = 2 * LIST + LIST / 3 };
+    const struct emulated card = open_scene("cuda");
+    struct cairn_compute *compute = &scene.shard->device;
+    struct cairn_run run = zeroing(compute, ITEMS);
+    open_zeroed(compute, ITEMS);
     const uint64_t launches = card.cairn_emulator_launches(), gaps = card.cairn_emulator_gaps();
     emulated_set(&card, "stuck=1");
     cairn_compute_submit(&run);
-    while (atomic_load(&described) < ZEROED ||
+    while (atomic_load(&described) < ITEMS ||
            card.cairn_emulator_launches() < launches + atomic_load(&lists))
         sched_yield();
     emulated_set(&card, "stuck=0");
-    while (!is_zeroed) uv_run(&scene.loop, UV_RUN_ONCE);
+    while (zeroed_runs == 0) uv_run(&scene.loop, UV_RUN_ONCE);
+    ck_assert_int_eq(atomic_load(&run.status), CAIRN_OK);
     ck_assert_uint_ge(atomic_load(&lists), 3);
     ck_assert_uint_eq(card.cairn_emulator_launches(), launches + atomic_load(&lists));
     ck_assert_uint_eq(card.cairn_emulator_gaps(), gaps + 1);
     cairn_home_memory_close(&zeroed);
     scene_close(&scene);
+}
+
+/* A card with one thread, without a shard. */
+static struct {
+    struct emulated card;
+    uv_loop_t loop;
+    struct cairn_compute compute;
+} alone;
+
+static void open_alone(uint32_t items)
+{
+    struct cairn_home *home;
+    struct cairn_sentence why;
+    emulated_choose("quiet=1");
+    alone.card = emulated_open("quiet=1");
+    ck_assert_int_eq(uv_loop_init(&alone.loop), 0);
+    ck_assert_int_eq(cairn_home_open_cuda("0", &home, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_compute_open(&alone.compute, &alone.loop, home, "alone", 1, &why),
+                     CAIRN_OK);
+    open_zeroed(&alone.compute, items);
+}
+
+static void close_alone(void)
+{
+    cairn_home_memory_close(&zeroed);
+    ck_assert(cairn_compute_stop(&alone.compute, NULL, NULL));
+    uv_run(&alone.loop, UV_RUN_DEFAULT);
+    ck_assert_int_eq(uv_loop_close(&alone.loop), 0);
+    cairn_compute_close(&alone.compute);
+    ck_assert_uint_eq(alone.card.cairn_emulator_complaints(), 0);
+}
+
+TEST(a_thread_begins_each_list_before_it_waits_for_the_one_ahead)
+{
+    enum { LISTS = 5 };
+    open_alone(LISTS * LIST);
+    const struct emulated *card = &alone.card;
+    struct cairn_run run = zeroing(&alone.compute, LISTS * LIST);
+    const uint64_t launches = card->cairn_emulator_launches(), gaps = card->cairn_emulator_gaps();
+    cairn_compute_submit(&run);
+    while (zeroed_runs == 0) uv_run(&alone.loop, UV_RUN_ONCE);
+    ck_assert_int_eq(atomic_load(&run.status), CAIRN_OK);
+    ck_assert_uint_eq(card->cairn_emulator_launches(), launches + LISTS);
+    ck_assert_uint_eq(card->cairn_emulator_gaps(), gaps + 1);
+    close_alone();
+}
+
+static atomic_bool is_at_gate, is_gate_open;
+
+/* The thread's, until what is to be in the lists behind it is there. */
+static bool describe_gate(struct cairn_run *run, uint32_t item, uint32_t stage,
+                          struct cairn_works *works)
+{
+    (void)run, (void)item, (void)stage, (void)works;
+    atomic_store(&is_at_gate, true);
+    while (!atomic_load(&is_gate_open)) sched_yield();
+    return false;
+}
+
+TEST(a_list_that_fails_beside_another_fails_alone)
+{
+    enum { RUNS = 3 };
+    open_alone(LIST);
+    struct cairn_run gate = zeroing(&alone.compute, 1), runs[RUNS];
+    gate.describe = describe_gate;
+    cairn_compute_submit(&gate);
+    while (!atomic_load(&is_at_gate)) sched_yield();
+    for (int i = 0; i < RUNS; i++) {
+        runs[i] = zeroing(&alone.compute, LIST);
+        cairn_compute_submit(&runs[i]);
+    }
+    emulated_set(&alone.card, "result=1,call_fails=2"); // the second launch
+    atomic_store(&is_gate_open, true);
+    while (zeroed_runs < 1 + RUNS) uv_run(&alone.loop, UV_RUN_ONCE);
+    ck_assert_int_eq(atomic_load(&runs[0].status), CAIRN_OK);
+    ck_assert_int_eq(atomic_load(&runs[1].status), CAIRN_ERR_IO);
+    ck_assert_int_eq(atomic_load(&runs[2].status), CAIRN_OK);
+    close_alone();
 }
 
 /* Threads of that name of this process; processors_out: where they all may run. */

@@ -118,6 +118,45 @@ TEST(items_that_a_thread_takes_besides_its_own_end_their_tasks)
     }
 }
 
+static atomic_uint threads_in;
+static atomic_bool may_go;
+
+/* Ends its item itself, behind what it takes ahead: no thread is idle then. */
+static void run_ahead(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    const struct cairn_pool_item own = { task, item };
+    struct cairn_pool_item more[64];
+    run_counted(task, item, thread);
+    atomic_fetch_add(&threads_in, 1);
+    while (!atomic_load(&may_go)) continue;
+    const uint32_t count = cairn_pool_take_ahead(pool, more, 64);
+    for (uint32_t i = 0; i < count; i++) run_counted(more[i].task, more[i].item, thread);
+    cairn_pool_end(pool, more, count);
+    cairn_pool_end(pool, &own, 1);
+}
+
+static void run_behind(struct cairn_task *task, uint32_t item, uint32_t thread)
+{
+    (void)task, (void)item, (void)thread;
+    ck_abort_msg("a thread that was at work has left the item");
+}
+
+TEST(what_waits_is_taken_ahead_while_no_thread_is_idle)
+{
+    counted[0].task = (struct cairn_task) {
+        .run = run_ahead, .done = on_done, .item_count = THREADS, .ends_items = true
+    };
+    cairn_pool_submit(pool, &counted[0].task);
+    while (atomic_load(&threads_in) < THREADS) continue;
+    counted[1].task = (struct cairn_task) { .run = run_behind, .done = on_done, .item_count = 50 };
+    cairn_pool_submit(pool, &counted[1].task);
+    atomic_store(&may_go, true);
+    while (done_count < 2) uv_run(&loop, UV_RUN_ONCE);
+    for (unsigned item = 0; item < 50; item++)
+        ck_assert_uint_eq(atomic_load(&counted[1].ran[item]), 1);
+    ck_assert_uint_eq(counted[0].done + counted[1].done, 2);
+}
+
 TEST(after_close_no_done_is_called)
 {
     for (unsigned i = 0; i < TASKS; i++) {

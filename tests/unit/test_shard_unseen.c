@@ -320,7 +320,7 @@ static void read_beside_passes(uint64_t (*room)(const struct cairn_shard_job *jo
     serve(1);
     job = scene.shard->jobs;
     for (uint64_t i = 0; i < 2; i++)
-        ck_assert_int_eq(cairn_works_open(&passes[i].works, job->shard->host.home, 1, &why),
+        ck_assert_int_eq(cairn_works_open(&passes[i].works, job->shard->host.home, 1, 1, &why),
                          CAIRN_OK);
     for (uint64_t version = 1; version <= ROUNDS; version++) {
         struct cairn_staging staging;
@@ -402,7 +402,7 @@ TEST(a_staging_that_nobody_reads_any_more_holds_no_pass_up)
     pthread_t thread;
     serve(1);
     struct cairn_shard_job *job = scene.shard->jobs;
-    ck_assert_int_eq(cairn_works_open(&pass.works, job->shard->host.home, 1, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_works_open(&pass.works, job->shard->host.home, 1, 1, &why), CAIRN_OK);
     ck_assert_int_eq(cairn_staging_open(&staging, job, cairn_staging_least(job), &why), CAIRN_OK);
     ck_assert_int_eq(pthread_create(&thread, NULL, run_pass, &pass), 0);
     while (atomic_load(&staging.waiting) == 0) sched_yield();
@@ -426,7 +426,7 @@ TEST(a_pass_waits_for_room_no_longer_than_that_and_then_the_reader_is_told)
     float out[1];
     serve(1);
     struct cairn_shard_job *job = scene.shard->jobs;
-    ck_assert_int_eq(cairn_works_open(&pass.works, job->shard->host.home, 1, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_works_open(&pass.works, job->shard->host.home, 1, 1, &why), CAIRN_OK);
     ck_assert_int_eq(cairn_staging_open(&staging, job, cairn_staging_least(job), &why), CAIRN_OK);
     staging.wait_us_max = 20000;
     (void)run_pass(&pass); // nobody reads: the storage hangs

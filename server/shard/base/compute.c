@@ -7,12 +7,17 @@
 
 #include "server/base/log.h"
 
+/* Items that are done together. */
+struct list {
+    struct cairn_pool_item *items; /* owned: [works_best] */
+    bool *more;                    /* owned, likewise: the item has a further stage */
+    uint32_t count;
+};
+
 /* What a thread has of its own. */
 struct cairn_compute_lane {
     struct cairn_works works;
-    /* owned: [works_best] of the list at hand */
-    struct cairn_pool_item *items;
-    bool *more; /* the item has a further stage */
+    struct list lists[CAIRN_WORKS_LISTS]; /* of the works' lists */
 };
 
 enum {
@@ -24,15 +29,33 @@ enum {
 
 /* ---- open and close ---- */
 
+static uint32_t lists_max(const struct cairn_home *home)
+{
+    const uint32_t most = cairn_home_info(home)->lists_max;
+    return most < CAIRN_WORKS_LISTS ? most : CAIRN_WORKS_LISTS;
+}
+
 static cairn_status open_lane(struct cairn_compute_lane *lane, struct cairn_home *home,
-                              struct cairn_sentence *why)
+                              uint32_t lists, struct cairn_sentence *why)
 {
     const uint32_t items = cairn_home_info(home)->works_best;
-    lane->items = calloc(items, sizeof *lane->items);
-    lane->more = calloc(items, sizeof *lane->more);
-    if (lane->items == NULL || lane->more == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for lists of work");
-    return cairn_works_open(&lane->works, home, items, why);
+    for (uint32_t i = 0; i < lists; i++) {
+        struct list *list = &lane->lists[i];
+        list->items = calloc(items, sizeof *list->items);
+        list->more = calloc(items, sizeof *list->more);
+        if (list->items == NULL || list->more == NULL)
+            return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for lists of work");
+    }
+    return cairn_works_open(&lane->works, home, items, lists, why);
+}
+
+static void close_lane(struct cairn_compute_lane *lane)
+{
+    cairn_works_close(&lane->works);
+    for (uint32_t i = 0; i < CAIRN_WORKS_LISTS; i++) {
+        free(lane->lists[i].items);
+        free(lane->lists[i].more);
+    }
 }
 
 /* Sums have the same bits whichever thread makes them. */
@@ -70,7 +93,7 @@ cairn_status cairn_compute_open(struct cairn_compute *compute, uv_loop_t *loop,
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for threads");
     cairn_status status = CAIRN_OK;
     for (uint32_t i = 0; i < compute->lane_count && status == CAIRN_OK; i++)
-        status = open_lane(&compute->lanes[i], home, why);
+        status = open_lane(&compute->lanes[i], home, i < threads ? lists_max(home) : 1, why);
     if (status != CAIRN_OK) return status;
     return open_threads(compute, loop, name, threads, why);
 }
@@ -87,11 +110,8 @@ bool cairn_compute_stop(struct cairn_compute *compute, void (*on_closed)(void *c
 void cairn_compute_close(struct cairn_compute *compute)
 {
     if (compute->home == NULL) return;
-    for (uint32_t i = 0; compute->lanes != NULL && i < compute->lane_count; i++) {
-        cairn_works_close(&compute->lanes[i].works);
-        free(compute->lanes[i].items);
-        free(compute->lanes[i].more);
-    }
+    for (uint32_t i = 0; compute->lanes != NULL && i < compute->lane_count; i++)
+        close_lane(&compute->lanes[i]);
     free(compute->lanes);
     pthread_mutex_destroy(&compute->lock);
     cairn_home_close(compute->home);
@@ -106,61 +126,90 @@ static struct cairn_run *run_of(const struct cairn_pool_item *item)
 }
 
 /* True if an item has a further stage. */
-static bool describe(struct cairn_compute_lane *lane, uint32_t count, uint32_t stage)
+static bool describe(struct cairn_works *works, struct list *list, uint32_t stage)
 {
     bool more = false;
-    for (uint32_t i = 0; i < count; i++) {
-        struct cairn_run *run = run_of(&lane->items[i]);
-        if (!lane->more[i]) continue;
-        lane->more[i] = run->describe(run, run->item_first + lane->items[i].item, stage,
-                                      &lane->works);
-        more = more || lane->more[i];
+    for (uint32_t i = 0; i < list->count; i++) {
+        struct cairn_run *run = run_of(&list->items[i]);
+        if (!list->more[i]) continue;
+        list->more[i] = run->describe(run, run->item_first + list->items[i].item, stage, works);
+        more = more || list->more[i];
     }
     return more;
 }
 
-static void conclude(const struct cairn_compute_lane *lane, uint32_t count, uint32_t thread,
-                     cairn_status status)
+static void conclude(const struct list *list, uint32_t thread, cairn_status status)
 {
-    for (uint32_t i = 0; i < count; i++) {
-        struct cairn_run *run = run_of(&lane->items[i]);
+    for (uint32_t i = 0; i < list->count; i++) {
+        struct cairn_run *run = run_of(&list->items[i]);
         if (status != CAIRN_OK)
             atomic_store(&run->status, status);
         else if (run->conclude != NULL)
-            run->conclude(run, run->item_first + lane->items[i].item, thread);
+            run->conclude(run, run->item_first + list->items[i].item, thread);
     }
 }
 
-static void work_off(struct cairn_compute *compute, struct cairn_compute_lane *lane, uint32_t count,
-                     uint32_t thread)
+/* As far as its last stage, which is begun. */
+static void begin_list(struct cairn_compute_lane *lane, struct list *list)
 {
     struct cairn_works *works = &lane->works;
-    struct cairn_run *first = run_of(&lane->items[0]);
-    struct cairn_sentence why;
+    struct cairn_run *first = run_of(&list->items[0]);
     works->is_guarded = works->in_place && first->is_guarded; // then it is the only one
-    for (uint32_t i = 0; i < count; i++) lane->more[i] = true;
-    for (uint32_t stage = 0; describe(lane, count, stage); stage++) cairn_works_flush(works);
-    cairn_works_flush(works);
-    if (works->is_guarded) first->failed_at = works->failed_at;
+    for (uint32_t i = 0; i < list->count; i++) list->more[i] = true;
+    for (uint32_t stage = 0; describe(works, list, stage); stage++) cairn_works_flush(works);
+    if (works->is_guarded) {
+        cairn_works_flush(works);
+        first->failed_at = cairn_works_now(works)->failed_at;
+    }
     works->is_guarded = false;
-    const cairn_status status = cairn_works_run(works, &why);
+    cairn_works_send(works);
+}
+
+static void finish_list(struct cairn_compute *compute, struct cairn_compute_lane *lane,
+                        const struct list *list, uint32_t thread)
+{
+    struct cairn_sentence why;
+    const cairn_status status = cairn_works_await(&lane->works, &why);
     if (status != CAIRN_OK) {
         pthread_mutex_lock(&compute->lock);
         compute->why = why;
         pthread_mutex_unlock(&compute->lock);
     }
-    conclude(lane, count, thread, status);
+    conclude(list, thread, status);
+}
+
+/* The next list, too, is begun before the one ahead is waited for, as long as more waits than other threads
+ * take. */
+static void run_lists(struct cairn_compute *compute, struct cairn_compute_lane *lane,
+                      uint32_t thread)
+{
+    const uint32_t most = lane->works.list_count > 1 ? cairn_home_info(compute->home)->works_best
+                                                     : 0;
+    begin_list(lane, &lane->lists[0]);
+    for (uint32_t at = 0; lane->lists[at].count > 0; at = 1 - at) {
+        struct list *list = &lane->lists[at], *next = &lane->lists[1 - at];
+        next->count = cairn_pool_take_ahead(compute->pool, next->items, most);
+        if (next->count > 0) begin_list(lane, next);
+        finish_list(compute, lane, list, thread);
+        cairn_pool_end(compute->pool, list->items, list->count);
+    }
 }
 
 static void run_items(struct cairn_task *task, uint32_t item, uint32_t thread)
 {
     struct cairn_compute *compute = ((struct cairn_run *)task)->compute;
     struct cairn_compute_lane *lane = &compute->lanes[thread];
-    const uint32_t most = task->is_small ? 1 : cairn_home_info(compute->home)->works_best;
-    lane->items[0] = (struct cairn_pool_item) { task, item };
-    const uint32_t more = cairn_pool_take(compute->pool, lane->items + 1, most - 1);
-    work_off(compute, lane, 1 + more, thread);
-    cairn_pool_end(compute->pool, lane->items + 1, more);
+    struct list *list = &lane->lists[0];
+    list->items[0] = (struct cairn_pool_item) { task, item };
+    list->count = 1;
+    if (task->ends_items) {
+        list->count += cairn_pool_take(compute->pool, list->items + 1,
+                                       cairn_home_info(compute->home)->works_best - 1);
+        run_lists(compute, lane, thread);
+    } else {
+        begin_list(lane, list);
+        finish_list(compute, lane, list, thread);
+    }
 }
 
 /* ---- the loop thread ---- */
@@ -174,9 +223,12 @@ static void run_done(struct cairn_task *task)
 void cairn_compute_submit(struct cairn_run *run)
 {
     const bool is_small = run->task.is_small;
-    run->task = (struct cairn_task) {
-        .run = run_items, .done = run_done, .item_count = run->item_count, .is_small = is_small
-    };
+    run->task = (struct cairn_task) { .run = run_items,
+                                      .done = run_done,
+                                      .item_count = run->item_count,
+                                      .is_small = is_small,
+                                      .ends_items = !is_small &&
+                                                    !cairn_compute_is_host(run->compute) };
     atomic_store(&run->status, CAIRN_OK);
     run->failed_at = NULL;
     assert(!run->is_guarded || run->item_count == 1);

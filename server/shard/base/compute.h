@@ -4,7 +4,8 @@
  *       in a list ─► describe: each item adds its works ─► the home does them ─► conclude ─► done (loop)
  *
  * For `host` a list is an item's, and the thread that took it does it at once: so many items are done at a
- * time as there are threads. For a device it is what came while the lists before were done. */
+ * time as there are threads. For a device it is what came while the lists before were done; a thread begins a
+ * list before it waits for the one ahead, if there is more than the other threads take. */
 #ifndef CAIRN_SHARD_BASE_COMPUTE_H
 #define CAIRN_SHARD_BASE_COMPUTE_H
 

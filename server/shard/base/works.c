@@ -18,18 +18,26 @@ static uint8_t *map_scratch(void)
     return scratch == MAP_FAILED ? NULL : scratch;
 }
 
-cairn_status cairn_works_open(struct cairn_works *works, struct cairn_home *home, uint32_t items,
-                              struct cairn_sentence *why)
+static bool open_list(const struct cairn_works *works, struct cairn_works_list *list)
 {
+    list->works = calloc(works->capacity, sizeof *list->works);
+    list->sources = calloc(works->capacity, sizeof *list->sources);
+    if (!works->in_place) list->scratch = map_scratch();
+    return list->works != NULL && list->sources != NULL &&
+           (list->scratch != NULL || works->in_place);
+}
+
+cairn_status cairn_works_open(struct cairn_works *works, struct cairn_home *home, uint32_t items,
+                              uint32_t lists, struct cairn_sentence *why)
+{
+    bool ok = true;
+    assert(lists >= 1 && lists <= CAIRN_WORKS_LISTS);
     *works = (struct cairn_works) { .home = home,
                                     .in_place = cairn_home_info(home)->is_host,
+                                    .list_count = lists,
                                     .capacity = WORKS_OF_AN_ITEM * items };
-    works->list = calloc(works->capacity, sizeof *works->list);
-    works->sources = calloc(works->capacity, sizeof *works->sources);
-    if (!works->in_place) works->scratch = map_scratch();
-    if (works->list == NULL || works->sources == NULL ||
-        (works->scratch == NULL && !works->in_place))
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for lists of work");
+    for (uint32_t i = 0; i < lists; i++) ok = open_list(works, &works->lists[i]) && ok;
+    if (!ok) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for lists of work");
     return cairn_home_stream_open(home, &works->stream, why);
 }
 
@@ -40,54 +48,116 @@ cairn_status cairn_works_begin(struct cairn_works *works, struct cairn_sentence 
     return status;
 }
 
+static void close_list(struct cairn_works *works, struct cairn_works_list *list)
+{
+    if (list->is_pinned) cairn_home_unpin(works->home, list->scratch, CAIRN_WORKS_SCRATCH_BYTES);
+    free(list->works);
+    free(list->sources);
+    if (list->scratch != NULL) munmap(list->scratch, CAIRN_WORKS_SCRATCH_BYTES);
+}
+
 void cairn_works_close(struct cairn_works *works)
 {
     cairn_home_stream_close(works->stream);
-    if (works->is_pinned) cairn_home_unpin(works->home, works->scratch, CAIRN_WORKS_SCRATCH_BYTES);
-    free(works->list);
-    free(works->sources);
-    if (works->scratch != NULL) munmap(works->scratch, CAIRN_WORKS_SCRATCH_BYTES);
+    for (uint32_t i = 0; i < CAIRN_WORKS_LISTS; i++) close_list(works, &works->lists[i]);
     *works = (struct cairn_works) { 0 };
 }
 
 /* ---- running ---- */
 
-static void run_list(void *arg)
+static uint32_t number_now(const struct cairn_works *works)
 {
-    struct cairn_works *works = arg;
-    works->status = cairn_home_run(works->stream, works->list, works->count, &works->why);
-    if (works->status == CAIRN_OK)
-        atomic_store_explicit(&works->is_begun, true, memory_order_relaxed);
+    return (works->first + works->sent) % works->list_count;
 }
 
+static struct cairn_works_list *now(struct cairn_works *works)
+{
+    return &works->lists[number_now(works)];
+}
+
+const struct cairn_works_list *cairn_works_now(const struct cairn_works *works)
+{
+    return &works->lists[number_now(works)];
+}
+
+static void begin_list(void *arg)
+{
+    struct cairn_works *works = arg;
+    struct cairn_works_list *list = now(works);
+    list->status = cairn_home_run_begin(works->stream, list->works, list->count, &list->why);
+    list->is_under_way = list->status == CAIRN_OK;
+}
+
+/* Nothing more is begun of what has failed. */
+static void begin(struct cairn_works *works)
+{
+    struct cairn_works_list *list = now(works);
+    if (list->count == 0 || list->status != CAIRN_OK || list->failed_at != NULL) return;
+    if (works->is_guarded)
+        list->failed_at = cairn_guard_run(begin_list, works);
+    else
+        begin_list(works);
+}
+
+static void finish(struct cairn_works *works, struct cairn_works_list *list)
+{
+    if (list->is_under_way) {
+        list->status = cairn_home_run_finish(works->stream, &list->why);
+        if (list->status == CAIRN_OK)
+            atomic_store_explicit(&works->is_begun, true, memory_order_relaxed);
+    }
+    list->is_under_way = false;
+    list->count = 0;
+    list->scratch_used = 0;
+}
+
+/* The home finishes lists in their order. */
 void cairn_works_flush(struct cairn_works *works)
 {
-    if (works->count > 0 && works->status == CAIRN_OK && works->failed_at == NULL) {
-        if (works->is_guarded)
-            works->failed_at = cairn_guard_run(run_list, works);
-        else
-            run_list(works);
-    }
-    works->count = 0;
-    works->scratch_used = 0;
+    begin(works);
+    if (works->sent > 0) finish(works, &works->lists[works->first]);
+    finish(works, now(works));
+}
+
+static cairn_status tell(struct cairn_works_list *list, struct cairn_sentence *why)
+{
+    const cairn_status status = list->status;
+    if (status != CAIRN_OK && why != NULL) *why = list->why;
+    list->status = CAIRN_OK;
+    list->failed_at = NULL;
+    return status;
 }
 
 cairn_status cairn_works_run(struct cairn_works *works, struct cairn_sentence *why)
 {
     cairn_works_flush(works);
-    const cairn_status status = works->status;
-    if (status != CAIRN_OK && why != NULL) *why = works->why;
-    works->status = CAIRN_OK;
-    works->failed_at = NULL;
-    return status;
+    return tell(now(works), why);
+}
+
+void cairn_works_send(struct cairn_works *works)
+{
+    assert(works->sent < works->list_count);
+    begin(works);
+    works->sent++;
+}
+
+cairn_status cairn_works_await(struct cairn_works *works, struct cairn_sentence *why)
+{
+    struct cairn_works_list *list = &works->lists[works->first];
+    assert(works->sent > 0);
+    finish(works, list);
+    works->first = (works->first + 1) % works->list_count;
+    works->sent--;
+    return tell(list, why);
 }
 
 /* ---- adding ---- */
 
 struct cairn_work *cairn_works_add(struct cairn_works *works, enum cairn_work_kind kind)
 {
-    if (works->count == works->capacity) cairn_works_flush(works);
-    struct cairn_work *work = &works->list[works->count++];
+    struct cairn_works_list *list = now(works);
+    if (list->count == works->capacity) cairn_works_flush(works);
+    struct cairn_work *work = &list->works[list->count++];
     *work = (struct cairn_work) { .kind = kind };
     return work;
 }
@@ -181,7 +251,8 @@ void cairn_works_fold(struct cairn_works *works, float *acc, const struct cairn_
                       uint32_t count, bool first, size_t elems)
 {
     struct cairn_work *work = cairn_works_add(works, CAIRN_WORK_FOLD);
-    struct cairn_source *kept = works->sources[work - works->list];
+    const struct cairn_works_list *list = now(works);
+    struct cairn_source *kept = list->sources[work - list->works];
     assert(count <= CAIRN_STEP_FOLD_MAX);
     memcpy(kept, sources, count * sizeof *sources);
     work->fold.acc = acc;
@@ -194,21 +265,22 @@ void cairn_works_fold(struct cairn_works *works, float *acc, const struct cairn_
 /* ---- by the host ---- */
 
 /* Of most threads it is never used. */
-static void pin_scratch(struct cairn_works *works)
+static void pin_scratch(struct cairn_works *works, struct cairn_works_list *list)
 {
     struct cairn_sentence why;
-    works->is_pinned = true;
-    if (cairn_home_pin(works->home, works->scratch, CAIRN_WORKS_SCRATCH_BYTES, &why) != CAIRN_OK)
+    list->is_pinned = true;
+    if (cairn_home_pin(works->home, list->scratch, CAIRN_WORKS_SCRATCH_BYTES, &why) != CAIRN_OK)
         cairn_log_warn("%s", why.text);
 }
 
 static uint8_t *take_scratch(struct cairn_works *works, size_t bytes)
 {
-    if (!works->is_pinned) pin_scratch(works);
+    struct cairn_works_list *list = now(works);
+    if (!list->is_pinned) pin_scratch(works, list);
     assert(bytes <= CAIRN_WORKS_SCRATCH_BYTES);
-    if (bytes > CAIRN_WORKS_SCRATCH_BYTES - works->scratch_used) cairn_works_flush(works);
-    uint8_t *scratch = works->scratch + works->scratch_used;
-    works->scratch_used += (bytes + 63) / 64 * 64;
+    if (bytes > CAIRN_WORKS_SCRATCH_BYTES - list->scratch_used) cairn_works_flush(works);
+    uint8_t *scratch = list->scratch + list->scratch_used;
+    list->scratch_used += (bytes + 63) / 64 * 64;
     return scratch;
 }
 
@@ -237,7 +309,7 @@ static void *put_back(struct cairn_works *works, void *at, uint8_t *scratch, siz
 void *cairn_works_put(struct cairn_works *works, void *at, size_t bytes)
 {
     if (works->in_place) return at;
-    if (works->count == works->capacity) cairn_works_flush(works);
+    if (now(works)->count == works->capacity) cairn_works_flush(works);
     return put_back(works, at, take_scratch(works, bytes), bytes);
 }
 

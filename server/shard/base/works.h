@@ -3,7 +3,10 @@
  * is added after cairn_works_run, or in a run's next stage (compute.h).
  *
  * The host reads and writes what lies in a home by get, put and edit: where it lies if the host may follow
- * the address, else in scratch, between copies. Whatever fails in between is told by cairn_works_run. */
+ * the address, else in scratch, between copies. Whatever fails in between is told by cairn_works_run.
+ *
+ * Where the home takes two lists, one is made while the other is under way (cairn_works_send). Then the works
+ * of both are done in any order. */
 #ifndef CAIRN_SHARD_BASE_WORKS_H
 #define CAIRN_SHARD_BASE_WORKS_H
 
@@ -16,29 +19,42 @@
 /* What get, put and edit take at most: more than the largest chunk has. */
 #define CAIRN_WORKS_SCRATCH_BYTES ((size_t)16 << 20)
 
+/* What the home is given at a time; it stays as it is until that is done. */
+struct cairn_works_list {
+    /* owned */
+    struct cairn_work *works;                            /* [capacity] */
+    struct cairn_source (*sources)[CAIRN_STEP_FOLD_MAX]; /* [capacity] */
+    uint8_t *scratch; /* [CAIRN_WORKS_SCRATCH_BYTES], pages of its own; NULL if in_place */
+    bool is_pinned;   /* once it is used, if it can be */
+    uint32_t count;
+    size_t scratch_used;
+    bool is_under_way; /* begun, and not finished */
+    /* since the last cairn_works_run or _await */
+    cairn_status status;
+    const void *failed_at; /* where a guarded work met a missing page; NULL: nowhere */
+    struct cairn_sentence why;
+};
+
+#define CAIRN_WORKS_LISTS 2
+
 struct cairn_works {
     struct cairn_home_stream *stream; /* owned */
     struct cairn_home *home;          /* borrowed */
     bool in_place;                    /* the host may follow addresses of the home */
     /* Works read memory that other processes may have taken pages of; of a home that is the host only. */
     bool is_guarded;
-    /* owned */
-    struct cairn_work *list;                             /* [capacity] */
-    struct cairn_source (*sources)[CAIRN_STEP_FOLD_MAX]; /* [capacity] */
-    uint8_t *scratch; /* [CAIRN_WORKS_SCRATCH_BYTES], pages of its own; NULL if in_place */
-    bool is_pinned;   /* once it is used, if it can be */
-    uint32_t count, capacity;
-    size_t scratch_used;
+    struct cairn_works_list lists[CAIRN_WORKS_LISTS]; /* [list_count] */
+    uint32_t list_count, capacity;
+    uint32_t first,
+        sent; /* of the lists that were sent: which is the first, and how many there are */
     atomic_bool is_begun; /* the stream has its staging */
-    /* since the last cairn_works_run */
-    cairn_status status;
-    const void *failed_at; /* where a guarded work met a missing page; NULL: nowhere */
-    struct cairn_sentence why;
 };
 
-/* items: of how many a list is made. CAIRN_ERR_NO_MEMORY, or as cairn_home_stream_open: close it. */
+/* items: of how many a list is made; lists: 1, or as many as are sent at a time. CAIRN_ERR_NO_MEMORY, or as
+ * cairn_home_stream_open: close it. */
 CAIRN_MUST_CHECK cairn_status cairn_works_open(struct cairn_works *works, struct cairn_home *home,
-                                               uint32_t items, struct cairn_sentence *why);
+                                               uint32_t items, uint32_t lists,
+                                               struct cairn_sentence *why);
 /* Takes what lists are staged in, so that none lacks it when it runs. As cairn_home_stream_begin. */
 CAIRN_MUST_CHECK cairn_status cairn_works_begin(struct cairn_works *works,
                                                 struct cairn_sentence *why);
@@ -77,5 +93,13 @@ void *cairn_works_edit(struct cairn_works *works, void *at, size_t bytes);
 cairn_status cairn_works_run(struct cairn_works *works, struct cairn_sentence *why);
 /* The same, but what failed is told by the next call. */
 void cairn_works_flush(struct cairn_works *works);
+
+/* Begins what is in the list; it is awaited before more of them are sent than the home takes. What is added
+ * from now on is in the next one. */
+void cairn_works_send(struct cairn_works *works);
+/* Of the list that was sent first: as when cairn_works_run returns. */
+cairn_status cairn_works_await(struct cairn_works *works, struct cairn_sentence *why);
+/* The list that is being made: what became of it so far. */
+const struct cairn_works_list *cairn_works_now(const struct cairn_works *works);
 
 #endif

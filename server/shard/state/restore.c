@@ -164,7 +164,7 @@ static cairn_status read_hashed(struct cairn_restore *restore,
     cairn_status status = CAIRN_OK;
     uint32_t opened = 0;
     while (opened < CAIRN_SWEEP_THREADS && status == CAIRN_OK)
-        status = cairn_works_open(&restore->host[opened++], job->shard->host.home, 1,
+        status = cairn_works_open(&restore->host[opened++], job->shard->host.home, 1, 1,
                                   &restore->loader.why);
     if (status == CAIRN_OK)
         status = cairn_snapshot_sweep(&sweep, &restore->ranges, &restore->loader.why);

@@ -295,7 +295,7 @@ void cairn_staging_save(struct cairn_staging *staging, struct cairn_works *works
         // Each at once: while this waits for room, the reader waits for nothing that is only begun.
         if (!begin_save(staging, works, chunk, p)) continue;
         cairn_works_flush(works);
-        if (works->status != CAIRN_OK) atomic_store(&staging->failed, true);
+        if (cairn_works_now(works)->status != CAIRN_OK) atomic_store(&staging->failed, true);
         atomic_exchange(&staging->pieces[number_of(chunk, p)], SAVED);
     }
 }

@@ -5,9 +5,10 @@
  *                                             fails; the emulated card aborts at the first race
  *
  * A seed is two streams, used one after the other, and tensors of several sizes; each run works on all of
- * them, with sources and results in the home, in pinned and in other memory. When a run has returned, what
- * it read is overwritten: who reads late, reads that. Before some runs there is one in which the driver
- * refuses a launch. CAIRN_CUDA_DRIVER names the emulated driver. */
+ * them, in lists of which two are under way at a time, with sources and results in the home, in pinned and in
+ * other memory. When it is over, what it read is overwritten: who reads late, reads that. Before some runs
+ * there is one in which the driver refuses a launch, at times with a list ahead of it. CAIRN_CUDA_DRIVER
+ * names the emulated driver. */
 #include <dlfcn.h>
 #include <inttypes.h>
 #include <stdio.h>

@@ -266,12 +266,52 @@ static const char *move_planes(bool back)
     return NULL;
 }
 
-/* A run in which the second launch is refused, if it has so many: mostly that of a second slice, while a copy
- * out of the first is under way. That is over when it returns; all that was written is made anew. */
-static const char *run_refused(int (*emulator_set)(const char *options))
+/* The card's works as lists that follow each other, at most two of them under way at a time. */
+static const char *run_lists(struct cairn_home_stream *stream, struct cairn_work works[TENSORS])
+{
+    size_t begun = 0, under_way = 0;
+    while (begun < TENSORS || under_way > 0) {
+        const bool begins = begun < TENSORS && under_way < 2 &&
+                            (under_way == 0 || random_below(4) > 0);
+        const size_t left = TENSORS - begun, count = begins ? 1 + random_below(left) : 0;
+        if (begins && cairn_home_run_begin(stream, works + begun, count, &why) != CAIRN_OK)
+            return complain("a list");
+        if (!begins && cairn_home_run_finish(stream, &why) != CAIRN_OK)
+            return complain("the end of a list");
+        begun += count;
+        if (begins)
+            under_way++;
+        else
+            under_way--;
+    }
+    return NULL;
+}
+
+/* One that is begun on the card before the list that is refused; it is not concerned. */
+static const char *begin_ahead(struct tensor *t, struct cairn_work works[SIDES])
+{
+    for (size_t j = 0; j < SOURCES; j++) fill(t->in[j]);
+    make_work(t, works);
+    if (cairn_home_run(streams[HOST][1], &works[HOST], 1, &why) != CAIRN_OK ||
+        cairn_home_run_begin(streams[CARD][1], &works[CARD], 1, &why) != CAIRN_OK)
+        return complain("a list ahead");
+    return NULL;
+}
+
+static const char *finish_ahead(const struct tensor *t)
+{
+    if (cairn_home_run_finish(streams[CARD][1], &why) != CAIRN_OK)
+        return complain("the end of a list ahead");
+    return compare(t);
+}
+
+/* The list of the others is refused its second launch, if it has so many: mostly that of a second slice,
+ * while a copy out of the first is under way. *is_begun_out: it was not refused. */
+static const char *begin_refused(int (*emulator_set)(const char *options), size_t count,
+                                 bool *is_begun_out)
 {
     struct cairn_work works[TENSORS] = { 0 };
-    for (size_t i = 0; i < TENSORS; i++) {
+    for (size_t i = 0; i < count; i++) {
         struct cairn_work work[SIDES] = { 0 };
         if (i == 0)
             make_copy_of(&tensors[i], work, OUT_OF_HOME);
@@ -280,9 +320,26 @@ static const char *run_refused(int (*emulator_set)(const char *options))
         works[i] = work[CARD];
     }
     emulator_set("result=1,call_fails=2");
-    const cairn_status status = cairn_home_run(streams[CARD][1], works, TENSORS, &why);
+    const cairn_status status = cairn_home_run_begin(streams[CARD][1], works, count, &why);
     emulator_set("call_fails=0");
-    if (status != CAIRN_OK && strstr(why.text, "INVALID_VALUE") == NULL) return complain("refused");
+    *is_begun_out = status == CAIRN_OK;
+    const bool is_refused = status != CAIRN_OK && strstr(why.text, "INVALID_VALUE") != NULL;
+    return *is_begun_out || is_refused ? NULL : complain("refused");
+}
+
+/* What is refused is over when it returns; all that was written is made anew. */
+static const char *run_refused(int (*emulator_set)(const char *options))
+{
+    struct tensor *last = &tensors[TENSORS - 1];
+    struct cairn_work ahead[SIDES] = { 0 };
+    const bool is_behind = random_below(2) == 0;
+    bool is_begun = false;
+    const char *wrong = is_behind ? begin_ahead(last, ahead) : NULL;
+    if (wrong == NULL) wrong = begin_refused(emulator_set, TENSORS - is_behind, &is_begun);
+    if (wrong == NULL && is_behind) wrong = finish_ahead(last);
+    if (wrong == NULL && is_begun && cairn_home_run_finish(streams[CARD][1], &why) != CAIRN_OK)
+        wrong = complain("the end of a list that was not refused");
+    if (wrong != NULL) return wrong;
     for (size_t i = 0; i < TENSORS; i++) {
         memcpy(tensors[i].out[CARD], tensors[i].out[HOST], PLANE_BYTES);
         memcpy(tensors[i].hashes[CARD], tensors[i].hashes[HOST], sizeof tensors[i].hashes[HOST]);
@@ -302,9 +359,10 @@ static const char *run(void)
         make_work(&tensors[i], work);
         for (int side = 0; side < SIDES; side++) works[side][i] = work[side];
     }
-    for (int side = 0; side < SIDES; side++)
-        if (cairn_home_run(streams[side][stream], works[side], TENSORS, &why) != CAIRN_OK)
-            return complain("a run");
+    if (cairn_home_run(streams[HOST][stream], works[HOST], TENSORS, &why) != CAIRN_OK)
+        return complain("a run");
+    const char *failed = run_lists(streams[CARD][stream], works[CARD]);
+    if (failed != NULL) return failed;
     for (size_t i = 0; i < TENSORS; i++) {
         const char *wrong = compare(&tensors[i]);
         if (wrong != NULL) return wrong;
