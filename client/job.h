@@ -94,6 +94,10 @@ struct job {
     bool awaits_stream;
     bool stalled; /* its first command could not go on: those behind it wait, other jobs' do not */
     struct parcel_table parcels;
+    struct {
+        TAILQ_HEAD(, parcel) parcels;
+        uint32_t count;
+    } landed; /* push/stage.c */
     struct pushing pushing;
     struct {
         uint64_t none_fetched_ms,

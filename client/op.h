@@ -53,7 +53,9 @@ struct op {
     atomic_bool is_canceled;
     struct op *next_spare;    /* lock: of the session, when it is over */
     struct op *next_awaiting; /* lock: the next that awaits the same block (read/cache.h) */
-    uint32_t holds; /* loop thread: parcels that are not done, and one more while it is cut */
+    /* loop thread */
+    uint32_t holds;  /* parcels that are not done, and one more while it is cut */
+    uint32_t landed; /* those of them that have come, and are copied to a card (push/stage.h) */
     /* lock */
     bool done;
     cairn_status status;

@@ -14,7 +14,7 @@ static cairn_status bring(struct card *card, const struct cairn_mem *mem, size_t
     status = cairn_card_event_wait(event);
     cairn_card_event_free(event);
     if (status != CAIRN_OK) return status;
-    status = cairn_card_copy(card, copy, mem->ptr, bytes, true, &why);
+    status = cairn_card_copy(card, copy, mem->ptr, bytes, CARD_TO_HOST, &why);
     if (status == CAIRN_OK) return status;
     return cairn_client_fail(status, "GPU %d: %s", cairn_card_number(card), why.text);
 }

@@ -76,6 +76,7 @@ static struct job *new_job(struct session *s, const char *name, cairn_role role)
     job->member.role = role;
     job->member.number = next_number();
     job->refs = 1;
+    TAILQ_INIT(&job->landed.parcels);
     cairn_spec_init(&job->spec);
     randombytes_buf(&job->member.id, sizeof job->member.id);
     randombytes_buf(&job->member.token, sizeof job->member.token);

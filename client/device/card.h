@@ -49,21 +49,19 @@ int cairn_card_memory_export(const struct card_memory *memory);
  * driver knows to whole allocations only: a gap in the middle is not seen. */
 cairn_status cairn_card_judge(struct card *card, const void *ptr, size_t bytes) CAIRN_MUST_CHECK;
 
-/* Returns when it is copied: in the card, or from it to host memory. What the memory is waited for by the
- * caller. CAIRN_ERR_IO: the context is gone, most likely. */
+enum card_way { CARD_WITHIN, CARD_TO_HOST, CARD_FROM_HOST };
+/* Returns when it is copied. What the memory is waited for by the caller. CAIRN_ERR_IO: the context is gone,
+ * most likely. */
 cairn_status cairn_card_copy(struct card *card, void *to, const void *from, size_t bytes,
-                             bool to_host, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+                             enum card_way way, struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* The same in two: begun in the order of the calls, beside what else a card does, and waited for by its
  * number, with which all before it are copied; 0: nothing was begun. What is copied, and where to, stays as
  * it is until then, also where the caller has no use for it any more. */
 cairn_status cairn_card_copy_begin(struct card *card, void *to, const void *from, size_t bytes,
-                                   bool to_host, uint64_t *copy_out,
+                                   enum card_way way, uint64_t *copy_out,
                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
 cairn_status cairn_card_copy_wait(struct card *card, uint64_t copy,
                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* Host memory to the card; likewise. */
-cairn_status cairn_card_fill(struct card *card, void *to, const void *from_host, size_t bytes,
-                             struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Host memory that is copied to often. False: it stays as it was, and copies are slower. */
 bool cairn_card_pin(struct card *card, void *host, size_t bytes);
 void cairn_card_unpin(struct card *card, void *host);

@@ -90,13 +90,19 @@ int cairn_card_memory_export(const struct card_memory *memory)
     return fd;
 }
 
-/* Of a context that has failed nothing is given back: it goes with that, and may be in use until then. */
-void cairn_card_memory_close(struct card_memory *memory)
+/* Inside of the context. When it has failed nothing is given back: what is there goes with it, and may be in
+ * use until then. */
+static bool has_failed(const struct card *card)
 {
     size_t free_now, total;
+    return card->driver->cuMemGetInfo(&free_now, &total) != CAIRN_CU_OK;
+}
+
+void cairn_card_memory_close(struct card_memory *memory)
+{
     if (memory->card == NULL) return;
     if (cairn_card_enter(memory->card, NULL) == CAIRN_OK) {
-        if (memory->card->driver->cuMemGetInfo(&free_now, &total) == CAIRN_CU_OK) {
+        if (!has_failed(memory->card)) {
             unmap(memory);
             (void)memory->card->driver->cuMemRelease(memory->handle);
         }
@@ -135,23 +141,21 @@ cairn_status cairn_card_judge(struct card *card, const void *ptr, size_t bytes)
         ptr, card->number, bytes);
 }
 
-enum direction { ON_CARD, TO_HOST, TO_CARD };
-
 static int begin_copy(const struct card *card, void *to, const void *from, size_t bytes,
-                      enum direction direction)
+                      enum card_way way)
 {
     const struct cairn_driver *driver = card->driver;
     const uint64_t target = (uint64_t)(uintptr_t)to, source = (uint64_t)(uintptr_t)from;
-    if (direction == TO_HOST) return driver->cuMemcpyDtoHAsync(to, source, bytes, card->side);
-    if (direction == TO_CARD) return driver->cuMemcpyHtoDAsync(target, from, bytes, card->side);
+    if (way == CARD_TO_HOST) return driver->cuMemcpyDtoHAsync(to, source, bytes, card->side);
+    if (way == CARD_FROM_HOST) return driver->cuMemcpyHtoDAsync(target, from, bytes, card->side);
     return driver->cuMemcpyDtoDAsync(target, source, bytes, card->side);
 }
 
 static int begin_numbered(struct card *card, void *to, const void *from, size_t bytes,
-                          enum direction direction, uint64_t *copy_out)
+                          enum card_way way, uint64_t *copy_out)
 {
     pthread_mutex_lock(&card->copies_lock);
-    int result = begin_copy(card, to, from, bytes, direction);
+    int result = begin_copy(card, to, from, bytes, way);
     if (result == CAIRN_CU_OK) {
         result = card->driver->cuEventRecord(card->copied, card->side);
         if (result == CAIRN_CU_OK)
@@ -163,26 +167,20 @@ static int begin_numbered(struct card *card, void *to, const void *from, size_t 
     return result;
 }
 
-static cairn_status begin_inside(struct card *card, void *to, const void *from, size_t bytes,
-                                 enum direction direction, uint64_t *copy_out,
-                                 struct cairn_sentence *why)
+cairn_status cairn_card_copy_begin(struct card *card, void *to, const void *from, size_t bytes,
+                                   enum card_way way, uint64_t *copy_out,
+                                   struct cairn_sentence *why)
 {
     *copy_out = 0;
     if (bytes == 0) return CAIRN_OK;
     const cairn_status status = cairn_card_enter(card, why);
     if (status != CAIRN_OK) return status;
-    const int result = begin_numbered(card, to, from, bytes, direction, copy_out);
+    const int result = begin_numbered(card, to, from, bytes, way, copy_out);
     cairn_card_leave(card);
     return result == CAIRN_CU_OK
                ? CAIRN_OK
                : cairn_card_fail(result, CAIRN_ERR_IO,
-                                 direction == TO_CARD ? "a copy to it" : "a copy from it", why);
-}
-
-cairn_status cairn_card_copy_begin(struct card *card, void *to, const void *from, size_t bytes,
-                                   bool to_host, uint64_t *copy_out, struct cairn_sentence *why)
-{
-    return begin_inside(card, to, from, bytes, to_host ? TO_HOST : ON_CARD, copy_out, why);
+                                 way == CARD_FROM_HOST ? "a copy to it" : "a copy from it", why);
 }
 
 /* The event may be recorded anew meanwhile: then it is behind later copies, too. */
@@ -205,24 +203,12 @@ cairn_status cairn_card_copy_wait(struct card *card, uint64_t copy, struct cairn
     return CAIRN_OK;
 }
 
-static cairn_status copy_inside(struct card *card, void *to, const void *from, size_t bytes,
-                                enum direction direction, struct cairn_sentence *why)
+cairn_status cairn_card_copy(struct card *card, void *to, const void *from, size_t bytes,
+                             enum card_way way, struct cairn_sentence *why)
 {
     uint64_t copy;
-    const cairn_status status = begin_inside(card, to, from, bytes, direction, &copy, why);
+    const cairn_status status = cairn_card_copy_begin(card, to, from, bytes, way, &copy, why);
     return status == CAIRN_OK ? cairn_card_copy_wait(card, copy, why) : status;
-}
-
-cairn_status cairn_card_copy(struct card *card, void *to, const void *from, size_t bytes,
-                             bool to_host, struct cairn_sentence *why)
-{
-    return copy_inside(card, to, from, bytes, to_host ? TO_HOST : ON_CARD, why);
-}
-
-cairn_status cairn_card_fill(struct card *card, void *to, const void *from_host, size_t bytes,
-                             struct cairn_sentence *why)
-{
-    return copy_inside(card, to, from_host, bytes, TO_CARD, why);
 }
 
 bool cairn_card_pin(struct card *card, void *host, size_t bytes)
@@ -237,6 +223,6 @@ bool cairn_card_pin(struct card *card, void *host, size_t bytes)
 void cairn_card_unpin(struct card *card, void *host)
 {
     if (cairn_card_enter(card, NULL) != CAIRN_OK) return;
-    (void)card->driver->cuMemHostUnregister(host);
+    if (!has_failed(card)) (void)card->driver->cuMemHostUnregister(host);
     cairn_card_leave(card);
 }

@@ -10,6 +10,7 @@
 #include "client/device/import.h"
 #include "client/job.h"
 #include "client/op.h"
+#include "client/push/stage.h"
 #include "proto/base/at_hand.h"
 
 #define DESCRIPTORS 32 /* that a session opens at most before it is welcome; 21 were counted */
@@ -90,7 +91,9 @@ static void on_kick(uv_async_t *kick)
 
 static void on_rest(uv_prepare_t *rest)
 {
-    cairn_session_wake_due(rest->data);
+    struct session *s = rest->data;
+    for (struct job *job = s->jobs; job != NULL; job = job->next) cairn_stage_settle(job);
+    cairn_session_wake_due(s);
 }
 
 static void on_tick(uv_timer_t *tick)

@@ -146,17 +146,17 @@ static cairn_status pack(struct parcel *parcel, const struct cairn_fabric_peer *
     return CAIRN_OK;
 }
 
-cairn_status cairn_parcel_arrived(struct parcel *parcel)
+void cairn_parcel_arrived(struct parcel *parcel)
 {
     const struct target *target = parcel->target;
     const size_t elem_bytes = cairn_dtype_bytes(parcel->dtype);
-    struct cairn_sentence why;
     if (parcel->packed != NULL)
         cairn_strides_scatter(&target->piece.strides, target->ptr, elem_bytes, parcel->first,
                               parcel->byte_count / elem_bytes, parcel->packed);
-    if (parcel->staged.at == NULL) return CAIRN_OK;
-    return cairn_card_fill(target->card, target->ptr + parcel->first * elem_bytes,
-                           parcel->staged.at, parcel->byte_count, &why);
+    if (parcel->staged.at != NULL)
+        cairn_stage_land(parcel);
+    else
+        cairn_parcel_end(parcel, CAIRN_OK);
 }
 
 static void unpack(struct parcel *parcel)

@@ -42,9 +42,9 @@ struct parcel {
     uint8_t *packed; /* owned; of memory with strides, or behind a box */
     /* of a card's memory: its copy, for shards that do not take it from where it lies */
     struct staged staged;
-    uint64_t copy;              /* its number, of one that was not waited for (card.h); else 0 */
-    bool is_queued, is_ahead;   /* stage.c */
-    TAILQ_ENTRY(parcel) queued; /* among those of its owner */
+    uint64_t copy; /* its number, of one that was not waited for (card.h); else 0 */
+    bool is_queued, is_ahead, is_landed; /* stage.c */
+    TAILQ_ENTRY(parcel) queued; /* of a push among those of its owner; of a fetch, of its job */
     bool on_card;               /* `bytes` is memory of a card, and goes by reference */
     uint64_t first;             /* element of the piece */
     size_t byte_count;
@@ -78,7 +78,8 @@ cairn_status cairn_parcel_send(struct parcel *parcel, uint32_t via,
 /* Before and behind what a fetch receives: memory of its own where the caller's has strides, or is of a
  * card. */
 cairn_status cairn_parcel_open(struct parcel *parcel) CAIRN_MUST_CHECK;
-cairn_status cairn_parcel_arrived(struct parcel *parcel) CAIRN_MUST_CHECK;
+/* Ends it, or has it end when a card has it. */
+void cairn_parcel_arrived(struct parcel *parcel);
 /* The job's statistics of memory that parcels have of their own. */
 void cairn_parcel_count_packed(struct job *job, size_t more, size_t less);
 void cairn_parcel_loan(struct parcel *parcel);

@@ -17,6 +17,15 @@ static void unqueue(struct parcel *parcel)
     parcel->is_queued = false;
 }
 
+static void unland(struct parcel *parcel)
+{
+    if (!parcel->is_landed) return;
+    TAILQ_REMOVE(&parcel->job->landed.parcels, parcel, queued);
+    parcel->job->landed.count--;
+    parcel->op->landed--;
+    parcel->is_landed = false;
+}
+
 static void count_sent(struct parcel *parcel)
 {
     if (parcel->is_ahead) owner_of(parcel)->staging.ahead--;
@@ -44,8 +53,11 @@ static void unstage(struct parcel *parcel)
 void cairn_stage_end(struct parcel *parcel)
 {
     unqueue(parcel);
+    unland(parcel);
     unstage(parcel);
 }
+
+/* ---- what is pushed ---- */
 
 /* From where it lies if the shard knows it and takes it so; else as a copy on the card, if the shard has that
  * card, or in host memory: that is begun here. */
@@ -72,7 +84,7 @@ static cairn_status stage(struct parcel *parcel, const struct cairn_fabric_peer 
     parcel->bytes = parcel->staged.at;
     parcel->on_card = parcel->staged.on_card;
     return cairn_card_copy_begin(target->card, parcel->bytes, own, parcel->byte_count,
-                                 !parcel->on_card, &parcel->copy, why);
+                                 parcel->on_card ? CARD_WITHIN : CARD_TO_HOST, &parcel->copy, why);
 }
 
 void cairn_stage_queue(struct parcel *parcel)
@@ -119,4 +131,46 @@ cairn_status cairn_stage_place(struct parcel *parcel, const struct cairn_fabric_
         cairn_session_kick(parcel->job->session);
     }
     return status;
+}
+
+/* ---- what is fetched ---- */
+
+/* One wait is for all of them. */
+static void end_landed(struct job *job)
+{
+    struct parcel *parcel;
+    while ((parcel = TAILQ_FIRST(&job->landed.parcels)) != NULL) {
+        struct cairn_sentence why;
+        unland(parcel);
+        cairn_parcel_end(parcel, await_copy(parcel, &why));
+    }
+}
+
+void cairn_stage_land(struct parcel *parcel)
+{
+    struct job *job = parcel->job;
+    const struct target *target = parcel->target;
+    uint8_t *to = target->ptr + parcel->first * cairn_dtype_bytes(parcel->dtype);
+    struct cairn_sentence why;
+    // Those were begun before this one came: the wait is short.
+    if (job->landed.count >= CAIRN_STAGE_AHEAD) end_landed(job);
+    const cairn_status status = cairn_card_copy_begin(target->card, to, parcel->staged.at,
+                                                      parcel->byte_count, CARD_FROM_HOST,
+                                                      &parcel->copy, &why);
+    if (status != CAIRN_OK) {
+        cairn_parcel_end(parcel, status);
+        return;
+    }
+    TAILQ_INSERT_TAIL(&job->landed.parcels, parcel, queued);
+    job->landed.count++;
+    parcel->op->landed++;
+    parcel->is_landed = true;
+}
+
+void cairn_stage_settle(struct job *job)
+{
+    const struct parcel *parcel;
+    TAILQ_FOREACH (parcel, &job->landed.parcels, queued)
+        if (parcel->op->landed == parcel->op->holds) break;
+    if (parcel != NULL) end_landed(job);
 }

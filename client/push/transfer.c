@@ -71,9 +71,7 @@ static bool copy_here(struct parcel *parcel, struct body *body, uint64_t chunk,
     pthread_mutex_lock(&parcel->job->session->lock);
     cairn_mapped_count(parcel->job, parcel->byte_count);
     pthread_mutex_unlock(&parcel->job->session->lock);
-    const bool lands = parcel->target->card != NULL;
-    const cairn_status status = lands ? cairn_parcel_arrived(parcel) : CAIRN_OK;
-    cairn_parcel_end(parcel, status);
+    cairn_parcel_arrived(parcel);
     return true;
 }
 
@@ -210,7 +208,7 @@ static void on_received(void *arg, cairn_status status)
     if (parcel->answered) {
         // all of the job has failed
     } else if (whole) {
-        cairn_parcel_end(parcel, cairn_parcel_arrived(parcel));
+        cairn_parcel_arrived(parcel);
     } else if (lost) {
         cairn_asker_ask(&link->asker, &parcel->request);
     } else if (!cairn_asker_again(&link->asker, &parcel->request, CAIRN_ERR_CHECKSUM)) {

@@ -181,7 +181,7 @@ static bool copy_runs(const struct stitch_run *runs, size_t count, struct card *
         uint64_t copy;
         bytes = (size_t)(runs[i].end - runs[i].from);
         whole = cairn_card_copy_begin(card, to + runs[i].from, runs[i].copy->on_card + runs[i].at,
-                                      bytes, false, &copy, &why) == CAIRN_OK;
+                                      bytes, CARD_WITHIN, &copy, &why) == CAIRN_OK;
         if (whole && copy != 0) last = copy;
     }
     return cairn_card_copy_wait(card, last, &why) == CAIRN_OK && whole;

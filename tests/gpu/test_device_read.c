@@ -226,6 +226,53 @@ TEST(without_a_copy_on_the_card_they_come_by_the_host)
     cluster_stop(&cluster);
 }
 
+/* Of the first tensor: out of memory that shards show, or by messages. */
+static cairn_op *fetch_plane(const struct trainer *t, struct cairn_version version,
+                             const char *plane)
+{
+    cairn_op *op;
+    const struct cairn_mem mem = mem_of(t, (void *)(uintptr_t)t->values[0].at, CAIRN_F32);
+    good(cairn_fetch(t->job, version, model[0].name, plane, NULL, &mem, &op));
+    return op;
+}
+
+static const char *const planes[] = { "wire", "param" };
+
+/* By an event of the card's which is there from the beginning, up to eight chunks at a time, and those that
+ * are left when the last one has come. */
+TEST_EACH(chunks_that_come_by_the_host_make_no_events_and_are_waited_for_together, 0, 2)
+{
+    enum { CHUNKS = 25, AHEAD = 8 }; // of the tensor
+    if (emulated_cannot("how often a card is waited for")) return;
+    start("host");
+    card = emulated_open(NULL);
+    struct trainer t = open_trainer("card", true);
+    const struct cairn_version version = train(&t, 1);
+    good(cairn_wait(fetch_plane(&t, version, planes[_i]), WAIT_MS));
+    const uint64_t events = card.cairn_emulator_events(), waits = card.cairn_emulator_waits();
+    good(cairn_wait(fetch_plane(&t, version, planes[_i]), WAIT_MS));
+    ck_assert_uint_le(card.cairn_emulator_waits() - waits, (CHUNKS + AHEAD - 1) / AHEAD);
+    ck_assert_uint_eq(card.cairn_emulator_events() - events, 1); // the mark of a stream
+    ck_assert_uint_eq(stats(&t).packed_bytes, 0);
+    close_trainer(&t);
+    cluster_stop(&cluster);
+}
+
+TEST_EACH(a_fetch_that_the_card_does_not_copy_fails_with_a_sentence, 0, 2)
+{
+    if (emulated_cannot("a copy that fails")) return;
+    start("host");
+    card = emulated_open(NULL);
+    struct trainer t = open_trainer("card", true);
+    const struct cairn_version version = train(&t, 1);
+    emulated_set(&card, "ecc_at=12,quiet=1"); // while others are under way
+    ck_assert_int_eq(cairn_wait(fetch_plane(&t, version, planes[_i]), WAIT_MS), CAIRN_ERR_IO);
+    ck_assert_msg(strstr(cairn_error(), "tensor big") != NULL, "%s", cairn_error());
+    ck_assert_uint_eq(stats(&t).packed_bytes, 0);
+    cairn_close(t.session);
+    cluster_stop(&cluster);
+}
+
 /* ---- mapped on the card ---- */
 
 /* The unit's tensors on the card, and the same of the host. */
@@ -341,16 +388,9 @@ static struct CUstream_st *wait_on_a_stream(cairn_op *op)
     return stream;
 }
 
-static void fetch_param(const struct trainer *t, struct cairn_version version, cairn_op **op_out)
-{
-    const struct cairn_mem mem = mem_of(t, (void *)(uintptr_t)t->values[0].at, CAIRN_F32);
-    good(cairn_fetch(t->job, version, model[0].name, "param", NULL, &mem, op_out));
-}
-
 /* What shards show while a stream waits is read through the host, and where it lies later. */
 TEST(what_shards_show_while_a_stream_waits_is_mapped_when_none_does)
 {
-    cairn_op *op;
     if (emulated_cannot("a driver that holds up what maps memory")) return;
     start("cuda");
     card = emulated_open(NULL);
@@ -358,7 +398,7 @@ TEST(what_shards_show_while_a_stream_waits_is_mapped_when_none_does)
     const struct cairn_version version = train(&t, 1);
     await_card(&t, version);
     good(cairn_detach_memory(t.session, WAIT_MS));
-    fetch_param(&t, version, &op);
+    cairn_op *op = fetch_plane(&t, version, "param");
     struct CUstream_st *stream = wait_on_a_stream(op);
     good(cairn_attach_memory(t.session, WAIT_MS));
     ck_assert_int_eq(card.driver.cuStreamSynchronize(stream), 0);
@@ -387,7 +427,6 @@ static void await_unpublished(const struct trainer *t)
 /* The operation is one that ends with the session. */
 TEST(what_shards_leave_behind_while_a_stream_waits_is_unmapped_when_none_does)
 {
-    cairn_op *op;
     if (emulated_cannot("a driver that holds up what unmaps memory")) return;
     start("cuda");
     card = emulated_open(NULL);
@@ -396,7 +435,7 @@ TEST(what_shards_leave_behind_while_a_stream_waits_is_unmapped_when_none_does)
     await_card(&t, version);
     const uint64_t left = card.cairn_emulator_left();
     for (int i = 0; i < SHARDS; i++) ck_assert_int_eq(kill(cluster.shards[i], SIGSTOP), 0);
-    fetch_param(&t, version, &op);
+    cairn_op *op = fetch_plane(&t, version, "param");
     struct CUstream_st *stream = wait_on_a_stream(op);
     for (int i = 0; i < SHARDS; i++) cluster_kill_shard(&cluster, i);
     await_unpublished(&t);
@@ -421,7 +460,6 @@ static void *wake_shards(void *arg)
 /* Who maps a unit takes memory of the card for it, and is held up by the stream: the session is not. */
 TEST(a_unit_that_is_gathered_while_a_stream_waits_holds_up_its_caller_alone)
 {
-    cairn_op *op;
     pthread_t waker;
     struct cairn_view views[TENSORS];
     if (emulated_cannot("a driver that holds up what maps memory")) return;
@@ -431,7 +469,7 @@ TEST(a_unit_that_is_gathered_while_a_stream_waits_holds_up_its_caller_alone)
     const struct cairn_version version = train(&t, 1);
     await_card(&t, version);
     for (int i = 0; i < SHARDS; i++) ck_assert_int_eq(kill(cluster.shards[i], SIGSTOP), 0);
-    fetch_param(&t, version, &op);
+    cairn_op *op = fetch_plane(&t, version, "param");
     struct CUstream_st *stream = wait_on_a_stream(op);
     ck_assert_int_eq(pthread_create(&waker, NULL, wake_shards, NULL), 0);
     map(&t, version, "u", views);
