@@ -363,11 +363,13 @@ cairn_status cairn_memory_free(struct session *s, const void *ptr)
     const struct region *region = find(s, ptr, &at);
     const bool ours = region != NULL && region->base == ptr;
     const uint32_t loans = ours ? region->loans : 0;
-    const bool freed = ours && loans == 0, shown = freed && region->shown != NULL;
+    const bool freed = ours && loans == 0;
+    // By the session's thread: from the fabric before, and a card's when no stream waits.
+    const bool goes_later = freed && (region->shown != NULL || region->card.card != NULL);
     if (freed) *gone = (struct gone) { .next = s->memory.gone, .region = take_out(s, at) };
-    if (shown) s->memory.gone = gone;
+    if (goes_later) s->memory.gone = gone;
     pthread_mutex_unlock(&s->lock);
-    if (shown) {
+    if (goes_later) {
         cairn_session_kick(s);
         return CAIRN_OK;
     }

@@ -6,6 +6,7 @@
 
 #include "client/base/error.h"
 #include "client/device/door.h"
+#include "client/device/mutant.h"
 
 #define WORDS_BYTES 4096 /* pinned at a time */
 
@@ -128,7 +129,7 @@ static uint32_t changes;     /* of maps that are under way */
 bool cairn_card_change_begin(void)
 {
     pthread_mutex_lock(&words_lock);
-    const bool may = words_taken == 0;
+    const bool may = words_taken == 0 || MUTANT(1);
     changes += may;
     pthread_mutex_unlock(&words_lock);
     return may;
@@ -195,7 +196,7 @@ void cairn_card_make_words(struct card *card)
 static struct card_word *take_free(struct card *card)
 {
     pthread_mutex_lock(&words_lock);
-    while (changes > 0) pthread_cond_wait(&words_changed, &words_lock);
+    while (changes > 0 && !MUTANT(2)) pthread_cond_wait(&words_changed, &words_lock);
     struct card_word *word = card->words;
     if (word != NULL) card->words = word->next;
     words_taken += word != NULL;
@@ -227,7 +228,7 @@ void cairn_card_word_set(struct card_word *word)
     pthread_mutex_lock(&words_lock);
     word->next = card->words;
     card->words = word;
-    words_taken--;
+    words_taken -= !MUTANT(3);
     pthread_mutex_unlock(&words_lock);
 }
 

@@ -717,12 +717,14 @@ CAIRN_EXPORT cairn_status cairn_error_difference(size_t index,
  * not as much, or the process may not have it. The limit of a container is enforced by the kernel,
  * which may end a process there instead.
  * device: 0 = host; CAIRN_GPU(n): memory that shards on that GPU read in place, in units of 2
- * MiB. */
+ * MiB. A driver may let this call, as cairn_map_device, wait for the streams that wait there
+ * (cairn_stream_wait); the session goes on. */
 CAIRN_EXPORT cairn_status cairn_alloc(cairn_session *session, size_t bytes, int device,
                                       void **out) CAIRN_CHECKED;
 /* Gives memory of cairn_alloc back. CAIRN_ERR_BUSY: an operation has it on loan, and it stays.
  * CAIRN_ERR_INVALID: cairn_alloc did not give it. Before a GPU's memory is freed, nothing that is
- * queued on any stream may touch it any more; this call waits for no stream. */
+ * queued on any stream may touch it any more; this call waits for no stream, and the memory goes
+ * when no stream waits. */
 CAIRN_EXPORT cairn_status cairn_free(cairn_session *session, void *ptr) CAIRN_CHECKED;
 /* Announces that memory will be pushed and fetched to again and again. CAIRN_ERR_UNSUPPORTED,
  * always in this version: the memory is staged, and may be used without it. */

@@ -409,6 +409,31 @@ TEST(what_shards_show_while_a_stream_waits_is_mapped_when_none_does)
     cluster_stop(&cluster);
 }
 
+/* As of a driver that exports none. */
+TEST(memory_that_no_shard_knows_is_freed_while_a_stream_waits_and_goes_when_none_does)
+{
+    void *memory;
+    if (emulated_cannot("a driver that holds up what unmaps memory")) return;
+    start("host");
+    card = emulated_open(NULL);
+    struct trainer t = open_trainer("freed", true);
+    const struct cairn_version version = train(&t, 1);
+    emulated_set(&card, "export_fails=801,quiet=1");
+    good(cairn_alloc(t.session, ROOM, CAIRN_GPU(0), &memory));
+    const uint64_t left = card.cairn_emulator_left();
+    for (int i = 0; i < SHARDS; i++) ck_assert_int_eq(kill(cluster.shards[i], SIGSTOP), 0);
+    cairn_op *op = fetch_plane(&t, version, "param");
+    struct CUstream_st *stream = wait_on_a_stream(op);
+    good(cairn_free(t.session, memory));
+    for (int i = 0; i < SHARDS; i++) ck_assert_int_eq(kill(cluster.shards[i], SIGCONT), 0);
+    ck_assert_int_eq(card.driver.cuStreamSynchronize(stream), 0);
+    good(cairn_wait(op, WAIT_MS));
+    ck_assert_int_eq(card.driver.cuStreamDestroy(stream), 0);
+    await_less_left(left);
+    close_trainer(&t);
+    cluster_stop(&cluster);
+}
+
 /* The session's thread has heard that the shards are gone, with all that they published. */
 static void await_unpublished(const struct trainer *t)
 {
