@@ -608,6 +608,11 @@ static void capture(const struct CUstream_st *stream)
     emulated_set(&card, options);
 }
 
+static void signal_shards(int signal)
+{
+    for (int i = 0; i < SHARDS; i++) ck_assert_int_eq(kill(cluster.shards[i], signal), 0);
+}
+
 /* The emulated card aborts if a call of the library would end the capture. */
 TEST_EACH(a_capture_elsewhere_in_the_process_and_a_push_do_not_meet, HOST, FOREIGN + 1)
 {
@@ -622,6 +627,7 @@ TEST_EACH(a_capture_elsewhere_in_the_process_and_a_push_do_not_meet, HOST, FOREI
     const struct cairn_round round = trainer_begin(job);
     fill(&g, 0, 1);
     capture(captured);
+    signal_shards(SIGSTOP); // what is pushed is not over before a stream is to wait for it
     struct cairn_mem mem = mem_of(&g);
     good(cairn_push(job, &round, 0, "big", NULL, &mem, &op));
     if (_i != HOST) {
@@ -633,6 +639,7 @@ TEST_EACH(a_capture_elsewhere_in_the_process_and_a_push_do_not_meet, HOST, FOREI
                 "another one is");
     }
     refuses(cairn_stream_wait(op, captured), CAIRN_ERR_INVALID, "call this outside");
+    signal_shards(SIGCONT);
     good(cairn_wait(op, WAIT_MS));
     trainer_commit(job, &round, 1);
     capture(NULL);
