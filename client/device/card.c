@@ -105,6 +105,7 @@ static cairn_status open_context(struct card *card, struct cairn_sentence *why)
     if (result != CAIRN_CU_OK)
         return cairn_card_fail(result, CAIRN_ERR_IO, "the driver does not describe it", why);
     memcpy(card->uuid, uuid.bytes, sizeof card->uuid);
+    card->numa_node = cairn_driver_numa_node(driver, card->device);
     card->exports = has_memory != 0 && has_handles != 0;
     result = driver->cuDevicePrimaryCtxRetain(&card->context, card->device);
     if (result != CAIRN_CU_OK)

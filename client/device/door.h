@@ -10,6 +10,7 @@
 struct card {
     const struct cairn_driver *driver;
     int number, device;
+    int numa_node; /* that it is next to, and what is pinned for it is to be of (proto/base/numa.h) */
     uint8_t uuid[16];
     bool exports; /* it has memory that goes between processes as descriptors */
     struct CUctx_st *context;

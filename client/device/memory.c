@@ -2,6 +2,7 @@
 #include "client/base/error.h"
 #include "client/device/door.h"
 #include "gpu/cuda/vmm.h"
+#include "proto/base/numa.h"
 
 static int map(struct card_memory *memory, int device)
 {
@@ -214,6 +215,7 @@ cairn_status cairn_card_copy(struct card *card, void *to, const void *from, size
 bool cairn_card_pin(struct card *card, void *host, size_t bytes)
 {
     if (cairn_card_enter(card, NULL) != CAIRN_OK) return false;
+    cairn_numa_move(host, bytes, card->numa_node);
     const int result = card->driver->cuMemHostRegister(host, bytes,
                                                        CAIRN_CU_HOST_REGISTER_PORTABLE);
     cairn_card_leave(card);

@@ -7,6 +7,7 @@
 #include "client/base/error.h"
 #include "client/device/door.h"
 #include "client/device/mutant.h"
+#include "proto/base/numa.h"
 
 #define WORDS_BYTES 4096 /* pinned at a time */
 
@@ -155,6 +156,7 @@ static void *take_page(void)
 static int pin_page(const struct card *card, void **page, uint64_t *at_out)
 {
     const struct cairn_driver *driver = card->driver;
+    cairn_numa_move(*page, WORDS_BYTES, card->numa_node);
     int result = driver->cuMemHostRegister(
         *page, WORDS_BYTES, CAIRN_CU_HOST_REGISTER_PORTABLE | CAIRN_CU_HOST_REGISTER_DEVICEMAP);
     if (result != CAIRN_CU_OK) {

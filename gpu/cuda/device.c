@@ -13,7 +13,6 @@
 
 #define NAME_BYTES 64
 #define UUID_BYTES 48 /* "GPU-", 36 characters, NUL */
-#define PCI_BYTES  32 /* "0000:3B:00.0", NUL, and room for a longer domain */
 
 static void write_uuid(const struct cairn_cu_uuid *uuid, bool is_slice, char text[UUID_BYTES])
 {
@@ -74,14 +73,6 @@ static cairn_status find_number(struct cairn_cuda *cuda, const char *wanted, int
                           count);
     *number_out = (int)number;
     return CAIRN_OK;
-}
-
-static int numa_node(const struct cairn_cuda *cuda)
-{
-    char pci[PCI_BYTES];
-    if (cuda->driver.cuDeviceGetPCIBusId(pci, sizeof pci, cuda->device) != CAIRN_CU_OK)
-        return CAIRN_NUMA_NONE;
-    return cairn_numa_of_pci(pci);
 }
 
 static int attribute(const struct cairn_cuda *cuda, int which)
@@ -160,7 +151,7 @@ cairn_status cairn_cuda_find(struct cairn_cuda *cuda, const char *wanted,
     struct cairn_cu_uuid bytes;
     describe(&cuda->driver, cuda->device, name, uuid, &bytes);
     memcpy(info->uuid, bytes.bytes, sizeof info->uuid);
-    info->numa_node = numa_node(cuda);
+    info->numa_node = cairn_driver_numa_node(&cuda->driver, cuda->device);
     snprintf(info->device, sizeof info->device, "%s, %s", name, uuid);
     const int version = cuda->driver.version, toolkit = cairn_image().toolkit;
     snprintf(info->driver, sizeof info->driver, "CUDA driver %d.%d, image of %d.%d", version / 1000,

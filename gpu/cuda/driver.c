@@ -5,7 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/base/numa.h"
+
 #define NAME_OF_LIBRARY "CAIRN_CUDA_DRIVER"
+#define PCI_BYTES       32 /* "0000:3B:00.0", NUL, and room for a longer domain */
 
 int cairn_driver_stands_in(void)
 {
@@ -108,4 +111,11 @@ cairn_status cairn_driver_open(struct cairn_driver *driver_out, struct cairn_sen
     if (status == CAIRN_OK) status = begin(&driver, why);
     if (status == CAIRN_OK) *driver_out = driver;
     return status;
+}
+
+int cairn_driver_numa_node(const struct cairn_driver *driver, int device)
+{
+    char pci[PCI_BYTES];
+    if (driver->cuDeviceGetPCIBusId(pci, sizeof pci, device) != CAIRN_CU_OK) return CAIRN_NUMA_NONE;
+    return cairn_numa_of_pci(pci);
 }

@@ -198,6 +198,8 @@ struct cairn_driver {
  * CAIRN_ERR_UNSUPPORTED: it is too old, or lacks a call; CAIRN_ERR_IO: it does not begin. */
 CAIRN_MUST_CHECK cairn_status cairn_driver_open(struct cairn_driver *driver_out,
                                                 struct cairn_sentence *why);
+/* The node of memory that the device is next to (proto/base/numa.h); CAIRN_NUMA_NONE: not known. */
+int cairn_driver_numa_node(const struct cairn_driver *driver, int device);
 /* True if the environment names the library: one that stands in for a driver has the kernels itself. */
 int cairn_driver_stands_in(void);
 /* "CUDA_ERROR_OUT_OF_MEMORY", or the number if the driver does not know it. text: room for the number. */

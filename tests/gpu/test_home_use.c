@@ -1,10 +1,11 @@
-/* What a home on a card counts, has pinned of the host's memory, and warns of. */
+/* What a home on a card counts, has pinned of the host's memory, as a trainer has, and warns of. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "client/device/card.h"
 #include "gpu/home.h"
 #include "tests/support/emulated.h"
 #include "tests/support/made_up_sysfs.h"
@@ -203,6 +204,17 @@ TEST_EACH(whoever_shares_the_card_is_warned_of, 0, sizeof rows / sizeof *rows)
 
 static struct made_up_sysfs made;
 
+/* What a trainer pins: words that its streams wait for, which come with the card, and memory. */
+static void expect_client_pins_on(const struct emulated *emulated, int node, uint8_t *host)
+{
+    struct card *card;
+    ck_assert_int_eq(cairn_card_get(0, &card), CAIRN_OK);
+    ck_assert_int_eq(emulated->cairn_emulator_pinned_node(), node);
+    ck_assert(cairn_card_pin(card, host, BYTES));
+    ck_assert_int_eq(emulated->cairn_emulator_pinned_node(), node);
+    cairn_card_unpin(card, host);
+}
+
 /* What is pinned is to be of `node`: a stream's staging, and memory that was there before. */
 static void expect_pinned_on(int node)
 {
@@ -220,6 +232,10 @@ static void expect_pinned_on(int node)
     cairn_home_unpin(home, host, BYTES);
     cairn_home_stream_close(stream);
     cairn_home_close(home);
+    free(host);
+    host = aligned_alloc(PAGE, BYTES);
+    ck_assert_ptr_nonnull(host);
+    expect_client_pins_on(&card, node, host);
     free(host);
 }
 
