@@ -62,7 +62,7 @@ static void serve(void)
     job = scene.shard->jobs;
     used_before = scene.shard->memory.budget.used_bytes;
     copy_bytes = job->versions.copies[0].head.bytes + job->versions.copies[0].wire.bytes +
-                 (job->view->table.map.chunk_count + 1) * sizeof(uint64_t);
+                 (job->view->table.map.chunk_count + 1) * (sizeof(uint64_t) + 1);
 }
 
 static void leave(void)

@@ -4,6 +4,8 @@
 
 #include "server/shard/job/open.h"
 #include "server/shard/memory/area.h"
+#include "server/shard/read/bring.h"
+#include "server/shard/read/fetch.h"
 #include "server/shard/shard.h"
 
 #define PIECE_BYTES ((uint64_t)4 << 20) /* of a plane, an item */
@@ -14,10 +16,18 @@ static void forget_places(struct cairn_shard_job *job)
         cairn_release(job->shard, &area->to);
 }
 
-static void end(struct cairn_shard_job *job, cairn_status status, const struct cairn_sentence *why)
+/* What waited for that goes on. */
+static void rest(struct cairn_shard_job *job)
 {
     job->park.is_under_way = false;
-    if (job->state == CAIRN_JOB_SERVING) cairn_published_trim(job); // of leases that ended
+    if (job->state != CAIRN_JOB_SERVING) return;
+    cairn_published_trim(job); // of leases that ended
+    cairn_fetch_deferred(job);
+}
+
+static void end(struct cairn_shard_job *job, cairn_status status, const struct cairn_sentence *why)
+{
+    rest(job);
     if (status != CAIRN_OK)
         cairn_log_warn("job %s is not %s: %s", job->spec.name,
                        job->park.to_host ? "parked" : "taken back to the device", why->text);
@@ -117,8 +127,7 @@ static void settle(struct cairn_shard_job *job)
     job->memory.device = job->park.to_host ? 0 : cairn_shard_job_device_bytes(job, false);
     job->memory.state -= host_bytes;
     job->park.host_bytes -= host_bytes;
-    job->park.is_under_way = false;
-    if (job->state == CAIRN_JOB_SERVING) cairn_published_trim(job); // of leases that ended
+    rest(job);
     cairn_log_info("job %s is %s", job->spec.name,
                    job->park.to_host ? "parked: its state lies in host memory"
                                      : "back on its device");
@@ -230,8 +239,8 @@ static bool rests(const struct cairn_shard_job *job)
     const bool saves = job->planes.host_from != 0 && job->pins.list != NULL;
     return cairn_step_phase_of(job->collector.step) == CAIRN_STEP_IDLE &&
            cairn_step_slots_used(job->collector.step) == 0 && !job->pass.updating &&
-           job->pass.parts_left == 0 && !saves && job->puts.write == NULL &&
-           job->move.next == NULL && job->move.now == NULL;
+           job->pass.parts_left == 0 && !cairn_bring_works(job) && !saves &&
+           job->puts.write == NULL && job->move.next == NULL && job->move.now == NULL;
 }
 
 /* The coordinator that asked first went away meanwhile: this one is answered at the end. */

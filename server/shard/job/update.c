@@ -192,7 +192,7 @@ static void publish_from(struct cairn_works *works, const void *param,
     work->convert.src = param;
     work->convert.src_dtype = form->master;
     work->convert.elems = (size_t)place->elem_count;
-    published->checksums[chunk] = 0; // made when it is asked for
+    cairn_published_forget(published, chunk);
 }
 
 static void publish_chunk(struct cairn_works *works, const struct cairn_shard_job *job,
@@ -210,16 +210,6 @@ static bool host_follows(const struct cairn_shard_job *job, const struct cairn_p
 {
     return published->device.base != NULL &&
            (published->on_host || !job->view->forms[job->pass.table->extent_of[chunk]].trained);
-}
-
-static void fill_host(struct cairn_works *works, const struct cairn_shard_job *job,
-                      const struct cairn_published *published, uint32_t chunk)
-{
-    const struct cairn_chunk_place place = place_of(job, chunk);
-    const cairn_dtype wire = job->view->forms[job->pass.table->extent_of[chunk]].wire;
-    cairn_works_copy(works, cairn_published_host_at(published, chunk, place.local_elem),
-                     wire_of(published, chunk, &place),
-                     (size_t)place.elem_count * cairn_dtype_bytes((int)wire));
 }
 
 /* Updates pass frozen tensors by; after a write the older copies have to take them over once, and so has
@@ -241,7 +231,7 @@ static bool describe_write(struct cairn_run *run, uint32_t item, uint32_t stage,
     struct cairn_published *next = &job->versions.copies[job->versions.writing];
     const struct cairn_chunk_place place = place_of(job, chunk);
     if (stage > 0) {
-        fill_host(works, job, next, chunk);
+        cairn_published_fill(works, next, chunk);
         return false;
     }
     if (next->holds_params && !cairn_write_has(job, chunk)) return false;
@@ -260,7 +250,7 @@ static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage
     struct cairn_published *next = &job->versions.copies[job->versions.writing];
     const uint32_t trained = cairn_pass_trained(run, item), chunk = cairn_pass_chunk(run, item);
     if (stage > 0) {
-        fill_host(works, job, next, chunk);
+        cairn_published_fill(works, next, chunk);
         return false;
     }
     if (trained == CAIRN_PASS_NOT_TRAINED) return refresh_frozen(works, job, next, chunk);
@@ -287,7 +277,7 @@ static bool describe_update(struct cairn_run *run, uint32_t item, uint32_t stage
     };
     work->update.scalars = scalars;
     work->update.nonfinite = &job->pass.chunk_sums[trained].nonfinite;
-    next->checksums[chunk] = 0;
+    cairn_published_forget(next, chunk);
     return host_follows(job, next, chunk);
 }
 
@@ -371,7 +361,7 @@ void cairn_pass_update(struct cairn_shard_job *job, const struct cairn_decision 
     job->bytes.steps += !job->pass.update_writes;
     job->pass.updating = true;
     // The version that was there is gone from here on: without leases, the one before the newest.
-    cairn_published_begin(job, job->pass.update_writes);
+    cairn_published_begin(job);
     job->pass.update_waits = true;
     cairn_pass_copies_ended(job);
 }
@@ -395,7 +385,7 @@ static bool describe_republish(struct cairn_run *run, uint32_t item, uint32_t st
     const uint32_t chunk = cairn_pass_chunk(run, item);
     const struct cairn_chunk_place place = place_of(job, chunk);
     if (stage > 0) {
-        fill_host(works, job, next, chunk);
+        cairn_published_fill(works, next, chunk);
         return false;
     }
     publish_chunk(works, job, next, chunk, &place);
@@ -429,7 +419,7 @@ cairn_status cairn_pass_republish(struct cairn_shard_job *job,
         return cairn_fail(why, CAIRN_ERR_BUSY, "a version of job %s is being made", job->spec.name);
     job->pass.republished = done;
     job->pass.update_waits = true;
-    cairn_published_begin(job, false);
+    cairn_published_begin(job);
     cairn_pass_copies_ended(job);
     return CAIRN_OK;
 }
@@ -464,7 +454,7 @@ static bool describe_seal(struct cairn_run *run, uint32_t item, uint32_t stage,
         if (stage == 0)
             publish_chunk(works, job, copy, chunk, &place);
         else
-            fill_host(works, job, copy, chunk);
+            cairn_published_fill(works, copy, chunk);
     }
     return stage == 0 && job->versions.copies[0].device.base != NULL;
 }

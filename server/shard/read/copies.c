@@ -9,6 +9,8 @@
 #include "server/shard/shard.h"
 
 #define SETTLED_WRITES 8 /* in one view: then the layout is taken to stay */
+/* What a copy knows of a chunk: its checksum, and whether it was brought. */
+#define CHUNK_BYTES (sizeof(uint64_t) + sizeof(uint8_t))
 
 static const struct cairn_published NO_COPY = { .head = { .base = NULL } };
 
@@ -26,7 +28,7 @@ uint64_t cairn_copy_device_bytes(const struct cairn_published *copy)
 uint64_t cairn_copy_bytes(const struct cairn_shard_job *job)
 {
     return CAIRN_PUBLISHED_PAGE_BYTES + job->view->wire_bytes +
-           (job->view->table.map.chunk_count + 1) * sizeof(uint64_t);
+           (job->view->table.map.chunk_count + 1) * CHUNK_BYTES;
 }
 
 struct cairn_published_head *cairn_copy_head(const struct cairn_published *copy)
@@ -189,17 +191,35 @@ static cairn_status open_side(struct cairn_shard_job *job, struct cairn_publishe
     return may_lack && status == CAIRN_ERR_NO_MEMORY ? CAIRN_OK : status;
 }
 
+/* What is known of its chunks: nothing. */
+static cairn_status open_chunks(const struct cairn_shard_job *job, struct cairn_published *copy,
+                                struct cairn_sentence *why)
+{
+    const size_t count = (size_t)job->view->table.map.chunk_count + 1;
+    uint64_t *checksums = calloc(count, sizeof *checksums);
+    uint8_t *brought = calloc(count, sizeof *brought);
+    if (checksums == NULL || brought == NULL) {
+        free(checksums);
+        free(brought);
+        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the checksums of a version");
+    }
+    free(copy->checksums);
+    free(copy->brought);
+    copy->checksums = checksums;
+    copy->brought = brought;
+    return CAIRN_OK;
+}
+
 cairn_status cairn_copy_open(struct cairn_shard_job *job, uint32_t index,
                              struct cairn_sentence *why)
 {
     struct cairn_published *copy = &job->versions.copies[index];
     const uint64_t wire_bytes = job->view->wire_bytes;
     *copy = NO_COPY;
-    copy->checksums = calloc((size_t)job->view->table.map.chunk_count + 1, sizeof *copy->checksums);
-    if (copy->checksums == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the checksums of a version");
+    cairn_status status = open_chunks(job, copy, why);
+    if (status != CAIRN_OK) return status;
     copy->view = cairn_shard_view_ref(job->view);
-    cairn_status status = open_head(job, copy, why);
+    status = open_head(job, copy, why);
     if (status == CAIRN_OK) status = size_wire(job, copy, why);
     if (status == CAIRN_OK && !job->planes.parked && !job->park.is_under_way)
         status = open_side(job, copy, cairn_copy_count(job), wire_bytes, why);
@@ -212,6 +232,7 @@ cairn_status cairn_copy_open(struct cairn_shard_job *job, uint32_t index,
     cairn_arena_close(&copy->head);
     cairn_arena_close(&copy->wire);
     free(copy->checksums);
+    free(copy->brought);
     cairn_shard_view_unref(copy->view);
     *copy = NO_COPY;
     return status;
@@ -226,6 +247,7 @@ void cairn_copy_close(const struct cairn_shard_job *job, struct cairn_published 
     cairn_release(job->shard, &copy->wire);
     cairn_release(job->shard, &copy->device);
     free(copy->checksums);
+    free(copy->brought);
     cairn_shard_view_unref(copy->view);
     *copy = NO_COPY;
 }
@@ -255,11 +277,8 @@ cairn_status cairn_copy_follow(struct cairn_shard_job *job, struct cairn_publish
         copy->settled++;
         if (!is_too_large(copy)) return CAIRN_OK;
     }
-    uint64_t *checksums = calloc((size_t)job->view->table.map.chunk_count + 1, sizeof *checksums);
-    if (checksums == NULL)
-        return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the checksums of a version");
-    free(copy->checksums);
-    copy->checksums = checksums;
+    cairn_status status = open_chunks(job, copy, why);
+    if (status != CAIRN_OK) return status;
     copy->readable = copy->holds_params = false;
     copy->stale = true;
     // Whoever has it mapped keeps the old head, which says for good that it is no version.
@@ -267,7 +286,7 @@ cairn_status cairn_copy_follow(struct cairn_shard_job *job, struct cairn_publish
     cairn_arena_unshare(&copy->head, false);
     cairn_arena_unshare(&copy->wire, false);
     cairn_arena_close(&copy->head);
-    cairn_status status = size_wire(job, copy, why);
+    status = size_wire(job, copy, why);
     if (status == CAIRN_OK) status = follow_device(job, copy, why);
     if (status == CAIRN_OK) status = open_head(job, copy, why);
     if (status != CAIRN_OK) return status;

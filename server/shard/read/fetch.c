@@ -4,6 +4,9 @@
  * that are leased; the other planes at the newest only, and while they are being updated a fetch of them
  * waits.
  *
+ * A version that lies on a card is sent from host memory, where its chunks come when they are asked for
+ * (bring.h).
+ *
  * A worker is sent published chunks right out of their copy (`lent`), which is not written while it is
  * being sent. Copies are written two updates later, and a worker that stops is one that the round waits
  * for, until the coordinator has it leave: its endpoint is cut then, and what was lent is back. Nobody
@@ -14,6 +17,7 @@
 #include <assert.h>
 #include <string.h>
 
+#include "server/shard/read/bring.h"
 #include "server/shard/read/fetch.h"
 #include "server/shard/shard.h"
 
@@ -25,8 +29,8 @@ struct source {
     cairn_dtype dtype;
     /* borrowed: the whole chunk's, 0 = nobody has asked for it yet; NULL: not kept */
     uint64_t *checksum;
-    /* the copy, if the chunk is in its host memory; or NULL */
-    const struct cairn_published *published;
+    const struct cairn_published *published; /* the copy in whose host memory it is; or NULL */
+    uint64_t chunk;                          /* of it */
     bool is_given; /* it stays as it is as long as it is being sent: job->move */
 };
 
@@ -82,18 +86,21 @@ static cairn_status find_place(const struct cairn_member *member,
     return CAIRN_ERR_MALFORMED;
 }
 
-static cairn_status judge_wire(const struct place *place, struct source *source_out)
+/* Of a job that moves between a card and the host nothing more is brought until it has moved. */
+static cairn_status judge_wire(const struct cairn_shard_job *job, const struct place *place,
+                               struct source *source_out)
 {
     const struct cairn_published *published = place->published;
     const struct cairn_shard_view *view = place->view;
     const cairn_dtype dtype = view->forms[view->table.extent_of[place->chunk]].wire;
+    if (job->park.is_under_way && !cairn_bring_has(published, place->chunk)) return CAIRN_ERR_BUSY;
     *source_out = (struct source) {
-        .bytes = (published->on_host ? cairn_published_host_at : cairn_published_at)(
-            published, place->chunk, place->at.local_elem),
+        .bytes = cairn_published_host_at(published, place->chunk, place->at.local_elem),
         .byte_count = (size_t)place->at.elem_count * cairn_dtype_bytes((int)dtype),
         .dtype = dtype,
         .checksum = &published->checksums[place->chunk],
-        .published = published->on_host ? published : NULL,
+        .published = published,
+        .chunk = place->chunk,
     };
     return CAIRN_OK;
 }
@@ -130,14 +137,14 @@ static cairn_status judge_state(const struct cairn_member *member,
     return CAIRN_OK;
 }
 
-/* What to read, judged without side effects. CAIRN_ERR_BUSY: it is being updated, wait. */
+/* What to read, judged without side effects. CAIRN_ERR_BUSY: it is being updated, or moved, wait. */
 static cairn_status judge_fetch(const struct cairn_member *member,
                                 const struct cairn_chunk_header *header, struct source *source_out)
 {
     struct place place;
     const cairn_status status = find_place(member, header, &place);
     if (status != CAIRN_OK) return status;
-    return place.published != NULL ? judge_wire(&place, source_out)
+    return place.published != NULL ? judge_wire(member->job, &place, source_out)
                                    : judge_state(member, header, &place, source_out);
 }
 
@@ -299,14 +306,18 @@ static void send_data(struct cairn_member *member, struct cairn_reply *reply,
     cairn_reply_end(reply);
 }
 
-/* Answers, or defers, or refuses. */
+/* Answers, or has it brought, or defers, or refuses. */
 static void answer(struct cairn_member *member, struct cairn_reply *reply)
 {
     struct cairn_shard_job *job = reply->job;
     struct source source = { .byte_count = 0 };
     cairn_status status = judge_fetch(member, &reply->header, &source);
-    if (status == CAIRN_OK) {
+    const bool is_there = source.published == NULL ||
+                          cairn_bring_has(source.published, source.chunk);
+    if (status == CAIRN_OK && is_there) {
         send_data(member, reply, &source);
+    } else if (status == CAIRN_OK) {
+        cairn_bring(reply, source.published, source.chunk);
     } else if (status == CAIRN_ERR_BUSY) {
         reply->next = job->replies.deferred;
         job->replies.deferred = reply;
@@ -391,4 +402,23 @@ void cairn_fetch_deferred(struct cairn_shard_job *job)
             answer(member, reply);
     }
     cairn_shard_job_settle(job);
+}
+
+/* The version may be one that cannot be asked for any more: the copy has it as long as this takes. */
+void cairn_fetch_brought(struct cairn_reply *reply, cairn_status status)
+{
+    const struct cairn_shard_job *job = reply->job;
+    struct cairn_member *member = cairn_member_find(job, reply->header.member);
+    const struct cairn_shard_view *view = reply->from->view;
+    const struct place place = { reply->from, view, reply->chunk,
+                                 cairn_shard_map_chunk(&view->table.map, reply->chunk) };
+    struct source source;
+    if (status == CAIRN_OK && job->state != CAIRN_JOB_SERVING) status = CAIRN_ERR_NOT_READY;
+    if (status == CAIRN_OK) status = judge_wire(job, &place, &source);
+    if (status == CAIRN_OK && member != NULL) {
+        send_data(member, reply, &source);
+        return;
+    }
+    if (member != NULL) cairn_member_refuse(member, &reply->header, CAIRN_ERR_NOT_READY);
+    cairn_reply_end(reply);
 }

@@ -7,7 +7,9 @@
 #include <string.h>
 
 #include "proto/geometry/published.h"
+#include "server/shard/read/bring.h"
 #include "server/shard/read/copies.h"
+#include "server/shard/read/mutant.h"
 #include "server/shard/shard.h"
 
 cairn_status cairn_published_open(struct cairn_shard_job *job, struct cairn_sentence *why)
@@ -77,6 +79,23 @@ uint8_t *cairn_published_host_at(const struct cairn_published *copy, uint64_t ch
     return copy->wire.base + offset_of(copy->view, chunk, local_elem);
 }
 
+void cairn_published_forget(struct cairn_published *copy, uint64_t chunk)
+{
+    copy->checksums[chunk] = 0; // made when it is asked for
+    if (!MUTANT(2)) copy->brought[chunk] = CAIRN_BROUGHT_NOT;
+}
+
+void cairn_published_fill(struct cairn_works *works, const struct cairn_published *copy,
+                          uint64_t chunk)
+{
+    const struct cairn_shard_view *view = copy->view;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&view->table.map, chunk);
+    const cairn_dtype wire = view->forms[view->table.extent_of[chunk]].wire;
+    cairn_works_copy(works, cairn_published_host_at(copy, chunk, place.local_elem),
+                     cairn_published_at(copy, chunk, place.local_elem),
+                     (size_t)place.elem_count * cairn_dtype_bytes((int)wire));
+}
+
 /* Of two copies of a leased version, that of the later layout is kept. */
 static bool is_leased(const struct cairn_shard_job *job, const struct cairn_published *copy)
 {
@@ -109,37 +128,40 @@ static uint32_t oldest_spare(const struct cairn_shard_job *job)
     return best;
 }
 
-/* Somebody reads published copies in host memory, or may: who is of another host, or uses no card or another
- * one. */
-static bool host_is_read(const struct cairn_shard_job *job)
+/* It reads published copies in host memory without asking: of this host, and with no card or another one.
+ * Shards that ask for others map nothing. */
+static bool maps_host(const struct cairn_member *member, const uint8_t *uuid)
+{
+    return member->peer != NULL && !member->is_relay && !member->is_mover &&
+           strcmp(cairn_fabric_peer_path(member->peer), "mapped") == 0 &&
+           !cairn_fabric_peer_imports(member->peer, uuid);
+}
+
+static bool host_is_mapped(const struct cairn_shard_job *job)
 {
     const uint8_t *uuid = cairn_home_info(job->compute->home)->uuid;
-    for (size_t i = 0; i < job->members.capacity; i++) {
-        const struct cairn_member *member = job->members.list[i];
-        if (member != NULL &&
-            (member->peer == NULL || !cairn_fabric_peer_imports(member->peer, uuid)))
-            return true;
-    }
+    for (size_t i = 0; i < job->members.capacity; i++)
+        if (job->members.list[i] != NULL && maps_host(job->members.list[i], uuid)) return true;
     return false;
 }
 
 /* What it has of parameters no version since has changed: writes of moments do not. */
 static bool holds_params(const struct cairn_shard_job *job, const struct cairn_published *copy)
 {
-    return job->versions.knows_param && copy->readable && copy->on_host && !copy->stale &&
-           copy->view == job->view &&
+    return job->versions.knows_param && copy->readable && !copy->stale && copy->view == job->view &&
            cairn_version_compare(copy->version, job->versions.param) >= 0;
 }
 
-void cairn_published_begin(struct cairn_shard_job *job, bool on_host)
+void cairn_published_begin(struct cairn_shard_job *job)
 {
     const uint32_t index = oldest_spare(job);
     assert(job->versions.writing == CAIRN_PUBLISHED_NONE && index < CAIRN_SHARD_PUBLISHED_MAX);
     struct cairn_published *copy = &job->versions.copies[index];
+    const bool on_host = copy->device.base == NULL || host_is_mapped(job);
     job->versions.writing = index;
-    copy->holds_params = holds_params(job, copy);
+    copy->holds_params = holds_params(job, copy) && (copy->on_host || !on_host);
     copy->readable = false;
-    copy->on_host = on_host || copy->device.base == NULL || host_is_read(job);
+    copy->on_host = on_host;
     cairn_published_write_begin(cairn_copy_head(copy));
 }
 

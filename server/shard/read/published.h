@@ -29,6 +29,7 @@ struct cairn_member;
 struct cairn_shard;
 struct cairn_shard_job;
 struct cairn_shard_view;
+struct cairn_works;
 
 /* A published copy, or room for one. */
 struct cairn_published {
@@ -37,9 +38,11 @@ struct cairn_published {
     struct cairn_arena head, wire;
     /* the same as `wire` where the planes lie, which is written first; of a job that is wholly on a device */
     struct cairn_arena device;
-    /* `wire` has the version, too. If all members read the card it is left out, and what is asked for by
-     * others comes from the card; of frozen tensors it has it always */
+    /* `wire` has all of the version, too. It is left out if nobody maps it there; then it has of it what was
+     * asked for (bring.h), and frozen tensors always */
     bool on_host;
+    /* owned: [view->table.map.chunk_count] of enum cairn_brought, unless on_host; NULL with checksums */
+    uint8_t *brought;
     /* owned: [view->table.map.chunk_count] 0 = not asked for yet; NULL: there is no copy here */
     uint64_t *checksums;
     struct cairn_shard_view
@@ -50,7 +53,8 @@ struct cairn_published {
     uint32_t settled;    /* how often it was written in its view */
     bool readable;       /* false before it is first written, and while it is being written */
     bool stale;          /* its frozen tensors are not those of the newest */
-    /* to workers, right out of it: until they end it is neither written nor closed */
+    /* to workers, right out of it, and chunks that are brought to `wire`: until they end it is neither
+     * written nor closed */
     uint32_t sends;
 };
 
@@ -91,9 +95,15 @@ uint8_t *cairn_published_at(const struct cairn_published *copy, uint64_t chunk,
                             uint64_t local_elem);
 uint8_t *cairn_published_host_at(const struct cairn_published *copy, uint64_t chunk,
                                  uint64_t local_elem);
+/* The chunk is about to be written: what was known of it, and its side in host memory, are of before. Any
+ * thread that writes it. */
+void cairn_published_forget(struct cairn_published *copy, uint64_t chunk);
+/* Brings a chunk of the side on the device to the one in host memory. Any thread. */
+void cairn_published_fill(struct cairn_works *works, const struct cairn_published *copy,
+                          uint64_t chunk);
 /* Chooses the copy to write: what it had cannot be read any more from here on. It may be written when nothing
- * of it is being sent any more, and it was made ready. `on_host`: in host memory in any case. */
-void cairn_published_begin(struct cairn_shard_job *job, bool on_host);
+ * of it is being sent any more, and it was made ready. */
+void cairn_published_begin(struct cairn_shard_job *job);
 /* Makes the copy ready that was chosen: by the job's view. CAIRN_ERR_NO_MEMORY: it cannot be written. */
 CAIRN_MUST_CHECK cairn_status cairn_published_ready(struct cairn_shard_job *job,
                                                     struct cairn_sentence *why);
@@ -115,7 +125,7 @@ CAIRN_MUST_CHECK cairn_status cairn_published_open_device(struct cairn_shard_job
 /* What had to be copied is: the copies have the host's side alone, or both, from here on. */
 void cairn_published_park(struct cairn_shard_job *job);
 void cairn_published_unpark(struct cairn_shard_job *job);
-/* A send right out of it began, or ended: then it may be closed. */
+/* A send right out of it, or a copy within it, began, or ended: then it may be closed. */
 void cairn_published_lend(struct cairn_shard_job *job, const struct cairn_published *copy);
 void cairn_published_return(struct cairn_shard_job *job, const struct cairn_published *copy);
 /* The version that was written last changed parameters here. */

@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "server/shard/read/bring.h"
 #include "server/shard/shard.h"
 
 /* ---- memory ---- */
@@ -155,6 +156,7 @@ void cairn_reply_end(struct cairn_reply *reply)
 
 void cairn_replies_release(struct cairn_shard_job *job)
 {
+    if (job->shard->closing) cairn_bring_drop(job);
     while (job->replies.deferred != NULL) {
         struct cairn_reply *reply = job->replies.deferred;
         job->replies.deferred = reply->next;

@@ -10,6 +10,7 @@
 #include "proto/wire/chunk.h"
 #include "proto/wire/tiles.h"
 #include "server/shard/base/bytes.h"
+#include "server/shard/base/compute.h"
 
 struct cairn_member;
 struct cairn_published;
@@ -26,14 +27,18 @@ struct cairn_reply {
     const struct cairn_published *lent; /* the copy that is sent out of; NULL: `bytes` are sent */
     bool is_given; /* it is sent right out of the planes, to a shard that takes it (move/) */
     uint8_t box_bytes[CAIRN_BOX_BYTES_MAX]; /* the encoded box, being received */
-    struct cairn_reply *next;               /* in replies.deferred or replies.free */
+    struct cairn_run bring;                 /* bring.h: for all who wait for the chunk */
+    const struct cairn_published *from;     /* in replies.coming: the copy */
+    uint64_t chunk;                         /* of it */
+    struct cairn_reply *next;               /* in one of the lists of struct cairn_replies */
     uint8_t bytes[];                        /* owned: [job->replies.bytes] */
 };
 
 struct cairn_replies {
     size_t bytes;                 /* of the largest chunk: what a reply has room for */
     struct cairn_reply *free;     /* owned: those that no worker keeps and no fetch uses */
-    struct cairn_reply *deferred; /* those that wait for the UPDATE at hand */
+    struct cairn_reply *deferred; /* those that wait for the UPDATE at hand, or the end of park.h */
+    struct cairn_reply *coming;   /* those that wait for a chunk which is brought: bring.h */
     uint32_t away;                /* kept for workers that left, and still being sent */
     bool is_short;                /* there was no room for one more, and the log has said so */
 };

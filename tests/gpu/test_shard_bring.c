@@ -1,0 +1,288 @@
+/* What is published on a card comes to host memory as it is asked for, and not with every update: a shard
+ * whose state lies on the emulated card, with members that map nothing. */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/shard/job/members.h"
+#include "server/shard/read/bring.h"
+#include "tests/support/emulated.h"
+#include "tests/support/shard_model.h"
+#include "tests/support/suite.h"
+
+enum { READER = 3, MODELS = 4 };
+
+static struct scene scene;
+static struct emulated card;
+static struct model now, then[MODELS]; /* then[s]: as it was at step s */
+
+/* Two workers and a reader, at version 1.0; then so many steps. */
+static void open_scene(const char *kind, uint64_t steps)
+{
+    card = emulated_open("quiet=1");
+    ck_assert_int_eq(setenv("CAIRN_TEST_BACKEND", "cuda", 1), 0);
+    scene_open(&scene, kind, 1, 0);
+    scene_serve(&scene, 2, 1);
+    scene_join(&scene, READER, CAIRN_ROLE_WIRE_READER);
+    model_open(&now, &scene);
+    model_copy(&then[0], &now);
+    for (uint64_t step = 0; step < steps; step++) {
+        model_round(&now, &scene, step + 1, step);
+        model_copy(&then[step + 1], &now);
+    }
+}
+
+static void close_scene(void)
+{
+    model_close(&now);
+    for (int i = 0; i < MODELS; i++) model_close(&then[i]);
+    scene_close(&scene);
+}
+
+static struct cairn_shard_job *the_job(void)
+{
+    return scene.shard->jobs;
+}
+
+static uint64_t copied_out(void)
+{
+    return cairn_home_use(scene.shard->device.home).bytes_out;
+}
+
+/* The first chunk of a trained tensor. */
+static uint64_t chunk_of(uint32_t tensor)
+{
+    uint64_t chunk = 0;
+    while (cairn_shard_map_chunk(&scene.map, chunk).tensor != tensor) chunk++;
+    return chunk;
+}
+
+static size_t bytes_of(uint64_t chunk)
+{
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, chunk);
+    size_t bytes;
+    (void)model_bytes(&now, CAIRN_PLANE_WIRE, &place, &bytes);
+    return bytes;
+}
+
+static void ask(uint64_t member, uint64_t chunk, uint64_t step)
+{
+    struct cairn_chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, member, chunk);
+    fetch.plane = CAIRN_PLANE_WIRE;
+    fetch.generation = 1;
+    fetch.step = step;
+    scene_send(&scene, &fetch, NULL, 0);
+}
+
+static void expect_bits(const struct scene_note *data, uint64_t chunk, uint64_t step)
+{
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&scene.map, chunk);
+    size_t bytes;
+    const void *wanted = model_bytes(&then[step], CAIRN_PLANE_WIRE, &place, &bytes);
+    ck_assert_uint_eq(data->header.step, step);
+    ck_assert_uint_eq(data->header.first_leaf, place.first_leaf);
+    ck_assert_uint_eq(data->header.payload_bytes, bytes);
+    ck_assert_mem_eq(data->payload, wanted, bytes);
+}
+
+static void expect_data(uint64_t chunk, uint64_t step)
+{
+    expect_bits(scene_note(&scene, CAIRN_CHUNK_DATA), chunk, step);
+}
+
+/* What is copied to the host for it. */
+static uint64_t fetch(uint64_t member, uint64_t chunk, uint64_t step)
+{
+    const uint64_t before = copied_out();
+    ask(member, chunk, step);
+    expect_data(chunk, step);
+    return copied_out() - before;
+}
+
+/* Until so many have asked for what the card, where nothing runs now, does not bring. */
+static void expect_coming(uint32_t count)
+{
+    for (uint32_t coming = 0; coming < count;) {
+        uv_run(&scene.loop, UV_RUN_ONCE);
+        ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 0);
+        coming = 0;
+        for (struct cairn_reply *r = the_job()->replies.coming; r != NULL; r = r->next) coming++;
+    }
+}
+
+static const char *const kinds[] = { "mem", "ucx" };
+
+TEST_EACH(a_step_copies_to_the_host_what_is_asked_for_of_its_version_each_chunk_once, 0, 2)
+{
+    uint64_t trained = 0;
+    open_scene(kinds[_i], 2);
+    const uint64_t first = chunk_of(T_WEIGHT), before = copied_out();
+    for (uint64_t c = 0; c < scene.map.chunk_count; c++)
+        if (cairn_shard_map_chunk(&scene.map, c).tensor != T_FROZEN) trained += bytes_of(c);
+    model_round(&now, &scene, 3, 2);
+    model_copy(&then[3], &now);
+    ck_assert_uint_lt(copied_out() - before, trained / 4); // sums, and counts
+    ck_assert_uint_eq(fetch(READER, first, 3), bytes_of(first));
+    for (uint64_t member = 1; member <= READER; member++)
+        ck_assert_uint_eq(fetch(member, first, 3), 0);
+    uint64_t copied = bytes_of(first);
+    for (uint64_t c = 0; c < scene.map.chunk_count; c++) copied += fetch(1 + c % READER, c, 3);
+    ck_assert_uint_eq(copied, trained);
+    copied = 0;
+    for (uint64_t c = 0; c < scene.map.chunk_count; c++) copied += fetch(READER, c, 2);
+    ck_assert_uint_eq(copied, trained); // of the version before, likewise
+    close_scene();
+}
+
+TEST(who_asks_for_a_chunk_that_is_on_its_way_waits_for_that_copy)
+{
+    open_scene("mem", 1);
+    const uint64_t chunk = chunk_of(T_EMB), before = copied_out();
+    emulated_set(&card, "stuck=1");
+    for (uint64_t member = 1; member <= READER; member++) ask(member, chunk, 1);
+    ask(READER, chunk_of(T_FROZEN), 1); // which is there: nothing keeps it
+    expect_data(chunk_of(T_FROZEN), 1);
+    expect_coming(READER);
+    ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 0);
+    emulated_set(&card, "stuck=0");
+    for (uint64_t member = 1; member <= READER; member++) expect_data(chunk, 1);
+    ck_assert_uint_eq(copied_out() - before, bytes_of(chunk));
+    close_scene();
+}
+
+TEST(what_was_asked_for_in_time_is_answered_and_the_update_over_it_waits)
+{
+    struct cairn_group_scalars scalars[2];
+    open_scene("mem", 2);
+    const uint64_t gone = chunk_of(T_WEIGHT), newest = chunk_of(T_EMB);
+    model_push_round(&scene, 3, 2);
+    (void)scene_hear(&scene, CAIRN_MSG_REDUCED);
+    emulated_set(&card, "stuck=1");
+    ask(READER, gone, 1);
+    expect_coming(1);
+    model_update(&now, 3, 2, scalars);
+    model_copy(&then[3], &now);
+    model_say_apply(&scene, 3, 2, CAIRN_MSG_DECIDE, scalars);
+    while (!the_job()->pass.updating) uv_run(&scene.loop, UV_RUN_ONCE);
+    ck_assert(the_job()->pass.update_waits);
+    ask(READER, gone + 1, 1); // too late
+    ck_assert_int_eq((int)scene_note(&scene, CAIRN_CHUNK_NAK)->header.value,
+                     CAIRN_ERR_VERSION_GONE);
+    ask(READER, newest, 2); // beside the update
+    expect_coming(2);
+    emulated_set(&card, "stuck=0");
+    for (int i = 0; i < 2; i++) { // in any order
+        const struct scene_note *data = scene_note(&scene, CAIRN_CHUNK_DATA);
+        expect_bits(data, data->header.step == 1 ? gone : newest, data->header.step);
+    }
+    (void)scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+    for (uint64_t c = 0; c < scene.map.chunk_count; c++) (void)fetch(READER, c, 3);
+    close_scene();
+}
+
+TEST(a_copy_that_fails_is_told_and_not_served_and_the_job_is_stopped)
+{
+    open_scene("mem", 1);
+    emulated_set(&card, "stuck=1");
+    ask(READER, chunk_of(T_WEIGHT), 1);
+    ask(1, chunk_of(T_WEIGHT), 1);
+    expect_coming(2);
+    emulated_set(&card, "ecc_at=1");
+    emulated_set(&card, "stuck=0");
+    for (int i = 0; i < 2; i++)
+        ck_assert_int_eq((int)scene_note(&scene, CAIRN_CHUNK_NAK)->header.value,
+                         CAIRN_ERR_NOT_READY);
+    const Cairn__Error *error = (const Cairn__Error *)scene_hear(&scene, CAIRN_MSG_ERROR).message;
+    ck_assert_msg(strstr(error->text, "ECC") != NULL, "%s", error->text);
+    ck_assert_int_eq(the_job()->state, CAIRN_JOB_FAULTED);
+    ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 0);
+    close_scene();
+}
+
+static const uint64_t leaving[] = { READER, 2 };
+
+TEST_EACH(a_member_that_leaves_meanwhile_gives_its_reply_back, 0, 2)
+{
+    open_scene("mem", 1);
+    const uint64_t chunk = chunk_of(T_WEIGHT);
+    const struct cairn_budget *budget = &scene.shard->memory.budget;
+    (void)fetch(1, chunk_of(T_BIAS), 1);
+    const uint64_t used = budget->used_bytes;
+    emulated_set(&card, "copy_rate=100K"); // some 100 ms
+    ask(leaving[_i], chunk, 1);
+    ask(1, chunk, 1);
+    expect_coming(2);
+    cairn_member_leave(the_job(), leaving[_i]);
+    ck_assert(cairn_bring_works(the_job()));
+    expect_data(chunk, 1);
+    scene_settle(&scene);
+    ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 0);
+    if (leaving[_i] == READER) // who keeps none: the job does
+        ck_assert_uint_eq(budget->used_bytes, used + cairn_reply_bytes(the_job()->replies.bytes));
+    else
+        ck_assert_uint_lt(budget->used_bytes, used);
+    close_scene();
+}
+
+TEST(a_job_that_is_dropped_meanwhile_is_freed_when_the_copy_has_ended)
+{
+    Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
+    open_scene("mem", 1);
+    emulated_set(&card, "stuck=1");
+    ask(READER, chunk_of(T_WEIGHT), 1);
+    ask(1, chunk_of(T_WEIGHT), 1);
+    expect_coming(1);
+    drop.job = SCENE_JOB;
+    scene_say(&scene, CAIRN_MSG_JOB_DROP, 11, &drop.base);
+    while (the_job()->state != CAIRN_JOB_LEAVING) uv_run(&scene.loop, UV_RUN_ONCE);
+    emulated_set(&card, "stuck=0");
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 11);
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, 0);
+    close_scene();
+}
+
+TEST(a_shard_that_is_closed_meanwhile_leaves_nothing)
+{
+    open_scene("mem", 1);
+    emulated_set(&card, "copy_rate=1M"); // some ms
+    ask(READER, chunk_of(T_WEIGHT), 1);
+    ask(1, chunk_of(T_WEIGHT), 1);
+    expect_coming(1);
+    close_scene();
+}
+
+static void say_park(void)
+{
+    Cairn__PartPark park = CAIRN__PART_PARK__INIT;
+    park.job = SCENE_JOB;
+    park.parked = true;
+    scene_say(&scene, CAIRN_MSG_PART_PARK, 9, &park.base);
+}
+
+TEST(a_job_is_not_parked_while_a_chunk_comes_and_while_it_is_parked_none_comes)
+{
+    open_scene("mem", 2);
+    emulated_set(&card, "stuck=1");
+    ask(READER, chunk_of(T_WEIGHT), 2);
+    expect_coming(1);
+    say_park();
+    const Cairn__Error *error = (const Cairn__Error *)scene_hear(&scene, CAIRN_MSG_ERROR).message;
+    ck_assert_int_eq((int)error->status, CAIRN_ERR_BUSY);
+    emulated_set(&card, "stuck=0");
+    expect_data(chunk_of(T_WEIGHT), 2);
+    scene_settle(&scene);
+    emulated_set(&card, "stuck=1");
+    say_park();
+    while (!the_job()->park.is_under_way) uv_run(&scene.loop, UV_RUN_ONCE);
+    (void)fetch(READER, chunk_of(T_WEIGHT), 2); // it is there
+    ask(READER, chunk_of(T_EMB), 1);
+    while (the_job()->replies.deferred == NULL) uv_run(&scene.loop, UV_RUN_ONCE);
+    emulated_set(&card, "stuck=0");
+    expect_data(chunk_of(T_EMB), 1);
+    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 9);
+    for (uint64_t c = 0; c < scene.map.chunk_count; c++)
+        ck_assert_uint_eq(fetch(READER, c, 1 + c % 2), 0);
+    close_scene();
+}
+
+SUITE(60);
