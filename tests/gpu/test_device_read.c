@@ -1,6 +1,7 @@
 /* Parameters come to a card from where shards publish them on it: real daemons on the emulated card, a worker
  * that computes on it and others that do not. */
 #include <check.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,15 +29,22 @@ static const struct cairn_tensor model[TENSORS] = {
 static struct cluster cluster;
 static struct emulated card;
 
-static void start(const char *backend)
+/* Daemons that are reached by shared memory and by the network. */
+static void start_told(const char *backend, const char *log_level)
 {
     static const char *settings[2] = { NULL };
     static char chosen[32];
-    static struct cluster_options options = { .shard_set = settings };
+    static struct cluster_options options = { .shard_set = settings, .both_ways = true };
+    options.log_level = log_level;
     snprintf(chosen, sizeof chosen, "compute.backend=%s", backend);
     settings[0] = chosen;
     emulated_choose(NULL);
     cluster_start(&cluster, SHARDS, &options);
+}
+
+static void start(const char *backend)
+{
+    start_told(backend, NULL);
 }
 
 /* A worker. */
@@ -210,6 +218,60 @@ TEST(parameters_come_to_a_card_past_the_host_and_others_beside_it_get_the_same_b
     cluster_stop(&cluster);
 }
 
+/* What a shard had copied from its card after each round, as its log tells; 0: these are not all yet. */
+static size_t copied_out(int shard, size_t rounds, uint64_t *bytes_out)
+{
+    char path[PATH_MAX], line[4096];
+    size_t count = 0;
+    snprintf(path, sizeof path, "%s/shard-%d.log", cluster.folder, shard);
+    FILE *log = fopen(path, "r");
+    ck_assert_ptr_nonnull(log);
+    while (count < rounds && fgets(line, sizeof line, log) != NULL) {
+        const char *found = strstr(line, " out_bytes=");
+        if (strstr(line, "times of a round") != NULL && strstr(line, " round=0 ") == NULL &&
+            found != NULL)
+            bytes_out[count++] = strtoull(found + strlen(" out_bytes="), NULL, 10);
+    }
+    fclose(log);
+    return count == rounds ? count : 0;
+}
+
+/* A reader over the network, beside a trainer on the card: of each step it wants one tensor of four. */
+TEST(what_a_reader_elsewhere_asks_for_is_all_of_a_step_that_comes_to_the_host)
+{
+    enum { STEPS = 8, ASKED = 1 };
+    static uint8_t out[ROOM], same[ROOM];
+    static uint64_t after[STEPS];
+    start_told("cuda", "debug");
+    card = emulated_open(NULL);
+    struct trainer t = open_trainer("card", true), reader = { 0 };
+    ck_assert_int_eq(setenv("CAIRN_FABRIC", "ucx", 1), 0);
+    reader.session = trainer_session(cluster.address, NULL);
+    ck_assert_int_eq(unsetenv("CAIRN_FABRIC"), 0);
+    good(cairn_job_open(reader.session, "card", NULL, CAIRN_READER, WAIT_MS, &reader.job));
+    for (int step = 0; step < STEPS; step++) {
+        const struct cairn_version version = train(&t, 1);
+        for (int twice = 0; twice < 2; twice++) fetch(&reader, version, ASKED, out);
+        fetch(&t, version, ASKED, same);
+        ck_assert_mem_eq(out, same, bytes_of(ASKED));
+    }
+    ck_assert_uint_eq(stats(&reader).shared_fetched_bytes, 0);
+    uint64_t all = 0;
+    for (int i = 0; i < SHARDS; i++) {
+        for (int tries = 0; copied_out(i, STEPS, after) == 0; tries++) {
+            ck_assert_int_lt(tries, WAIT_MS / 10);
+            usleep(10000);
+        }
+        all += after[STEPS - 1] - after[0];
+    }
+    const uint64_t a_step = all / (STEPS - 1);
+    ck_assert_uint_ge(a_step, bytes_of(ASKED));
+    ck_assert_uint_lt(a_step, bytes_of(ASKED) * 21 / 20); // and sums of the gradients
+    cairn_close(reader.session);
+    close_trainer(&t);
+    cluster_stop(&cluster);
+}
+
 TEST(without_a_copy_on_the_card_they_come_by_the_host)
 {
     start("host");
@@ -309,6 +371,18 @@ static void compare_unit(const struct trainer *on_card, const struct trainer *ho
     ck_assert_int_eq(cairn_unmap(on_card->job, &there[0], NULL), CAIRN_ERR_INVALID);
 }
 
+/* Of this host, and not on the card: for it versions are in host memory as a whole, once shards have shown
+ * that. */
+static void await_lent(const struct trainer *host, const struct trainer *trains)
+{
+    struct cairn_view views[TENSORS];
+    for (int i = 0; i < WAIT_MS / 10 && stats(host).maps_lent == 0; i++) {
+        map(host, train(trains, 1), "v", views);
+        good(cairn_unmap(host->job, &views[0], NULL));
+    }
+    ck_assert_uint_gt(stats(host).maps_lent, 0);
+}
+
 TEST(units_are_mapped_on_the_card_and_are_those_of_the_host)
 {
     struct cairn_view views[TENSORS];
@@ -331,6 +405,7 @@ TEST(units_are_mapped_on_the_card_and_are_those_of_the_host)
     void *no_stream = &views; // of the host there is none
     ck_assert_int_eq(cairn_unmap(host.job, &views[0], no_stream), CAIRN_ERR_INVALID);
     good(cairn_unmap(host.job, &views[0], NULL));
+    await_lent(&host, &on_card);
     cairn_close(host.session);
     close_trainer(&on_card);
     cluster_stop(&cluster);
