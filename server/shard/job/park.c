@@ -17,7 +17,7 @@ static void forget_places(struct cairn_shard_job *job)
 }
 
 /* What waited for that goes on. */
-static void rest(struct cairn_shard_job *job)
+static void go_on(struct cairn_shard_job *job)
 {
     job->park.is_under_way = false;
     if (job->state != CAIRN_JOB_SERVING) return;
@@ -27,7 +27,7 @@ static void rest(struct cairn_shard_job *job)
 
 static void end(struct cairn_shard_job *job, cairn_status status, const struct cairn_sentence *why)
 {
-    rest(job);
+    go_on(job);
     if (status != CAIRN_OK)
         cairn_log_warn("job %s is not %s: %s", job->spec.name,
                        job->park.to_host ? "parked" : "taken back to the device", why->text);
@@ -127,7 +127,7 @@ static void settle(struct cairn_shard_job *job)
     job->memory.device = job->park.to_host ? 0 : cairn_shard_job_device_bytes(job, false);
     job->memory.state -= host_bytes;
     job->park.host_bytes -= host_bytes;
-    rest(job);
+    go_on(job);
     cairn_log_info("job %s is %s", job->spec.name,
                    job->park.to_host ? "parked: its state lies in host memory"
                                      : "back on its device");
