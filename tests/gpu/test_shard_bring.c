@@ -83,6 +83,7 @@ static void expect_bits(const struct scene_note *data, uint64_t chunk, uint64_t 
     ck_assert_uint_eq(data->header.first_leaf, place.first_leaf);
     ck_assert_uint_eq(data->header.payload_bytes, bytes);
     ck_assert_mem_eq(data->payload, wanted, bytes);
+    ck_assert_uint_eq(data->header.checksum, cairn_chunk_checksum(wanted, bytes));
 }
 
 static void expect_data(uint64_t chunk, uint64_t step)

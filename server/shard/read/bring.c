@@ -34,6 +34,20 @@ static bool describe(struct cairn_run *run, uint32_t item, uint32_t stage,
     return false;
 }
 
+/* Where it keeps no loop: of a chunk that is to be sent whole, and nobody looks for it before that. */
+static void conclude(struct cairn_run *run, uint32_t item, uint32_t thread)
+{
+    const struct cairn_reply *reply = reply_of(run);
+    const struct cairn_published *copy = reply->from;
+    (void)item, (void)thread;
+    if (reply->boxed) return;
+    const struct cairn_chunk_place place = cairn_shard_map_chunk(&copy->view->table.map,
+                                                                 reply->chunk);
+    copy->checksums[reply->chunk] = cairn_chunk_checksum(
+        cairn_published_host_at(copy, reply->chunk, place.local_elem),
+        cairn_published_bytes(copy, reply->chunk));
+}
+
 /* One of those that wait for the chunk, which does not any more; NULL: there is none. */
 static struct cairn_reply *take_one(struct cairn_shard_job *job, const struct cairn_published *copy,
                                     uint64_t chunk)
@@ -74,7 +88,11 @@ void cairn_bring(struct cairn_reply *reply, const struct cairn_published *copy, 
     if (copy->brought[chunk] == CAIRN_BROUGHT_COMING) return;
     copy->brought[chunk] = MUTANT(1) ? CAIRN_BROUGHT : CAIRN_BROUGHT_COMING;
     reply->bring = (struct cairn_run) {
-        .compute = job->compute, .item_count = 1, .describe = describe, .done = done
+        .compute = job->compute,
+        .item_count = 1,
+        .describe = describe,
+        .conclude = conclude,
+        .done = done,
     };
     cairn_published_lend(job, copy);
     cairn_shard_job_busy(job);

@@ -234,7 +234,7 @@ static void on_sent(void *arg, cairn_status status)
 }
 
 /* Of the bytes in the reply, which are in the cache. Made for the first who asks, not by the update: those
- * who map the version never ask. */
+ * who map the version never ask. Of a chunk that was brought it is there. */
 static uint64_t checksum_of(const struct cairn_reply *reply, const struct source *source,
                             const uint8_t *payload, size_t byte_count)
 {

@@ -85,15 +85,20 @@ void cairn_published_forget(struct cairn_published *copy, uint64_t chunk)
     if (!MUTANT(2)) copy->brought[chunk] = CAIRN_BROUGHT_NOT;
 }
 
+size_t cairn_published_bytes(const struct cairn_published *copy, uint64_t chunk)
+{
+    const struct cairn_shard_view *view = copy->view;
+    const cairn_dtype wire = view->forms[view->table.extent_of[chunk]].wire;
+    return (size_t)cairn_shard_map_chunk(&view->table.map, chunk).elem_count *
+           cairn_dtype_bytes((int)wire);
+}
+
 void cairn_published_fill(struct cairn_works *works, const struct cairn_published *copy,
                           uint64_t chunk)
 {
-    const struct cairn_shard_view *view = copy->view;
-    const struct cairn_chunk_place place = cairn_shard_map_chunk(&view->table.map, chunk);
-    const cairn_dtype wire = view->forms[view->table.extent_of[chunk]].wire;
-    cairn_works_copy(works, cairn_published_host_at(copy, chunk, place.local_elem),
-                     cairn_published_at(copy, chunk, place.local_elem),
-                     (size_t)place.elem_count * cairn_dtype_bytes((int)wire));
+    const uint64_t elem = cairn_shard_map_chunk(&copy->view->table.map, chunk).local_elem;
+    cairn_works_copy(works, cairn_published_host_at(copy, chunk, elem),
+                     cairn_published_at(copy, chunk, elem), cairn_published_bytes(copy, chunk));
 }
 
 /* Of two copies of a leased version, that of the later layout is kept. */

@@ -95,6 +95,7 @@ uint8_t *cairn_published_at(const struct cairn_published *copy, uint64_t chunk,
                             uint64_t local_elem);
 uint8_t *cairn_published_host_at(const struct cairn_published *copy, uint64_t chunk,
                                  uint64_t local_elem);
+size_t cairn_published_bytes(const struct cairn_published *copy, uint64_t chunk);
 /* The chunk is about to be written: what was known of it, and its side in host memory, are of before. Any
  * thread that writes it. */
 void cairn_published_forget(struct cairn_published *copy, uint64_t chunk);
