@@ -135,6 +135,17 @@ TEST_EACH(a_step_copies_to_the_host_what_is_asked_for_of_its_version_each_chunk_
     close_scene();
 }
 
+TEST(what_a_job_begins_with_is_brought_likewise)
+{
+    open_scene("mem", 0);
+    for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
+        const bool is_frozen = cairn_shard_map_chunk(&scene.map, c).tensor == T_FROZEN;
+        ck_assert_uint_eq(fetch(READER, c, 0), is_frozen ? 0 : bytes_of(c));
+        ck_assert_uint_eq(fetch(1, c, 0), 0);
+    }
+    close_scene();
+}
+
 TEST(who_asks_for_a_chunk_that_is_on_its_way_waits_for_that_copy)
 {
     open_scene("mem", 1);

@@ -456,14 +456,14 @@ static bool describe_seal(struct cairn_run *run, uint32_t item, uint32_t stage,
         else
             cairn_published_fill(works, copy, chunk);
     }
-    return stage == 0 && job->versions.copies[0].device.base != NULL;
+    return stage == 0 && host_follows(job, &job->versions.copies[0], chunk);
 }
 
 static void seal_done(struct cairn_shard_job *job)
 {
     if (job->state != CAIRN_JOB_SEALING) return;
     const struct cairn_version version = cairn_step_version(job->collector.step);
-    cairn_published_seal(job, version);
+    cairn_published_seal_end(job, version);
     job->state = CAIRN_JOB_SERVING;
     cairn_put_end(job);
     cairn_log_info("job %s: ready at version %llu.%llu", job->spec.name,
@@ -479,5 +479,6 @@ void cairn_pass_seal(struct cairn_shard_job *job)
     static const struct cairn_pass_kind seal = { describe_seal, NULL, seal_done };
     assert(job->state == CAIRN_JOB_INITIALIZING || job->state == CAIRN_JOB_LOADING);
     job->state = CAIRN_JOB_SEALING;
+    cairn_published_seal_begin(job);
     cairn_pass_submit(job, false, true, &seal);
 }

@@ -142,9 +142,11 @@ static bool maps_host(const struct cairn_member *member, const uint8_t *uuid)
            !cairn_fabric_peer_imports(member->peer, uuid);
 }
 
-static bool host_is_mapped(const struct cairn_shard_job *job)
+/* All of what is written to the copy next. */
+static bool goes_to_host(const struct cairn_shard_job *job, const struct cairn_published *copy)
 {
     const uint8_t *uuid = cairn_home_info(job->compute->home)->uuid;
+    if (copy->device.base == NULL) return true;
     for (size_t i = 0; i < job->members.capacity; i++)
         if (job->members.list[i] != NULL && maps_host(job->members.list[i], uuid)) return true;
     return false;
@@ -162,7 +164,7 @@ void cairn_published_begin(struct cairn_shard_job *job)
     const uint32_t index = oldest_spare(job);
     assert(job->versions.writing == CAIRN_PUBLISHED_NONE && index < CAIRN_SHARD_PUBLISHED_MAX);
     struct cairn_published *copy = &job->versions.copies[index];
-    const bool on_host = copy->device.base == NULL || host_is_mapped(job);
+    const bool on_host = goes_to_host(job, copy);
     job->versions.writing = index;
     copy->holds_params = holds_params(job, copy) && (copy->on_host || !on_host);
     copy->readable = false;
@@ -194,10 +196,14 @@ void cairn_published_end(struct cairn_shard_job *job, struct cairn_version versi
     job->versions.copies[job->versions.newest].stale = false;
 }
 
-void cairn_published_seal(struct cairn_shard_job *job, struct cairn_version version)
+void cairn_published_seal_begin(struct cairn_shard_job *job)
+{
+    job->versions.copies[0].on_host = goes_to_host(job, &job->versions.copies[0]);
+}
+
+void cairn_published_seal_end(struct cairn_shard_job *job, struct cairn_version version)
 {
     job->versions.newest = 0;
-    job->versions.copies[0].on_host = true;
     is_written(&job->versions.copies[0], version);
     cairn_published_note_params(job);
 }

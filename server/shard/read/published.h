@@ -78,8 +78,9 @@ CAIRN_MUST_CHECK cairn_status cairn_published_open(struct cairn_shard_job *job,
 void cairn_published_close(struct cairn_shard_job *job);
 /* To a member that was just connected: if it is of this host it reads the copies where they are. */
 void cairn_published_show(struct cairn_member *member);
-/* The first version was written into copy 0. */
-void cairn_published_seal(struct cairn_shard_job *job, struct cairn_version version);
+/* The first version is about to be written into copy 0; it was. */
+void cairn_published_seal_begin(struct cairn_shard_job *job);
+void cairn_published_seal_end(struct cairn_shard_job *job, struct cairn_version version);
 /* NULL: that version is not kept. Of two copies, that of the later layout. */
 const struct cairn_published *cairn_published_find(const struct cairn_shard_job *job,
                                                    struct cairn_version version);
