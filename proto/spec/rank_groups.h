@@ -1,6 +1,7 @@
-/* Which ranks' contributions were added up together before they came to the sum: the reduce groups of a round.
- * The result depends on them, so they are recorded. A round's ranks, each in one group; in a
- * group they ascend, and groups by their least rank: the order of the sum. No group: as if each rank was one.
+/* The reduce groups of a round: which ranks' contributions were added up together before they came to the
+ * sum. The result depends on them, so they are recorded. Each rank of a round is in one group; ranks ascend
+ * in a group, and groups ascend by their least rank: this is the order of the sum. Without groups, each rank
+ * counts as a group of its own.
  *
  * Pure. A struct owns its lists. */
 #ifndef CAIRN_SPEC_RANK_GROUPS_H
