@@ -91,7 +91,7 @@ static void expect_said(const struct cluster *cluster, struct cluster_said *said
                   said->err);
 }
 
-enum slip { NONE, LOST, OLDER };
+enum slip { NONE, LOST, OLDER, VERSION };
 
 /* A copy of what is in the store now; training goes on. */
 static void back_up(const struct cluster *cluster)
@@ -108,11 +108,54 @@ static void back_up(const struct cluster *cluster)
     ck_assert_msg(strstr(said.err, "is there already") != NULL, "%s", said.err);
 }
 
+/* The coordinator is ended, and its store is marked as another version's: the next start refuses it, and says
+ * what is done then, but for the start. */
+static void refuse_store(struct cluster *cluster)
+{
+    static char words[8192];
+    const char *argv[64];
+    const uint8_t version[4] = { 0, 0, 0, 8 }; // SQLite's header has it at 60
+    char path[CAIRN_SCRATCH_BYTES + 64], moved[CAIRN_SCRATCH_BYTES + 64];
+    snprintf(path, sizeof path, "/proc/%d/cmdline", (int)cluster->coordinator);
+    FILE *file = fopen(path, "re");
+    ck_assert_ptr_nonnull(file);
+    const char *end = words + fread(words, 1, sizeof words - 1, file);
+    fclose(file);
+    size_t argc = 0;
+    for (const char *word = words; word < end && argc < 63; word += strlen(word) + 1)
+        argv[argc++] = word;
+    argv[argc] = NULL;
+    ck_assert_int_eq(kill(cluster->coordinator, SIGTERM), 0);
+    ck_assert_int_eq(cluster_wait(cluster->coordinator, CLUSTER_WAIT_MS), 0);
+    cluster->coordinator = 0;
+    snprintf(path, sizeof path, "%s/coordinator/coordinator.db", cluster->folder);
+    file = fopen(path, "r+e");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_eq(fseek(file, 60, SEEK_SET), 0);
+    ck_assert_uint_eq(fwrite(version, 1, sizeof version, file), sizeof version);
+    ck_assert_int_eq(fclose(file), 0);
+    snprintf(moved, sizeof moved, "%s/coordinator.log", cluster->folder);
+    ck_assert_int_eq(cluster_wait(cluster_spawn(argv, moved), CLUSTER_WAIT_MS), 13);
+    ck_assert_int_eq(cluster_logged(cluster, "coordinator.log",
+                                    "coordinator.db is a store of version 8; this program has "
+                                    "version 1 and reads no other. Move the file away and start "
+                                    "again, with an empty store: `cairn cluster adopt --yes` then "
+                                    "takes its jobs from the shards"),
+                     1);
+    snprintf(moved, sizeof moved, "%s/moved.db", cluster->folder);
+    ck_assert_int_eq(rename(path, moved), 0);
+}
+
 /* The coordinator comes back with an empty store, or an older one. */
 static void slip_store(struct cluster *cluster, enum slip slip)
 {
     char path[CAIRN_SCRATCH_BYTES + 64], moved[CAIRN_SCRATCH_BYTES + 64];
     char copy[CAIRN_SCRATCH_BYTES + 64];
+    if (slip == VERSION) {
+        refuse_store(cluster);
+        cluster_restart_coordinator(cluster);
+        return;
+    }
     cluster_kill_coordinator(cluster);
     snprintf(path, sizeof path, "%s/coordinator", cluster->folder);
     snprintf(moved, sizeof moved, "%s/lost", cluster->folder);
@@ -131,10 +174,10 @@ static void slip_and_adopt(struct run *run, struct cluster *cluster, enum slip s
     ck_assert_int_eq(cairn_round_begin(run->job, 1500, &round), CAIRN_ERR_TIMEOUT);
     ck_assert_msg(strstr(cairn_error(), "cairn cluster adopt") != NULL, "%s", cairn_error());
     cluster_cli(cluster, &said, "cluster", "status", NULL);
-    expect_said(cluster, &said, 0, slip == LOST ? "of another store" : "by a newer coordinator");
+    expect_said(cluster, &said, 0, slip == OLDER ? "by a newer coordinator" : "of another store");
     cluster_cli(cluster, &said, "job", "list", NULL);
     ck_assert_int_eq(said.status, 0);
-    ck_assert_msg(slip != LOST ||
+    ck_assert_msg(slip == OLDER ||
                       strstr(said.err, "of jobs that are not acted on: `cairn cluster status`") !=
                           NULL,
                   "%s", said.err);
@@ -179,6 +222,14 @@ TEST(a_lost_store_and_an_older_one_cost_nothing)
     root_of(OLDER, older);
     ck_assert_str_eq(lost, kept);
     ck_assert_str_eq(older, kept);
+}
+
+TEST(a_store_of_another_version_is_refused_and_what_the_refusal_says_costs_nothing)
+{
+    char kept[65], moved[65];
+    root_of(NONE, kept);
+    root_of(VERSION, moved);
+    ck_assert_str_eq(moved, kept);
 }
 
 TEST(a_backup_that_is_put_back_before_anything_changed_goes_on_by_itself)

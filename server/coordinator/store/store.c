@@ -12,41 +12,31 @@
 #include "server/coordinator/store/private.h"
 
 #define APPLICATION_ID 0x4341524e /* "CARN": marks the file as ours */
-#define SCHEMA_VERSION 8
+#define SCHEMA_VERSION 1
 
-/* Version 1, and what makes each version of the one before. */
 static const char schema[] =
-    "CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), incarnation INTEGER NOT "
-    "NULL);INSERT INTO meta VALUES (1, 0);CREATE TABLE jobs (id INTEGER PRIMARY KEY, name TEXT NOT "
-    "NULL UNIQUE, spec BLOB NOT NULL, layout BLOB NOT NULL, generation INTEGER NOT NULL, "
-    "generation_reserved INTEGER NOT NULL, epoch INTEGER NOT NULL, round_reserved INTEGER NOT "
-    "NULL, base_step INTEGER NOT NULL, initialized INTEGER NOT NULL);CREATE TABLE job_shards (job "
-    "INTEGER NOT NULL REFERENCES jobs(id) ON DELETE CASCADE, place INTEGER NOT NULL, shard TEXT "
-    "NOT NULL, PRIMARY KEY (job, place));PRAGMA application_id = 1128354382;";
-static const char schema_2[] =
-    "ALTER TABLE meta ADD COLUMN identity INTEGER NOT NULL DEFAULT 0;CREATE TABLE dropped (place "
-    "INTEGER PRIMARY KEY AUTOINCREMENT, job INTEGER NOT NULL UNIQUE);PRAGMA user_version = 2;";
-static const char schema_3[] =
-    "ALTER TABLE meta ADD COLUMN storage INTEGER NOT NULL DEFAULT 0;PRAGMA user_version = 3;";
-static const char schema_4[] =
+    "CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), incarnation INTEGER NOT NULL, "
+    "identity INTEGER NOT NULL, storage INTEGER NOT NULL);"
+    "INSERT INTO meta VALUES (1, 0, 0, 0);"
+    "CREATE TABLE jobs (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, spec BLOB NOT NULL, "
+    "layout BLOB NOT NULL, generation INTEGER NOT NULL, generation_reserved INTEGER NOT NULL, "
+    "epoch INTEGER NOT NULL, round_reserved INTEGER NOT NULL, base_step INTEGER NOT NULL, "
+    "initialized INTEGER NOT NULL, layout_at_generation INTEGER NOT NULL, layout_at_step INTEGER "
+    "NOT NULL, layout_before BLOB, pause REAL NOT NULL, origin INTEGER NOT NULL, "
+    "origin_from_generation INTEGER NOT NULL, origin_from_step INTEGER NOT NULL);"
+    "CREATE TABLE job_shards (job INTEGER NOT NULL REFERENCES jobs(id) ON DELETE CASCADE, place "
+    "INTEGER NOT NULL, shard TEXT NOT NULL, weight REAL, PRIMARY KEY (job, place));"
+    "CREATE TABLE dropped (place INTEGER PRIMARY KEY AUTOINCREMENT, job INTEGER NOT NULL UNIQUE);"
     "CREATE TABLE events (number INTEGER PRIMARY KEY, unix_ms INTEGER NOT NULL, kind TEXT NOT "
-    "NULL, job "
-    "TEXT NOT NULL, who TEXT NOT NULL, text TEXT NOT NULL);PRAGMA user_version = 4;";
-static const char schema_5[] =
-    "ALTER TABLE jobs ADD COLUMN layout_at_generation INTEGER NOT NULL DEFAULT 0;ALTER TABLE jobs "
-    "ADD COLUMN layout_at_step INTEGER NOT NULL DEFAULT 0;ALTER TABLE jobs ADD COLUMN "
-    "layout_before BLOB;ALTER TABLE jobs ADD COLUMN pause REAL NOT NULL DEFAULT 0;ALTER TABLE "
-    "job_shards ADD COLUMN weight REAL;PRAGMA user_version = 5;";
-static const char schema_6[] =
-    "CREATE TABLE leaving (shard TEXT PRIMARY KEY);PRAGMA user_version = 6;";
-static const char schema_7[] =
-    "CREATE TABLE keys (line TEXT PRIMARY KEY, own INTEGER NOT NULL, since INTEGER NOT "
-    "NULL);PRAGMA user_version = 7;";
-static const char schema_8[] =
-    "ALTER TABLE jobs ADD COLUMN origin INTEGER NOT NULL DEFAULT 0;ALTER TABLE jobs ADD COLUMN "
-    "origin_from_generation INTEGER NOT NULL DEFAULT 0;ALTER TABLE jobs ADD COLUMN "
-    "origin_from_step INTEGER NOT NULL DEFAULT 0;PRAGMA user_version = 8;";
-_Static_assert(APPLICATION_ID == 1128354382 && SCHEMA_VERSION == 8, "as in the schema");
+    "NULL, job TEXT NOT NULL, who TEXT NOT NULL, text TEXT NOT NULL);"
+    "CREATE TABLE leaving (shard TEXT PRIMARY KEY);"
+    "CREATE TABLE keys (line TEXT PRIMARY KEY, own INTEGER NOT NULL, since INTEGER NOT NULL);"
+    "PRAGMA application_id = 1128354382; PRAGMA user_version = 1";
+_Static_assert(APPLICATION_ID == 1128354382 && SCHEMA_VERSION == 1, "as in the schema");
+
+/* Fails on a file that says this version and has other tables. */
+static const char columns_there[] = "SELECT m.identity, m.storage, j.origin, s.weight FROM meta m, "
+                                    "jobs j, job_shards s, dropped, leaving, keys, events";
 
 cairn_status cairn_store_fail(const struct cairn_store *store, const char *doing,
                               struct cairn_sentence *why)
@@ -126,30 +116,48 @@ cairn_status cairn_store_end_transaction(struct cairn_store *store, cairn_status
 
 /* ---- open ---- */
 
-/* Whole, of this program, and of a version it knows: *version_out. A new file is empty: application_id 0, no
- * tables, version 0. */
-static cairn_status judge_file(struct cairn_store *store, int64_t *version_out,
+static cairn_status refuse_version(const struct cairn_store *store, int64_t version,
+                                   const char *but, struct cairn_sentence *why)
+{
+    return cairn_fail(
+        why, CAIRN_ERR_VERSION,
+        "%s is a store of version %" PRId64
+        "%s; this program has version %d and reads no other. Move the file away and "
+        "start again, with an empty store: `cairn cluster adopt --yes` then takes its "
+        "jobs from the shards",
+        store->path, version, but, SCHEMA_VERSION);
+}
+
+/* A file may say that it is of this version and have the tables of another program's. */
+static cairn_status judge_columns(const struct cairn_store *store, struct cairn_sentence *why)
+{
+    sqlite3_stmt *s;
+    const cairn_status status = cairn_store_prepare(store, columns_there, &s, why);
+    if (status == CAIRN_OK) sqlite3_finalize(s);
+    if (status == CAIRN_OK || (sqlite3_errcode(store->db) & 0xff) != SQLITE_ERROR) return status;
+    return refuse_version(store, SCHEMA_VERSION, " with other tables", why);
+}
+
+/* The file is of this program and its version, and whole. A new one is empty: application_id 0, no tables,
+ * version 0. */
+static cairn_status judge_file(struct cairn_store *store, bool *is_new_out,
                                struct cairn_sentence *why)
 {
-    int64_t id, version, tables;
+    int64_t id, version, table_count;
     cairn_status status = ask(store, "PRAGMA application_id", &id, why);
     if (status == CAIRN_OK) status = ask(store, "PRAGMA user_version", &version, why);
-    if (status == CAIRN_OK) status = ask(store, "SELECT count(*) FROM sqlite_master", &tables, why);
+    if (status == CAIRN_OK)
+        status = ask(store, "SELECT count(*) FROM sqlite_master", &table_count, why);
     if (status != CAIRN_OK) return status;
-    *version_out = version;
-    if (id == 0 && version == 0 && tables == 0) return CAIRN_OK;
+    *is_new_out = id == 0 && version == 0 && table_count == 0;
+    if (*is_new_out) return CAIRN_OK;
     if (id != APPLICATION_ID) {
         return cairn_fail(why, CAIRN_ERR_CORRUPT,
                           "%s is not the database of a cairn-coordinator (application id %" PRId64
                           "); give another store.path",
                           store->path, id);
     }
-    if (version < 1 || version > SCHEMA_VERSION) {
-        return cairn_fail(why, CAIRN_ERR_VERSION,
-                          "%s has schema version %" PRId64
-                          ", this program knows %d; run the program that wrote it, or a newer one",
-                          store->path, version, SCHEMA_VERSION);
-    }
+    if (version != SCHEMA_VERSION) return refuse_version(store, version, "", why);
     sqlite3_stmt *s;
     status = cairn_store_prepare(store, "PRAGMA quick_check(1)", &s, why);
     if (status != CAIRN_OK) return status;
@@ -162,7 +170,7 @@ static cairn_status judge_file(struct cairn_store *store, int64_t *version_out,
                             store->path, (const char *)sqlite3_column_text(s, 0));
     }
     sqlite3_finalize(s);
-    return status;
+    return status == CAIRN_OK ? judge_columns(store, why) : status;
 }
 
 cairn_status cairn_store_run_with(struct cairn_store *store, const char *sql, uint64_t value,
@@ -198,8 +206,8 @@ static cairn_status read_meta(struct cairn_store *store, struct cairn_sentence *
 
 static cairn_status set_up(struct cairn_store *store, struct cairn_sentence *why)
 {
-    int64_t version;
-    cairn_status status = judge_file(store, &version, why);
+    bool is_new;
+    cairn_status status = judge_file(store, &is_new, why);
     if (status != CAIRN_OK) return status;
     status = cairn_store_run(
         store,
@@ -207,14 +215,7 @@ static cairn_status set_up(struct cairn_store *store, struct cairn_sentence *why
         "FULL; PRAGMA foreign_keys = ON; BEGIN IMMEDIATE",
         why);
     if (status != CAIRN_OK) return status;
-    if (version < 1) status = cairn_store_run(store, schema, why);
-    if (status == CAIRN_OK && version < 2) status = cairn_store_run(store, schema_2, why);
-    if (status == CAIRN_OK && version < 3) status = cairn_store_run(store, schema_3, why);
-    if (status == CAIRN_OK && version < 4) status = cairn_store_run(store, schema_4, why);
-    if (status == CAIRN_OK && version < 5) status = cairn_store_run(store, schema_5, why);
-    if (status == CAIRN_OK && version < 6) status = cairn_store_run(store, schema_6, why);
-    if (status == CAIRN_OK && version < 7) status = cairn_store_run(store, schema_7, why);
-    if (status == CAIRN_OK && version < 8) status = cairn_store_run(store, schema_8, why);
+    if (is_new) status = cairn_store_run(store, schema, why);
     if (status == CAIRN_OK)
         status = cairn_store_run(store, "UPDATE meta SET incarnation = incarnation + 1", why);
     if (status == CAIRN_OK) // made once

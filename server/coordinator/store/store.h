@@ -58,7 +58,7 @@ struct cairn_stored_job {
 
 /* Opens or makes FOLDER/coordinator.db and counts the incarnation up. The folder exists and is
  * locked (server/base/durable.h). CAIRN_ERR_CORRUPT: damaged, or not a database of Cairn;
- * CAIRN_ERR_VERSION: written by a newer one. */
+ * CAIRN_ERR_VERSION: of another version, which is not read. */
 cairn_status cairn_store_open(const char *folder, struct cairn_store **store_out,
                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
 void cairn_store_close(struct cairn_store *store); /* NULL is fine */
