@@ -264,11 +264,11 @@ cairn_status cairn_cluster_open(const struct cairn_cluster_options *options, uv_
     uv_timer_start(&cluster->clock.tick, on_tick, tick_ms(cluster), tick_ms(cluster));
     cluster->handles_open = 5;
     cairn_log_info("cluster %s, incarnation %" PRIu64 ", waits for %" PRId64 " shard%s",
-                   options->name, cairn_store_incarnation(cluster->store), options->shards,
+                   options->name, cairn_store_meta(cluster->store)->incarnation, options->shards,
                    options->shards == 1 ? "" : "s");
     cairn_cluster_event_note(cluster, CAIRN_EVENT_STARTED, NULL, NULL,
                              "the coordinator of cluster %s, incarnation %" PRIu64, options->name,
-                             cairn_store_incarnation(cluster->store));
+                             cairn_store_meta(cluster->store)->incarnation);
     *cluster_out = cluster;
     return CAIRN_OK;
 }

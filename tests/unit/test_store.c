@@ -31,7 +31,9 @@ static struct cairn_store *open_store(void)
     return store;
 }
 
-static const char *const shard_names[] = { "s0", "s1", "s2" };
+static const struct cairn_stored_shard shards[] = { { .name = "s0" },
+                                                    { .name = "s1" },
+                                                    { .name = "s2" } };
 static struct cairn_stored_job sample(void)
 {
     return (struct cairn_stored_job) { .name = "mnist",
@@ -39,7 +41,7 @@ static struct cairn_stored_job sample(void)
                                        .spec_bytes = 4,
                                        .layout = (const uint8_t *)"layout",
                                        .layout_bytes = 6,
-                                       .shards = shard_names,
+                                       .shards = shards,
                                        .shard_count = 3,
                                        .id = 0xfedcba9876543210u,
                                        .generation = 2,
@@ -55,9 +57,9 @@ struct seen {
     struct cairn_stored_job last;
     char name[32], spec[32], shard[32];
 };
-static cairn_status see(void *context, const struct cairn_stored_job *job,
-                        struct cairn_sentence *why)
+static cairn_status see(void *context, const void *row, struct cairn_sentence *why)
 {
+    const struct cairn_stored_job *job = row;
     struct seen *seen = context;
     (void)why;
     seen->count++;
@@ -65,22 +67,41 @@ static cairn_status see(void *context, const struct cairn_stored_job *job,
     snprintf(seen->name, sizeof seen->name, "%s", job->name);
     snprintf(seen->spec, sizeof seen->spec, "%.*s", (int)job->spec_bytes, (const char *)job->spec);
     if (job->shard_count > 0) {
-        snprintf(seen->shard, sizeof seen->shard, "%s", job->shards[job->shard_count - 1]);
+        snprintf(seen->shard, sizeof seen->shard, "%s", job->shards[job->shard_count - 1].name);
     }
     return CAIRN_OK;
 }
 static struct seen read_all(struct cairn_store *store)
 {
     struct seen seen = { 0 };
-    ck_assert_int_eq(cairn_store_each_job(store, see, &seen, NULL), CAIRN_OK);
+    ck_assert_int_eq(cairn_store_each(store, CAIRN_STORED_JOBS, see, &seen, NULL), CAIRN_OK);
     return seen;
+}
+
+static cairn_status put(struct cairn_store *store, enum cairn_store_change change, const void *row,
+                        struct cairn_sentence *why)
+{
+    return cairn_store_write(store, change, row, 1, why);
+}
+static void set_epoch(struct cairn_store *store, uint64_t epoch, uint64_t round)
+{
+    struct cairn_stored_job job = sample();
+    job.epoch = epoch;
+    job.round_reserved = round;
+    ck_assert_int_eq(put(store, CAIRN_STORE_EPOCH, &job, NULL), CAIRN_OK);
+}
+static void reserve_generation(struct cairn_store *store, uint64_t generation)
+{
+    struct cairn_stored_job job = sample();
+    job.generation_reserved = generation;
+    ck_assert_int_eq(put(store, CAIRN_STORE_GENERATION, &job, NULL), CAIRN_OK);
 }
 
 TEST(the_incarnation_grows_by_one_with_every_open)
 {
     for (uint64_t i = 1; i <= 3; i++) {
         struct cairn_store *store = open_store();
-        ck_assert_uint_eq(cairn_store_incarnation(store), i);
+        ck_assert_uint_eq(cairn_store_meta(store)->incarnation, i);
         ck_assert_uint_eq(cairn_store_writes(store), 0);
         cairn_store_close(store);
     }
@@ -90,10 +111,12 @@ TEST(a_job_comes_back_as_it_was)
 {
     struct cairn_store *store = open_store();
     const struct cairn_stored_job job = sample();
-    ck_assert_int_eq(cairn_store_put_job(store, &job, NULL), CAIRN_OK);
-    ck_assert_int_eq(cairn_store_set_epoch(store, job.id, 9, 8192, NULL), CAIRN_OK);
-    ck_assert_int_eq(cairn_store_set_initialized(store, job.id, NULL), CAIRN_OK);
-    ck_assert_int_eq(cairn_store_reserve_generation(store, job.id, 5, NULL), CAIRN_OK);
+    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
+    set_epoch(store, 9, 8192);
+    struct cairn_stored_job begun = job;
+    begun.initialized = true;
+    ck_assert_int_eq(put(store, CAIRN_STORE_INITIALIZED, &begun, NULL), CAIRN_OK);
+    reserve_generation(store, 5);
     cairn_store_close(store);
     store = open_store();
     const struct seen seen = read_all(store);
@@ -111,16 +134,193 @@ TEST(a_job_comes_back_as_it_was)
     cairn_store_close(store);
 }
 
+/* One of which each field is another. */
+static struct cairn_stored_job full_job(void)
+{
+    static const struct cairn_stored_shard weighed[] = { { .name = "s0", .weight = 0 },
+                                                         { .name = "", .weight = 1 },
+                                                         { .name = "s2", .weight = 2.5 } };
+    struct cairn_stored_job job = sample();
+    job.shards = weighed;
+    job.weighed = true;
+    job.layout_before = (const uint8_t *)"before";
+    job.layout_before_bytes = 6;
+    job.layout_at_generation = 21;
+    job.layout_at_step = 22;
+    job.pause = 0.25;
+    job.origin.generation = 23;
+    job.origin.from.generation = 24;
+    job.origin.from.step = 25;
+    return job;
+}
+
+/* It is that row, field by field. */
+static cairn_status expect_job(void *context, const void *row, struct cairn_sentence *why)
+{
+    const struct cairn_stored_job *is = row, *want = context;
+    (void)why;
+#define SAME(field) ck_assert_uint_eq((uint64_t)is->field, (uint64_t)want->field)
+    SAME(id);
+    ck_assert_str_eq(is->name, want->name);
+    SAME(spec_bytes);
+    ck_assert_mem_eq(is->spec, want->spec, want->spec_bytes);
+    SAME(layout_bytes);
+    ck_assert_mem_eq(is->layout, want->layout, want->layout_bytes);
+    SAME(generation);
+    SAME(generation_reserved);
+    SAME(epoch);
+    SAME(round_reserved);
+    SAME(base_step);
+    SAME(initialized);
+    SAME(origin.generation);
+    SAME(origin.from.generation);
+    SAME(origin.from.step);
+    SAME(layout_at_generation);
+    SAME(layout_at_step);
+    SAME(layout_before_bytes);
+    if (want->layout_before_bytes > 0)
+        ck_assert_mem_eq(is->layout_before, want->layout_before, want->layout_before_bytes);
+    ck_assert_double_eq(is->pause, want->pause);
+    SAME(weighed);
+    SAME(shard_count);
+    for (uint32_t i = 0; i < want->shard_count; i++) {
+        ck_assert_str_eq(is->shards[i].name, want->shards[i].name);
+        ck_assert_double_eq(is->shards[i].weight, want->shards[i].weight);
+    }
+#undef SAME
+    return CAIRN_OK;
+}
+static void expect_stored(struct cairn_store *store, struct cairn_stored_job job)
+{
+    ck_assert_int_eq(cairn_store_each(store, CAIRN_STORED_JOBS, expect_job, &job, NULL), CAIRN_OK);
+    ck_assert_uint_eq(read_all(store).count, 1);
+}
+
+TEST(every_field_of_a_job_comes_back_and_a_change_sets_no_more_than_it_says)
+{
+    struct cairn_store *store = open_store();
+    const struct cairn_stored_job full = full_job();
+    struct cairn_stored_job want = sample(), other = full;
+    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &want, NULL), CAIRN_OK);
+    expect_stored(store, want);
+    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &full, NULL), CAIRN_OK);
+    expect_stored(store, full);
+    other.name = "other";
+    other.spec = other.layout = (const uint8_t *)"else";
+    other.spec_bytes = other.layout_bytes = 4;
+    other.generation = other.generation_reserved = other.epoch = other.round_reserved = 5000;
+    other.base_step = other.layout_at_generation = other.layout_at_step = 5001;
+    other.origin = (struct cairn_origin) { 0 };
+    other.initialized = true;
+    other.layout_before = NULL;
+    other.layout_before_bytes = 0;
+    other.weighed = false;
+    other.shards = shards;
+    want = full;
+    want.initialized = true;
+    ck_assert_int_eq(put(store, CAIRN_STORE_INITIALIZED, &other, NULL), CAIRN_OK);
+    expect_stored(store, want);
+    want.generation_reserved = 5000;
+    ck_assert_int_eq(put(store, CAIRN_STORE_GENERATION, &other, NULL), CAIRN_OK);
+    expect_stored(store, want);
+    want.epoch = want.round_reserved = 5000;
+    ck_assert_int_eq(put(store, CAIRN_STORE_EPOCH, &other, NULL), CAIRN_OK);
+    expect_stored(store, want);
+    want = other;
+    want.name = full.name;
+    want.spec = full.spec;
+    want.spec_bytes = full.spec_bytes;
+    want.generation = full.generation;
+    want.base_step = full.base_step;
+    want.origin = full.origin;
+    ck_assert_int_eq(put(store, CAIRN_STORE_LAYOUT, &other, NULL), CAIRN_OK);
+    expect_stored(store, want);
+    cairn_store_close(store);
+}
+
+TEST(a_copy_of_rows_has_its_own_texts)
+{
+    char name[] = "mnist", line[] = "line";
+    struct cairn_stored_job job = full_job();
+    struct cairn_stored_key keys[2] = { { line, true, 1 }, { "other", false, 2 } };
+    job.name = name;
+    struct cairn_stored_job *copy = cairn_store_copy(CAIRN_STORE_JOB, &job, 1);
+    struct cairn_stored_key *pair = cairn_store_copy(CAIRN_STORE_KEY, keys, 2);
+    ck_assert(copy != NULL && pair != NULL);
+    memset(name, 'x', sizeof name);
+    memset(line, 'x', sizeof line);
+    struct cairn_stored_job want = full_job();
+    ck_assert_int_eq(expect_job(&want, copy, NULL), CAIRN_OK);
+    ck_assert_str_eq(pair[0].line, "line");
+    ck_assert_str_eq(pair[1].line, "other");
+    ck_assert(pair[0].is_own && !pair[1].is_own);
+    free(copy);
+    free(pair);
+}
+
+static cairn_status count_row(void *context, const void *row, struct cairn_sentence *why)
+{
+    (void)row;
+    (void)why;
+    ++*(size_t *)context;
+    return CAIRN_OK;
+}
+
+/* Numbers from `from` on. */
+static void add_events(struct cairn_store *store, uint64_t from, size_t count)
+{
+    struct cairn_stored_event *events = calloc(count, sizeof *events);
+    ck_assert_ptr_nonnull(events);
+    for (size_t i = 0; i < count; i++)
+        events[i] = (struct cairn_stored_event) { from + i, 7, "up", "", "shard s0", "it came" };
+    ck_assert_int_eq(cairn_store_write(store, CAIRN_STORE_EVENTS, events, count, NULL), CAIRN_OK);
+    free(events);
+}
+
+TEST(the_newest_events_and_the_last_dropped_jobs_are_kept_and_events_count_as_no_writes)
+{
+    struct cairn_store *store = open_store();
+    size_t events = 0, dropped = 0;
+    add_events(store, 1, CAIRN_STORE_EVENTS_MAX);
+    add_events(store, CAIRN_STORE_EVENTS_MAX, 6); // the first of them is there already
+    ck_assert_uint_eq(cairn_store_writes(store), 0);
+    ck_assert_int_eq(cairn_store_each(store, CAIRN_STORED_EVENTS, count_row, &events, NULL),
+                     CAIRN_OK);
+    ck_assert_uint_eq(events, CAIRN_STORE_EVENTS_MAX);
+    struct cairn_stored_job *jobs = calloc(CAIRN_STORE_DROPPED_MAX + 1, sizeof *jobs);
+    char(*names)[16] = calloc(CAIRN_STORE_DROPPED_MAX + 1, sizeof *names);
+    ck_assert(jobs != NULL && names != NULL);
+    for (size_t i = 0; i <= CAIRN_STORE_DROPPED_MAX; i++) {
+        snprintf(names[i], sizeof names[i], "job-%zu", i);
+        jobs[i] = sample();
+        jobs[i].id = i + 1;
+        jobs[i].name = names[i];
+        jobs[i].shard_count = 0;
+    }
+    ck_assert_int_eq(
+        cairn_store_write(store, CAIRN_STORE_JOB, jobs, CAIRN_STORE_DROPPED_MAX + 1, NULL),
+        CAIRN_OK);
+    ck_assert_int_eq(
+        cairn_store_write(store, CAIRN_STORE_JOB_DROP, jobs, CAIRN_STORE_DROPPED_MAX + 1, NULL),
+        CAIRN_OK);
+    ck_assert_int_eq(cairn_store_each(store, CAIRN_STORED_DROPPED, count_row, &dropped, NULL),
+                     CAIRN_OK);
+    ck_assert_uint_eq(dropped, CAIRN_STORE_DROPPED_MAX);
+    free(names);
+    free(jobs);
+    cairn_store_close(store);
+}
+
 TEST(a_row_that_was_copied_earlier_takes_no_number_back)
 {
     struct cairn_store *store = open_store();
     const struct cairn_stored_job job = sample();
-    ck_assert_int_eq(cairn_store_put_job(store, &job, NULL), CAIRN_OK);
-    ck_assert_int_eq(cairn_store_set_epoch(store, job.id, 9, 8192, NULL), CAIRN_OK);
-    ck_assert_int_eq(cairn_store_reserve_generation(store, job.id, 50, NULL), CAIRN_OK);
-    ck_assert_int_eq(cairn_store_put_job(store, &job, NULL), CAIRN_OK);
-    ck_assert_int_eq(cairn_store_set_epoch(store, job.id, 8, 4096, NULL), CAIRN_OK);
-    ck_assert_int_eq(cairn_store_reserve_generation(store, job.id, 5, NULL), CAIRN_OK);
+    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
+    set_epoch(store, 9, 8192);
+    reserve_generation(store, 50);
+    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
+    set_epoch(store, 8, 4096);
+    reserve_generation(store, 5);
     const struct seen seen = read_all(store);
     ck_assert_uint_eq(seen.last.epoch, 9);
     ck_assert_uint_eq(seen.last.round_reserved, 8192);
@@ -132,10 +332,10 @@ TEST(a_job_put_again_replaces_itself_and_its_shards)
 {
     struct cairn_store *store = open_store();
     struct cairn_stored_job job = sample();
-    ck_assert_int_eq(cairn_store_put_job(store, &job, NULL), CAIRN_OK);
+    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
     job.shard_count = 1;
     job.generation = 3;
-    ck_assert_int_eq(cairn_store_put_job(store, &job, NULL), CAIRN_OK);
+    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
     const struct seen seen = read_all(store);
     ck_assert_uint_eq(seen.count, 1);
     ck_assert_uint_eq(seen.last.shard_count, 1);
@@ -148,9 +348,9 @@ TEST(a_second_job_of_a_name_is_refused_and_changes_nothing)
     struct cairn_store *store = open_store();
     struct cairn_stored_job job = sample();
     struct cairn_sentence why = { "" };
-    ck_assert_int_eq(cairn_store_put_job(store, &job, NULL), CAIRN_OK);
+    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
     job.id = 1;
-    ck_assert_int_eq(cairn_store_put_job(store, &job, &why), CAIRN_ERR_EXISTS);
+    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, &why), CAIRN_ERR_EXISTS);
     ck_assert_ptr_nonnull(strstr(why.text, "mnist"));
     ck_assert_uint_eq(read_all(store).last.id, sample().id);
     cairn_store_close(store);
@@ -160,12 +360,12 @@ TEST(a_dropped_job_is_gone_with_its_shards)
 {
     struct cairn_store *store = open_store();
     struct cairn_stored_job job = sample();
-    ck_assert_int_eq(cairn_store_put_job(store, &job, NULL), CAIRN_OK);
-    ck_assert_int_eq(cairn_store_drop_job(store, job.id, NULL), CAIRN_OK);
-    ck_assert_int_eq(cairn_store_drop_job(store, job.id, NULL), CAIRN_ERR_NOT_FOUND);
+    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
+    ck_assert_int_eq(put(store, CAIRN_STORE_JOB_DROP, &job, NULL), CAIRN_OK);
+    ck_assert_int_eq(put(store, CAIRN_STORE_JOB_DROP, &job, NULL), CAIRN_ERR_NOT_FOUND);
     ck_assert_uint_eq(read_all(store).count, 0);
     job.shard_count = 2;
-    ck_assert_int_eq(cairn_store_put_job(store, &job, NULL), CAIRN_OK);
+    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
     ck_assert_uint_eq(read_all(store).last.shard_count, 2);
     cairn_store_close(store);
 }
@@ -214,7 +414,7 @@ TEST(a_database_of_another_program_is_refused)
     struct cairn_sentence why = { "" };
     const uint8_t id[4] = { 0, 0, 0, 1 }; // SQLite's header has the application id at 68
     const struct cairn_stored_job job = sample();
-    ck_assert_int_eq(cairn_store_put_job(store, &job, NULL), CAIRN_OK);
+    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
     cairn_store_close(store);
     write_file("coordinator.db", id, sizeof id, 68);
     ck_assert_int_eq(cairn_store_open(folder, &store, &why), CAIRN_ERR_CORRUPT);
@@ -268,8 +468,9 @@ TEST(a_store_that_says_this_version_of_other_tables_is_refused)
     expect_version_refused("of version 1 with other tables;");
 }
 
-static cairn_status see_name(void *context, const char *shard, struct cairn_sentence *why)
+static cairn_status see_name(void *context, const void *row, struct cairn_sentence *why)
 {
+    const char *shard = ((const struct cairn_stored_leaving *)row)->shard;
     char *seen = context;
     const size_t length = strlen(seen);
     (void)why;
@@ -282,43 +483,61 @@ TEST(shards_that_leave_are_known_until_they_do_not)
     struct cairn_store *store = open_store();
     struct cairn_sentence why;
     char seen[8] = "";
-    ck_assert_int_eq(cairn_store_set_leaving(store, "s0", true, &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_store_set_leaving(store, "s1", true, &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_store_set_leaving(store, "s1", true, &why), CAIRN_OK);
-    ck_assert_int_eq(cairn_store_set_leaving(store, "s0", false, &why), CAIRN_OK);
+    ck_assert_int_eq(put(store, CAIRN_STORE_LEAVE, &(struct cairn_stored_leaving) { "s0" }, &why),
+                     CAIRN_OK);
+    ck_assert_int_eq(put(store, CAIRN_STORE_LEAVE, &(struct cairn_stored_leaving) { "s1" }, &why),
+                     CAIRN_OK);
+    ck_assert_int_eq(put(store, CAIRN_STORE_LEAVE, &(struct cairn_stored_leaving) { "s1" }, &why),
+                     CAIRN_OK);
+    ck_assert_int_eq(put(store, CAIRN_STORE_STAY, &(struct cairn_stored_leaving) { "s0" }, &why),
+                     CAIRN_OK);
     cairn_store_close(store);
     store = open_store();
-    ck_assert_int_eq(cairn_store_each_leaving(store, see_name, seen, &why), CAIRN_OK);
+    ck_assert_int_eq(cairn_store_each(store, CAIRN_STORED_LEAVING, see_name, seen, &why), CAIRN_OK);
     ck_assert_str_eq(seen, "s1");
     cairn_store_close(store);
+}
+
+static cairn_status see_dropped(void *context, const void *row, struct cairn_sentence *why)
+{
+    uint64_t *seen = context;
+    (void)why;
+    seen[0]++;
+    seen[1] = ((const struct cairn_stored_dropped *)row)->job;
+    return CAIRN_OK;
 }
 
 TEST(the_identity_stays_and_a_dropped_job_is_known_after_a_start)
 {
     struct cairn_store *store = open_store();
     const struct cairn_stored_job job = sample();
-    const uint64_t identity = cairn_store_identity(store);
-    uint64_t dropped[CAIRN_STORE_DROPPED_MAX];
+    const uint64_t identity = cairn_store_meta(store)->identity;
+    uint64_t seen[2] = { 0 };
     ck_assert_uint_ne(identity, 0);
-    ck_assert_int_eq(cairn_store_put_job(store, &job, NULL), CAIRN_OK);
-    ck_assert_uint_eq(cairn_store_dropped(store, dropped), 0);
-    ck_assert_int_eq(cairn_store_drop_job(store, job.id, NULL), CAIRN_OK);
+    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
+    ck_assert_int_eq(cairn_store_each(store, CAIRN_STORED_DROPPED, see_dropped, seen, NULL),
+                     CAIRN_OK);
+    ck_assert_uint_eq(seen[0], 0);
+    ck_assert_int_eq(put(store, CAIRN_STORE_JOB_DROP, &job, NULL), CAIRN_OK);
     cairn_store_close(store);
     store = open_store();
-    ck_assert_uint_eq(cairn_store_identity(store), identity);
-    ck_assert_uint_eq(cairn_store_dropped(store, dropped), 1);
-    ck_assert_uint_eq(dropped[0], job.id);
+    ck_assert_uint_eq(cairn_store_meta(store)->identity, identity);
+    ck_assert_int_eq(cairn_store_each(store, CAIRN_STORED_DROPPED, see_dropped, seen, NULL),
+                     CAIRN_OK);
+    ck_assert_uint_eq(seen[0], 1);
+    ck_assert_uint_eq(seen[1], job.id);
     cairn_store_close(store);
 }
 
 TEST(the_token_of_the_snapshots_folder_comes_back)
 {
     struct cairn_store *store = open_store();
-    ck_assert_uint_eq(cairn_store_storage(store), 0);
-    ck_assert_int_eq(cairn_store_set_storage(store, UINT64_MAX - 1, NULL), CAIRN_OK);
+    ck_assert_uint_eq(cairn_store_meta(store)->storage, 0);
+    const struct cairn_stored_meta meta = { .storage = UINT64_MAX - 1 };
+    ck_assert_int_eq(put(store, CAIRN_STORE_STORAGE, &meta, NULL), CAIRN_OK);
     cairn_store_close(store);
     store = open_store();
-    ck_assert_uint_eq(cairn_store_storage(store), UINT64_MAX - 1);
+    ck_assert_uint_eq(cairn_store_meta(store)->storage, UINT64_MAX - 1);
     cairn_store_close(store);
 }
 
@@ -328,7 +547,7 @@ TEST(a_damaged_database_is_refused)
     struct cairn_sentence why = { "" };
     uint8_t noise[4096];
     const struct cairn_stored_job job = sample();
-    ck_assert_int_eq(cairn_store_put_job(store, &job, NULL), CAIRN_OK);
+    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
     cairn_store_close(store);
     memset(noise, 0xa5, sizeof noise);
     for (off_t page = 1; page < 4; page++)
@@ -345,13 +564,13 @@ TEST(a_picture_of_the_store_opens_as_a_store_with_its_jobs_and_its_identity)
     uint8_t *bytes;
     size_t byte_count;
     char path[CAIRN_SCRATCH_BYTES + 32];
-    ck_assert_int_eq(cairn_store_put_job(store, &job, &why), CAIRN_OK);
+    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, &why), CAIRN_OK);
     ck_assert_int_eq(cairn_store_picture(store, &bytes, &byte_count, &why), CAIRN_OK);
     job.id++;
     job.name = "later";
-    ck_assert_int_eq(cairn_store_put_job(store, &job, &why), CAIRN_OK); // it goes on
+    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, &why), CAIRN_OK); // it goes on
     ck_assert_uint_eq(read_all(store).count, 2);
-    const uint64_t identity = cairn_store_identity(store);
+    const uint64_t identity = cairn_store_meta(store)->identity;
     cairn_store_close(store);
     tear_down();
     set_up(); // another folder
@@ -367,8 +586,8 @@ TEST(a_picture_of_the_store_opens_as_a_store_with_its_jobs_and_its_identity)
     ck_assert_str_eq(seen.name, "mnist");
     ck_assert_str_eq(seen.shard, "s2");
     ck_assert_uint_eq(seen.last.epoch, 7);
-    ck_assert_uint_eq(cairn_store_identity(store), identity);
-    ck_assert_uint_eq(cairn_store_incarnation(store), 2);
+    ck_assert_uint_eq(cairn_store_meta(store)->identity, identity);
+    ck_assert_uint_eq(cairn_store_meta(store)->incarnation, 2);
     cairn_store_close(store);
 }
 

@@ -288,8 +288,8 @@ static cairn_status store(struct cairn_cluster_job *job, struct cairn_job_spec_d
     if (status == CAIRN_OK)
         status = cairn_cluster_judge_packed(next->name, amending->spec_packed, why);
     if (status == CAIRN_OK)
-        status = cairn_cluster_save_job(job, amending->spec_packed, next->amend_key, on_stored,
-                                        why);
+        status = cairn_cluster_save_job(job, CAIRN_STORE_JOB, amending->spec_packed,
+                                        next->amend_key, on_stored, why);
     if (status != CAIRN_OK) {
         cairn_cluster_amending_free(amending);
         return status;

@@ -48,7 +48,9 @@ static cairn_status store(struct cairn_cluster *cluster, struct cairn_cluster_se
                           struct cairn_sentence *why)
 {
     seat->drain.stored = cairn_cluster_request_new(cluster);
-    return cairn_cluster_save_leaving(cluster, seat->name, seat->drain.stored, on_stored, why);
+    return cairn_cluster_save(cluster, CAIRN_STORE_LEAVE,
+                              &(struct cairn_stored_leaving) { seat->name }, 1, seat->drain.stored,
+                              on_stored, why);
 }
 
 static void unstore(struct cairn_cluster *cluster, struct cairn_cluster_seat *seat)
@@ -56,12 +58,14 @@ static void unstore(struct cairn_cluster *cluster, struct cairn_cluster_seat *se
     struct cairn_sentence why;
     if (seat->drain.stored == 0) return;
     seat->drain.stored = 0;
-    if (cairn_cluster_save_leaving(cluster, seat->name, 0, on_stored, &why) != CAIRN_OK)
+    if (cairn_cluster_save(cluster, CAIRN_STORE_STAY, &(struct cairn_stored_leaving) { seat->name },
+                           1, 0, on_stored, &why) != CAIRN_OK)
         cairn_log_error("the end of a drain is not in the store: %s", why.text);
 }
 
-static cairn_status load(void *context, const char *shard, struct cairn_sentence *why)
+static cairn_status load(void *context, const void *row, struct cairn_sentence *why)
 {
+    const char *shard = ((const struct cairn_stored_leaving *)row)->shard;
     struct cairn_cluster *cluster = context;
     struct cairn_cluster_seat *seat = cairn_cluster_seat_get(cluster, shard);
     if (seat == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a shard");
@@ -73,7 +77,7 @@ static cairn_status load(void *context, const char *shard, struct cairn_sentence
 
 cairn_status cairn_cluster_drains_load(struct cairn_cluster *cluster, struct cairn_sentence *why)
 {
-    return cairn_store_each_leaving(cluster->store, load, cluster, why);
+    return cairn_store_each(cluster->store, CAIRN_STORED_LEAVING, load, cluster, why);
 }
 
 /* ---- the end of a drain ---- */

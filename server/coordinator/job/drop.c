@@ -189,7 +189,8 @@ static void stop(struct cairn_cluster_job *job)
     cairn_cluster_job_core_close(job);
     cairn_cluster_reshard_close(job);
     struct cairn_cluster_saved saved = { .cluster = job->cluster, .job = job->id };
-    if (job->stored) saved.status = cairn_cluster_save_dropped(job, on_saved, &why);
+    if (job->stored)
+        saved.status = cairn_cluster_save_job(job, CAIRN_STORE_JOB_DROP, NULL, 0, on_saved, &why);
     saved.why = why.text;
     if (!job->stored || saved.status != CAIRN_OK) on_saved(&saved);
 }

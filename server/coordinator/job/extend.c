@@ -195,7 +195,7 @@ static void put_back(struct cairn_cluster_job *job, uint64_t generation)
     struct cairn_sentence why;
     if (job->reserved.generation < generation) job->reserved.generation = generation;
     if (job->state == CAIRN_CLUSTER_JOB_CREATING) return; // restored, or dropped
-    if (cairn_cluster_save_job(job, job->planned.spec, 0, on_put_back, &why) != CAIRN_OK)
+    if (cairn_cluster_save_job(job, CAIRN_STORE_JOB, NULL, 0, on_put_back, &why) != CAIRN_OK)
         cairn_log_error("job %s: the store has it as amended: %s", job->spec.name, why.text);
 }
 
@@ -219,7 +219,7 @@ static cairn_status store(struct cairn_cluster_job *job, struct cairn_sentence *
     body->reserved.generation = job->reserved.generation > body->generation
                                     ? job->reserved.generation
                                     : body->generation;
-    return cairn_cluster_save_job(body, body->planned.spec, body->generation, on_stored, why);
+    return cairn_cluster_save_job(body, CAIRN_STORE_JOB, NULL, body->generation, on_stored, why);
 }
 
 /* About the amendment's key: the job may be under another one by then. */

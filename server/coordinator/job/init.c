@@ -175,7 +175,9 @@ static void on_sealed(struct cairn_cluster_job *job, const void *about, cairn_st
     }
     job->init.seal_wanted = false;
     cairn_sentence_set(&why, "%s", text);
-    if (status == CAIRN_OK) status = cairn_cluster_save_initialized(job, on_initialized, &why);
+    if (status == CAIRN_OK)
+        status = cairn_cluster_save_job(job, CAIRN_STORE_INITIALIZED, NULL, 0, on_initialized,
+                                        &why);
     if (status == CAIRN_OK) return;
     job->init.seal_running = false;
     seal_failed(job, status, why.text);

@@ -79,7 +79,9 @@ void cairn_cluster_job_drop(struct cairn_cluster_job *job)
     job->dropping = true;
     cairn_cluster_job_core_close(job);
     cairn_cluster_reshard_close(job);
-    if (!job->stored || cairn_cluster_save_dropped(job, on_dropped, &why) != CAIRN_OK) forget(job);
+    if (!job->stored ||
+        cairn_cluster_save_job(job, CAIRN_STORE_JOB_DROP, NULL, 0, on_dropped, &why) != CAIRN_OK)
+        forget(job);
 }
 
 /* ---- the shards of a new one ---- */
@@ -402,7 +404,7 @@ static void on_created(struct cairn_cluster_job *job, const void *about, cairn_s
     cairn_sentence_set(&why, "job %s was not created: %s", job->spec.name, text);
     if (status == CAIRN_OK) status = cairn_cluster_job_judge_shards(job, &why);
     if (status == CAIRN_OK)
-        status = cairn_cluster_save_job(job, job->planned.spec, 0, on_stored, &why);
+        status = cairn_cluster_save_job(job, CAIRN_STORE_JOB, NULL, 0, on_stored, &why);
     if (status != CAIRN_OK) creation_failed(job, status, why.text);
 }
 
@@ -540,16 +542,16 @@ static cairn_status fill_seats(struct cairn_cluster_job *job, const struct cairn
                                struct cairn_sentence *why)
 {
     struct cairn_cluster_reshard *reshard = &job->reshard;
-    reshard->running = row->weights != NULL;
+    reshard->running = row->weighed;
     cairn_cluster_reshard_pace_begin(&reshard->pace, row->pause, 0);
     reshard->told.state = reshard->running ? CAIRN_RESHARD_MOVING : CAIRN_RESHARD_NONE;
     reshard->joiners = calloc((size_t)row->shard_count + 1, sizeof *reshard->joiners);
     if (reshard->joiners == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
     for (uint32_t i = 0; i < row->shard_count; i++) {
-        const bool is_hole = row->shards[i][0] == '\0';
-        const double weight = reshard->running ? row->weights[i] : 0;
+        const bool is_hole = row->shards[i].name[0] == '\0';
+        const double weight = row->shards[i].weight;
         struct cairn_cluster_seat *seat =
-            is_hole ? NULL : cairn_cluster_seat_get(job->cluster, row->shards[i]);
+            is_hole ? NULL : cairn_cluster_seat_get(job->cluster, row->shards[i].name);
         if (seat == NULL && !is_hole) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
         if (i >= job->layout->shard_count) {
             if (seat != NULL && reshard->running)
@@ -627,13 +629,12 @@ cairn_status cairn_cluster_job_load(struct cairn_cluster *cluster,
     return CAIRN_OK;
 }
 
-static cairn_status load_job(void *context, const struct cairn_stored_job *row,
-                             struct cairn_sentence *why)
+static cairn_status load_job(void *context, const void *row, struct cairn_sentence *why)
 {
     return cairn_cluster_job_load(context, row, why);
 }
 
 cairn_status cairn_cluster_jobs_load(struct cairn_cluster *cluster, struct cairn_sentence *why)
 {
-    return cairn_store_each_job(cluster->store, load_job, cluster, why);
+    return cairn_store_each(cluster->store, CAIRN_STORED_JOBS, load_job, cluster, why);
 }

@@ -29,7 +29,7 @@ static void on_saved(const struct cairn_cluster_saved *saved)
 static void save(struct cairn_cluster_job *job)
 {
     struct cairn_sentence why;
-    if (cairn_cluster_save_layout(job, 0, on_saved, &why) != CAIRN_OK)
+    if (cairn_cluster_save_job(job, CAIRN_STORE_LAYOUT, NULL, 0, on_saved, &why) != CAIRN_OK)
         cairn_log_error("job %s: where its re-sharding stands is not in the store: %s",
                         job->spec.name, why.text);
 }
@@ -389,7 +389,7 @@ cairn_status cairn_cluster_reshard_begin(struct cairn_cluster_job *job,
     cairn_cluster_reshard_target_release(&target);
     r->asking = "the store's disk";
     r->serial = cairn_cluster_request_new(job->cluster);
-    status = cairn_cluster_save_layout(job, r->serial, on_begun, why);
+    status = cairn_cluster_save_job(job, CAIRN_STORE_LAYOUT, NULL, r->serial, on_begun, why);
     if (status != CAIRN_OK) {
         cairn_cluster_reshard_end(job, CAIRN_RESHARD_FAILED, why->text);
         return status;

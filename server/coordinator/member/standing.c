@@ -19,20 +19,6 @@
 
 #define PARTS_MAX 1024 /* in a status */
 
-cairn_status cairn_cluster_standing_open(struct cairn_cluster *cluster, struct cairn_sentence *why)
-{
-    cluster->identity.id = (struct cairn_coordinator_id) {
-        .store = cairn_store_identity(cluster->store),
-        .incarnation = cairn_store_incarnation(cluster->store),
-    };
-    randombytes_buf(&cluster->identity.id.process, sizeof cluster->identity.id.process);
-    cluster->identity.dropped = calloc(CAIRN_STORE_DROPPED_MAX, sizeof *cluster->identity.dropped);
-    if (cluster->identity.dropped == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
-    cluster->identity.dropped_count = cairn_store_dropped(cluster->store,
-                                                          cluster->identity.dropped);
-    return CAIRN_OK;
-}
-
 void cairn_cluster_dropped_add(struct cairn_cluster *cluster, uint64_t job)
 {
     if (cluster->identity.dropped_count == CAIRN_STORE_DROPPED_MAX) {
@@ -41,6 +27,25 @@ void cairn_cluster_dropped_add(struct cairn_cluster *cluster, uint64_t job)
                 cluster->identity.dropped_count * sizeof *cluster->identity.dropped);
     }
     cluster->identity.dropped[cluster->identity.dropped_count++] = job;
+}
+
+static cairn_status load_dropped(void *context, const void *row, struct cairn_sentence *why)
+{
+    (void)why;
+    cairn_cluster_dropped_add(context, ((const struct cairn_stored_dropped *)row)->job);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_cluster_standing_open(struct cairn_cluster *cluster, struct cairn_sentence *why)
+{
+    cluster->identity.id = (struct cairn_coordinator_id) {
+        .store = cairn_store_meta(cluster->store)->identity,
+        .incarnation = cairn_store_meta(cluster->store)->incarnation,
+    };
+    randombytes_buf(&cluster->identity.id.process, sizeof cluster->identity.id.process);
+    cluster->identity.dropped = calloc(CAIRN_STORE_DROPPED_MAX, sizeof *cluster->identity.dropped);
+    if (cluster->identity.dropped == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory");
+    return cairn_store_each(cluster->store, CAIRN_STORED_DROPPED, load_dropped, cluster, why);
 }
 
 static bool was_dropped(const struct cairn_cluster *cluster, uint64_t job)

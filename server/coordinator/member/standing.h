@@ -9,7 +9,7 @@
 /* The cluster's identity, by which shards know us. */
 struct cairn_cluster_identity {
     struct cairn_coordinator_id id; /* of this process, and of its store */
-    uint64_t *dropped;              /* owned: [dropped_count], as cairn_store_dropped has them */
+    uint64_t *dropped;              /* owned: [dropped_count], the oldest first */
     size_t dropped_count;
 };
 

@@ -84,8 +84,8 @@ void cairn_cluster_member_write(struct cairn_cluster_member *member, uint32_t re
     }
     member->write.reserves = true;
     if (job->reserved.asked >= needed) return;
-    const cairn_status status = cairn_cluster_save_generation(job, needed + GENERATION_BLOCK,
-                                                              on_reserved, &why);
+    const cairn_status status = cairn_cluster_save_job(
+        job, CAIRN_STORE_GENERATION, NULL, needed + GENERATION_BLOCK, on_reserved, &why);
     if (status == CAIRN_OK)
         job->reserved.asked = needed + GENERATION_BLOCK;
     else

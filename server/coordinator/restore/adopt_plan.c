@@ -137,10 +137,10 @@ static void take_part(struct cairn_cluster_adoptee *job, struct cairn_cluster_se
         refuse(job, "it has another spec of the same revision", seat->name);
     else if (job->step - job->lowest_step > 1)
         refuse(job, "its part is more than one step apart from the others", seat->name);
-    else if (job->shards[part->shard_index] != NULL)
+    else if (job->shards[part->shard_index].name != NULL)
         refuse(job, "another shard holds the same part", seat->name);
     else
-        job->shards[part->shard_index] = seat->name;
+        job->shards[part->shard_index].name = seat->name;
     if (part->version_generation > job->version_generation)
         job->version_generation = part->version_generation;
 }
@@ -150,10 +150,10 @@ static void judge_generation(struct cairn_cluster_adoption *adoption,
                              struct cairn_cluster_adoptee *job)
 {
     struct cairn_cluster *cluster = adoption->cluster;
+    memset(job->shards, 0, job->shard_count * sizeof *job->shards);
     job->best = NULL;
     job->shard_count = 0;
     job->refused.text[0] = '\0';
-    memset(job->shards, 0, CAIRN_SEATS_MAX * sizeof *job->shards);
     each_part(cluster, job, take_layout);
     if (job->best != NULL) each_part(cluster, job, take_part);
     if (job->shard_count == 0) {
@@ -163,7 +163,7 @@ static void judge_generation(struct cairn_cluster_adoption *adoption,
     // A layout that followed others may have holes; they are judged when the layout is here.
     const bool may_have_holes = job->best != NULL && job->best->layout_version > 1;
     for (uint32_t i = 0; i < job->shard_count && job->refused.text[0] == '\0'; i++)
-        if (job->shards[i] == NULL && !may_have_holes)
+        if (job->shards[i].name == NULL && !may_have_holes)
             cairn_cluster_adoption_missing(adoption, job, i, &job->refused);
 }
 
@@ -240,7 +240,7 @@ static void judge_job(struct cairn_cluster_adoption *adoption, struct cairn_clus
 
 static void take_incarnations(struct cairn_cluster_adoption *adoption)
 {
-    adoption->incarnation = cairn_store_incarnation(adoption->cluster->store);
+    adoption->incarnation = cairn_store_meta(adoption->cluster->store)->incarnation;
     for (const struct cairn_cluster_seat *s = adoption->cluster->seats; s != NULL; s = s->next)
         if (s->seen.incarnation > adoption->incarnation)
             adoption->incarnation = s->seen.incarnation;

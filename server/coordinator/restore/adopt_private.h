@@ -20,7 +20,8 @@ struct cairn_cluster_adoptee {
     struct cairn_sentence refused; /* empty: it is whole */
     /* owned */
     char *name;
-    const char **shards; /* [CAIRN_SEATS_MAX], shard_count of them: names, borrowed of the seats */
+    struct cairn_stored_shard
+        *shards; /* [CAIRN_SEATS_MAX], shard_count of them; names borrowed of the seats */
     uint32_t shard_count;
     struct cairn_paged spec, layout;
     uint64_t id, base_step;

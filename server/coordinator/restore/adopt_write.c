@@ -88,8 +88,8 @@ static void on_written(struct cairn_task *task)
         return;
     }
     if (adoption->former == 0) adoption->former = cluster->identity.id.store;
-    cluster->identity.id.store = cairn_store_identity(cluster->store);
-    cluster->identity.id.incarnation = cairn_store_incarnation(cluster->store);
+    cluster->identity.id.store = cairn_store_meta(cluster->store)->identity;
+    cluster->identity.id.incarnation = cairn_store_meta(cluster->store)->incarnation;
     cairn_log_warn("%zu jobs were adopted: this is store %016" PRIx64 " (start %" PRIu64
                    ") now, and no other is obeyed by these shards",
                    adoption->row_count, cluster->identity.id.store,
@@ -112,7 +112,7 @@ static cairn_status judge_layout(const struct cairn_cluster_adoption *adoption,
                                                 &layout);
     if (status == CAIRN_OK && layout->shard_count != job->shard_count) status = CAIRN_ERR_MISMATCH;
     for (uint32_t i = 0; status == CAIRN_OK && i < job->shard_count; i++)
-        if (job->shards[i] == NULL && cairn_layout_owns(layout, i)) {
+        if (job->shards[i].name == NULL && cairn_layout_owns(layout, i)) {
             status = CAIRN_ERR_NOT_FOUND;
             cairn_cluster_adoption_missing(adoption, job, i, why);
         }
@@ -163,7 +163,7 @@ void cairn_cluster_adoption_write(struct cairn_cluster_adoption *adoption)
             continue;
         }
         for (uint32_t s = 0; s < job->shard_count; s++)
-            if (job->shards[s] == NULL) job->shards[s] = ""; // a hole
+            if (job->shards[s].name == NULL) job->shards[s].name = ""; // a hole
         adoption->rows[adoption->row_count++] =
             (struct cairn_stored_job) { .name = job->name,
                                         .spec = job->spec.bytes,

@@ -155,7 +155,7 @@ static void on_loaded(struct cairn_cluster_restore *restore, cairn_status status
     if (status == CAIRN_OK) status = cairn_cluster_job_judge_shards(job, &why);
     if (status == CAIRN_OK) {
         job->initialized = true;
-        status = cairn_cluster_save_job(job, job->planned.spec, 0, on_stored, &why);
+        status = cairn_cluster_save_job(job, CAIRN_STORE_JOB, NULL, 0, on_stored, &why);
     }
     if (status != CAIRN_OK) end_load(restore, job, status, why.text);
 }
@@ -288,7 +288,8 @@ static void advance(struct cairn_cluster_restore *restore)
         restore->old_id = id;
         restore->reserving = old != NULL && old->stored;
         if (restore->reserving)
-            status = cairn_cluster_save_generation(old, next, on_reserved, &why);
+            status = cairn_cluster_save_job(old, CAIRN_STORE_GENERATION, NULL, next, on_reserved,
+                                            &why);
         if (restore->reserving && status == CAIRN_OK) return;
     }
     if (status == CAIRN_OK) status = cairn_cluster_restore_replace(restore, old, on_made, &why);

@@ -182,9 +182,9 @@ static void persist(struct cairn_cluster_job *job)
     struct cairn_sentence why;
     job->rounds.persist_waits = true;
     job->rounds.persist_failed = false;
-    const cairn_status status = job->layouts.storing
-                                    ? cairn_cluster_save_layout(job, job->epoch, on_persisted, &why)
-                                    : cairn_cluster_save_epoch(job, on_persisted, &why);
+    const cairn_status status = cairn_cluster_save_job(
+        job, job->layouts.storing ? CAIRN_STORE_LAYOUT : CAIRN_STORE_EPOCH, NULL, job->epoch,
+        on_persisted, &why);
     if (status != CAIRN_OK) persist_again(job, why.text);
 }
 

@@ -15,50 +15,25 @@
 #define PAGE_EVENTS 256 /* of an answer: with the longest texts they fit a frame */
 #define BATCH       512 /* of a write */
 
-/* One block of memory: the texts lie behind it. */
-struct cairn_cluster_event {
-    struct cairn_stored_event stored;
-    char texts[];
-};
-
 static const char *const kind_names[CAIRN_EVENT_KINDS] = {
 #define X(kind, name) [CAIRN_EVENT_##kind] = (name),
     CAIRN_EVENTS(X)
 #undef X
 };
 
-static struct cairn_cluster_event **place_of(const struct cairn_cluster_events *events,
-                                             uint64_t number)
+static struct cairn_stored_event **place_of(const struct cairn_cluster_events *events,
+                                            uint64_t number)
 {
     return &events->ring[number % CAIRN_STORE_EVENTS_MAX];
 }
 
-/* NULL: no memory. Its kind is static, or a copy, too. */
-static struct cairn_cluster_event *copy(const struct cairn_stored_event *from)
-{
-    const char *const texts[] = { from->kind, from->job, from->who, from->text };
-    size_t bytes = 0;
-    for (size_t i = 0; i < 4; i++) bytes += strlen(texts[i]) + 1;
-    struct cairn_cluster_event *event = malloc(sizeof *event + bytes);
-    if (event == NULL) return NULL;
-    const char **const copies[] = { &event->stored.kind, &event->stored.job, &event->stored.who,
-                                    &event->stored.text };
-    char *at = event->texts;
-    event->stored = *from;
-    for (size_t i = 0; i < 4; i++) {
-        *copies[i] = at;
-        at = stpcpy(at, texts[i]) + 1;
-    }
-    return event;
-}
-
 /* In place of the oldest, when there are as many as are kept. */
-static void keep(struct cairn_cluster_events *events, struct cairn_cluster_event *event)
+static void keep(struct cairn_cluster_events *events, struct cairn_stored_event *event)
 {
-    struct cairn_cluster_event **place = place_of(events, event->stored.number);
+    struct cairn_stored_event **place = place_of(events, event->number);
     free(*place);
     *place = event;
-    events->next = event->stored.number + 1;
+    events->next = event->number + 1;
     if (events->next > events->first + CAIRN_STORE_EVENTS_MAX)
         events->first = events->next - CAIRN_STORE_EVENTS_MAX;
 }
@@ -80,13 +55,13 @@ void cairn_cluster_event_note(struct cairn_cluster *cluster, enum cairn_event_ki
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    struct cairn_cluster_event *event = copy(
-        &(struct cairn_stored_event) { .number = events->next,
-                                       .unix_ms = now_unix_ms(),
-                                       .kind = kind_names[kind],
-                                       .job = job != NULL ? job : "",
-                                       .who = who != NULL ? who : "",
-                                       .text = text });
+    const struct cairn_stored_event row = { .number = events->next,
+                                            .unix_ms = now_unix_ms(),
+                                            .kind = kind_names[kind],
+                                            .job = job != NULL ? job : "",
+                                            .who = who != NULL ? who : "",
+                                            .text = text };
+    struct cairn_stored_event *event = cairn_store_copy(CAIRN_STORE_EVENTS, &row, 1);
     if (event != NULL) keep(events, event); // else the log has it
 }
 
@@ -100,13 +75,12 @@ void cairn_cluster_event_note_shard(struct cairn_cluster *cluster, enum cairn_ev
 
 /* ---- the store ---- */
 
-static cairn_status load(void *context, const struct cairn_stored_event *stored,
-                         struct cairn_sentence *why)
+static cairn_status load(void *context, const void *row, struct cairn_sentence *why)
 {
     struct cairn_cluster_events *events = context;
-    struct cairn_cluster_event *event = copy(stored);
+    struct cairn_stored_event *event = cairn_store_copy(CAIRN_STORE_EVENTS, row, 1);
     if (event == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for events");
-    if (events->next == 0) events->first = stored->number;
+    if (events->next == 0) events->first = event->number;
     keep(events, event);
     return CAIRN_OK;
 }
@@ -114,9 +88,10 @@ static cairn_status load(void *context, const struct cairn_stored_event *stored,
 cairn_status cairn_cluster_events_open(struct cairn_cluster *cluster, struct cairn_sentence *why)
 {
     struct cairn_cluster_events *events = &cluster->events;
-    events->ring = calloc(CAIRN_STORE_EVENTS_MAX, sizeof(struct cairn_cluster_event *));
+    events->ring = calloc(CAIRN_STORE_EVENTS_MAX, sizeof(struct cairn_stored_event *));
     if (events->ring == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for events");
-    const cairn_status status = cairn_store_each_event(cluster->store, load, events, why);
+    const cairn_status status = cairn_store_each(cluster->store, CAIRN_STORED_EVENTS, load, events,
+                                                 why);
     if (events->next == 0) events->first = events->next = 1;
     events->saved = events->began = events->next;
     return status;
@@ -129,8 +104,8 @@ static size_t list_new(const struct cairn_cluster_events *events,
     size_t count = 0;
     uint64_t number = events->saved > events->first ? events->saved : events->first;
     for (; number < events->next && count < BATCH; number++) {
-        const struct cairn_cluster_event *event = *place_of(events, number);
-        if (event != NULL) list_out[count++] = event->stored;
+        const struct cairn_stored_event *event = *place_of(events, number);
+        if (event != NULL) list_out[count++] = *event;
     }
     return count;
 }
@@ -154,7 +129,8 @@ void cairn_cluster_events_tick(struct cairn_cluster *cluster)
     if (events->saving) return;
     const size_t count = list_new(events, list);
     if (count == 0) return;
-    events->saving = cairn_cluster_save_events(cluster, list, count, on_saved, &why) == CAIRN_OK;
+    events->saving = cairn_cluster_save(cluster, CAIRN_STORE_EVENTS, list, count,
+                                        list[count - 1].number + 1, on_saved, &why) == CAIRN_OK;
 }
 
 void cairn_cluster_events_close(struct cairn_cluster *cluster)
@@ -164,7 +140,8 @@ void cairn_cluster_events_close(struct cairn_cluster *cluster)
     struct cairn_sentence why;
     if (events->ring == NULL) return;
     const size_t count = list_new(events, list);
-    if (count > 0 && cairn_store_add_events(cluster->store, list, count, &why) != CAIRN_OK)
+    if (count > 0 &&
+        cairn_store_write(cluster->store, CAIRN_STORE_EVENTS, list, count, &why) != CAIRN_OK)
         cairn_log_warn("the last %zu events are not stored: %s", count, why.text);
     for (size_t i = 0; i < CAIRN_STORE_EVENTS_MAX; i++) free(events->ring[i]);
     free(events->ring);
@@ -176,10 +153,10 @@ void cairn_cluster_events_close(struct cairn_cluster *cluster)
 uint64_t cairn_cluster_events_last_ms(const struct cairn_cluster *cluster)
 {
     const struct cairn_cluster_events *events = &cluster->events;
-    const struct cairn_cluster_event *last = events->next > events->first
-                                                 ? *place_of(events, events->next - 1)
-                                                 : NULL;
-    return last != NULL ? last->stored.unix_ms : 0;
+    const struct cairn_stored_event *last = events->next > events->first
+                                                ? *place_of(events, events->next - 1)
+                                                : NULL;
+    return last != NULL ? last->unix_ms : 0;
 }
 
 static bool is_of(const struct cairn_stored_event *event, enum cairn_event_kind kind)
@@ -193,11 +170,10 @@ void cairn_cluster_events_maker(const struct cairn_cluster *cluster, const char 
     const struct cairn_cluster_events *events = &cluster->events;
     out->text[0] = '\0';
     for (uint64_t n = events->next; events->ring != NULL && n-- > events->first;) {
-        const struct cairn_cluster_event *event = *place_of(events, n);
-        if (event == NULL || !is_of(&event->stored, CAIRN_EVENT_CREATED) ||
-            strcmp(event->stored.job, job) != 0)
+        const struct cairn_stored_event *event = *place_of(events, n);
+        if (event == NULL || !is_of(event, CAIRN_EVENT_CREATED) || strcmp(event->job, job) != 0)
             continue;
-        cairn_sentence_set(out, "%s", event->stored.who);
+        cairn_sentence_set(out, "%s", event->who);
         return;
     }
 }
@@ -209,18 +185,17 @@ void cairn_cluster_events_faults(const struct cairn_cluster *cluster, const char
     uint64_t until_ms = now_unix_ms();
     *out = (struct cairn_event_faults) { 0 };
     for (uint64_t n = events->next; events->ring != NULL && n-- > events->first;) {
-        const struct cairn_cluster_event *event = *place_of(events, n);
+        const struct cairn_stored_event *event = *place_of(events, n);
         if (event == NULL) continue;
-        const struct cairn_stored_event *e = &event->stored;
-        const bool is_job = strcmp(e->job, job) == 0;
-        if (is_of(e, CAIRN_EVENT_CLOCK)) // what was before went by another clock
+        const bool is_job = strcmp(event->job, job) == 0;
+        if (is_of(event, CAIRN_EVENT_CLOCK)) // what was before went by another clock
             until_ms = 0;
-        else if (until_ms > e->unix_ms)
-            out->observed_ms += until_ms - e->unix_ms;
-        if (!is_of(e, CAIRN_EVENT_CLOCK)) until_ms = e->unix_ms;
-        if (is_of(e, CAIRN_EVENT_AWAY)) out->shards++;
-        if (is_job && is_of(e, CAIRN_EVENT_LOST)) out->workers++;
-        if (is_job && is_of(e, CAIRN_EVENT_CREATED)) break; // what was before is another job's
+        else if (until_ms > event->unix_ms)
+            out->observed_ms += until_ms - event->unix_ms;
+        if (!is_of(event, CAIRN_EVENT_CLOCK)) until_ms = event->unix_ms;
+        if (is_of(event, CAIRN_EVENT_AWAY)) out->shards++;
+        if (is_job && is_of(event, CAIRN_EVENT_LOST)) out->workers++;
+        if (is_job && is_of(event, CAIRN_EVENT_CREATED)) break; // what was before is another job's
     }
 }
 
@@ -248,14 +223,14 @@ void cairn_cluster_events_answer(struct cairn_cluster_session *session, uint32_t
     page.process = session->cluster->identity.id.process;
     page.began = events->began;
     for (; number < events->next; number++) {
-        const struct cairn_cluster_event *event = *place_of(events, number);
-        if (event == NULL || event->stored.unix_ms < get->since_unix_ms) continue;
+        const struct cairn_stored_event *event = *place_of(events, number);
+        if (event == NULL || event->unix_ms < get->since_unix_ms) continue;
         if (page.n_events == PAGE_EVENTS) {
             page.more = true;
             break;
         }
         list[page.n_events] = &filled[page.n_events];
-        fill(&filled[page.n_events++], &event->stored);
+        fill(&filled[page.n_events++], event);
     }
     cairn_cluster_session_send(session, CAIRN_MSG_EVENTS, request, &page.base);
 }

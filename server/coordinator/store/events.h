@@ -1,7 +1,8 @@
 /* The cluster's events: who came, went, moved, was put out, with time and cause, for `cairn
  * cluster events`. The newest CAIRN_STORE_EVENTS_MAX are in memory and, a moment later, in the
- * store, so that a new incarnation has them, too. Nobody waits until they are stored: see
- * store_events.c. Loop thread only. */
+ * store, so that a new incarnation has them, too. Nobody waits until they are stored:
+ * a commit of them waits for no disk, and those of the last moment before power is lost may be missing. Loop
+ * thread only. */
 #ifndef CAIRN_COORDINATOR_STORE_EVENTS_H
 #define CAIRN_COORDINATOR_STORE_EVENTS_H
 
@@ -52,14 +53,14 @@ enum cairn_event_kind {
         CAIRN_EVENT_KINDS
 };
 
-struct cairn_cluster_event;
+struct cairn_stored_event;
 
 /* The events that this process has in memory. */
 struct cairn_cluster_events {
-    struct cairn_cluster_event **ring; /* owned: [CAIRN_STORE_EVENTS_MAX], by number */
-    uint64_t first, next;              /* numbers: of the oldest, and of the one to come */
-    uint64_t began;                    /* the first that this process gave */
-    uint64_t saved;                    /* those below are in the store, or on their way there */
+    struct cairn_stored_event **ring; /* owned: [CAIRN_STORE_EVENTS_MAX], by number */
+    uint64_t first, next;             /* numbers: of the oldest, and of the one to come */
+    uint64_t began;                   /* the first that this process gave */
+    uint64_t saved;                   /* those below are in the store, or on their way there */
     bool saving;
     bool failed; /* the last that was tried, which was said */
 };

@@ -7,10 +7,9 @@
 #define CAIRN_COORDINATOR_STORE_SAVES_H
 
 #include "server/coordinator/base/names.h"
+#include "server/coordinator/store/store.h"
 
 struct cairn_cluster_save;
-struct cairn_stored_event;
-struct cairn_stored_key;
 struct cairn_pool;
 
 /* The cluster's saves. */
@@ -30,46 +29,17 @@ struct cairn_cluster_saved {
 };
 typedef void (*cairn_cluster_saved_fn)(const struct cairn_cluster_saved *saved);
 
-/* The whole row of the job as it is, but for its spec (packed). */
-cairn_status cairn_cluster_save_job(struct cairn_cluster_job *job, struct cairn_packed *spec,
-                                    uint64_t number, cairn_cluster_saved_fn then,
-                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* Saves the fields of a job's row that change with its layout: epoch and reserved rounds,
- * layouts, shards, weights. */
-cairn_status cairn_cluster_save_layout(const struct cairn_cluster_job *job, uint64_t number,
-                                       cairn_cluster_saved_fn then,
-                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* Its epoch, which is saved->number, and the reserved rounds. */
-cairn_status cairn_cluster_save_epoch(const struct cairn_cluster_job *job,
-                                      cairn_cluster_saved_fn then,
-                                      struct cairn_sentence *why) CAIRN_MUST_CHECK;
-cairn_status cairn_cluster_save_initialized(const struct cairn_cluster_job *job,
-                                            cairn_cluster_saved_fn then,
-                                            struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* Generations up to that one, which is saved->number, may be used. */
-cairn_status cairn_cluster_save_generation(const struct cairn_cluster_job *job, uint64_t generation,
-                                           cairn_cluster_saved_fn then,
-                                           struct cairn_sentence *why) CAIRN_MUST_CHECK;
-cairn_status cairn_cluster_save_dropped(const struct cairn_cluster_job *job,
-                                        cairn_cluster_saved_fn then,
-                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* cluster->storage.token. */
-cairn_status cairn_cluster_save_storage(struct cairn_cluster *cluster, cairn_cluster_saved_fn then,
-                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* The shard leaves by an operator's word; `number` 0: it does not any more. */
-cairn_status cairn_cluster_save_leaving(struct cairn_cluster *cluster, const char *shard,
-                                        uint64_t number, cairn_cluster_saved_fn then,
-                                        struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* The key is trusted from now on, or with `trusted` false not any more. */
-cairn_status cairn_cluster_save_key(struct cairn_cluster *cluster,
-                                    const struct cairn_stored_key *key, bool trusted,
+/* Writes rows of no job: cairn_store_write. */
+cairn_status cairn_cluster_save(struct cairn_cluster *cluster, enum cairn_store_change change,
+                                const void *rows, size_t count, uint64_t number,
+                                cairn_cluster_saved_fn then,
+                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* Makes such a change of a job's row, as the job is now, but for what is not true before it is durable: spec
+ * (NULL: the job's own), INITIALIZED, and GENERATION, where generations up to `number` may be used. */
+cairn_status cairn_cluster_save_job(struct cairn_cluster_job *job, enum cairn_store_change change,
+                                    struct cairn_packed *spec, uint64_t number,
                                     cairn_cluster_saved_fn then,
                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* saved->number is the one behind the last of them. */
-cairn_status cairn_cluster_save_events(struct cairn_cluster *cluster,
-                                       const struct cairn_stored_event *events, size_t count,
-                                       cairn_cluster_saved_fn then,
-                                       struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Something of the job is on its way to the store. */
 bool cairn_cluster_saving(const struct cairn_cluster_job *job);
 cairn_status cairn_cluster_saves_open(struct cairn_cluster *cluster,

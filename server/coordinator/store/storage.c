@@ -79,10 +79,11 @@ static void on_remembered(const struct cairn_cluster_saved *saved)
 
 void cairn_cluster_storage_used(struct cairn_cluster *cluster)
 {
+    const struct cairn_stored_meta row = { .storage = cluster->storage.token };
     struct cairn_sentence why;
     if (cluster->storage.remembered || cluster->storage.token == 0) return;
-    cluster->storage.remembered = cairn_cluster_save_storage(cluster, on_remembered, &why) ==
-                                  CAIRN_OK;
+    cluster->storage.remembered = cairn_cluster_save(cluster, CAIRN_STORE_STORAGE, &row, 1, 0,
+                                                     on_remembered, &why) == CAIRN_OK;
 }
 
 void cairn_cluster_storage_adopted(struct cairn_cluster *cluster, uint64_t former)
@@ -101,7 +102,7 @@ void cairn_cluster_storage_adopted(struct cairn_cluster *cluster, uint64_t forme
 static void name_owner(const struct cairn_cluster *cluster, struct cairn_storage_owner *owner)
 {
     struct utsname host;
-    *owner = (struct cairn_storage_owner) { .store = cairn_store_identity(cluster->store) };
+    *owner = (struct cairn_storage_owner) { .store = cairn_store_meta(cluster->store)->identity };
     snprintf(owner->who, sizeof owner->who, "cluster %.100s, coordinator at %.64s",
              cluster->options->name, uname(&host) == 0 ? host.nodename : "a host without a name");
 }
@@ -151,7 +152,8 @@ static cairn_status begin_with(struct cairn_cluster *cluster, struct cairn_sente
     if (!cairn_storage_is_used(path) || cairn_cluster_storage_seen(cluster, &other) != CAIRN_OK)
         return CAIRN_OK;
     cluster->storage.remembered = true;
-    return cairn_store_set_storage(cluster->store, cluster->storage.token, why);
+    const struct cairn_stored_meta row = { .storage = cluster->storage.token };
+    return cairn_store_write(cluster->store, CAIRN_STORE_STORAGE, &row, 1, why);
 }
 
 cairn_status cairn_cluster_storage_open(struct cairn_cluster *cluster, struct cairn_sentence *why)
@@ -161,7 +163,7 @@ cairn_status cairn_cluster_storage_open(struct cairn_cluster *cluster, struct ca
         (struct cairn_storage_watch) { .judge = judge, .on_said = on_said, .context = cluster };
     name_owner(cluster, &cluster->storage.watch.owner);
     cluster->storage.store = cluster->storage.watch.owner.store;
-    cluster->storage.token = cairn_store_storage(cluster->store);
+    cluster->storage.token = cairn_store_meta(cluster->store)->storage;
     cluster->storage.remembered = cluster->storage.token != 0;
     cairn_status status = cluster->storage.remembered ? CAIRN_OK : make_root(path, why);
     if (status == CAIRN_OK)

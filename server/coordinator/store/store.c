@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <math.h>
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,29 +15,144 @@
 #define APPLICATION_ID 0x4341524e /* "CARN": marks the file as ours */
 #define SCHEMA_VERSION 1
 
-static const char schema[] =
-    "CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), incarnation INTEGER NOT NULL, "
-    "identity INTEGER NOT NULL, storage INTEGER NOT NULL);"
-    "INSERT INTO meta VALUES (1, 0, 0, 0);"
-    "CREATE TABLE jobs (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, spec BLOB NOT NULL, "
-    "layout BLOB NOT NULL, generation INTEGER NOT NULL, generation_reserved INTEGER NOT NULL, "
-    "epoch INTEGER NOT NULL, round_reserved INTEGER NOT NULL, base_step INTEGER NOT NULL, "
-    "initialized INTEGER NOT NULL, layout_at_generation INTEGER NOT NULL, layout_at_step INTEGER "
-    "NOT NULL, layout_before BLOB, pause REAL NOT NULL, origin INTEGER NOT NULL, "
-    "origin_from_generation INTEGER NOT NULL, origin_from_step INTEGER NOT NULL);"
-    "CREATE TABLE job_shards (job INTEGER NOT NULL REFERENCES jobs(id) ON DELETE CASCADE, place "
-    "INTEGER NOT NULL, shard TEXT NOT NULL, weight REAL, PRIMARY KEY (job, place));"
-    "CREATE TABLE dropped (place INTEGER PRIMARY KEY AUTOINCREMENT, job INTEGER NOT NULL UNIQUE);"
-    "CREATE TABLE events (number INTEGER PRIMARY KEY, unix_ms INTEGER NOT NULL, kind TEXT NOT "
-    "NULL, job TEXT NOT NULL, who TEXT NOT NULL, text TEXT NOT NULL);"
-    "CREATE TABLE leaving (shard TEXT PRIMARY KEY);"
-    "CREATE TABLE keys (line TEXT PRIMARY KEY, own INTEGER NOT NULL, since INTEGER NOT NULL);"
-    "PRAGMA application_id = 1128354382; PRAGMA user_version = 1";
-_Static_assert(APPLICATION_ID == 1128354382 && SCHEMA_VERSION == 1, "as in the schema");
+/* ---- the tables ---- */
 
-/* Fails on a file that says this version and has other tables. */
-static const char columns_there[] = "SELECT m.identity, m.storage, j.origin, s.weight FROM meta m, "
-                                    "jobs j, job_shards s, dropped, leaving, keys, events";
+enum column_type { NUMBER, FLAG, REAL, TEXT, BYTES, COLUMN_TYPES };
+static const char *const type_names[COLUMN_TYPES] = { "INTEGER", "INTEGER", "REAL", "TEXT",
+                                                      "BLOB" };
+
+struct column {
+    const char *name;
+    enum column_type type;
+    size_t at; /* in the row's struct: a uint64_t, bool, double, const char * or const uint8_t * */
+    size_t count_at;        /* of BYTES: their size_t */
+    const char *constraint; /* NULL: NOT NULL */
+    bool grows;             /* no change takes it back */
+    uint32_t set_by;        /* bits of the changes that set it, beside those of whole rows */
+};
+
+#define BY(change) (1u << CAIRN_STORE_##change)
+
+#define COLUMN(text, kind, member) .name = (text), .type = (kind), .at = offsetof(ROW, member)
+#define ROW                        struct cairn_stored_meta
+static const struct column meta_columns[] = {
+    { COLUMN("zero", NUMBER, zero), .constraint = "NOT NULL CHECK (zero = 0)" },
+    { COLUMN("incarnation", NUMBER, incarnation), .set_by = BY(START) },
+    { COLUMN("identity", NUMBER, identity), .set_by = BY(START) },
+    { COLUMN("storage", NUMBER, storage), .set_by = BY(STORAGE) },
+};
+#undef ROW
+#define ROW struct cairn_stored_job
+static const struct column job_columns[] = {
+    { COLUMN("id", NUMBER, id) },
+    { COLUMN("name", TEXT, name), .constraint = "NOT NULL UNIQUE" },
+    { COLUMN("spec", BYTES, spec), .count_at = offsetof(ROW, spec_bytes) },
+    { COLUMN("layout", BYTES, layout), .count_at = offsetof(ROW, layout_bytes),
+      .set_by = BY(LAYOUT) },
+    { COLUMN("generation", NUMBER, generation) },
+    { COLUMN("generation_reserved", NUMBER, generation_reserved), .grows = true,
+      .set_by = BY(GENERATION) },
+    { COLUMN("epoch", NUMBER, epoch), .grows = true, .set_by = BY(EPOCH) | BY(LAYOUT) },
+    { COLUMN("round_reserved", NUMBER, round_reserved), .grows = true,
+      .set_by = BY(EPOCH) | BY(LAYOUT) },
+    { COLUMN("base_step", NUMBER, base_step) },
+    { COLUMN("initialized", FLAG, initialized), .grows = true, .set_by = BY(INITIALIZED) },
+    { COLUMN("layout_at_generation", NUMBER, layout_at_generation), .set_by = BY(LAYOUT) },
+    { COLUMN("layout_at_step", NUMBER, layout_at_step), .set_by = BY(LAYOUT) },
+    { COLUMN("layout_before", BYTES, layout_before), .constraint = "",
+      .count_at = offsetof(ROW, layout_before_bytes), .set_by = BY(LAYOUT) },
+    { COLUMN("pause", REAL, pause), .set_by = BY(LAYOUT) },
+    { COLUMN("origin", NUMBER, origin.generation) },
+    { COLUMN("origin_from_generation", NUMBER, origin.from.generation) },
+    { COLUMN("origin_from_step", NUMBER, origin.from.step) },
+};
+#undef ROW
+#define ROW struct cairn_stored_shard
+static const struct column shard_columns[] = {
+    { COLUMN("job", NUMBER, job), .constraint = "NOT NULL REFERENCES jobs(id) ON DELETE CASCADE" },
+    { COLUMN("place", NUMBER, place) },
+    { COLUMN("shard", TEXT, name) },
+    { COLUMN("weight", REAL, weight), .constraint = "" }, // NULL: not a number
+};
+#undef ROW
+#define ROW struct cairn_stored_dropped
+static const struct column dropped_columns[] = {
+    { COLUMN("place", NUMBER, place) },
+    { COLUMN("job", NUMBER, job), .constraint = "NOT NULL UNIQUE" },
+};
+static const struct column leaving_columns[] = { { .name = "shard", .type = TEXT } };
+#undef ROW
+#define ROW struct cairn_stored_key
+static const struct column key_columns[] = {
+    { COLUMN("line", TEXT, line) },
+    { COLUMN("own", FLAG, is_own) },
+    { COLUMN("since", NUMBER, since_unix_s) },
+};
+#undef ROW
+#define ROW struct cairn_stored_event
+static const struct column event_columns[] = {
+    { COLUMN("number", NUMBER, number) }, { COLUMN("unix_ms", NUMBER, unix_ms) },
+    { COLUMN("kind", TEXT, kind) },       { COLUMN("job", TEXT, job) },
+    { COLUMN("who", TEXT, who) },         { COLUMN("text", TEXT, text) },
+};
+#undef ROW
+
+/* Rows are changed by the first column, which the key begins with. */
+#define TABLE(text, row, list, primary, by)                                         \
+    {                                                                               \
+        (text), (primary), (by), sizeof(row), (list), sizeof(list) / sizeof *(list) \
+    }
+static const struct table {
+    const char *name, *key, *order;
+    size_t row_bytes;
+    const struct column *columns;
+    int column_count;
+} tables[CAIRN_STORED_KINDS] = {
+    [CAIRN_STORED_META] = TABLE("meta", struct cairn_stored_meta, meta_columns, "zero", "zero"),
+    [CAIRN_STORED_JOBS] = TABLE("jobs", struct cairn_stored_job, job_columns, "id", "name"),
+    [CAIRN_STORED_SHARDS] = TABLE("job_shards", struct cairn_stored_shard, shard_columns,
+                                  "job, place", "place"),
+    [CAIRN_STORED_DROPPED] = TABLE("dropped", struct cairn_stored_dropped, dropped_columns, "place",
+                                   "place"),
+    [CAIRN_STORED_LEAVING] = TABLE("leaving", struct cairn_stored_leaving, leaving_columns, "shard",
+                                   "rowid"),
+    [CAIRN_STORED_KEYS] = TABLE("keys", struct cairn_stored_key, key_columns, "line",
+                                "own DESC, since, line"),
+    [CAIRN_STORED_EVENTS] = TABLE("events", struct cairn_stored_event, event_columns, "number",
+                                  "number"),
+};
+
+static const struct change {
+    enum cairn_store_kind kind;
+    enum { PUT, SET, DROP } how; /* whole rows; the columns that say so; no row any more */
+} changes[CAIRN_STORE_CHANGES] = {
+    [CAIRN_STORE_JOB] = { CAIRN_STORED_JOBS, PUT },
+    [CAIRN_STORE_LAYOUT] = { CAIRN_STORED_JOBS, SET },
+    [CAIRN_STORE_EPOCH] = { CAIRN_STORED_JOBS, SET },
+    [CAIRN_STORE_INITIALIZED] = { CAIRN_STORED_JOBS, SET },
+    [CAIRN_STORE_GENERATION] = { CAIRN_STORED_JOBS, SET },
+    [CAIRN_STORE_JOB_DROP] = { CAIRN_STORED_JOBS, DROP },
+    [CAIRN_STORE_STORAGE] = { CAIRN_STORED_META, SET },
+    [CAIRN_STORE_LEAVE] = { CAIRN_STORED_LEAVING, PUT },
+    [CAIRN_STORE_STAY] = { CAIRN_STORED_LEAVING, DROP },
+    [CAIRN_STORE_KEY] = { CAIRN_STORED_KEYS, PUT },
+    [CAIRN_STORE_KEY_DROP] = { CAIRN_STORED_KEYS, DROP },
+    [CAIRN_STORE_EVENTS] = { CAIRN_STORED_EVENTS, PUT },
+    [CAIRN_STORE_START] = { CAIRN_STORED_META, SET },
+    [CAIRN_STORE_SHARDS] = { CAIRN_STORED_SHARDS, PUT },
+    [CAIRN_STORE_SHARDS_DROP] = { CAIRN_STORED_SHARDS, DROP },
+};
+
+/* These follow in the same transaction: a part of a job that was dropped is a leftover of our own, and
+ * the oldest go. */
+static const char schema_end[] =
+    "CREATE TRIGGER drops AFTER DELETE ON jobs BEGIN INSERT OR REPLACE INTO dropped (job) VALUES "
+    "(old.id); DELETE FROM dropped WHERE place <= (SELECT max(place) FROM dropped) - %d; END; "
+    "CREATE TRIGGER notes AFTER INSERT ON events BEGIN DELETE FROM events WHERE number <= "
+    "new.number - %d; END; INSERT INTO meta VALUES (0, 0, 0, 0); PRAGMA application_id = %d; "
+    "PRAGMA user_version = %d";
+
+/* ---- statements ---- */
 
 cairn_status cairn_store_fail(const struct cairn_store *store, const char *doing,
                               struct cairn_sentence *why)
@@ -90,27 +206,235 @@ static cairn_status ask(const struct cairn_store *store, const char *sql, int64_
     return status;
 }
 
-static uint64_t column_u64(sqlite3_stmt *s, int at)
-{
-    return (uint64_t)sqlite3_column_int64(s, at);
-}
-
-cairn_status cairn_store_finish(struct cairn_store *store, sqlite3_stmt *s,
-                                struct cairn_sentence *why)
-{
-    cairn_status status = CAIRN_OK;
-    if (sqlite3_step(s) != SQLITE_DONE) status = cairn_store_fail(store, "writing", why);
-    sqlite3_finalize(s);
-    return status;
-}
-
-cairn_status cairn_store_end_transaction(struct cairn_store *store, cairn_status status,
-                                         struct cairn_sentence *why)
+/* COMMIT, or ROLLBACK of what failed. */
+static cairn_status end_transaction(struct cairn_store *store, cairn_status status,
+                                    struct cairn_sentence *why)
 {
     if (status == CAIRN_OK) status = cairn_store_run(store, "COMMIT", why);
     if (status != CAIRN_OK && sqlite3_get_autocommit(store->db) == 0) {
         sqlite3_exec(store->db, "ROLLBACK", NULL, NULL, NULL);
     }
+    return status;
+}
+
+/* ---- rows ---- */
+
+static const void *field(const void *row, size_t at)
+{
+    return (const char *)row + at;
+}
+
+static void bind(sqlite3_stmt *s, int at, const struct column *column, const void *row)
+{
+    const void *value = field(row, column->at);
+    switch (column->type) {
+    case NUMBER: cairn_store_bind_u64(s, at, *(const uint64_t *)value); break;
+    case FLAG: sqlite3_bind_int(s, at, *(const bool *)value); break;
+    case REAL: sqlite3_bind_double(s, at, *(const double *)value); break;
+    case TEXT: sqlite3_bind_text(s, at, *(const char *const *)value, -1, SQLITE_STATIC); break;
+    default:
+        sqlite3_bind_blob64(s, at, *(const void *const *)value,
+                            *(const size_t *)field(row, column->count_at), SQLITE_STATIC);
+    }
+}
+
+/* Texts and bytes live until the statement's next step. */
+static void fill(char *row, const struct column *column, sqlite3_stmt *s, int at)
+{
+    void *value = row + column->at;
+    switch (column->type) {
+    case NUMBER: *(uint64_t *)value = (uint64_t)sqlite3_column_int64(s, at); break;
+    case FLAG: *(bool *)value = sqlite3_column_int(s, at) != 0; break;
+    case REAL:
+        *(double *)value = sqlite3_column_type(s, at) == SQLITE_NULL ? NAN
+                                                                     : sqlite3_column_double(s, at);
+        break;
+    case TEXT: *(const char **)value = (const char *)sqlite3_column_text(s, at); break;
+    default:
+        *(const void **)value = sqlite3_column_blob(s, at);
+        *(size_t *)(void *)(row + column->count_at) = (size_t)sqlite3_column_bytes(s, at);
+    }
+}
+
+/* Copies the texts of a row behind `to`, where the row points to from then on; NULL: nothing is done.
+ * Returns how many bytes they are. */
+static size_t copy_texts(const struct table *table, char *row, char *to)
+{
+    size_t used = 0;
+    for (const struct column *c = table->columns; c < table->columns + table->column_count; c++) {
+        if (c->type != TEXT) continue;
+        const char **from = (const char **)(void *)(row + c->at);
+        const size_t bytes = strlen(*from) + 1;
+        if (to != NULL) *from = memcpy(to + used, *from, bytes);
+        used += bytes;
+    }
+    return used;
+}
+
+void *cairn_store_copy(enum cairn_store_change change, const void *rows, size_t count)
+{
+    const struct table *table = &tables[changes[change].kind];
+    size_t bytes = count * table->row_bytes;
+    for (size_t i = 0; i < count; i++)
+        bytes += copy_texts(table, (char *)(uintptr_t)field(rows, i * table->row_bytes), NULL);
+    char *copies = malloc(bytes + 1);
+    if (copies == NULL) return NULL;
+    memcpy(copies, rows, count * table->row_bytes);
+    char *at = copies + count * table->row_bytes;
+    for (size_t i = 0; i < count; i++) at += copy_texts(table, copies + i * table->row_bytes, at);
+    return copies;
+}
+
+/* Prepares the statement that `sql` makes, and ends that. */
+static cairn_status prepare_made(const struct cairn_store *store, sqlite3_str *sql,
+                                 sqlite3_stmt **out, struct cairn_sentence *why)
+{
+    char *text = sqlite3_str_finish(sql);
+    const cairn_status status = text == NULL ? cairn_fail(why, CAIRN_ERR_NO_MEMORY,
+                                                          "no memory for the store")
+                                             : cairn_store_prepare(store, text, out, why);
+    sqlite3_free(text);
+    return status;
+}
+
+/* Column I is parameter I + 1. */
+static cairn_status prepare_change(const struct cairn_store *store, enum cairn_store_change change,
+                                   sqlite3_stmt **out, struct cairn_sentence *why)
+{
+    const struct change *how = &changes[change];
+    const struct table *table = &tables[how->kind];
+    sqlite3_str *sql = sqlite3_str_new(store->db);
+    const char *between = "";
+    if (how->how == DROP) sqlite3_str_appendf(sql, "DELETE FROM %s", table->name);
+    if (how->how == SET) sqlite3_str_appendf(sql, "UPDATE %s SET ", table->name);
+    if (how->how == PUT) {
+        sqlite3_str_appendf(sql, "INSERT INTO %s VALUES (?1", table->name);
+        for (int i = 1; i < table->column_count; i++) sqlite3_str_appendf(sql, ", ?%d", i + 1);
+        sqlite3_str_appendf(sql, ") ON CONFLICT (%s) DO UPDATE SET ", table->key);
+    }
+    // The first column stays as it is: SQLite would look up all shards of a job of which the id is set.
+    for (int i = table->column_count > 1; i < table->column_count && how->how != DROP; i++) {
+        const struct column *c = &table->columns[i];
+        if (how->how == SET && (c->set_by >> change & 1) == 0) continue;
+        sqlite3_str_appendf(sql, "%s%s = ", between, c->name);
+        if (c->grows)
+            sqlite3_str_appendf(sql, "max(%s, ?%d)", c->name, i + 1);
+        else
+            sqlite3_str_appendf(sql, "?%d", i + 1);
+        between = ", ";
+    }
+    if (how->how != PUT) sqlite3_str_appendf(sql, " WHERE %s = ?1", table->columns[0].name);
+    return prepare_made(store, sql, out, why);
+}
+
+/* A job that is not there has no row to change. */
+static cairn_status run_change(const struct cairn_store *store, enum cairn_store_change change,
+                               sqlite3_stmt *s, const void *row, struct cairn_sentence *why)
+{
+    const bool is_job = changes[change].kind == CAIRN_STORED_JOBS;
+    const struct cairn_stored_job *job = row;
+    cairn_status status = CAIRN_OK;
+    for (int i = 0; i < sqlite3_bind_parameter_count(s); i++)
+        bind(s, i + 1, &tables[changes[change].kind].columns[i], row);
+    const bool is_done = sqlite3_step(s) == SQLITE_DONE;
+    if (is_done && is_job && sqlite3_changes(store->db) == 0)
+        status = cairn_fail(why, CAIRN_ERR_NOT_FOUND, "%s: no job %016" PRIx64, store->path,
+                            job->id);
+    else if (!is_done && is_job && (sqlite3_errcode(store->db) & 0xff) == SQLITE_CONSTRAINT)
+        status = cairn_fail(why, CAIRN_ERR_EXISTS, "there is another job \"%s\"", job->name);
+    else if (!is_done)
+        status = cairn_store_fail(store, "writing", why);
+    sqlite3_reset(s);
+    return status;
+}
+
+static cairn_status apply(struct cairn_store *store, enum cairn_store_change change,
+                          const void *rows, size_t count, struct cairn_sentence *why);
+
+/* In place of those that the job had. */
+static cairn_status put_shards(struct cairn_store *store, const struct cairn_stored_job *job,
+                               struct cairn_sentence *why)
+{
+    struct cairn_stored_shard row = { .job = job->id };
+    sqlite3_stmt *s;
+    cairn_status status = apply(store, CAIRN_STORE_SHARDS_DROP, &row, 1, why);
+    if (status == CAIRN_OK) status = prepare_change(store, CAIRN_STORE_SHARDS, &s, why);
+    if (status != CAIRN_OK) return status;
+    for (; row.place < job->shard_count && status == CAIRN_OK; row.place++) {
+        row.name = job->shards[row.place].name;
+        row.weight = job->weighed ? job->shards[row.place].weight : NAN;
+        status = run_change(store, CAIRN_STORE_SHARDS, s, &row, why);
+    }
+    sqlite3_finalize(s);
+    return status;
+}
+
+/* In a transaction. */
+static cairn_status apply(struct cairn_store *store, enum cairn_store_change change,
+                          const void *rows, size_t count, struct cairn_sentence *why)
+{
+    const bool has_shards = change == CAIRN_STORE_JOB || change == CAIRN_STORE_LAYOUT;
+    sqlite3_stmt *s;
+    cairn_status status = prepare_change(store, change, &s, why);
+    if (status != CAIRN_OK) return status;
+    for (size_t i = 0; i < count && status == CAIRN_OK; i++) {
+        const void *row = field(rows, i * tables[changes[change].kind].row_bytes);
+        status = run_change(store, change, s, row, why);
+        if (status == CAIRN_OK && has_shards) status = put_shards(store, row, why);
+    }
+    sqlite3_finalize(s);
+    return status;
+}
+
+cairn_status cairn_store_write(struct cairn_store *store, enum cairn_store_change change,
+                               const void *rows, size_t count, struct cairn_sentence *why)
+{
+    // Events are no part of what a job needs: the next epoch is not to wait for the disk behind them.
+    const bool is_lazy = change == CAIRN_STORE_EVENTS;
+    const int before = sqlite3_total_changes(store->db);
+    cairn_status status = cairn_store_run(
+        store, is_lazy ? "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE" : "BEGIN IMMEDIATE", why);
+    if (status == CAIRN_OK)
+        status = end_transaction(store, apply(store, change, rows, count, why), why);
+    if (!is_lazy) return status;
+    struct cairn_sentence ignored;
+    const cairn_status again = cairn_store_run(store, "PRAGMA synchronous = FULL", &ignored);
+    store->event_changes += (uint64_t)(sqlite3_total_changes(store->db) - before);
+    return status == CAIRN_OK ? again : status;
+}
+
+/* `of`: those whose first column is that number; NULL: all. */
+static cairn_status prepare_load(const struct cairn_store *store, enum cairn_store_kind kind,
+                                 const uint64_t *of, sqlite3_stmt **out, struct cairn_sentence *why)
+{
+    const struct table *table = &tables[kind];
+    sqlite3_str *sql = sqlite3_str_new(store->db);
+    for (int i = 0; i < table->column_count; i++)
+        sqlite3_str_appendf(sql, "%s%s", i == 0 ? "SELECT " : ", ", table->columns[i].name);
+    sqlite3_str_appendf(sql, " FROM %s", table->name);
+    if (of != NULL) sqlite3_str_appendf(sql, " WHERE %s = ?1", table->columns[0].name);
+    sqlite3_str_appendf(sql, " ORDER BY %s", table->order);
+    const cairn_status status = prepare_made(store, sql, out, why);
+    if (status == CAIRN_OK && of != NULL) cairn_store_bind_u64(*out, 1, *of);
+    return status;
+}
+
+static cairn_status load(const struct cairn_store *store, enum cairn_store_kind kind,
+                         const uint64_t *of, cairn_stored_fn take, void *context,
+                         struct cairn_sentence *why)
+{
+    const struct table *table = &tables[kind];
+    sqlite3_stmt *s;
+    cairn_status status = prepare_load(store, kind, of, &s, why);
+    if (status != CAIRN_OK) return status;
+    int code = SQLITE_DONE;
+    while (status == CAIRN_OK && (code = sqlite3_step(s)) == SQLITE_ROW) {
+        _Alignas(max_align_t) char row[sizeof(struct cairn_stored_job)] = { 0 };
+        for (int i = 0; i < table->column_count; i++) fill(row, &table->columns[i], s, i);
+        status = take(context, row, why);
+    }
+    if (status == CAIRN_OK && code != SQLITE_DONE) status = cairn_store_fail(store, "reading", why);
+    sqlite3_finalize(s);
     return status;
 }
 
@@ -131,11 +455,15 @@ static cairn_status refuse_version(const struct cairn_store *store, int64_t vers
 /* A file may say that it is of this version and have the tables of another program's. */
 static cairn_status judge_columns(const struct cairn_store *store, struct cairn_sentence *why)
 {
-    sqlite3_stmt *s;
-    const cairn_status status = cairn_store_prepare(store, columns_there, &s, why);
-    if (status == CAIRN_OK) sqlite3_finalize(s);
-    if (status == CAIRN_OK || (sqlite3_errcode(store->db) & 0xff) != SQLITE_ERROR) return status;
-    return refuse_version(store, SCHEMA_VERSION, " with other tables", why);
+    for (int kind = 0; kind < CAIRN_STORED_KINDS; kind++) {
+        sqlite3_stmt *s;
+        const cairn_status status = prepare_load(store, (enum cairn_store_kind)kind, NULL, &s, why);
+        if (status != CAIRN_OK && (sqlite3_errcode(store->db) & 0xff) == SQLITE_ERROR)
+            return refuse_version(store, SCHEMA_VERSION, " with other tables", why);
+        if (status != CAIRN_OK) return status;
+        sqlite3_finalize(s);
+    }
+    return CAIRN_OK;
 }
 
 /* The file is of this program and its version, and whole. A new one is empty: application_id 0, no tables,
@@ -173,16 +501,6 @@ static cairn_status judge_file(struct cairn_store *store, bool *is_new_out,
     return status == CAIRN_OK ? judge_columns(store, why) : status;
 }
 
-cairn_status cairn_store_run_with(struct cairn_store *store, const char *sql, uint64_t value,
-                                  struct cairn_sentence *why)
-{
-    sqlite3_stmt *s;
-    const cairn_status status = cairn_store_prepare(store, sql, &s, why);
-    if (status != CAIRN_OK) return status;
-    cairn_store_bind_u64(s, 1, value);
-    return cairn_store_finish(store, s, why);
-}
-
 static uint64_t random_identity(void)
 {
     uint64_t identity = 0;
@@ -190,18 +508,39 @@ static uint64_t random_identity(void)
     return identity;
 }
 
-/* Reads the one row of `meta` into memory. */
-static cairn_status read_meta(struct cairn_store *store, struct cairn_sentence *why)
+static cairn_status create(struct cairn_store *store, struct cairn_sentence *why)
 {
-    int64_t incarnation = 0, identity = 0, storage = 0;
-    cairn_status status = ask(store, "SELECT incarnation FROM meta", &incarnation, why);
-    if (status == CAIRN_OK) status = ask(store, "SELECT identity FROM meta", &identity, why);
-    if (status == CAIRN_OK) status = ask(store, "SELECT storage FROM meta", &storage, why);
-    if (status != CAIRN_OK) return status;
-    store->incarnation = (uint64_t)incarnation;
-    store->identity = (uint64_t)identity;
-    store->storage = (uint64_t)storage;
+    struct cairn_sentence sql = { "" };
+    cairn_status status = CAIRN_OK;
+    for (const struct table *t = tables; t < tables + CAIRN_STORED_KINDS; t++) {
+        cairn_sentence_set(&sql, "CREATE TABLE %s (", t->name);
+        for (const struct column *c = t->columns; c < t->columns + t->column_count; c++)
+            cairn_sentence_add(&sql, "%s %s %s, ", c->name, type_names[c->type],
+                               c->constraint != NULL ? c->constraint : "NOT NULL");
+        cairn_sentence_add(&sql, "PRIMARY KEY (%s))", t->key);
+        if (status == CAIRN_OK) status = cairn_store_run(store, sql.text, why);
+    }
+    cairn_sentence_set(&sql, schema_end, CAIRN_STORE_DROPPED_MAX, CAIRN_STORE_EVENTS_MAX,
+                       APPLICATION_ID, SCHEMA_VERSION);
+    store->meta.identity = random_identity();
+    return status == CAIRN_OK ? cairn_store_run(store, sql.text, why) : status;
+}
+
+static cairn_status take_meta(void *context, const void *row, struct cairn_sentence *why)
+{
+    (void)why;
+    *(struct cairn_stored_meta *)context = *(const struct cairn_stored_meta *)row;
     return CAIRN_OK;
+}
+
+/* Makes the tables of a new file, and counts the incarnation up. */
+static cairn_status begin(struct cairn_store *store, bool is_new, struct cairn_sentence *why)
+{
+    cairn_status status = is_new
+                              ? create(store, why)
+                              : load(store, CAIRN_STORED_META, NULL, take_meta, &store->meta, why);
+    store->meta.incarnation++;
+    return status == CAIRN_OK ? apply(store, CAIRN_STORE_START, &store->meta, 1, why) : status;
 }
 
 static cairn_status set_up(struct cairn_store *store, struct cairn_sentence *why)
@@ -215,14 +554,7 @@ static cairn_status set_up(struct cairn_store *store, struct cairn_sentence *why
         "FULL; PRAGMA foreign_keys = ON; BEGIN IMMEDIATE",
         why);
     if (status != CAIRN_OK) return status;
-    if (is_new) status = cairn_store_run(store, schema, why);
-    if (status == CAIRN_OK)
-        status = cairn_store_run(store, "UPDATE meta SET incarnation = incarnation + 1", why);
-    if (status == CAIRN_OK) // made once
-        status = cairn_store_run_with(store, "UPDATE meta SET identity = ?1 WHERE identity = 0",
-                                      random_identity(), why);
-    status = cairn_store_end_transaction(store, status, why);
-    if (status == CAIRN_OK) status = read_meta(store, why);
+    status = end_transaction(store, begin(store, is_new, why), why);
     if (status != CAIRN_OK) return status;
     store->opening_changes = (uint64_t)sqlite3_total_changes(store->db);
     return CAIRN_OK;
@@ -273,25 +605,9 @@ void cairn_store_close(struct cairn_store *store)
     free(store);
 }
 
-uint64_t cairn_store_incarnation(const struct cairn_store *store)
+const struct cairn_stored_meta *cairn_store_meta(const struct cairn_store *store)
 {
-    return store->incarnation;
-}
-
-uint64_t cairn_store_identity(const struct cairn_store *store)
-{
-    return store->identity;
-}
-
-uint64_t cairn_store_storage(const struct cairn_store *store)
-{
-    return store->storage;
-}
-
-cairn_status cairn_store_set_storage(struct cairn_store *store, uint64_t token,
-                                     struct cairn_sentence *why)
-{
-    return cairn_store_run_with(store, "UPDATE meta SET storage = ?1", token, why);
+    return &store->meta;
 }
 
 uint64_t cairn_store_writes(const struct cairn_store *store)
@@ -300,268 +616,77 @@ uint64_t cairn_store_writes(const struct cairn_store *store)
            store->event_changes;
 }
 
-/* ---- jobs ---- */
+/* ---- jobs with their shards ---- */
 
-static cairn_status put_row(struct cairn_store *store, const struct cairn_stored_job *job,
-                            struct cairn_sentence *why)
+/* The shards of one job. */
+struct gathered {
+    const struct cairn_store *store;
+    struct cairn_stored_shard *list; /* owned, with their names */
+    uint32_t count;
+    bool weighed;
+};
+
+static cairn_status gather(void *context, const void *row, struct cairn_sentence *why)
 {
-    sqlite3_stmt *s;
-    cairn_status status = cairn_store_prepare(
-        store,
-        "INSERT INTO jobs VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (id) DO UPDATE "
-        "SET "
-        "name = excluded.name, spec = excluded.spec, layout = excluded.layout, generation = "
-        "excluded.generation, base_step = excluded.base_step, generation_reserved = "
-        "max(generation_reserved, excluded.generation_reserved), epoch = max(epoch, "
-        "excluded.epoch), round_reserved = max(round_reserved, excluded.round_reserved), "
-        "initialized = max(initialized, excluded.initialized), layout_at_generation = "
-        "excluded.layout_at_generation, layout_at_step = excluded.layout_at_step, layout_before = "
-        "excluded.layout_before, pause = excluded.pause, origin = excluded.origin, "
-        "origin_from_generation = excluded.origin_from_generation, origin_from_step = "
-        "excluded.origin_from_step",
-        &s, why);
-    if (status != CAIRN_OK) return status;
-    cairn_store_bind_u64(s, 1, job->id);
-    sqlite3_bind_text(s, 2, job->name, -1, SQLITE_TRANSIENT);
-    sqlite3_bind_blob64(s, 3, job->spec, job->spec_bytes, SQLITE_TRANSIENT);
-    sqlite3_bind_blob64(s, 4, job->layout, job->layout_bytes, SQLITE_TRANSIENT);
-    cairn_store_bind_u64(s, 5, job->generation);
-    cairn_store_bind_u64(s, 6, job->generation_reserved);
-    cairn_store_bind_u64(s, 7, job->epoch);
-    cairn_store_bind_u64(s, 8, job->round_reserved);
-    cairn_store_bind_u64(s, 9, job->base_step);
-    sqlite3_bind_int(s, 10, job->initialized);
-    cairn_store_bind_layout(s, 11, job);
-    cairn_store_bind_u64(s, 15, job->origin.generation);
-    cairn_store_bind_u64(s, 16, job->origin.from.generation);
-    cairn_store_bind_u64(s, 17, job->origin.from.step);
-    if (sqlite3_step(s) == SQLITE_DONE) {
-        sqlite3_finalize(s);
-        return CAIRN_OK;
-    }
-    if ((sqlite3_errcode(store->db) & 0xff) == SQLITE_CONSTRAINT) {
-        status = cairn_fail(why, CAIRN_ERR_EXISTS, "there is another job \"%s\"", job->name);
-    } else {
-        status = cairn_store_fail(store, "writing a job", why);
-    }
-    sqlite3_finalize(s);
+    struct gathered *g = context;
+    const struct cairn_stored_shard *shard = row;
+    if (shard->place != g->count)
+        return cairn_fail(why, CAIRN_ERR_CORRUPT, "%s: a job's shard %" PRIu32 " is missing",
+                          g->store->path, g->count);
+    struct cairn_stored_shard *list = realloc(g->list, (g->count + 1) * sizeof *list);
+    if (list != NULL) g->list = list;
+    char *name = list != NULL ? strdup(shard->name) : NULL;
+    if (name == NULL) return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job's shards");
+    const bool weighed = !isnan(shard->weight);
+    list[g->count++] = (struct cairn_stored_shard) { shard->job, shard->place, name,
+                                                     weighed ? shard->weight : 0 };
+    g->weighed |= weighed;
+    return CAIRN_OK;
+}
+
+struct giving {
+    const struct cairn_store *store;
+    cairn_stored_fn take;
+    void *context;
+};
+
+static cairn_status give_job(void *context, const void *row, struct cairn_sentence *why)
+{
+    const struct giving *giving = context;
+    struct gathered g = { .store = giving->store };
+    struct cairn_stored_job job = *(const struct cairn_stored_job *)row;
+    cairn_status status = load(g.store, CAIRN_STORED_SHARDS, &job.id, gather, &g, why);
+    job.shards = g.list;
+    job.shard_count = g.count;
+    job.weighed = g.weighed;
+    if (status == CAIRN_OK) status = giving->take(giving->context, &job, why);
+    for (uint32_t i = 0; i < g.count; i++) free((char *)(uintptr_t)g.list[i].name);
+    free(g.list);
     return status;
 }
 
-cairn_status cairn_store_put_job(struct cairn_store *store, const struct cairn_stored_job *job,
-                                 struct cairn_sentence *why)
+cairn_status cairn_store_each(struct cairn_store *store, enum cairn_store_kind kind,
+                              cairn_stored_fn take, void *context, struct cairn_sentence *why)
 {
-    cairn_status status = cairn_store_run(store, "BEGIN IMMEDIATE", why);
-    if (status != CAIRN_OK) return status;
-    status = put_row(store, job, why);
-    if (status == CAIRN_OK) status = cairn_store_put_shards(store, job, why);
-    return cairn_store_end_transaction(store, status, why);
-}
-
-cairn_status cairn_store_finish_job(struct cairn_store *store, sqlite3_stmt *s, uint64_t id,
-                                    struct cairn_sentence *why)
-{
-    const cairn_status status = cairn_store_finish(store, s, why);
-    if (status != CAIRN_OK || sqlite3_changes(store->db) > 0) return status;
-    return cairn_fail(why, CAIRN_ERR_NOT_FOUND, "%s: no job %016" PRIx64, store->path, id);
-}
-
-/* UPDATE and DELETE with the job's id as ?1 and up to two numbers; exactly one row or NOT_FOUND. */
-static cairn_status change_job(struct cairn_store *store, const char *sql, uint64_t id, uint64_t a,
-                               uint64_t b, struct cairn_sentence *why)
-{
-    sqlite3_stmt *s;
-    cairn_status status = cairn_store_prepare(store, sql, &s, why);
-    if (status != CAIRN_OK) return status;
-    const uint64_t values[3] = { id, a, b };
-    for (int i = 0; i < sqlite3_bind_parameter_count(s); i++)
-        cairn_store_bind_u64(s, i + 1, values[i]);
-    return cairn_store_finish_job(store, s, id, why);
+    if (kind != CAIRN_STORED_JOBS) return load(store, kind, NULL, take, context, why);
+    return load(store, kind, NULL, give_job, &(struct giving) { store, take, context }, why);
 }
 
 cairn_status cairn_store_adopt(struct cairn_store *store,
                                const struct cairn_store_adoptees *adoptees,
                                struct cairn_sentence *why)
 {
+    struct cairn_stored_meta meta = store->meta;
+    if (meta.incarnation < adoptees->incarnation) meta.incarnation = adoptees->incarnation;
+    meta.incarnation++;
+    meta.identity = random_identity();
     cairn_status status = cairn_store_run(store, "BEGIN IMMEDIATE", why);
     if (status != CAIRN_OK) return status;
-    for (size_t i = 0; i < adoptees->job_count && status == CAIRN_OK; i++) {
-        status = put_row(store, &adoptees->jobs[i], why);
-        if (status == CAIRN_OK) status = cairn_store_put_shards(store, &adoptees->jobs[i], why);
-    }
-    for (size_t i = 0; i < adoptees->key_count && status == CAIRN_OK; i++)
-        status = cairn_store_put_key(store, &adoptees->keys[i], why);
+    status = apply(store, CAIRN_STORE_JOB, adoptees->jobs, adoptees->job_count, why);
     if (status == CAIRN_OK)
-        status = cairn_store_run_with(store,
-                                      "UPDATE meta SET incarnation = max(incarnation, ?1) + 1",
-                                      adoptees->incarnation, why);
-    if (status == CAIRN_OK)
-        status = cairn_store_run_with(store, "UPDATE meta SET identity = ?1", random_identity(),
-                                      why);
-    status = cairn_store_end_transaction(store, status, why);
-    return status == CAIRN_OK ? read_meta(store, why) : status;
-}
-
-cairn_status cairn_store_drop_job(struct cairn_store *store, uint64_t id,
-                                  struct cairn_sentence *why)
-{
-    cairn_status status = cairn_store_run(store, "BEGIN IMMEDIATE", why);
-    if (status != CAIRN_OK) return status;
-    status = change_job(store, "DELETE FROM jobs WHERE id = ?1", id, 0, 0, why);
-    if (status == CAIRN_OK)
-        status = cairn_store_run_with(store, "INSERT OR REPLACE INTO dropped (job) VALUES (?1)", id,
-                                      why);
-    if (status == CAIRN_OK)
-        status = cairn_store_run_with(
-            store, "DELETE FROM dropped WHERE place <= (SELECT max(place) FROM dropped) - ?1",
-            CAIRN_STORE_DROPPED_MAX, why);
-    return cairn_store_end_transaction(store, status, why);
-}
-
-size_t cairn_store_dropped(const struct cairn_store *store,
-                           uint64_t ids_out[CAIRN_STORE_DROPPED_MAX])
-{
-    struct cairn_sentence why;
-    sqlite3_stmt *s;
-    size_t count = 0;
-    if (cairn_store_prepare(store, "SELECT job FROM dropped ORDER BY place", &s, &why) != CAIRN_OK)
-        return 0;
-    while (count < CAIRN_STORE_DROPPED_MAX && sqlite3_step(s) == SQLITE_ROW)
-        ids_out[count++] = column_u64(s, 0);
-    sqlite3_finalize(s);
-    return count;
-}
-
-cairn_status cairn_store_set_epoch(struct cairn_store *store, uint64_t id, uint64_t epoch,
-                                   uint64_t round_reserved, struct cairn_sentence *why)
-{
-    return change_job(store,
-                      "UPDATE jobs SET epoch = max(epoch, ?2), round_reserved = "
-                      "max(round_reserved, ?3) WHERE id = ?1",
-                      id, epoch, round_reserved, why);
-}
-
-cairn_status cairn_store_set_initialized(struct cairn_store *store, uint64_t id,
-                                         struct cairn_sentence *why)
-{
-    return change_job(store, "UPDATE jobs SET initialized = 1 WHERE id = ?1", id, 0, 0, why);
-}
-
-cairn_status cairn_store_reserve_generation(struct cairn_store *store, uint64_t id,
-                                            uint64_t generation, struct cairn_sentence *why)
-{
-    return change_job(
-        store, "UPDATE jobs SET generation_reserved = max(generation_reserved, ?2) WHERE id = ?1",
-        id, generation, 0, why);
-}
-
-/* ---- reading them back ---- */
-
-static void free_names(char **names, size_t count)
-{
-    for (size_t i = 0; i < count; i++) free(names[i]);
-    free(names);
-}
-
-/* The shards of a job by their place; places must be 0, 1, 2, ... *weights_out: NULL, if they have none. */
-static cairn_status read_shards(struct cairn_store *store, uint64_t id, char ***names_out,
-                                double **weights_out, uint32_t *count_out,
-                                struct cairn_sentence *why)
-{
-    sqlite3_stmt *s;
-    cairn_status status = cairn_store_prepare(
-        store, "SELECT place, shard, weight FROM job_shards WHERE job = ? ORDER BY place", &s, why);
-    if (status != CAIRN_OK) return status;
-    cairn_store_bind_u64(s, 1, id);
-    char **names = NULL;
-    double *weights = NULL;
-    bool weighed = false;
-    uint32_t count = 0;
-    int code = sqlite3_step(s);
-    for (; code == SQLITE_ROW && status == CAIRN_OK; code = sqlite3_step(s)) {
-        char **more = realloc(names, (count + 1) * sizeof *names);
-        double *wider = realloc(weights, (count + 1) * sizeof *weights);
-        char *name = strdup((const char *)sqlite3_column_text(s, 1));
-        if (more != NULL) names = more;
-        if (wider != NULL) weights = wider;
-        if (more == NULL || wider == NULL || name == NULL) {
-            free(name);
-            status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for a job's shards");
-        } else if (sqlite3_column_int64(s, 0) != (int64_t)count) {
-            free(name);
-            status = cairn_fail(why, CAIRN_ERR_CORRUPT, "%s: a job's shard %" PRIu32 " is missing",
-                                store->path, count);
-        } else {
-            weighed |= sqlite3_column_type(s, 2) != SQLITE_NULL;
-            weights[count] = sqlite3_column_double(s, 2);
-            names[count++] = name;
-        }
-    }
-    if (status == CAIRN_OK && code != SQLITE_DONE) status = cairn_store_fail(store, "reading", why);
-    sqlite3_finalize(s);
-    if (status != CAIRN_OK) {
-        free_names(names, count);
-        free(weights);
-        return status;
-    }
-    if (!weighed) free(weights);
-    *weights_out = weighed ? weights : NULL;
-    *names_out = names;
-    *count_out = count;
-    return CAIRN_OK;
-}
-
-/* One row of the question below; the texts live until the statement's next step. */
-static cairn_status give_job(struct cairn_store *store, sqlite3_stmt *s, cairn_stored_job_fn take,
-                             void *context, struct cairn_sentence *why)
-{
-    struct cairn_stored_job job = { .id = column_u64(s, 0),
-                                    .name = (const char *)sqlite3_column_text(s, 1),
-                                    .spec = sqlite3_column_blob(s, 2),
-                                    .spec_bytes = (size_t)sqlite3_column_bytes(s, 2),
-                                    .layout = sqlite3_column_blob(s, 3),
-                                    .layout_bytes = (size_t)sqlite3_column_bytes(s, 3),
-                                    .generation = column_u64(s, 4),
-                                    .generation_reserved = column_u64(s, 5),
-                                    .epoch = column_u64(s, 6),
-                                    .round_reserved = column_u64(s, 7),
-                                    .base_step = column_u64(s, 8),
-                                    .initialized = sqlite3_column_int(s, 9) != 0,
-                                    .layout_at_generation = column_u64(s, 10),
-                                    .layout_at_step = column_u64(s, 11),
-                                    .layout_before = sqlite3_column_blob(s, 12),
-                                    .layout_before_bytes = (size_t)sqlite3_column_bytes(s, 12),
-                                    .pause = sqlite3_column_double(s, 13),
-                                    .origin = { column_u64(s, 14),
-                                                { column_u64(s, 15), column_u64(s, 16) } } };
-    char **names;
-    double *weights;
-    cairn_status status = read_shards(store, job.id, &names, &weights, &job.shard_count, why);
-    if (status != CAIRN_OK) return status;
-    job.shards = (const char *const *)names;
-    job.weights = weights;
-    status = take(context, &job, why);
-    free_names(names, job.shard_count);
-    free(weights);
-    return status;
-}
-
-cairn_status cairn_store_each_job(struct cairn_store *store, cairn_stored_job_fn take,
-                                  void *context, struct cairn_sentence *why)
-{
-    sqlite3_stmt *s;
-    cairn_status status = cairn_store_prepare(
-        store,
-        "SELECT id, name, spec, layout, generation, generation_reserved, epoch, round_reserved, "
-        "base_step, initialized, layout_at_generation, layout_at_step, layout_before, pause, "
-        "origin, origin_from_generation, origin_from_step FROM jobs ORDER BY name",
-        &s, why);
-    if (status != CAIRN_OK) return status;
-    int code;
-    while ((code = sqlite3_step(s)) == SQLITE_ROW && status == CAIRN_OK) {
-        status = give_job(store, s, take, context, why);
-    }
-    if (status == CAIRN_OK && code != SQLITE_DONE) status = cairn_store_fail(store, "reading", why);
-    sqlite3_finalize(s);
+        status = apply(store, CAIRN_STORE_KEY, adoptees->keys, adoptees->key_count, why);
+    if (status == CAIRN_OK) status = apply(store, CAIRN_STORE_START, &meta, 1, why);
+    status = end_transaction(store, status, why);
+    if (status == CAIRN_OK) store->meta = meta;
     return status;
 }

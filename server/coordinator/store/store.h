@@ -26,34 +26,70 @@
 
 struct cairn_store;
 
+#define CAIRN_STORE_DROPPED_MAX 4096 /* the last that were */
+#define CAIRN_STORE_EVENTS_MAX  4096 /* the newest, by their numbers */
+
+/* Texts and bytes are borrowed, in both directions, for the length of a call. */
+
+struct cairn_stored_meta {
+    uint64_t zero;        /* 0: there is one row */
+    uint64_t incarnation; /* of the coordinator: from 1, one more with every open */
+    uint64_t
+        identity;     /* of the store: random, not 0; made with it, and anew by cairn_store_adopt */
+    uint64_t storage; /* the token of the folder that snapshots were written to; 0: none was */
+};
+
+struct cairn_stored_shard {
+    uint64_t job, place;
+    const char *name; /* "": a hole */
+    double weight;    /* of a re-sharding; 0: all goes off that shard */
+};
+
 struct cairn_stored_job {
-    /* borrowed, in both directions, for the length of a call */
+    uint64_t id;
     const char *name;
     const uint8_t *spec; /* [spec_bytes], as cairn_spec_pack made it */
     size_t spec_bytes;
     const uint8_t *layout; /* [layout_bytes], proto/geometry/layout.h */
     size_t layout_bytes;
-    /* [shard_count], names by index in the layout; "": a hole. Behind those of the layout: who joins */
-    const char *const *shards;
-    uint32_t shard_count;
-
-    uint64_t id;
     uint64_t generation;
     uint64_t generation_reserved; /* a restore has begun to use numbers up to this one */
     uint64_t epoch;
     uint64_t round_reserved; /* round numbers up to this one may have been used */
     uint64_t base_step;      /* the step at which the generation began */
-    struct cairn_origin origin;
     bool initialized;
+    struct cairn_origin origin;
     /* A change of layout needs these: the version that the job had when `layout` came into
-     * force, and the layout in which that version is published, [layout_before_bytes], 0: in
+     * force, and the layout in which that version is published, [layout_before_bytes], NULL: in
      * `layout`. */
     uint64_t layout_at_generation, layout_at_step;
     const uint8_t *layout_before;
     size_t layout_before_bytes;
-    /* [shard_count] of a re-sharding that is under way, 0: all goes off that shard. NULL: none is. */
-    const double *weights;
+    /* [shard_count], by index in the layout. Behind those of the layout: who joins. Each is of this job and
+     * of its place, whatever it says. */
+    const struct cairn_stored_shard *shards;
+    uint32_t shard_count;
+    bool weighed; /* a re-sharding is under way: the shards have weights */
     double pause; /* of that one */
+};
+
+struct cairn_stored_dropped { /* what there is of the job is a leftover of our own */
+    uint64_t place, job;
+};
+
+struct cairn_stored_leaving { /* by an operator's word (job/drain.h) */
+    const char *shard;
+};
+
+struct cairn_stored_key { /* whose signatures are trusted (trust/keys.h) */
+    const char *line;     /* of the public key, in base64 */
+    bool is_own;          /* this cluster's, now or before */
+    uint64_t since_unix_s;
+};
+
+struct cairn_stored_event { /* events.h */
+    uint64_t number, unix_ms;
+    const char *kind, *job, *who, *text;
 };
 
 /* Opens or makes FOLDER/coordinator.db and counts the incarnation up. The folder exists and is
@@ -63,69 +99,63 @@ cairn_status cairn_store_open(const char *folder, struct cairn_store **store_out
                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
 void cairn_store_close(struct cairn_store *store); /* NULL is fine */
 
-/* From 1, one more with every open. */
-uint64_t cairn_store_incarnation(const struct cairn_store *store);
-/* Random, not 0: made with the store, and anew by cairn_store_adopt. */
-uint64_t cairn_store_identity(const struct cairn_store *store);
-/* The token of the folder that snapshots were written to; 0: none was. Before the store's thread begins. */
-uint64_t cairn_store_storage(const struct cairn_store *store);
-cairn_status cairn_store_set_storage(struct cairn_store *store, uint64_t token,
-                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* As it was at the start, or at the last adoption. */
+const struct cairn_stored_meta *cairn_store_meta(const struct cairn_store *store);
 /* Rows written since open, but for events: for the test that rounds write none. */
 uint64_t cairn_store_writes(const struct cairn_store *store);
 
-/* Adds the job, or replaces the one of that id. CAIRN_ERR_EXISTS: another one has the name. */
-cairn_status cairn_store_put_job(struct cairn_store *store, const struct cairn_stored_job *job,
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* Changes the epoch, the reserved rounds, the shards and all fields about layouts of a job that
- * is there. CAIRN_ERR_NOT_FOUND. */
-cairn_status cairn_store_set_layout(struct cairn_store *store, const struct cairn_stored_job *job,
-                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
-cairn_status cairn_store_drop_job(struct cairn_store *store, uint64_t id,
-                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* The last jobs that were dropped: what there is of them is a leftover of our own. Returns how many. */
-#define CAIRN_STORE_DROPPED_MAX 4096
-size_t cairn_store_dropped(const struct cairn_store *store,
-                           uint64_t ids_out[CAIRN_STORE_DROPPED_MAX]);
-/* CAIRN_ERR_NOT_FOUND: no such job. */
-cairn_status cairn_store_set_epoch(struct cairn_store *store, uint64_t id, uint64_t epoch,
-                                   uint64_t round_reserved,
-                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
-cairn_status cairn_store_set_initialized(struct cairn_store *store, uint64_t id,
-                                         struct cairn_sentence *why) CAIRN_MUST_CHECK;
-cairn_status cairn_store_reserve_generation(struct cairn_store *store, uint64_t id,
-                                            uint64_t generation,
-                                            struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* ---- rows ----
+ * A table says of each kind which columns there are and where they lie in the row's struct (store.c): it is
+ * made, written, copied and read back by the same few functions. */
 
-/* ---- shards that leave by an operator's word (job/drain.h) ---- */
-
-/* The shard is one of them from now on, or none. */
-cairn_status cairn_store_set_leaving(struct cairn_store *store, const char *shard, bool leaves,
-                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* Gives each name to `take`; stops at the first that it refuses and returns that status. */
-typedef cairn_status (*cairn_stored_leaving_fn)(void *context, const char *shard,
-                                                struct cairn_sentence *why);
-cairn_status cairn_store_each_leaving(struct cairn_store *store, cairn_stored_leaving_fn take,
-                                      void *context, struct cairn_sentence *why) CAIRN_MUST_CHECK;
-
-/* ---- the keys whose signatures are trusted (trust/keys.h) ---- */
-
-struct cairn_stored_key {
-    const char *
-        line; /* of the public key, in base64; borrowed, in both directions, for the length of a call */
-    bool is_own; /* this cluster's, now or before */
-    uint64_t since_unix_s;
+enum cairn_store_kind {
+    CAIRN_STORED_META,    /* struct cairn_stored_meta: one row */
+    CAIRN_STORED_JOBS,    /* struct cairn_stored_job, by name, with their shards */
+    CAIRN_STORED_SHARDS,  /* struct cairn_stored_shard: written and read with their job */
+    CAIRN_STORED_DROPPED, /* struct cairn_stored_dropped, the oldest first */
+    CAIRN_STORED_LEAVING, /* struct cairn_stored_leaving */
+    CAIRN_STORED_KEYS,    /* struct cairn_stored_key, the cluster's own first */
+    CAIRN_STORED_EVENTS,  /* struct cairn_stored_event, by number */
+    CAIRN_STORED_KINDS
 };
-/* Adds it, or replaces the one of that line. */
-cairn_status cairn_store_put_key(struct cairn_store *store, const struct cairn_stored_key *key,
-                                 struct cairn_sentence *why) CAIRN_MUST_CHECK;
-cairn_status cairn_store_drop_key(struct cairn_store *store, const char *line,
-                                  struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* Gives every key to `take`, its own first; stops at the first that it refuses and returns that status. */
-typedef cairn_status (*cairn_stored_key_fn)(void *context, const struct cairn_stored_key *key,
-                                            struct cairn_sentence *why);
-cairn_status cairn_store_each_key(struct cairn_store *store, cairn_stored_key_fn take,
-                                  void *context, struct cairn_sentence *why) CAIRN_MUST_CHECK;
+
+/* The changes that are made at once. CAIRN_ERR_NOT_FOUND: of a job that is not there. */
+enum cairn_store_change {
+    CAIRN_STORE_JOB, /* adds the job, or replaces the one of that id. CAIRN_ERR_EXISTS: another one has the
+                        name */
+    CAIRN_STORE_LAYOUT,      /* its epoch, reserved rounds, shards, and all about layouts */
+    CAIRN_STORE_EPOCH,       /* its epoch and reserved rounds */
+    CAIRN_STORE_INITIALIZED, /* its `initialized` */
+    CAIRN_STORE_GENERATION,  /* its generation_reserved */
+    CAIRN_STORE_JOB_DROP,    /* takes it away by its id; it is one of the dropped from now on */
+    CAIRN_STORE_STORAGE,     /* the storage of the meta row */
+    CAIRN_STORE_LEAVE,       /* the shard is one that leaves */
+    CAIRN_STORE_STAY,        /* and not any more */
+    CAIRN_STORE_KEY,         /* adds the key, or replaces the one of that line */
+    CAIRN_STORE_KEY_DROP,    /* takes it away by its line */
+    /* Adds events, or replaces those of their numbers. They survive the end of the process, but not yet the
+     * loss of power: the next commit of anything else brings that. */
+    CAIRN_STORE_EVENTS,
+    /* the store's own */
+    CAIRN_STORE_START,
+    CAIRN_STORE_SHARDS,
+    CAIRN_STORE_SHARDS_DROP,
+    CAIRN_STORE_CHANGES
+};
+
+/* Writes `count` rows, in one transaction. A job's shards are written with it. */
+cairn_status cairn_store_write(struct cairn_store *store, enum cairn_store_change change,
+                               const void *rows, size_t count,
+                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* A copy of rows for such a change, with their texts, but for the bytes and shards that jobs point to: one
+ * block, the caller's to free. NULL: no memory. */
+void *cairn_store_copy(enum cairn_store_change change, const void *rows, size_t count);
+/* Gives every row of a kind to `take`, which borrows it; stops at the first that it refuses and returns that
+ * status. */
+typedef cairn_status (*cairn_stored_fn)(void *context, const void *row, struct cairn_sentence *why);
+cairn_status cairn_store_each(struct cairn_store *store, enum cairn_store_kind kind,
+                              cairn_stored_fn take, void *context,
+                              struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* ---- what shards hold, in place of a store that is lost ---- */
 
@@ -137,30 +167,10 @@ struct cairn_store_adoptees { /* borrowed for the length of a call */
     uint64_t incarnation; /* the highest that they have seen */
 };
 /* All at once: adds or replaces the jobs and keys, takes a new identity and an incarnation that is above
- * theirs and the present one. CAIRN_ERR_EXISTS: as cairn_store_put_job. */
+ * theirs and the present one. CAIRN_ERR_EXISTS: as CAIRN_STORE_JOB. */
 cairn_status cairn_store_adopt(struct cairn_store *store,
                                const struct cairn_store_adoptees *adoptees,
                                struct cairn_sentence *why) CAIRN_MUST_CHECK;
-
-/* ---- events (events.h) ---- */
-
-#define CAIRN_STORE_EVENTS_MAX 4096 /* the newest, by their numbers */
-struct cairn_stored_event {
-    uint64_t number, unix_ms;
-    const char *kind, *job, *who,
-        *text; /* borrowed, in both directions, for the length of a call */
-};
-/* Adds events. They survive the end of the process, but not yet the loss of power: the next
- * commit of anything else brings that. If a number is there already, the new event replaces the
- * old one. */
-cairn_status cairn_store_add_events(struct cairn_store *store,
-                                    const struct cairn_stored_event *events, size_t count,
-                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* Gives every event to `take`, by number; stops at the first that it refuses and returns that status. */
-typedef cairn_status (*cairn_stored_event_fn)(void *context, const struct cairn_stored_event *event,
-                                              struct cairn_sentence *why);
-cairn_status cairn_store_each_event(struct cairn_store *store, cairn_stored_event_fn take,
-                                    void *context, struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 /* The bytes of a file (malloc'd, the caller's) that opens as a store with everything that is in this one now,
  * and with the signer. CAIRN_ERR_NO_MEMORY. */
@@ -177,11 +187,5 @@ cairn_status cairn_store_signer(const struct cairn_store *store,
  * own file now. */
 cairn_status cairn_store_set_signer(struct cairn_store *store, const char *text,
                                     struct cairn_sentence *why) CAIRN_MUST_CHECK;
-
-/* Gives every job to `take`, by name; stops at the first that it refuses and returns that status. */
-typedef cairn_status (*cairn_stored_job_fn)(void *context, const struct cairn_stored_job *job,
-                                            struct cairn_sentence *why);
-cairn_status cairn_store_each_job(struct cairn_store *store, cairn_stored_job_fn take,
-                                  void *context, struct cairn_sentence *why) CAIRN_MUST_CHECK;
 
 #endif

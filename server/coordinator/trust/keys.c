@@ -117,9 +117,9 @@ static cairn_status take_from_store(struct cairn_store *store, const char *path,
 
 /* ---- opening ---- */
 
-static cairn_status load(void *context, const struct cairn_stored_key *stored,
-                         struct cairn_sentence *why)
+static cairn_status load(void *context, const void *row, struct cairn_sentence *why)
 {
+    const struct cairn_stored_key *stored = row;
     struct cairn_cluster_keys *keys = context;
     if (keys->count == CAIRN_KEYS_MAX)
         return cairn_fail(why, CAIRN_ERR_CORRUPT, "the store has more than %d keys",
@@ -138,8 +138,8 @@ static cairn_status put(struct cairn_store *store, const struct cairn_trusted_ke
 {
     char line[CAIRN_KEY_LINE_BYTES];
     cairn_public_key_line(&key->key, line);
-    return cairn_store_put_key(
-        store, &(struct cairn_stored_key) { line, key->is_own, key->since_unix_s }, why);
+    const struct cairn_stored_key row = { line, key->is_own, key->since_unix_s };
+    return cairn_store_write(store, CAIRN_STORE_KEY, &row, 1, why);
 }
 
 /* The file is not there, and the store knows who signed before. */
@@ -199,7 +199,7 @@ cairn_status cairn_cluster_keys_open(struct cairn_cluster *cluster, struct cairn
                                 cluster->options->store_path);
     if (length < 0 || (size_t)length >= sizeof path - 8)
         return cairn_fail(why, CAIRN_ERR_CONFIG, "store.path is too long");
-    cairn_status status = cairn_store_each_key(cluster->store, load, keys, why);
+    cairn_status status = cairn_store_each(cluster->store, CAIRN_STORED_KEYS, load, keys, why);
     if (status != CAIRN_OK) return status;
     status = read_file(path, &keys->signer, why);
     if (status == CAIRN_ERR_NOT_FOUND)
@@ -415,10 +415,10 @@ void cairn_cluster_key_trust(struct cairn_cluster_session *session, uint32_t req
     cairn_public_key_line(&keys->changing.key, line);
     keys->is_changing = true;
     keys->is_untrust = message->untrust;
-    status = cairn_cluster_save_key(
-        cluster,
-        &(struct cairn_stored_key) { line, keys->changing.is_own, keys->changing.since_unix_s },
-        !message->untrust, on_saved, &why);
+    const struct cairn_stored_key row = { line, keys->changing.is_own,
+                                          keys->changing.since_unix_s };
+    status = cairn_cluster_save(cluster, message->untrust ? CAIRN_STORE_KEY_DROP : CAIRN_STORE_KEY,
+                                &row, 1, 0, on_saved, &why);
     if (status == CAIRN_OK) return;
     keys->is_changing = false;
     cairn_cluster_waiters_fail(&keys->waiter, status, why.text);
