@@ -19,8 +19,11 @@ struct entry {
     uint32_t micro;
     uint32_t chunk; /* of an end: how many chunks it ends */
     uint8_t kind;
+    uint8_t lies; /* enum cairn_push_lies */
     bool is_small;
-    bool sent; /* and not answered */
+    bool sent;     /* and not answered */
+    bool in_place; /* it was sent so */
+    bool lands;    /* it was sent otherwise: the shard may have a slot with memory for it */
     uint64_t cookie;
     uint64_t weight;
 };
@@ -28,8 +31,9 @@ struct entry {
 struct shard {
     uint32_t head, tail;             /* of the queue, oldest first */
     struct cairn_push_window window; /* chunks 0: no GRANT */
-    uint32_t unanswered;             /* chunks, .. */
+    uint32_t unanswered;             /* chunks that are not read in place, .. */
     uint32_t unanswered_small;       /* and of these */
+    uint32_t unanswered_in_place;    /* chunks that are */
     uint32_t next;        /* everything before it is sent: where pump goes on; NONE: all of it is */
     bool next_behind_end; /* an unanswered end is before that */
     uint32_t filled;      /* chunks queued in the micro-batch that is being filled */
@@ -37,6 +41,7 @@ struct shard {
     uint64_t endpoint;    /* that what is `sent` will be answered on, or a later one */
     uint64_t newest;      /* endpoint heard of: if higher, answers may be lost */
     bool absent;          /* there is none: nothing of a round is for it */
+    bool sends_again;     /* what lands is to be sent again, ahead of all else */
 };
 
 struct cairn_push {
@@ -145,9 +150,14 @@ static struct entry *append(struct cairn_push *push, uint32_t shard_index, enum 
 
 static void count_unanswered(struct shard *shard, const struct entry *e, bool more)
 {
+    const uint32_t change = more ? 1u : -1u;
     if (e->kind != CHUNK) return;
-    shard->unanswered += more ? 1u : -1u;
-    if (e->is_small) shard->unanswered_small += more ? 1u : -1u;
+    if (e->in_place) {
+        shard->unanswered_in_place += change;
+        return;
+    }
+    shard->unanswered += change;
+    if (e->is_small) shard->unanswered_small += change;
 }
 
 static void unlink_entry(struct cairn_push *push, struct shard *shard, uint32_t index)
@@ -186,6 +196,14 @@ static void finish(struct cairn_push *push, uint32_t shard_index, uint32_t index
     unlink_entry(push, &push->shards[shard_index], index);
 }
 
+/* It counts as one that the shard reads where it lies. */
+static bool is_in_place(const struct shard *shard, const struct entry *e)
+{
+    if (shard->window.in_place == 0 || e->lands) return false;
+    return e->lies ==
+           (e->chunk < shard->window.on_card ? CAIRN_PUSH_LIES_CARD : CAIRN_PUSH_LIES_HOST);
+}
+
 static void send_entry(struct cairn_push *push, uint32_t shard_index, uint32_t index,
                        struct cairn_push_actions *actions)
 {
@@ -196,6 +214,9 @@ static void send_entry(struct cairn_push *push, uint32_t shard_index, uint32_t i
     };
     struct entry *e = &push->entries[index];
     e->sent = true;
+    // Of a void round all is as it was: it goes by the same connection.
+    if (!push->voided) e->in_place = is_in_place(&push->shards[shard_index], e);
+    e->lands = !e->in_place && !MUTANT(85);
     count_unanswered(&push->shards[shard_index], e, true);
     struct cairn_push_action *action = act(actions, kinds[e->kind], shard_index);
     action->micro = e->micro;
@@ -204,6 +225,7 @@ static void send_entry(struct cairn_push *push, uint32_t shard_index, uint32_t i
     action->cookie = e->cookie;
     action->weight = e->weight;
     action->request = (uint64_t)e->serial << 32 | (index + 1);
+    action->in_place = e->in_place;
 }
 
 /* As many chunks of its kind as may be are unanswered. */
@@ -212,8 +234,22 @@ static bool is_full(const struct shard *shard, const struct entry *e)
     const struct cairn_push_window *window = &shard->window;
     const uint32_t small = window->small > 0 ? shard->unanswered_small : 0;
     if (MUTANT(7)) return false;
+    if (is_in_place(shard, e)) return shard->unanswered_in_place >= window->in_place;
     if (window->small > 0 && e->is_small) return small >= window->small;
     return shard->unanswered - small >= window->chunks;
+}
+
+static void send_lands_again(struct cairn_push *push, uint32_t shard_index,
+                             struct cairn_push_actions *actions)
+{
+    struct shard *shard = &push->shards[shard_index];
+    if (!shard->sends_again) return;
+    shard->sends_again = false;
+    for (uint32_t i = shard->head; i != NONE; i = push->entries[i].next) {
+        const struct entry *e = &push->entries[i];
+        if (e->kind == CHUNK && e->lands && !e->sent && !is_full(shard, e))
+            send_entry(push, shard_index, i, actions);
+    }
 }
 
 /* Sends what may be sent, in the queue's order. An unanswered end lets a commit pass, but no chunk. */
@@ -221,6 +257,7 @@ static void pump(struct cairn_push *push, uint32_t shard_index, struct cairn_pus
 {
     struct shard *shard = &push->shards[shard_index];
     if (push->voided || shard->window.chunks == 0) return;
+    send_lands_again(push, shard_index, actions);
     for (; shard->next != NONE; shard->next = push->entries[shard->next].next) {
         const struct entry *e = &push->entries[shard->next];
         if (!e->sent) {
@@ -250,6 +287,7 @@ cairn_status cairn_push_chunk(struct cairn_push *push, uint32_t shard, uint32_t 
     struct entry *e = append(push, shard, CHUNK);
     e->chunk = chunk.chunk;
     e->is_small = chunk.is_small;
+    e->lies = (uint8_t)chunk.lies;
     e->cookie = chunk.cookie;
     push->shards[shard].filled++;
     pump(push, shard, actions);
@@ -310,6 +348,8 @@ static uint32_t find_chunk(const struct cairn_push *push, uint32_t shard, uint64
 static void unsend(struct cairn_push *push, struct shard *shard)
 {
     shard->unanswered = shard->unanswered_small = 0;
+    if (!MUTANT(84)) shard->unanswered_in_place = 0;
+    shard->sends_again = true;
     look_again(shard);
     for (uint32_t i = shard->head; i != NONE; i = push->entries[i].next)
         push->entries[i].sent = false;
@@ -422,13 +462,19 @@ void cairn_push_on_result(struct cairn_push *push, struct cairn_push_actions *ac
 
 /* In a void round, too: this refusal may be a late answer to a sending before the last one, which the shard
  * is reading now. Only ACK and the other refusals say that it will not read the buffer any more. */
-static void send_again(struct cairn_push *push, uint32_t shard, uint32_t index,
+static void send_again(struct cairn_push *push, uint32_t shard, uint32_t index, cairn_status status,
                        struct cairn_push_actions *actions)
 {
     struct entry *e = &push->entries[index];
     if (!e->sent) return;
     e->sent = false;
     count_unanswered(&push->shards[shard], e, false);
+    if (status == CAIRN_ERR_BUSY) {
+        e->lies = CAIRN_PUSH_LIES_APART;
+        e->in_place = false;
+    }
+    // Ahead of others: a sending of it may have a slot.
+    if (e->lands) push->shards[shard].sends_again = true;
     look_again(&push->shards[shard]);
     if (push->voided)
         send_entry(push, shard, index, actions);
@@ -453,7 +499,7 @@ void cairn_push_on_refuse(struct cairn_push *push, uint32_t shard, uint64_t requ
     if (!has_shard(push, shard)) return;
     const uint32_t index = find_chunk(push, shard, request);
     if (status == CAIRN_ERR_BUSY || status == CAIRN_ERR_CHECKSUM) {
-        if (index != NONE) send_again(push, shard, index, actions);
+        if (index != NONE) send_again(push, shard, index, status, actions);
         if (request == 0) end_again(push, shard, actions);
         return;
     }

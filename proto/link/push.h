@@ -4,15 +4,19 @@
  *
  *  - Each shard has a queue: chunks of micro-batch 0, its end, chunks of 1, its end, ..., the commit. They
  *    go out in that order; at most `window` chunks are unanswered (and, where the GRANT has a window for
- *    small ones, these are counted for themselves); chunks of m+1 wait for the
- *    shard's MICRO_ACK of m. The end goes out behind the chunks and the commit behind the last end,
- *    without waiting: the shard puts them in order.
+ *    small ones, or for those that the shard reads where they lie, these are counted for themselves); chunks
+ *    of m+1 wait for the shard's MICRO_ACK of m. The end goes out behind the chunks and the commit behind
+ *    the last end, without waiting: the shard puts them in order.
  *  - Nothing is sent to a shard before its GRANT for this round. A lost connection makes everything
  *    unanswered unsent again; the next GRANT sends it again, oldest first.
  *  - A shard's endpoint to us can be lost alone, and answers with it. Each has a number (HELLO and GRANT of
  *    proto/wire/chunk.h); a GRANT with a higher one than before sends everything unanswered again, oldest
  *    first. In a void round there may come no GRANT: a HELLO with a higher one does so, too, and then any
  *    GRANT, before which the shard may have taken what came for a duplicate of what it was still reading.
+ *  - A chunk that was sent to be received may hold a slot of the shard's until it is answered, whatever was
+ *    lost since: so it is sent so again, and such chunks go first. One that was to be read where it lies is
+ *    sent to be received where the way shares no memory any more, or the shard cannot read it there; it waits
+ *    until the window has room.
  *  - A buffer is released by the shard's ACK; after the round is void, by any answer or by the loss of the
  *    connection; when the round is committed, at once. RELEASED says that no shard will read it; whoever
  *    handed it to the fabric waits for the fabric's own completion, too.
@@ -36,7 +40,7 @@ struct cairn_push_config {
 };
 
 enum cairn_push_action_kind {
-    CAIRN_PUSH_SEND_CHUNK,     /* shard, micro, chunk, request, cookie */
+    CAIRN_PUSH_SEND_CHUNK,     /* shard, micro, chunk, request, cookie, in_place */
     CAIRN_PUSH_SEND_MICRO_END, /* shard, micro, sent: chunks pushed to it in this micro-batch */
     CAIRN_PUSH_SEND_COMMIT,    /* shard, micro = the last one, weight */
     CAIRN_PUSH_RELEASED,       /* cookie, status: OK = folded; CAIRN_ERR_EPOCH_CHANGED = void */
@@ -47,6 +51,7 @@ struct cairn_push_action {
     enum cairn_push_action_kind kind;
     uint32_t shard, micro, chunk, sent;
     uint64_t request; /* not 0; goes with the chunk, and comes back in its ACK or REFUSE */
+    bool in_place;    /* goes with the chunk, too: it is counted among those read where they lie */
     uint64_t cookie;
     uint64_t weight;
     cairn_status status;
@@ -75,10 +80,18 @@ void cairn_push_absent(struct cairn_push *push, uint32_t shard);
  * MICRO_ACK. CAIRN_ERR_EPOCH_CHANGED: the round is void. CAIRN_ERR_INVALID: not the micro-batch that is
  * being filled, or already committed; no such shard. Not OK: nothing changed. ---- */
 
+/* Where a payload lies, for a shard that reads it there if it can. */
+enum cairn_push_lies {
+    CAIRN_PUSH_LIES_APART, /* it is copied, or sent */
+    CAIRN_PUSH_LIES_HOST,  /* in memory of the host that is shared with shards */
+    CAIRN_PUSH_LIES_CARD   /* the same of a card */
+};
+
 /* What one of the chunks of a push is. */
 struct cairn_push_chunk {
     uint32_t chunk; /* the shard's number of it */
     bool is_small;  /* by its bytes: proto/wire/chunk.h */
+    enum cairn_push_lies lies;
     uint64_t cookie;
 };
 /* One chunk for a shard; at most once a micro-batch. Its cookie comes back in RELEASED. */
@@ -98,6 +111,10 @@ cairn_status cairn_push_commit(struct cairn_push *push, uint64_t weight,
 struct cairn_push_window {
     uint32_t chunks; /* at least 1; 0: not connected */
     uint32_t small;  /* small ones; 0: they are counted among the others */
+    /* Those that the shard reads where they lie; 0: it reads none there, by this way. Of its chunks before
+     * `on_card` that is what lies on a card, of the others what lies in memory of the host. */
+    uint32_t in_place;
+    uint64_t on_card;
 };
 /* GRANT of this round, from the shard's endpoint of that number. A second one of the same endpoint only
  * sets the window; one of an earlier endpoint was overtaken and changes nothing. */
@@ -108,9 +125,9 @@ void cairn_push_on_hello(struct cairn_push *push, uint32_t shard, uint64_t endpo
                          struct cairn_push_actions *actions);
 void cairn_push_on_ack(struct cairn_push *push, uint32_t shard, uint64_t request,
                        struct cairn_push_actions *actions);
-/* BUSY and CHECKSUM send the chunk again, in a void round too, until it is answered by something else; all
- * others make the round void. request 0: of an end or a commit; BUSY and CHECKSUM are of an end, which is
- * sent again. */
+/* BUSY and CHECKSUM send the chunk again, in a void round too, until it is answered by something else; after
+ * BUSY it is to be received. All others make the round void. request 0: of an end or a commit; BUSY and
+ * CHECKSUM are of an end, which is sent again. */
 void cairn_push_on_refuse(struct cairn_push *push, uint32_t shard, uint64_t request,
                           cairn_status status, struct cairn_push_actions *actions);
 void cairn_push_on_micro_ack(struct cairn_push *push, uint32_t shard, uint32_t micro,

@@ -90,7 +90,10 @@
  * 79  a tensor of which one shard has a part that nobody touched is left alone
  * 80  the update of a tensor that missed steps goes by the job's step
  * 81  a member that attaches again does not take the newest version from the layout that it is told
- * 82  a member goes on by a later layout than the one in force */
-#define CAIRN_MUTANT_COUNT 82
+ * 82  a member goes on by a later layout than the one in force
+ * 83  what has to be received takes a slot that has no memory
+ * 84  what was sent to be read in place is counted on after the connection was lost
+ * 85  what may hold a slot with memory is forgotten when it is sent to be read in place */
+#define CAIRN_MUTANT_COUNT 85
 
 #endif

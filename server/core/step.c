@@ -11,7 +11,8 @@
 static bool config_ok(const struct cairn_step_config *config)
 {
     return config->window >= 1 && config->window <= 1024 && config->small < config->window &&
-           config->member_max >= 1 && config->member_max <= UINT32_MAX / 2 / config->window &&
+           config->in_place < config->window - config->small && config->member_max >= 1 &&
+           config->member_max <= UINT32_MAX / 2 / config->window &&
            config->chunk_count < UINT32_MAX && config->payload_bytes_max <= SIZE_MAX / 16;
 }
 
@@ -146,8 +147,9 @@ void cairn_step_grant(struct cairn_step *step, struct member *member,
     action->member = member->id;
     action->epoch = step->round_epoch;
     action->round = step->round;
-    action->window = step->config.window - step->config.small;
+    action->window = step->config.window - step->config.small - step->config.in_place;
     action->small = step->config.small;
+    action->in_place = step->config.in_place;
 }
 
 /* ---- a round begins, and is void ---- */

@@ -66,9 +66,10 @@ enum cairn_step_phase {
 
 struct cairn_step_config {
     uint32_t chunk_count; /* of the job on this shard; 0 is allowed */
-    uint32_t window;      /* slots of each member, 1 to 1024 */
-    uint32_t
-        small; /* of these, fewer than all: the last ones, for small chunks, which take no others */
+    /* Slots of each member, 1 to 1024, in this order: those that have memory, of which there is one at
+     * least; `small` with less memory, for small chunks, which take no others; and `in_place` without any,
+     * for what is read where it lies. */
+    uint32_t window, small, in_place;
     uint32_t member_max; /* contributors in a round, at least 1 */
     size_t payload_bytes_max;
     /* How many FOLDs under way keep the world at work. While there are so many, what has landed waits until
@@ -95,7 +96,8 @@ enum cairn_step_event_kind {
     CAIRN_STEP_OPEN,    /* epoch, round, version, members sorted by rank, holds → GRANT to each */
     CAIRN_STEP_DECIDE, /* epoch, decision of this round: APPLY, SKIP or WRITE */
     /* from workers, over the fabric; the connection has proved who `member` is */
-    CAIRN_STEP_CHUNK, /* member, epoch, round, micro, chunk, request, tag, is_small: its header is here */
+    /* member, epoch, round, micro, chunk, request, tag, is_small, in_place, is_readable: its header came */
+    CAIRN_STEP_CHUNK,
     CAIRN_STEP_MICRO_END, /* member, epoch, round, micro, sent, absent: chunks; their sum is chunk_count.
                            * Those that the member does not hold are absent, and counted so */
     CAIRN_STEP_COMMIT,  /* member, epoch, round, micro = the last one, weight */
@@ -124,6 +126,9 @@ struct cairn_step_event {
     uint64_t request; /* the worker's cookie of a chunk; echoed in its ACK or REFUSE */
     uint64_t tag;     /* the world's name for the message whose payload waits */
     bool is_small;    /* of a chunk: it fits into a small slot; so whenever it comes */
+    /* Of a chunk: its sender counts it among those that are read where they lie; and so it can be read. By
+     * another way it may come otherwise. */
+    bool in_place, is_readable;
     cairn_status status;
     struct cairn_version version;
     /* borrowed for the call */
@@ -138,16 +143,17 @@ struct cairn_step_event {
 
 enum cairn_step_action_kind {
     /* to the worker `member` (dropped by the world when it is not connected) */
-    CAIRN_STEP_GRANT, /* epoch, round, window, small: push in this round, so many chunks at a time, and
-                       * small ones, if that is not 0, not counted among them. The world adds the number of
-                       * the endpoint that it goes by: at a higher one than before, the worker resends all
-                       * unanswered */
+    CAIRN_STEP_GRANT, /* epoch, round, window, small, in_place: push in this round, so many chunks at a
+                       * time, and small ones, and those read in place, each if that is not 0, not counted
+                       * among them. The world adds the number of the endpoint that it goes by: at a higher
+                       * one than before, the worker resends all unanswered */
     CAIRN_STEP_ACK,    /* epoch, round, micro, chunk, request: folded; buffer and credit are back */
     CAIRN_STEP_REFUSE, /* the same, and status; request and chunk mean nothing for NO_CHUNK:
                            *   STALE      of a void, finished or older round
                            *   FENCED     not a contributor of this round
                            *   CHECKSUM   send it again
-                           *   BUSY       no slot is free: send it again after the next ACK
+                           *   BUSY       no slot is free: send it again after the next ACK; or it cannot
+                           *              be read where it lies: send it as one that is not
                            *   MALFORMED  no such chunk, or not one that the member holds
                            *   PROTOCOL   a future round or micro-batch, a count that does not add up, ...
                            *   */
@@ -177,7 +183,7 @@ struct cairn_step_action {
     uint64_t epoch, round;
     uint64_t member;
     uint32_t micro, chunk, slot;
-    uint32_t window, small;
+    uint32_t window, small, in_place;
     uint64_t request, tag;
     cairn_status status;
     uint32_t slots[CAIRN_STEP_FOLD_MAX];

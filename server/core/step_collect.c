@@ -49,14 +49,25 @@ static bool slot_is_free(const struct cairn_step *step, const struct member *mem
     return step->slots[index].state == SLOT_FREE;
 }
 
-/* The first free one of the member's own slots of the kind; NO_SLOT if there is none. */
-static uint32_t find_slot(const struct cairn_step *step, const struct member *member, bool is_small)
+/* The first free one of the member's slots [first, end); NO_SLOT if there is none. */
+static uint32_t find_between(const struct cairn_step *step, const struct member *member,
+                             uint32_t first, uint32_t end)
 {
-    const uint32_t window = step->config.window, large = window - step->config.small;
-    const bool takes_small = is_small && step->config.small > 0;
-    for (uint32_t k = takes_small ? large : 0; k < (takes_small ? window : large); k++)
-        if (slot_is_free(step, member, k)) return (uint32_t)(member - step->members) * window + k;
+    for (uint32_t k = first; k < end; k++)
+        if (slot_is_free(step, member, k))
+            return (uint32_t)(member - step->members) * step->config.window + k;
     return NO_SLOT;
+}
+
+/* The same of the kind that the chunk takes. */
+static uint32_t find_slot(const struct cairn_step *step, const struct cairn_step_event *event,
+                          const struct member *member)
+{
+    const struct cairn_step_config *config = &step->config;
+    const uint32_t landing = config->window - config->in_place, large = landing - config->small;
+    if (event->in_place) return find_between(step, member, landing, config->window);
+    if (config->small > 0 && event->is_small) return find_between(step, member, large, landing);
+    return find_between(step, member, 0, large);
 }
 
 bool cairn_step_may_receive(const struct cairn_step *step)
@@ -67,8 +78,7 @@ bool cairn_step_may_receive(const struct cairn_step *step)
         if (member->done || member->micro != step->forward.micro) continue;
         const bool all_here = member->ended && member->arrived == member->sent;
         if (all_here) continue;
-        if (find_slot(step, member, false) != NO_SLOT) return true;
-        if (find_slot(step, member, true) != NO_SLOT) return true;
+        if (find_between(step, member, 0, step->config.window) != NO_SLOT) return true;
     }
     return false;
 }
@@ -82,7 +92,9 @@ static struct judgement judge_new_chunk(const struct cairn_step *step,
     const bool declared_absent = cairn_step_cursor_past(step, event->chunk, event->micro, index);
     if (declared_absent && !MUTANT(1)) return refuse(CAIRN_ERR_PROTOCOL);
     if (member->ended && member->arrived >= member->sent) return refuse(CAIRN_ERR_PROTOCOL);
-    if (find_slot(step, member, event->is_small) == NO_SLOT) return refuse(CAIRN_ERR_BUSY);
+    // A slot with memory is for what its sender counts so: it may be another's that is on its way.
+    const bool has_place = !event->in_place || event->is_readable || MUTANT(83);
+    if (!has_place || find_slot(step, event, member) == NO_SLOT) return refuse(CAIRN_ERR_BUSY);
     return (struct judgement) { FATE_RECEIVE, CAIRN_OK };
 }
 
@@ -124,7 +136,7 @@ static struct judgement judge_chunk(const struct cairn_step *step,
 static void receive(struct cairn_step *step, const struct cairn_step_event *event,
                     struct member *member, struct cairn_step_actions *actions)
 {
-    const uint32_t index = find_slot(step, member, event->is_small);
+    const uint32_t index = find_slot(step, event, member);
     step->slots[index] = (struct slot) {
         .request = event->request, .chunk = event->chunk, .next = NO_SLOT, .state = SLOT_RECEIVING
     };

@@ -94,9 +94,13 @@ struct peer { /* of a shard: what it knows of a worker process, or a relay */
     bool dead;         /* that endpoint is; nobody noticed yet */
 };
 
+/* Bits: by a connection that shares no memory, by one that does; and what that could not read in place. */
+enum { SIM_WAY_SENT = 1, SIM_WAY_SHARED = 2, SIM_WAY_UNREADABLE = 4 };
+
 struct landing { /* a contribution that is being read */
     uint64_t member, conn, endpoint, round;
     uint32_t micro, chunk; /* of the model */
+    bool in_place;
 };
 
 struct sim_copy { /* of a version, published */
@@ -224,6 +228,7 @@ struct process {
     uint64_t push_epoch, push_round;
     uint32_t push_via[SHARDS_MAX]; /* by owner; NOBODY: not granted yet */
     bool push_relayed[SHARDS_MAX];
+    uint8_t push_ways[SHARDS_MAX];   /* in the round, by owner: SIM_WAY_* */
     uint32_t next_micro, next_chunk; /* to push */
     bool committed;                  /* to the machine */
     uint32_t calls_left;             /* of the library, until it gives the round up */

@@ -19,7 +19,8 @@
 #define MICROS_MAX  3
 #define WINDOW_MAX  4 /* slots of a member, .. */
 #define SMALL_MAX   2 /* and beside for small chunks */
-#define SLOTS_MAX   (PROCS_MAX * (WINDOW_MAX + SMALL_MAX))
+#define PLACED_MAX  3 /* and for those that are read in place */
+#define SLOTS_MAX   (PROCS_MAX * (WINDOW_MAX + SMALL_MAX + PLACED_MAX))
 #define GROUPS      2
 #define FAULTS      15
 #define LEDGER_MAX  1024
@@ -98,6 +99,8 @@ struct message {
     uint32_t micro, chunk, sent, absent, rank, world;
     struct cairn_push_window window;
     bool is_small;
+    bool in_place;   /* CHUNK */
+    bool unreadable; /* REFUSE: of one that was counted so */
     uint32_t layout; /* its place; in FENCE its number */
     enum cairn_step_phase phase;
     struct cairn_version version;

@@ -33,6 +33,9 @@
     X(zero, "chunks that nobody contributed")                                          \
     X(window_one, "runs with one slot a worker")                                       \
     X(window_small, "runs with slots for small chunks")                                \
+    X(in_place, "chunks that were read in place")                                      \
+    X(unreadable, "chunks that should have been and could not")                        \
+    X(in_place_lost, "chunks read in place of a connection that was lost")             \
     X(workers_dead, "workers killed")                                                  \
     X(workers_twin, "workers whose rank a newer one took")                             \
     X(workers_deadline, "workers dropped at the step deadline")                        \

@@ -60,7 +60,7 @@ uint64_t mix(uint64_t a, uint64_t b); /* a hash of both */
 struct scenario {          /* drawn from the seed */
     uint32_t shards, room; /* at first; and that there may ever be */
     bool reshards;
-    uint32_t ranks, workers_min, window, small, chunks, queue_max, folds_wanted;
+    uint32_t ranks, workers_min, window, small, in_place, chunks, queue_max, folds_wanted;
     uint32_t elems[CHUNKS_MAX];
     uint32_t client_state_max;
     struct cairn_group_hyper groups[GROUPS];
@@ -150,6 +150,11 @@ static inline bool sim_is_small(uint32_t chunk)
 {
     return chunk % 2 == 1;
 }
+/* Where a worker has its gradients. */
+static inline enum cairn_push_lies sim_lies(uint32_t chunk)
+{
+    return (enum cairn_push_lies)(chunk % 3);
+}
 struct cairn_push_config sim_relay_push_config(void);
 
 /* sim_layouts.c */
@@ -237,6 +242,13 @@ struct landing landing_of(const struct sim *sim, uint32_t shard, uint32_t chunk,
 /* The one-sided read ends: of the buffer as it is now. OK, CHECKSUM or CLOSED. */
 cairn_status landing_read(struct sim *sim, uint32_t shard, const struct landing *landing,
                           float *out);
+/* That connection is through memory that both have. */
+bool sim_shares(const struct sim *sim, uint32_t place, uint32_t shard, uint64_t conn);
+/* A chunk that came over it can be read where it lies. */
+bool peer_reads(const struct sim *sim, uint32_t shard, const struct event *in);
+/* What is read in place is there at once; its memory is the shard's until the end of its fold. */
+void landing_view(struct sim *sim, uint32_t shard, const struct landing *landing, float *out);
+void landing_folded(struct sim *sim, uint32_t shard, const struct landing *landing);
 /* The table of an OPEN; NULL where all hold everything. */
 const uint8_t *fill_holds(const struct sim *sim, const struct sim_layout *layout, uint32_t owner,
                           uint64_t round, const uint64_t *members, uint32_t count,

@@ -116,7 +116,9 @@ struct message peer_answer(enum message_kind kind, const struct cairn_step_actio
                               .member = action->member,
                               .micro = action->micro,
                               .chunk = action->chunk,
-                              .window = { action->window, action->small },
+                              .window = { .chunks = action->window,
+                                          .small = action->small,
+                                          .in_place = action->in_place },
                               .request = action->request,
                               .owner = owner,
                               .relayed = relayed };
@@ -135,6 +137,7 @@ struct cairn_step_event peer_event_of(const struct message *message, uint64_t ta
                                       .weight = message->weight,
                                       .request = message->request,
                                       .is_small = message->is_small,
+                                      .in_place = message->in_place,
                                       .tag = tag };
     if (message->kind == M_MICRO_END) event.kind = CAIRN_STEP_MICRO_END;
     if (message->kind == M_SHARD_COMMIT) event.kind = CAIRN_STEP_COMMIT;
@@ -177,9 +180,47 @@ static void read_worker(struct sim *sim, uint32_t shard, const struct landing *l
     memcpy(out, proc->buffer[landing->micro][landing->chunk], ELEMS_MAX * sizeof *out);
 }
 
+bool sim_shares(const struct sim *sim, uint32_t place, uint32_t shard, uint64_t conn)
+{
+    return mix(mix(sim->seed, 114), conn * 64 + place * 8 + shard) % 3 > 0;
+}
+
+bool peer_reads(const struct sim *sim, uint32_t shard, const struct event *in)
+{
+    const struct message *message = in->message;
+    const struct sim_layout *layout = sim->shards[shard].layout;
+    if (message->chunk >= layout->count[shard] || !sim_shares(sim, in->b, shard, in->conn))
+        return false;
+    const uint32_t chunk = layout->chunk[shard][message->chunk];
+    const bool on_card = message->chunk < layout->count[shard] / 2;
+    if (sim_lies(chunk) != (on_card ? CAIRN_PUSH_LIES_CARD : CAIRN_PUSH_LIES_HOST)) return false;
+    return mix(mix(sim->seed, 115), in->conn * CHUNKS_MAX + chunk) % 8 > 0; // no room to map it
+}
+
+void landing_view(struct sim *sim, uint32_t shard, const struct landing *landing, float *out)
+{
+    sim->seen[SEEN_in_place]++;
+    read_worker(sim, shard, landing, out);
+}
+
+/* Who is gone, or knows that the round is over, may write there: nobody takes that sum. */
+void landing_folded(struct sim *sim, uint32_t shard, const struct landing *landing)
+{
+    const struct process *proc = &sim->procs[landing->member % 16];
+    if (!landing->in_place) return;
+    if (!proc->alive || proc->life != landing->member || !proc->pushing) return;
+    if (proc->push_round != landing->round || cairn_push_voided(proc->push)) return;
+    if (proc->fabric[shard].id != landing->conn || !proc->fabric[shard].up)
+        sim->seen[SEEN_in_place_lost]++;
+    if (!proc->on_loan[landing->micro][landing->chunk])
+        sim_fail(sim, "shard %u adds chunk %u of micro-batch %u, which its worker has back", shard,
+                 landing->chunk, landing->micro);
+}
+
 cairn_status landing_read(struct sim *sim, uint32_t shard, const struct landing *landing,
                           float *out)
 {
+    if (landing->in_place) return CAIRN_OK;
     if (!lands(sim, shard, landing)) {
         sim->seen[SEEN_landed_lost]++;
         return CAIRN_ERR_CLOSED;

@@ -31,6 +31,16 @@ static bool touch_another(struct cairn_buffer_pool *pool)
     return true;
 }
 
+/* What it reads in place would need as many buffers for sums as it has of them. */
+static struct cairn_step_config config_of(const struct sim *sim, uint32_t shard, uint32_t owner)
+{
+    struct cairn_step_config config = sim_step_config(sim, sim->relays[shard].layout, owner);
+    config.window -= config.in_place;
+    config.in_place = 0;
+    config.forwards = true;
+    return config;
+}
+
 void relay_start(struct sim *sim, uint32_t shard)
 {
     struct sim_relay *relay = &sim->relays[shard];
@@ -44,8 +54,7 @@ void relay_start(struct sim *sim, uint32_t shard)
     relay->layout = sim->shards[shard].layout;
     for (uint32_t o = 0; o < sim->scenario.room; o++) {
         struct relay_owner *owner = &relay->owners[o];
-        struct cairn_step_config config = sim_step_config(sim, relay->layout, o);
-        config.forwards = true;
+        const struct cairn_step_config config = config_of(sim, shard, o);
         owner->core = cairn_step_init(sim->relay_step_memory[0][shard][o], &config,
                                       (struct cairn_version) { 0 }, NULL);
         owner->buffers.sums = owner->sums;
@@ -255,8 +264,7 @@ static void do_event(struct sim *sim, uint32_t shard, uint32_t index,
                      const struct cairn_step_event *event, const struct message *message)
 {
     struct cairn_step *core = sim->relays[shard].owners[index].core;
-    struct cairn_step_config config = sim_step_config(sim, sim->relays[shard].layout, index);
-    config.forwards = true;
+    const struct cairn_step_config config = config_of(sim, shard, index);
     struct cairn_step_actions actions = { sim->step_list, 0, cairn_step_actions_max(&config) };
     const enum cairn_step_phase before = cairn_step_phase_of(core);
     cairn_step_on_event(core, event, &actions);
@@ -293,8 +301,7 @@ void relay_recut(struct sim *sim, uint32_t shard)
     relay->core_place ^= 1;
     for (uint32_t o = 0; o < sim->scenario.room; o++) {
         struct relay_owner *owner = &relay->owners[o];
-        struct cairn_step_config config = sim_step_config(sim, relay->layout, o);
-        config.forwards = true;
+        const struct cairn_step_config config = config_of(sim, shard, o);
         owner->core = cairn_step_init_from(sim->relay_step_memory[relay->core_place][shard][o],
                                            &config, owner->core);
         owner->buffers.chunk_count = relay->layout->count[o];

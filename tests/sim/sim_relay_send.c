@@ -102,7 +102,9 @@ static cairn_status pass_on(struct sim *sim, uint32_t shard, uint32_t index,
     const uint32_t buffer = cairn_buffer_pool_final(&relay->pool, &owner->buffers, action->chunk);
     relay->sums[buffer].micro = action->micro;
     const uint32_t chunk = relay->layout->chunk[index][action->chunk];
-    const struct cairn_push_chunk next = { action->chunk, sim_is_small(chunk), buffer };
+    const struct cairn_push_chunk next = { .chunk = action->chunk,
+                                           .is_small = sim_is_small(chunk),
+                                           .cookie = buffer };
     const cairn_status status = cairn_push_chunk(owner->push, 0, action->micro, next, actions);
     if (status != CAIRN_OK) cairn_buffer_pool_end(&relay->pool, buffer);
     return status;

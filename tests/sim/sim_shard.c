@@ -56,8 +56,10 @@ static void fold(struct sim *sim, struct sim_shard *s, uint32_t chunk)
 {
     const struct cairn_step_action *action = &s->folds[chunk];
     struct cairn_source sources[CAIRN_STEP_FOLD_MAX];
-    for (uint32_t i = 0; i < action->count; i++)
+    for (uint32_t i = 0; i < action->count; i++) {
         sources[i] = (struct cairn_source) { s->slots[action->slots[i]], CAIRN_F32 };
+        landing_folded(sim, (uint32_t)(s - sim->shards), &s->landing[action->slots[i]]);
+    }
     s->summed[chunk] = action->likely_last;
     if (!action->likely_last) {
         cairn_backend_host()->fold(s->acc[chunk], sources, action->count, action->first,
@@ -148,6 +150,18 @@ static void to_member(struct sim *sim, uint32_t shard, enum message_kind kind,
     peer_send(sim, shard, &message);
 }
 
+static void refuse(struct sim *sim, uint32_t shard, const struct cairn_step_action *action,
+                   const struct message *message)
+{
+    struct message answer = peer_answer(M_REFUSE, action, shard, false);
+    if (action->status == CAIRN_ERR_BUSY) { // which is said of the message at once
+        answer.in_place = message->in_place;
+        answer.unreadable = message->unreadable;
+        sim->seen[SEEN_unreadable] += message->unreadable;
+    }
+    peer_send(sim, shard, &answer);
+}
+
 /* Chunk by chunk: a tensor may be there twice. */
 static void put_untouched(const struct sim *sim, const struct sim_shard *s, struct message *message)
 {
@@ -207,6 +221,24 @@ static void see_skip(struct sim *sim, uint32_t shard)
     oracle_compare(sim, shard);
 }
 
+/* Into the slot's memory; or it stays where it is, and is there. */
+static void receive(struct sim *sim, uint32_t shard, const struct cairn_step_action *action,
+                    const struct message *message)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    const struct cairn_step_config config = sim_step_config(sim, s->layout, shard);
+    struct landing *landing = &s->landing[action->slot];
+    const double delay = sim->scenario.receive_delay;
+    *landing = landing_of(sim, shard, chunk_of(sim, s, action->chunk), message);
+    landing->in_place = action->slot % config.window >= config.window - config.in_place;
+    if (landing->in_place != (message->in_place && !message->unreadable))
+        sim_fail(sim, "shard %u has %s for chunk %u", shard,
+                 landing->in_place ? "no memory" : "memory too many", landing->chunk);
+    if (landing->in_place) landing_view(sim, shard, landing, s->slots[action->slot]);
+    sim_at(sim, landing->in_place ? 0 : rng_exponential(&sim->schedule, delay), E_LANDED, shard,
+           action->slot, 0);
+}
+
 static void do_action(struct sim *sim, uint32_t shard, const struct cairn_step_action *action,
                       const struct message *message)
 {
@@ -222,13 +254,9 @@ static void do_action(struct sim *sim, uint32_t shard, const struct cairn_step_a
         if (action->status == CAIRN_ERR_STALE) sim->seen[SEEN_refused_stale]++;
         if (action->status == CAIRN_ERR_FENCED) sim->seen[SEEN_refused_fenced]++;
         if (action->status == CAIRN_ERR_CHECKSUM) sim->seen[SEEN_refused_checksum]++;
-        to_member(sim, shard, M_REFUSE, action);
+        refuse(sim, shard, action, message);
         return;
-    case CAIRN_STEP_RECEIVE:
-        s->landing[action->slot] = landing_of(sim, shard, chunk_of(sim, s, action->chunk), message);
-        sim_at(sim, rng_exponential(&sim->schedule, sim->scenario.receive_delay), E_LANDED, shard,
-               action->slot, 0);
-        return;
+    case CAIRN_STEP_RECEIVE: receive(sim, shard, action, message); return;
     case CAIRN_STEP_DISCARD: return;
     case CAIRN_STEP_FOLD:
         if (action->count > 1) sim->seen[SEEN_fold_many]++;
@@ -455,7 +483,9 @@ static void from_worker(struct sim *sim, uint32_t shard, const struct event *in)
         relay_from_worker(sim, shard, in);
         return;
     }
-    const struct cairn_step_event event = peer_event_of(message, in->order);
+    struct cairn_step_event event = peer_event_of(message, in->order);
+    event.is_readable = message->in_place && peer_reads(sim, shard, in);
+    in->message->unreadable = message->in_place && !event.is_readable;
     do_event(sim, shard, &event, message);
 }
 

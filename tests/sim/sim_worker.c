@@ -171,6 +171,7 @@ static void send_push(struct sim *sim, uint32_t index, const struct cairn_push_a
         message.request = action->request;
         const uint32_t chunk = layout->chunk[action->shard][action->chunk];
         message.is_small = sim_is_small(chunk);
+        message.in_place = action->in_place;
         uint8_t *sent = &proc->sent[action->micro][chunk];
         if (*sent == SENT_BEFORE) sim->seen[SEEN_resent]++;
         *sent = SENT;
@@ -233,7 +234,7 @@ static cairn_status push_one(struct sim *sim, struct process *proc, uint32_t chu
     const uint32_t micro = proc->next_micro, number = cairn_batch_number(&proc->batch, micro);
     const uint32_t local = proc->push_layout->local[chunk];
     const uint64_t cookie = (uint64_t)micro << 32 | chunk;
-    const struct cairn_push_chunk next = { local, sim_is_small(chunk), cookie };
+    const struct cairn_push_chunk next = { local, sim_is_small(chunk), sim_lies(chunk), cookie };
     const cairn_status status = cairn_push_chunk(proc->push, shard, micro, next, actions);
     if (status != CAIRN_OK) return status;
     proc->on_loan[micro][chunk] = true;
@@ -294,9 +295,14 @@ static void give_grant(struct sim *sim, uint32_t index, uint32_t owner)
     if (!proc->pushing || proc->push_round != proc->grant[owner].round) return;
     proc->push_via[owner] = proc->grant[owner].via;
     proc->push_relayed[owner] = proc->grant[owner].relayed;
+    const uint32_t via = proc->push_via[owner];
+    struct cairn_push_window window = proc->grant[owner].window;
+    const bool shares = sim_shares(sim, index, via, proc->fabric[via].id);
+    proc->push_ways[owner] |= shares ? SIM_WAY_SHARED : SIM_WAY_SENT;
+    if (!shares) window.in_place = 0;
+    window.on_card = proc->push_layout->count[owner] / 2;
     struct cairn_push_actions actions = push_actions(sim);
-    cairn_push_on_grant(proc->push, owner, proc->grant[owner].endpoint, proc->grant[owner].window,
-                        &actions);
+    cairn_push_on_grant(proc->push, owner, proc->grant[owner].endpoint, window, &actions);
     do_push_actions(sim, index, &actions);
 }
 
@@ -316,6 +322,7 @@ static void start_pushing(struct sim *sim, uint32_t index)
     proc->committed = false;
     proc->state = T_PUSHING;
     memset(proc->sent, 0, sizeof proc->sent);
+    memset(proc->push_ways, 0, sizeof proc->push_ways);
     for (uint32_t o = 0; o < SHARDS_MAX; o++) proc->push_via[o] = NOBODY;
     for (uint32_t o = 0; o < sim->scenario.room; o++) give_grant(sim, index, o);
 }
@@ -502,6 +509,17 @@ static void see_ack(struct sim *sim, const struct process *proc, uint32_t shard,
         sim->seen[SEEN_acked_late]++;
 }
 
+/* A slot is free for what is received. For what is to be read in place there may be none, where it could not
+ * be read; or where something was sent to be received since, and holds its place on. And in a void round all
+ * is sent again, also what became one that is received. */
+static bool may_be_busy(struct process *proc, uint32_t owner, const struct message *message)
+{
+    if (message->unreadable) proc->push_ways[owner] |= SIM_WAY_UNREADABLE;
+    const uint8_t ways = proc->push_ways[owner], both = SIM_WAY_SENT | SIM_WAY_SHARED;
+    if (cairn_push_voided(proc->push)) return (ways & SIM_WAY_UNREADABLE) != 0;
+    return message->unreadable || (message->in_place && (ways & both) == both);
+}
+
 static void from_shard(struct sim *sim, uint32_t shard, uint32_t index,
                        const struct message *message)
 {
@@ -524,7 +542,7 @@ static void from_shard(struct sim *sim, uint32_t shard, uint32_t index,
         break;
     case M_MICRO_ACK: cairn_push_on_micro_ack(proc->push, owner, message->micro, &actions); break;
     case M_REFUSE:
-        if (message->status == CAIRN_ERR_BUSY)
+        if (message->status == CAIRN_ERR_BUSY && !may_be_busy(proc, owner, message))
             sim_fail(sim, "shard %u had no slot for an honest worker", shard);
         cairn_push_on_refuse(proc->push, owner, message->request, message->status, &actions);
         break;

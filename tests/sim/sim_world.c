@@ -47,8 +47,10 @@ struct cairn_step_config sim_step_config(const struct sim *sim, const struct sim
                                          uint32_t shard)
 {
     return (struct cairn_step_config) { .chunk_count = layout->count[shard],
-                                        .window = sim->scenario.window + sim->scenario.small,
+                                        .window = sim->scenario.window + sim->scenario.small +
+                                                  sim->scenario.in_place,
                                         .small = sim->scenario.small,
+                                        .in_place = sim->scenario.in_place,
                                         .member_max = PROCS_MAX,
                                         .payload_bytes_max = PAYLOAD_MAX,
                                         .folds_wanted = sim->scenario.folds_wanted };
@@ -181,11 +183,12 @@ static void draw_reshards(struct scenario *sc, struct rng *rng)
         sc->shard_host[s] = (uint32_t)rng_below(rng, sc->hosts);
 }
 
-static void draw_small(struct sim *sim)
+static void draw_slots(struct sim *sim)
 {
-    struct rng rng = { mix(sim->seed, 112) };
+    struct rng small = { mix(sim->seed, 112) }, places = { mix(sim->seed, 113) };
     struct scenario *sc = &sim->scenario;
-    sc->small = rng_chance(&rng, 0.5) ? 0 : 1 + (uint32_t)rng_below(&rng, SMALL_MAX);
+    sc->small = rng_chance(&small, 0.5) ? 0 : 1 + (uint32_t)rng_below(&small, SMALL_MAX);
+    sc->in_place = rng_chance(&places, 0.5) ? 0 : 1 + (uint32_t)rng_below(&places, PLACED_MAX);
     if (sc->window == 1) sim->seen[SEEN_window_one]++;
     if (sc->small > 0) sim->seen[SEEN_window_small]++;
 }
@@ -204,7 +207,7 @@ static void draw_scenario(struct sim *sim)
     sc->reshards = rng_chance(&layouts, 0.3);
     sc->room = sc->reshards ? SHARDS_MAX : sc->shards;
     sc->queue_max = 2 * sc->room + (uint32_t)rng_below(&rng, 30);
-    draw_small(sim);
+    draw_slots(sim);
     draw_model(sim, &rng);
     draw_machines(sc, &rng);
     draw_faults(sc, &rng);
@@ -281,6 +284,7 @@ struct sim *sim_open(void)
     sim->scenario.shards = sim->scenario.room = SHARDS_MAX;
     sim->scenario.window = WINDOW_MAX;
     sim->scenario.small = SMALL_MAX;
+    sim->scenario.in_place = PLACED_MAX;
     sim->scenario.workers_min = 1;
     sim->scenario.queue_max = 1024;
     sim->scenario.client_state_max = STATE_MAX;

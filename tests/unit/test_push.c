@@ -93,6 +93,105 @@ TEST(small_chunks_have_a_window_of_their_own)
     expect(7, CAIRN_PUSH_SEND_CHUNK, 4);
 }
 
+/* ---- what is read where it lies ---- */
+
+static void push_lying(uint32_t chunk, enum cairn_push_lies lies)
+{
+    const struct cairn_push_chunk lying = { .chunk = chunk, .lies = lies, .cookie = chunk };
+    ck_assert_int_eq(cairn_push_chunk(push, 0, 0, lying, &out), CAIRN_OK);
+}
+
+static void expect_sent(size_t index, uint32_t chunk, bool in_place)
+{
+    expect(index, CAIRN_PUSH_SEND_CHUNK, chunk);
+    ck_assert(list[index].in_place == in_place);
+}
+
+/* By a way that shares memory. */
+static const struct cairn_push_window shared = { .chunks = 1, .in_place = 2, .on_card = 3 };
+
+TEST(what_is_read_in_place_has_a_window_of_its_own)
+{
+    cairn_push_on_grant(push, 0, 1, shared, &out);
+    push_lying(0, CAIRN_PUSH_LIES_CARD);
+    push_lying(3, CAIRN_PUSH_LIES_HOST);
+    push_lying(1, CAIRN_PUSH_LIES_APART);
+    push_lying(2, CAIRN_PUSH_LIES_CARD);
+    ck_assert_uint_eq(out.count, 3);
+    expect_sent(0, 0, true);
+    expect_sent(1, 3, true);
+    expect_sent(2, 1, false);
+    cairn_push_on_ack(push, 0, list[2].request,
+                      &out); // makes no room for one that is read in place
+    ck_assert_uint_eq(out.count, 4);
+    cairn_push_on_ack(push, 0, list[0].request, &out);
+    ck_assert_uint_eq(out.count, 6);
+    expect_sent(5, 2, true);
+}
+
+TEST(memory_that_is_not_where_the_shard_adds_up_is_not_read_in_place)
+{
+    cairn_push_on_grant(push, 0, 1, shared, &out);
+    push_lying(2, CAIRN_PUSH_LIES_HOST);
+    push_lying(3, CAIRN_PUSH_LIES_CARD);
+    ck_assert_uint_eq(out.count, 1);
+    expect_sent(0, 2, false);
+}
+
+TEST(what_the_shard_cannot_read_in_place_is_sent_as_the_others)
+{
+    push_lying(0, CAIRN_PUSH_LIES_CARD);
+    push_lying(1, CAIRN_PUSH_LIES_APART);
+    cairn_push_on_grant(push, 0, 1, shared, &out);
+    const uint64_t first = list[0].request, second = list[1].request;
+    out.count = 0;
+    cairn_push_on_refuse(push, 0, first, CAIRN_ERR_BUSY, &out);
+    ck_assert_uint_eq(out.count, 0); // the one slot is for the other one
+    cairn_push_on_ack(push, 0, second, &out);
+    ck_assert_uint_eq(out.count, 2);
+    expect_sent(1, 0, false);
+    cairn_push_on_refuse(push, 0, first, CAIRN_ERR_CHECKSUM, &out);
+    ck_assert_uint_eq(out.count, 3);
+    expect_sent(2, 0, false);
+}
+
+TEST(by_a_way_that_shares_no_memory_what_may_hold_a_slot_goes_first)
+{
+    push_lying(0, CAIRN_PUSH_LIES_CARD);
+    push_lying(1, CAIRN_PUSH_LIES_APART);
+    cairn_push_on_grant(push, 0, 1, shared, &out);
+    const uint64_t second = list[1].request;
+    cairn_push_on_lost(push, 0, &out);
+    out.count = 0;
+    cairn_push_on_grant(push, 0, 1, window_of(1), &out);
+    ck_assert_uint_eq(out.count, 1);
+    expect_sent(0, 1, false);
+    cairn_push_on_ack(push, 0, second, &out);
+    ck_assert_uint_eq(out.count, 3);
+    expect_sent(2, 0, false);
+    cairn_push_on_lost(push, 0, &out); // and what was sent so stays so
+    out.count = 0;
+    cairn_push_on_grant(push, 0, 1, shared, &out);
+    ck_assert_uint_eq(out.count, 1);
+    expect_sent(0, 0, false);
+}
+
+TEST(a_late_refusal_of_what_has_a_slot_gives_the_slot_to_nobody_else)
+{
+    push_lying(0, CAIRN_PUSH_LIES_CARD);
+    push_lying(1, CAIRN_PUSH_LIES_CARD);
+    cairn_push_on_grant(push, 0, 1, shared, &out);
+    const uint64_t first = list[0].request, second = list[1].request;
+    out.count = 0;
+    cairn_push_on_refuse(push, 0, second, CAIRN_ERR_BUSY, &out);
+    cairn_push_on_refuse(push, 0, first, CAIRN_ERR_BUSY, &out);
+    ck_assert_uint_eq(out.count, 1);
+    expect_sent(0, 1, false);
+    cairn_push_on_refuse(push, 0, second, CAIRN_ERR_BUSY, &out); // of the sending before
+    ck_assert_uint_eq(out.count, 2);
+    expect_sent(1, 1, false);
+}
+
 TEST(an_ack_releases_the_buffer_once_and_lets_the_next_chunk_go)
 {
     push_chunks(0, 0, 3);

@@ -421,13 +421,61 @@ TEST(small_chunks_land_in_slots_of_their_own)
     ck_assert_uint_eq(expect(0, CAIRN_STEP_RECEIVE)->slot, 0);
 }
 
-TEST(a_grant_tells_the_window_and_that_of_small_chunks)
+static void send_placed(uint32_t index, bool is_readable)
 {
-    make_with(&(const struct cairn_step_config) {
-        .chunk_count = CHUNKS, .window = 5, .small = 2, .member_max = 2, .payload_bytes_max = 64 });
+    GIVE(.kind = CAIRN_STEP_CHUNK, .epoch = 5, .round = 100, .member = A, .chunk = index,
+         .request = 1000 + index, .is_small = true, .in_place = true, .is_readable = is_readable);
+}
+
+/* One slot with memory, one for small chunks, one for what is read in place. */
+static void begin_placed(void)
+{
+    make_with(&(const struct cairn_step_config) { .chunk_count = CHUNKS,
+                                                  .window = 3,
+                                                  .small = 1,
+                                                  .in_place = 1,
+                                                  .member_max = 2,
+                                                  .payload_bytes_max = 64 });
+    begin();
+}
+
+TEST(what_is_read_in_place_takes_a_slot_of_its_own)
+{
+    begin_placed();
+    send_placed(0, true);
+    ck_assert_uint_eq(expect(0, CAIRN_STEP_RECEIVE)->slot, 2);
+    send_placed(1, true); // others are free, and not for it
+    ck_assert_int_eq(expect(1, CAIRN_STEP_REFUSE)->status, CAIRN_ERR_BUSY);
+    send_sized(1, true);
+    ck_assert_uint_eq(expect(0, CAIRN_STEP_RECEIVE)->slot, 1);
+    send_sized(2, false);
+    ck_assert_uint_eq(expect(0, CAIRN_STEP_RECEIVE)->slot, 0);
+}
+
+TEST(what_cannot_be_read_in_place_is_refused_for_now)
+{
+    begin_placed();
+    send_placed(0, false);
+    ck_assert_int_eq(expect(1, CAIRN_STEP_REFUSE)->status, CAIRN_ERR_BUSY);
+    send_sized(0, true);
+    expect(0, CAIRN_STEP_RECEIVE);
+    send_placed(0, false); // it is here: that is answered when it is folded
+    ck_assert_uint_eq(out.count, 1);
+    expect(0, CAIRN_STEP_DISCARD);
+}
+
+TEST(a_grant_tells_the_window_and_that_of_small_chunks_and_of_those_read_in_place)
+{
+    make_with(&(const struct cairn_step_config) { .chunk_count = CHUNKS,
+                                                  .window = 9,
+                                                  .small = 2,
+                                                  .in_place = 4,
+                                                  .member_max = 2,
+                                                  .payload_bytes_max = 64 });
     begin();
     ck_assert_uint_eq(expect(0, CAIRN_STEP_GRANT)->window, 3);
     ck_assert_uint_eq(list[0].small, 2);
+    ck_assert_uint_eq(list[0].in_place, 4);
 }
 
 static void open_with_folds_wanted(uint32_t wanted)
@@ -540,6 +588,7 @@ TEST(a_configuration_that_cannot_work_has_no_size)
         { .chunk_count = 1, .window = 0, .member_max = 1 },
         { .chunk_count = 1, .window = 1025, .member_max = 1 },
         { .chunk_count = 1, .window = 2, .small = 2, .member_max = 1 },
+        { .chunk_count = 1, .window = 3, .small = 1, .in_place = 2, .member_max = 1 },
         { .chunk_count = 1, .window = 1, .member_max = 0 },
         { .chunk_count = 1, .window = 1024, .member_max = 1 << 22 },
         { .chunk_count = UINT32_MAX, .window = 1, .member_max = 1 },
