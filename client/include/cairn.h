@@ -428,7 +428,8 @@ struct cairn_job_spec {
     double loss_scale;            /* 0 = 1 */
     cairn_nonfinite on_nonfinite; /* 0 = CAIRN_NONFINITE_SKIP */
     uint32_t chunk_leaves;        /* of 4096 elements, in a message; 0 = 64 */
-    /* chunks in flight to each shard; 0 = 8; of up to 16 KiB 64 beside, if there are so many */
+    /* chunks in flight to each shard; 0 = 8; beside them of up to 16 KiB 64, if there are so many, and of
+     * memory that the shard reads where it lies as many as keep a card at work */
     uint32_t window;
     double loss_scale_min,
         loss_scale_max; /* DYNAMIC: its bounds; 0 = 1 (or loss_scale) and loss_scale */

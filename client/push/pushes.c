@@ -359,6 +359,26 @@ struct cut_chunk {
     const struct cairn_local_extent *local;
 };
 
+/* Where a shard may read it. What is small has a window of its own, and host memory that is small is copied
+ * into the message; a list's memory of a card goes as a copy of it. */
+static enum cairn_push_lies lies(const struct command *command, const struct parcel *parcel)
+{
+    const struct op *op = command->op;
+    const void *lent = op->lents != NULL ? op->lents[op->lent_count - 1 - command->targets_left]
+                                         : op->lent;
+    const struct cairn_fabric_peer *peer =
+        carrier_of(command->job->shards.links[parcel->shard])->conn.peer;
+    if (command->target->card == NULL) {
+        const bool is_shown = lent != NULL && parcel->bytes != NULL &&
+                              parcel->byte_count > CAIRN_CHUNK_SMALL;
+        return is_shown ? CAIRN_PUSH_LIES_HOST : CAIRN_PUSH_LIES_APART;
+    }
+    const bool is_shown = op->lent != NULL && peer != NULL && parcel->bytes != NULL &&
+                          strcmp(cairn_fabric_payload_path(peer, parcel->bytes, parcel->byte_count),
+                                 "device") == 0;
+    return is_shown ? CAIRN_PUSH_LIES_CARD : CAIRN_PUSH_LIES_APART;
+}
+
 /* Cuts the next, at most `max`; fewer: there are no more, or no memory (*starves_out). Nothing is copied
  * ahead for a pusher that is full: it would be thrown away, and copied again at each turn. */
 static size_t cut_some(struct command *command, struct cut_chunk *cuts, size_t max,
@@ -376,6 +396,7 @@ static size_t cut_some(struct command *command, struct cut_chunk *cuts, size_t m
             .parcel = parcel,
             .chunk = { .chunk = (uint32_t)chunk,
                        .is_small = parcel->byte_count <= CAIRN_CHUNK_SMALL,
+                       .lies = lies(command, parcel),
                        .cookie = cairn_chunk_request_number(&parcel->request) },
             .shard = shard,
             .next_extent = command->next_extent,

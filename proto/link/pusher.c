@@ -22,6 +22,7 @@ static void send_chunk(struct cairn_pusher *pusher, const struct cairn_push_acti
 {
     struct cairn_chunk_header header = header_of(pusher, CAIRN_CHUNK_PUSH, action);
     header.request = action->request;
+    header.value = action->in_place;
     if (pusher->hands->send_chunk(pusher, action, &header) != CAIRN_OK)
         pusher->hands->link_failed(pusher, pusher->hands->link(pusher, action->shard));
 }
@@ -189,9 +190,12 @@ void cairn_pusher_on_grant(struct cairn_pusher *pusher, uint32_t shard,
 {
     if (!is_its(pusher, shard) || grant->kind == 0 || grant->round != pusher->round) return;
     const bool is_window = grant->value >= 1 && grant->value <= WINDOW_MAX;
+    const bool reads = cairn_chunk_link_shares(pusher->hands->link(pusher, shard));
     const struct cairn_push_window window = {
         .chunks = is_window ? (uint32_t)grant->value : 1,
         .small = grant->leaf_count <= WINDOW_MAX ? grant->leaf_count : 0,
+        .in_place = reads && grant->micro <= WINDOW_MAX ? grant->micro : 0,
+        .on_card = grant->first_leaf,
     };
     cairn_push_on_grant(pusher->push, shard, grant->request, window, &pusher->actions);
     act(pusher);

@@ -9,9 +9,13 @@
  *   HELLO      shard   worker  request = the number of the way it comes by: see below
  *   GRANT      shard   worker  push in this round: epoch, round, value = window (chunks in flight),
  *                              leaf_count = as many small ones beside (0: they are counted as the others),
- *                              request = the number of the way it comes by
+ *                              micro = as many beside that the shard reads where they lie (0: likewise);
+ *                              first_leaf = so many of its chunks, the first ones, it adds up on a card:
+ *                              of these it reads memory of the card there, of the others memory of the
+ *                              host; request = the number of the way it comes by
  *   PUSH       worker  shard   a contribution: epoch, round, micro, tensor, first_leaf, leaf_count, tile,
- *                              table_hash, dtype, checksum, request = the worker's cookie
+ *                              table_hash, dtype, checksum, request = the worker's cookie, value = 1: it
+ *                              is counted among those that are read where they lie
  *   ACK        shard   worker  of PUSH or PUT, echoing request: folded (or had before); the buffer is the
  *                              worker's again and a credit is back
  *   NAK        shard   worker  of PUSH, PUT, FETCH, echoing request: value = a cairn_status

@@ -33,6 +33,7 @@ static cairn_job *job;
 static uint32_t micro_batches, stage; /* 0: the defaults */
 static bool reads_on_card;            /* the session maps what shards publish on it */
 static int own_gpu;                   /* of the worker */
+static double offload;                /* of the job's state, in host memory */
 
 static const char *options_of_card; /* of the emulated one; NULL: none */
 
@@ -46,6 +47,7 @@ static void start(const char *backend)
     micro_batches = stage = 0;
     reads_on_card = false;
     own_gpu = 0;
+    offload = 0;
     emulated_choose(options_of_card);
     cluster_start(&cluster, SHARDS, &options);
 }
@@ -64,6 +66,7 @@ static void open_job(const char *name)
     spec.groups = &adamw;
     if (micro_batches > 0) spec.micro_batches = micro_batches;
     if (stage > 0) spec.stage = stage;
+    spec.offload_fraction = offload;
     const struct cairn_opts opts = { .struct_size = sizeof opts,
                                      .endpoint = cluster.address,
                                      .device = reads_on_card ? CAIRN_GPU(0) : 0 };
@@ -179,6 +182,14 @@ static void expect_shown(const char *name, const char *words)
     ck_abort_msg("not shown of job %s: %s", name, words);
 }
 
+/* Shard and worker count alike what is read where it lies: where a chunk is added up, the shard says. */
+static void expect_no_refusal(void)
+{
+    const char *busy = cairn_status_text(CAIRN_ERR_BUSY);
+    ck_assert_int_eq(cluster_logged(&cluster, "shard-0.log", busy), 0);
+    ck_assert_int_eq(cluster_logged(&cluster, "shard-1.log", busy), 0);
+}
+
 /* Roots of all places are one; what was pushed from a card passed no host, if the shards have it. */
 static void compare_places(bool is_on_card)
 {
@@ -197,6 +208,7 @@ static void compare_places(bool is_on_card)
         if (s.device_pushed_bytes > 0) expect_shown(names[where], "from and to a card");
         cairn_close(session);
     }
+    expect_no_refusal();
 }
 
 TEST(gradients_of_the_host_and_of_both_kinds_of_a_card_make_the_same_bits_and_pass_no_host)
@@ -213,6 +225,24 @@ TEST(shards_whose_state_is_in_host_memory_get_them_through_it)
     start("host");
     open_card();
     compare_places(false);
+    cluster_stop(&cluster);
+}
+
+TEST(a_job_in_both_homes_gets_them_from_wherever_they_lie)
+{
+    static const char *const names[] = { "host", "allocated" };
+    char roots[2][65];
+    start("cuda");
+    open_card();
+    offload = 0.5;
+    for (int where = HOST; where <= ALLOCATED; where++) {
+        open_job(names[where]);
+        train((enum where)where, 2);
+        trainer_digest(&cluster, names[where], roots[where]);
+        ck_assert_str_eq(roots[where], roots[HOST]);
+        cairn_close(session);
+    }
+    expect_no_refusal();
     cluster_stop(&cluster);
 }
 

@@ -133,11 +133,13 @@ TEST(no_two_streams_of_an_update_or_a_fold_collide)
     for (size_t i = 0; i < CAIRN_STREAMS; i++)
         for (size_t k = 0; k < i; k++)
             ck_assert_uint_ge(lines_apart(streams[i], streams[k]), STREAMS_APART_LINES);
+    const uint32_t window = job->landing.window, have = window - job->landing.in_place;
     for (uint32_t slot = 1; slot < job->collector.slot_count; slot++)
-        ck_assert_uint_ge(
-            lines_apart(job->landing.arena.base + cairn_landing_at(&job->landing, slot),
-                        job->landing.arena.base + cairn_landing_at(&job->landing, slot - 1)),
-            STREAMS_APART_LINES);
+        if (slot % window < have && slot % window > 0)
+            ck_assert_uint_ge(
+                lines_apart(job->landing.arena.base + cairn_landing_at(&job->landing, slot),
+                            job->landing.arena.base + cairn_landing_at(&job->landing, slot - 1)),
+                STREAMS_APART_LINES);
     // A window apart, as the contributions of two workers to a chunk are.
     ck_assert_uint_ge(
         lines_apart(job->landing.arena.base + landing_of(job, 1), job->landing.arena.base),

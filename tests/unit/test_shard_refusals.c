@@ -129,6 +129,11 @@ static void with_a_wrong_checksum(struct cairn_chunk_header *h)
     h->checksum = 12345;
 }
 
+static void to_be_read_in_place(struct cairn_chunk_header *h)
+{
+    h->value = 1;
+}
+
 static const struct push_case push_cases[] = {
     { "of an older round", older_round, CAIRN_ERR_STALE, 0 },
     { "of a round to come", later_round, CAIRN_ERR_PROTOCOL, 0 },
@@ -144,6 +149,7 @@ static const struct push_case push_cases[] = {
     { "in f16", in_f16, CAIRN_ERR_MALFORMED, 10000 * 2 },
     { "an element too long", as_bf16, CAIRN_ERR_MALFORMED, 10001 * 2 },
     { "damaged", with_a_wrong_checksum, CAIRN_ERR_CHECKSUM, 0 },
+    { "to be read in memory that is not shared", to_be_read_in_place, CAIRN_ERR_BUSY, 0 },
 };
 enum { PUSH_CASES = sizeof push_cases / sizeof *push_cases };
 

@@ -106,6 +106,21 @@ void cairn_collector_leave(struct cairn_collector *collector)
 
 /* ---- to workers ---- */
 
+/* How many of the part's chunks are added up on a device: the first ones (memory/plane.h). */
+static uint64_t chunks_on_card(const struct cairn_collector *collector)
+{
+    const struct cairn_chunk_table *table = collector->table;
+    uint32_t low = 0, high = table->trained_count;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (cairn_compute_is_host(collector->hands->compute(collector, middle)))
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low < table->trained_count ? table->trained[low] : table->map.chunk_count;
+}
+
 static void send_to(const struct cairn_collector *collector, const struct cairn_step_action *action,
                     uint8_t kind, uint64_t value)
 {
@@ -116,6 +131,8 @@ static void send_to(const struct cairn_collector *collector, const struct cairn_
     if (kind == CAIRN_CHUNK_GRANT) {
         header.request = cairn_member_way(member);
         header.leaf_count = action->small;
+        header.micro = action->in_place;
+        header.first_leaf = chunks_on_card(collector);
     }
     collector->hands->send(collector, member, &header);
 }
@@ -204,6 +221,28 @@ static void discard(struct cairn_collector *collector)
     collector->waiting = NULL;
 }
 
+bool cairn_collector_reads_view(const struct cairn_collector *collector,
+                                const struct cairn_chunk_header *header, uint32_t chunk,
+                                const struct cairn_fabric_message *message)
+{
+    const uintptr_t view = (uintptr_t)cairn_fabric_message_view(message);
+    if (view == 0) return false;
+    if (cairn_way_of(cairn_fabric_message_path(message)) != CAIRN_WAY_DEVICE) return true;
+    // A kernel that met an element across its own size would end the card's context.
+    return !cairn_compute_is_host(collector->hands->compute(collector, chunk)) &&
+           view % cairn_dtype_bytes(header->dtype) == 0;
+}
+
+/* The same to the end: a device has memory of the host copied into the slot's (fold.c). */
+static bool reads_in_place(const struct cairn_collector *collector,
+                           const struct cairn_chunk_header *header, uint32_t chunk,
+                           const struct cairn_fabric_message *message)
+{
+    return cairn_collector_reads_view(collector, header, chunk, message) &&
+           (cairn_way_of(cairn_fabric_message_path(message)) == CAIRN_WAY_DEVICE ||
+            cairn_compute_is_host(collector->hands->compute(collector, chunk)));
+}
+
 void cairn_collector_push(struct cairn_collector *collector,
                           const struct cairn_chunk_header *header, uint32_t chunk,
                           const struct cairn_piece *piece, struct cairn_fabric_message *message)
@@ -213,6 +252,7 @@ void cairn_collector_push(struct cairn_collector *collector,
     collector->waiting_piece = *piece;
     struct cairn_step_event event = cairn_step_event_of(header);
     event.chunk = chunk;
+    event.is_readable = event.in_place && reads_in_place(collector, header, chunk, message);
     cairn_collector_step(collector, &event);
     discard(collector); // if a fault came before the core's word
 }
@@ -276,18 +316,6 @@ static void land_view(struct cairn_slot *slot, struct cairn_fabric_message *mess
     if (slot->way != CAIRN_WAY_DEVICE) slot->way = CAIRN_WAY_SHARED;
     cairn_bytes_pushed(slot->collector->job, slot->member, slot->payload_bytes, slot->way);
     landed(slot, CAIRN_OK);
-}
-
-bool cairn_collector_reads_view(const struct cairn_collector *collector,
-                                const struct cairn_chunk_header *header, uint32_t chunk,
-                                const struct cairn_fabric_message *message)
-{
-    const uintptr_t view = (uintptr_t)cairn_fabric_message_view(message);
-    if (view == 0) return false;
-    if (cairn_way_of(cairn_fabric_message_path(message)) != CAIRN_WAY_DEVICE) return true;
-    // A kernel that met an element across its own size would end the card's context.
-    return !cairn_compute_is_host(collector->hands->compute(collector, chunk)) &&
-           view % cairn_dtype_bytes(header->dtype) == 0;
 }
 
 static void receive(struct cairn_collector *collector, uint32_t number, uint32_t chunk)

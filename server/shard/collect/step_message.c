@@ -17,6 +17,7 @@ struct cairn_step_event cairn_step_event_of(const struct cairn_chunk_header *hea
         event.kind = CAIRN_STEP_CHUNK;
         event.request = header->request;
         event.is_small = header->payload_bytes <= CAIRN_CHUNK_SMALL;
+        event.in_place = header->value == 1;
         break;
     case CAIRN_CHUNK_MICRO_END:
         event.kind = CAIRN_STEP_MICRO_END;

@@ -126,7 +126,8 @@ cairn_status cairn_admit_job(struct cairn_shard_job *job, const Cairn__JobCreate
 
 uint64_t cairn_landing_at(const struct cairn_landing *landing, uint32_t slot)
 {
-    const uint32_t large = landing->window - landing->small, k = slot % landing->window;
+    const uint32_t have = landing->window - landing->in_place, large = have - landing->small;
+    const uint32_t before = slot % landing->window, k = before < have ? before : have;
     const uint64_t window_bytes = large * (uint64_t)landing->slot_bytes +
                                   landing->small * (uint64_t)landing->small_bytes;
     return slot / landing->window * window_bytes +

@@ -6,11 +6,12 @@
 #include "server/shard/memory/arena.h"
 #include "server/shard/memory/reserve.h"
 
-/* Where chunks of a job land: a slot each. A worker's are those of its window, and behind them those for
- * small chunks. */
+/* Where chunks of a job land: a slot each. A worker's are those of its window, behind them those for small
+ * chunks, and behind these those that have no memory: what they are for is read where it lies. */
 struct cairn_landing {
     struct cairn_arena arena; /* a window of slots, then the next */
-    uint32_t window, small;   /* slots of a worker; of these, for small chunks */
+    /* slots of a worker; of these, those for small chunks, and those without memory */
+    uint32_t window, small, in_place;
     size_t slot_bytes, small_bytes;
     uint32_t counted; /* slots in the budget: those of as many workers as there are */
     uint32_t taken;   /* slots that have their pages, too */

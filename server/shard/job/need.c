@@ -1,5 +1,6 @@
 #include "server/shard/job/need.h"
 
+#include "gpu/kernel/list.h"
 #include "proto/fabric/stagger.h"
 #include "proto/geometry/published.h"
 #include "proto/spec/planes.h"
@@ -8,6 +9,8 @@
 
 #define SMALL_SLOTS     64
 #define SMALL_SLOTS_ALL 16384 /* of all workers that there may be */
+#define PLACES_ALL      16384 /* the same, of what is read where it lies */
+#define LIST_WARPS      2048  /* in one list they keep a large card at work */
 
 #define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
 
@@ -60,6 +63,34 @@ static uint32_t small_slots(const struct cairn_job_spec_data *spec, uint32_t mem
                  elems * sizeof(float) <= CAIRN_CHUNK_SMALL;
     }
     return count;
+}
+
+/* The least number of chunks that the job has in any layout: re-shardings may cut it into more. */
+static uint64_t count_chunks(const struct cairn_job_spec_data *spec, uint32_t chunk_leaves)
+{
+    uint64_t count = 0;
+    for (size_t t = 0; t < spec->tensor_count; t++) {
+        const struct cairn_geometry geometry = cairn_geometry_of(&spec->tensors[t].shape);
+        if (spec->tensors[t].kind == CAIRN_TRAINED)
+            count += (geometry.leaf_count - 1) / chunk_leaves + 1;
+    }
+    return count;
+}
+
+/* Beside the landing slots, a worker of this host may have this many chunks in flight that are read where they lie, since
+ * they take no memory here: a card does in one list what is there by then, and a list of a few chunks leaves
+ * most of it idle. At most all that the job has; fewer where there may be very many workers, for tables. */
+static uint32_t places(const struct cairn_job_spec_data *spec, uint32_t chunk_leaves,
+                       uint32_t member_max, uint32_t landing)
+{
+    const uint64_t warps = (chunk_leaves + CAIRN_PIECE_LEAVES - 1) / CAIRN_PIECE_LEAVES;
+    const uint64_t limits[] = { LIST_WARPS / warps, count_chunks(spec, chunk_leaves),
+                                PLACES_ALL / (member_max > 0 ? member_max : 1),
+                                CAIRN_SPEC_WINDOW_MAX - landing };
+    uint64_t most = limits[0];
+    for (size_t i = 1; i < sizeof limits / sizeof *limits; i++)
+        if (limits[i] < most) most = limits[i];
+    return (uint32_t)most;
 }
 
 /* The elements of the largest chunk that any layout can give a shard. A shard with room for such a
@@ -115,7 +146,8 @@ static void size(struct cairn_need *need, const struct cairn_shard_map *map,
 {
     const struct cairn_step_config *step = &need->step;
     need->slot_count = step->member_max * step->window;
-    const uint32_t large = step->member_max * (step->window - step->small);
+    const uint32_t window = step->window - step->small - step->in_place;
+    const uint32_t large = step->member_max * window;
     need->put_max = large < CAIRN_SHARD_PUTS_MAX ? large : CAIRN_SHARD_PUTS_MAX;
     need->reply_bytes = (size_t)chunk_elems_max * sizeof(float);
     // Contributions to one chunk are folded side by side.
@@ -123,7 +155,7 @@ static void size(struct cairn_need *need, const struct cairn_shard_map *map,
     const size_t small = ALIGN_UP(CAIRN_CHUNK_SMALL, CAIRN_STAGGER_PAGE) + CAIRN_STAGGER_BYTES;
     need->small_bytes = small < need->slot_bytes ? small : need->slot_bytes;
     need->put_bytes = need->slot_bytes + (size_t)ALIGN_UP(CAIRN_BOX_BYTES_MAX, 4096u);
-    need->landing_bytes = (uint64_t)(step->window - step->small) * need->slot_bytes +
+    need->landing_bytes = (uint64_t)window * need->slot_bytes +
                           (uint64_t)step->small * need->small_bytes;
     need->worker_staging_bytes = cairn_reply_bytes(need->reply_bytes);
     need->memory = (struct cairn_memory) {
@@ -141,10 +173,13 @@ cairn_status cairn_need_of(const struct cairn_job_spec_data *spec,
                            struct cairn_sentence *why)
 {
     uint64_t device_bytes[CAIRN_PLANES] = { 0 };
+    const uint32_t small = small_slots(spec, member_max);
+    const uint32_t in_place = places(spec, map->chunk_leaves, member_max, spec->window + small);
     struct cairn_need need = {
         .host_from = has_device ? cairn_planes_cut(map, spec->offload_fraction) : 0,
-        .step = { .window = spec->window + small_slots(spec, member_max),
-                  .small = small_slots(spec, member_max),
+        .step = { .window = spec->window + small + in_place,
+                  .small = small,
+                  .in_place = in_place,
                   .member_max = member_max,
                   .payload_bytes_max = CAIRN_PAYLOAD_MAX(spec->group_count, spec->tensor_count,
                                                          spec->client_state_max) },

@@ -80,6 +80,7 @@ static void set_sizes(struct cairn_shard_job *job, struct cairn_need *need)
                                                            need->host_from);
     job->landing.window = need->step.window;
     job->landing.small = need->step.small;
+    job->landing.in_place = need->step.in_place;
     job->landing.slot_bytes = need->slot_bytes;
     job->landing.small_bytes = need->small_bytes;
     job->puts.max = need->put_max;

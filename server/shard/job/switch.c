@@ -231,6 +231,7 @@ static cairn_status make_ready(struct cairn_shard_job *job, const struct cairn_s
         .chunk_count = table->trained_count,
         .window = job->landing.window,
         .small = job->landing.small,
+        .in_place = job->landing.in_place,
         .member_max = member_max_of(job),
         .payload_bytes_max = cairn_shard_payload_max(job),
         .folds_wanted = cairn_shard_job_folds_wanted(job, &table->map, job->planes.host_from),
