@@ -206,8 +206,8 @@ void landing_view(struct sim *sim, uint32_t shard, const struct landing *landing
 /* Who is gone, or knows that the round is over, may write there: nobody takes that sum. */
 void landing_folded(struct sim *sim, uint32_t shard, const struct landing *landing)
 {
+    if (!landing->in_place) return; // of a relay nothing is
     const struct process *proc = &sim->procs[landing->member % 16];
-    if (!landing->in_place) return;
     if (!proc->alive || proc->life != landing->member || !proc->pushing) return;
     if (proc->push_round != landing->round || cairn_push_voided(proc->push)) return;
     if (proc->fabric[shard].id != landing->conn || !proc->fabric[shard].up)
