@@ -107,10 +107,12 @@ static cairn_status open_context(struct card *card, struct cairn_sentence *why)
     memcpy(card->uuid, uuid.bytes, sizeof card->uuid);
     card->numa_node = cairn_driver_numa_node(driver, card->device);
     card->exports = has_memory != 0 && has_handles != 0;
+    card->is_reached = cairn_vmm_is_reached(driver, card->device);
     result = driver->cuDevicePrimaryCtxRetain(&card->context, card->device);
     if (result != CAIRN_CU_OK)
         return cairn_card_fail(result, CAIRN_ERR_IO, "its context does not open", why);
-    const struct cairn_cu_allocation how = cairn_vmm_allocation(card->device, true);
+    const struct cairn_cu_allocation how = cairn_vmm_allocation(card->device, true,
+                                                                card->is_reached);
     cairn_status status = cairn_card_enter(card, why);
     if (status != CAIRN_OK) return status;
     if (card->exports)

@@ -12,7 +12,8 @@ struct card {
     int number, device;
     int numa_node; /* that it is next to, and what is pinned for it is to be of (proto/base/numa.h) */
     uint8_t uuid[16];
-    bool exports; /* it has memory that goes between processes as descriptors */
+    bool is_reached; /* network cards reach that (GPUDirect RDMA) */
+    bool exports;    /* it has memory that goes between processes as descriptors */
     struct CUctx_st *context;
     struct CUstream_st *side; /* of the library: its copies */
     size_t granularity;       /* of memory */

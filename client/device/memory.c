@@ -40,7 +40,8 @@ static void unmap(const struct card_memory *memory)
 static int take(struct card_memory *memory)
 {
     const struct cairn_driver *driver = memory->card->driver;
-    const struct cairn_cu_allocation how = cairn_vmm_allocation(memory->card->device, true);
+    const struct cairn_cu_allocation how = cairn_vmm_allocation(memory->card->device, true,
+                                                                memory->card->is_reached);
     int result = driver->cuMemCreate(&memory->handle, memory->bytes, &how, 0);
     if (result != CAIRN_CU_OK) return result;
     result = map(memory, memory->card->device);

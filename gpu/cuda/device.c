@@ -113,7 +113,8 @@ static cairn_status look(struct cairn_cuda *cuda, struct cairn_sentence *why)
 {
     struct cairn_home_info *info = &cuda->home.info;
     // Of what has a handle the pages are at least as large.
-    const struct cairn_cu_allocation how = cairn_vmm_allocation(cuda->device, info->exports);
+    const struct cairn_cu_allocation how = cairn_vmm_allocation(cuda->device, info->exports,
+                                                                info->is_reached);
     size_t granularity = 0, total = 0;
     if (attribute(cuda, CAIRN_CU_HAS_VIRTUAL_MEMORY) == 0)
         return cairn_fail(why, CAIRN_ERR_UNSUPPORTED, "%s cannot map memory (cuMemCreate)",
@@ -157,6 +158,7 @@ cairn_status cairn_cuda_find(struct cairn_cuda *cuda, const char *wanted,
     snprintf(info->driver, sizeof info->driver, "CUDA driver %d.%d, image of %d.%d", version / 1000,
              version % 1000 / 10, toolkit / 1000, toolkit % 1000 / 10);
     info->exports = attribute(cuda, CAIRN_CU_HAS_POSIX_HANDLES) != 0;
+    info->is_reached = cairn_vmm_is_reached(&cuda->driver, cuda->device);
     cairn_cuda_find_peers(cuda, count);
     return look(cuda, why);
 }

@@ -53,6 +53,8 @@ enum {
     CAIRN_CU_CAPABILITY_MINOR = 76,
     CAIRN_CU_HAS_VIRTUAL_MEMORY = 102,
     CAIRN_CU_HAS_POSIX_HANDLES = 103,
+    CAIRN_CU_MAKES_REACHED_MEMORY = 110, /* cuMemCreate with gpu_direct_rdma */
+    CAIRN_CU_IS_REACHED = 116,           /* by network cards (GPUDirect RDMA) */
     CAIRN_CU_IS_UNDER_MPS = 133, /* older drivers do not know it */
 };
 

@@ -74,7 +74,8 @@ static int create_segment(struct cairn_cuda *cuda, struct cairn_home_segment *se
 
 static int create_segments(struct cairn_cuda *cuda, const struct taken *taken)
 {
-    const struct cairn_cu_allocation how = cairn_vmm_allocation(cuda->device, taken->is_exportable);
+    const struct cairn_cu_allocation how = cairn_vmm_allocation(cuda->device, taken->is_exportable,
+                                                                cuda->home.info.is_reached);
     struct cairn_home_segment *segments = taken->segments;
     int result = CAIRN_CU_OK;
     for (uint64_t done = 0; done < taken->bytes && result == CAIRN_CU_OK;

@@ -4,13 +4,26 @@
 
 #include "gpu/cuda/driver.h"
 
-/* What cuMemCreate makes; that other processes may map it is fixed then. */
-static inline struct cairn_cu_allocation cairn_vmm_allocation(int device, bool is_exportable)
+/* Network cards may read and write memory that is made for it, by themselves (GPUDirect RDMA). */
+static inline bool cairn_vmm_is_reached(const struct cairn_driver *driver, int device)
+{
+    int is = 0, makes = 0;
+    return driver->cuDeviceGetAttribute(&is, CAIRN_CU_IS_REACHED, device) == CAIRN_CU_OK &&
+           driver->cuDeviceGetAttribute(&makes, CAIRN_CU_MAKES_REACHED_MEMORY, device) ==
+               CAIRN_CU_OK &&
+           is != 0 && makes != 0;
+}
+
+/* What cuMemCreate makes. That other processes may map it is fixed then, and that network cards reach it:
+ * what is shown to others is what goes to them. */
+static inline struct cairn_cu_allocation cairn_vmm_allocation(int device, bool is_exportable,
+                                                              bool is_reached)
 {
     return (struct cairn_cu_allocation) {
         .type = CAIRN_CU_ALLOCATION_PINNED,
         .handle_types = is_exportable ? CAIRN_CU_HANDLE_POSIX : 0,
         .location = { .type = CAIRN_CU_LOCATION_DEVICE, .id = device },
+        .flags = { .gpu_direct_rdma = is_exportable && is_reached },
     };
 }
 

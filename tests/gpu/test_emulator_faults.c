@@ -1,5 +1,6 @@
 /* The emulated card goes wrong as it is asked to, has the calls of the door and no other, and lends its
  * memory to another process. */
+#include "tests/gpu/emulator/calls_ucx.h"
 #include "tests/support/emulated.h"
 #include "tests/support/suite.h"
 
@@ -328,10 +329,15 @@ static bool is_listed(const char *symbol)
     if (strcmp(symbol, #name) == 0) return true;
     CAIRN_EMULATOR_CONTROLS(CONTROL)
 #undef CONTROL
+#define OF_UCX(name, parameters) \
+    if (strcmp(symbol, #name) == 0) return true;
+    EMULATOR_CALLS_OF_UCX(OF_UCX)
+    EMULATOR_CALLS_NOT_SUPPORTED(OF_UCX)
+#undef OF_UCX
     return strcmp(symbol, "cuGetProcAddress_v2") == 0;
 }
 
-TEST(it_has_the_calls_of_the_door_and_no_other)
+TEST(it_has_the_calls_of_the_door_and_of_ucx_and_no_other)
 {
     char symbol[256];
     uint32_t count = 0, wanted = 1;
@@ -350,6 +356,10 @@ TEST(it_has_the_calls_of_the_door_and_no_other)
 #define CONTROL(type, name, parameters) wanted++;
     CAIRN_EMULATOR_CONTROLS(CONTROL)
 #undef CONTROL
+#define OF_UCX(name, parameters) wanted++;
+    EMULATOR_CALLS_OF_UCX(OF_UCX)
+    EMULATOR_CALLS_NOT_SUPPORTED(OF_UCX)
+#undef OF_UCX
     ck_assert_uint_eq(count, wanted);
 }
 

@@ -7,6 +7,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/gpu/emulator/calls_ucx.h"
+
+/* CUdevice_attribute: what only UCX asks for. */
+enum { PCI_BUS = 33, PCI_SLOT = 34, PCI_DOMAIN = 50, HAS_DMA_BUF = 124 };
+
 static struct context {
     uint32_t generation, retained;
 } contexts[EMULATOR_DEVICES];
@@ -192,6 +197,14 @@ static enum emulator_result tell_attribute(int *value_out, int attribute, int de
     case CAIRN_CU_HAS_POSIX_HANDLES:
         *value_out = emulator_options.no_export ? 0 : 1;
         return EMULATOR_OK;
+    case CAIRN_CU_IS_REACHED:
+    case CAIRN_CU_MAKES_REACHED_MEMORY:
+        *value_out = emulator_options.no_reach ? 0 : 1;
+        return EMULATOR_OK;
+    case PCI_BUS: *value_out = 0xE0; return EMULATOR_OK; // as tell_pci
+    case PCI_SLOT: *value_out = device; return EMULATOR_OK;
+    case PCI_DOMAIN:
+    case HAS_DMA_BUF: *value_out = 0; return EMULATOR_OK;
     default:
         emulator_say("nobody has asked for attribute %d before", attribute);
         return EMULATOR_INVALID_VALUE;
@@ -279,6 +292,44 @@ int cuCtxSetCurrent(struct CUctx_st *context)
     EMULATOR_CALL(EMULATOR_NEEDS_INIT, set_current(context));
 }
 
+static struct CUctx_st *current_context(void)
+{
+    return (struct CUctx_st *)(uintptr_t)emulator_handle(EMULATOR_CONTEXT, current.generation,
+                                                         current.device);
+}
+
+int cuCtxGetCurrent(struct CUctx_st **context_out)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT,
+                  (*context_out = in_context() ? current_context() : NULL, EMULATOR_OK));
+}
+
+/* Of a context that is made anew it is another one. */
+static enum emulator_result tell_id(const struct CUctx_st *context, unsigned long long *id_out)
+{
+    if (context == NULL && !in_context()) return EMULATOR_INVALID_CONTEXT;
+    *id_out = emulator_number(context != NULL ? context : current_context());
+    return EMULATOR_OK;
+}
+
+int cuCtxGetId(const struct CUctx_st *context, unsigned long long *id_out)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, tell_id(context, id_out));
+}
+
+static enum emulator_result tell_state(int device, unsigned *flags_out, int *active_out)
+{
+    if (known(device) != EMULATOR_OK) return EMULATOR_INVALID_DEVICE;
+    *flags_out = 0;
+    *active_out = contexts[device].retained > 0;
+    return EMULATOR_OK;
+}
+
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags_out, int *active_out)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_INIT, tell_state(device, flags_out, active_out));
+}
+
 static enum emulator_result push(const struct CUctx_st *context)
 {
     const uint32_t device = current.device, generation = current.generation;
@@ -299,8 +350,7 @@ int cuCtxPushCurrent_v2(struct CUctx_st *context)
 static enum emulator_result pop(struct CUctx_st **context_out)
 {
     if (pushed_count == 0) return EMULATOR_INVALID_CONTEXT;
-    *context_out = (struct CUctx_st *)(uintptr_t)emulator_handle(
-        EMULATOR_CONTEXT, current.generation, current.device);
+    if (context_out != NULL) *context_out = current_context();
     current.device = pushed[--pushed_count].device;
     current.generation = pushed[pushed_count].generation;
     return EMULATOR_OK;

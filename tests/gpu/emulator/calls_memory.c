@@ -27,7 +27,8 @@ static bool sound(const struct cairn_cu_allocation *how)
            how->location.type == CAIRN_CU_LOCATION_DEVICE && how->location.id >= 0 &&
            (uint64_t)how->location.id < emulator_options.devices &&
            (how->handle_types & ~CAIRN_CU_HANDLE_POSIX) == 0 && how->windows_only == NULL &&
-           how->flags.compression == 0 && how->flags.usage == 0;
+           how->flags.compression == 0 && how->flags.usage == 0 &&
+           how->flags.gpu_direct_rdma <= (emulator_options.no_reach == 0);
 }
 
 int cuMemGetAllocationGranularity(size_t *bytes_out, const struct cairn_cu_allocation *how,

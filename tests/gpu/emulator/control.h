@@ -21,6 +21,7 @@
  *                   host memory); NAME_at=N: to the n-th of them from now on alone
  *   no_pinning=1    no host memory is pinned; 2: none but what the driver gives
  *   no_export=1     the cards have no descriptors for memory
+ *   no_reach=1      network cards reach none of their memory (GPUDirect RDMA)
  *   peers=1         they read each other's memory
  *   mps=1           contexts are shared by MPS; 2: the driver cannot say
  *   mode=N          the compute mode; 3: for one process alone

@@ -77,7 +77,7 @@ struct emulator_options {
     uint64_t result, init_fails, open_fails, load_fails, call_fails; /* control.h */
     uint64_t copy_rate;       /* bytes a second; 0: as fast as it goes */
     uint64_t driver, devices; /* 13000: 13.0 */
-    uint64_t no_pinning, no_export, peers, mps, mode;
+    uint64_t no_pinning, no_export, no_reach, peers, mps, mode;
     uint64_t captured, queues, stuck, peeks, maps_wait; /* control.h */
     uint64_t count, quiet; /* count: what is misused is counted, and nothing aborts */
     struct emulator_refusal refusals[EMULATOR_CALLS];
@@ -192,6 +192,8 @@ enum emulator_result emulator_memory_create(uint32_t device, uint64_t bytes, boo
 enum emulator_result emulator_memory_release(uint64_t handle);
 enum emulator_result emulator_memory_export(uint64_t handle, int *descriptor_out);
 enum emulator_result emulator_memory_import(int descriptor, uint64_t *handle_out);
+/* The handle of what is mapped there, to be released. */
+enum emulator_result emulator_memory_retain(uint64_t address, uint64_t *handle_out);
 enum emulator_result emulator_memory_device(uint64_t handle, uint32_t *device_out);
 enum emulator_result emulator_memory_reserve(uint64_t bytes, uint64_t alignment,
                                              uint64_t *address_out);

@@ -52,6 +52,7 @@ static uint64_t *option(const char *name, size_t length)
         { "mps", &o->mps },
         { "mode", &o->mode },
         { "no_export", &o->no_export },
+        { "no_reach", &o->no_reach },
         { "peers", &o->peers },
         { "captured", &o->captured },
         { "queues", &o->queues },

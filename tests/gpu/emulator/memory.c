@@ -246,6 +246,16 @@ enum emulator_result emulator_memory_import(int descriptor, uint64_t *handle_out
     return EMULATOR_OK;
 }
 
+enum emulator_result emulator_memory_retain(uint64_t address, uint64_t *handle_out)
+{
+    uint32_t device;
+    if (!emulator_memory_at(address, &device)) return EMULATOR_INVALID_VALUE;
+    struct allocation *a = &allocations[pages[(address - arena) / EMULATOR_PAGE].allocation - 1];
+    a->references++;
+    *handle_out = handle_of(a);
+    return EMULATOR_OK;
+}
+
 enum emulator_result emulator_memory_device(uint64_t handle, uint32_t *device_out)
 {
     const struct allocation *a = find(handle);
