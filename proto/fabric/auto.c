@@ -85,6 +85,17 @@ static bool is_network_needed(const struct auto_fabric *fabric,
            fabric->insides[0] == NULL;
 }
 
+/* What one of them does not take does not go: the peers of all are the owner's. */
+static void publish_device(struct auto_fabric *fabric)
+{
+    for (int i = fabric->count - 1; i >= UCX_FIRST; i--) {
+        const struct cairn_fabric *inside = fabric->insides[i];
+        if (i < fabric->count - 1 && inside->takes_device) continue;
+        fabric->common.takes_device = inside->takes_device;
+        fabric->common.device_why = inside->device_why;
+    }
+}
+
 /* One for each network that the options name. */
 static cairn_status open_ucx(struct auto_fabric *fabric, const struct cairn_fabric_options *options,
                              struct cairn_sentence *why)
@@ -136,6 +147,7 @@ static cairn_status auto_start(struct cairn_fabric *common,
         status = cairn_fail(why, CAIRN_ERR_NO_MEMORY, "fabric auto: no event descriptor: %m");
         goto err_close;
     }
+    publish_device(fabric);
     status = publish_address(fabric);
     if (status != CAIRN_OK) {
         cairn_sentence_set(why, "fabric auto: the addresses together are over %d bytes",

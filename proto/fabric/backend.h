@@ -23,6 +23,7 @@ struct fabric_op {
     size_t payload_bytes;
     cairn_status status; /* once done */
     bool is_send;
+    bool is_device; /* the buffer is memory of a card */
     bool is_done;
     bool is_summed;         /* the backend set *checksum_out */
     uint64_t *checksum_out; /* receives: whoever waits for it wants it; NULL: nobody does */
@@ -131,6 +132,8 @@ struct cairn_fabric {
     size_t address_bytes;
     /* ucx, and what has one: it may read and be read one-sidedly; in the address */
     bool is_one_sided;
+    bool takes_device; /* ucx, and what has one: memory of cards goes from where it lies */
+    struct cairn_sentence device_why; /* why, or why not */
     char describe[CAIRN_FABRIC_DESCRIBE_MAX];
     struct cairn_fabric_stats stats;
 

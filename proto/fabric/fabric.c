@@ -24,6 +24,15 @@ static const struct fabric_backend *find_backend(const char *kind,
 }
 
 static const char *const one_sided_names[] = { "auto", "on", "off" };
+static const char *const device_memory_names[] = { "auto", "device", "host" };
+
+/* Of `count` names; `count`: none of them. */
+static unsigned find_name(const char *const *names, unsigned count, const char *text)
+{
+    unsigned i = 0;
+    while (i < count && strcmp(text, names[i]) != 0) i++;
+    return i;
+}
 
 const char *cairn_one_sided_name(enum cairn_one_sided value)
 {
@@ -41,12 +50,34 @@ bool cairn_port_range_ok(const char *text)
 
 bool cairn_one_sided_parse(const char *text, enum cairn_one_sided *out)
 {
-    for (unsigned i = 0; i < sizeof one_sided_names / sizeof *one_sided_names; i++) {
-        if (strcmp(text, one_sided_names[i]) != 0) continue;
-        *out = (enum cairn_one_sided)i;
-        return true;
-    }
-    return false;
+    const unsigned count = sizeof one_sided_names / sizeof *one_sided_names;
+    const unsigned i = find_name(one_sided_names, count, text);
+    if (i < count) *out = (enum cairn_one_sided)i;
+    return i < count;
+}
+
+const char *cairn_device_memory_name(enum cairn_device_memory value)
+{
+    return device_memory_names[value];
+}
+
+bool cairn_device_memory_parse(const char *text, enum cairn_device_memory *out)
+{
+    const unsigned count = sizeof device_memory_names / sizeof *device_memory_names;
+    const unsigned i = find_name(device_memory_names, count, text);
+    if (i < count) *out = (enum cairn_device_memory)i;
+    return i < count;
+}
+
+bool cairn_fabric_peer_takes_device(const struct cairn_fabric_peer *peer)
+{
+    return peer->fabric->takes_device;
+}
+
+bool cairn_fabric_takes_device(const struct cairn_fabric *fabric, const char **why_out)
+{
+    *why_out = fabric->device_why.text;
+    return fabric->takes_device;
 }
 
 static void resolve_options(struct cairn_fabric_options *o)
@@ -87,6 +118,7 @@ cairn_status cairn_fabric_open(const char *kind, const struct cairn_fabric_optio
     fabric->backend = backend;
     fabric->options = resolved;
     fabric->event_fd = -1;
+    cairn_sentence_set(&fabric->device_why, "nothing goes to other hosts: there is no ucx here");
     LIST_INIT(&fabric->peers);
     LIST_INIT(&fabric->held);
     TAILQ_INIT(&fabric->flying);
@@ -196,6 +228,7 @@ static struct fabric_op *op_new(struct cairn_fabric *fabric, bool is_send, size_
     op->fabric = fabric;
     op->is_send = is_send;
     op->is_done = false;
+    op->is_device = false;
     op->payload_bytes = payload_bytes;
     op->on_done = on_done;
     op->arg = arg;
@@ -257,6 +290,7 @@ cairn_status cairn_fabric_send(struct cairn_fabric_peer *peer, const void *heade
     if (op == NULL) return CAIRN_ERR_NO_MEMORY;
     memcpy(op->header, header, header_bytes);
     op->header_bytes = header_bytes;
+    op->is_device = device != NULL;
     cairn_status status = fabric->backend->send(peer, op, payload);
     if (status != CAIRN_OK) {
         op_retire(op, &fabric->flying);
@@ -378,7 +412,8 @@ const char *cairn_fabric_payload_path(const struct cairn_fabric_peer *peer, cons
     const struct fabric_backend *backend = peer->fabric->backend;
     const struct cairn_fabric_region *device;
     const bool goes = fabric_region_goes(peer, payload, bytes, &device);
-    if (device != NULL) return goes ? "device" : "";
+    if (device != NULL && !goes) return "";
+    if (device != NULL) return peer->fabric->takes_device ? CAIRN_FABRIC_PATH_DIRECT : "device";
     return backend->payload_path != NULL ? backend->payload_path(peer, payload, bytes)
                                          : backend->kind;
 }

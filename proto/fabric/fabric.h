@@ -89,6 +89,19 @@ bool cairn_port_range_ok(const char *text);
     "allowed: first-last, of 1 to 65535, such as 7100-7199, or empty: any port"
 bool cairn_one_sided_parse(const char *text, enum cairn_one_sided *out);
 
+/* Whether what lies on a card goes to peers over "ucx" right from there. Each end chooses for what it
+ * sends. */
+enum cairn_device_memory {
+    CAIRN_DEVICE_MEMORY_AUTO, /* where UCX has CUDA, and the network card reaches that memory by itself */
+    /* wherever UCX has CUDA: over TCP UCX copies it through host memory, in the owner's thread, and gains
+     * nothing. For tests */
+    CAIRN_DEVICE_MEMORY_DEVICE,
+    CAIRN_DEVICE_MEMORY_HOST, /* never: the application brings it to host memory first */
+};
+const char *cairn_device_memory_name(enum cairn_device_memory value); /* "auto", "device", "host" */
+bool cairn_device_memory_parse(const char *text, enum cairn_device_memory *out);
+#define CAIRN_DEVICE_MEMORY_ALLOWED "auto or host is allowed, and device, for tests"
+
 enum { CAIRN_FABRIC_NOTE_MAX = 64 }; /* bytes of a region's note */
 
 /* Memory of a card, as its owner shows it. Not judged yet: any of it may be a lie. */
@@ -105,6 +118,7 @@ struct cairn_fabric_offer {
 struct cairn_fabric_device {
     uint8_t uuids[CAIRN_FABRIC_UUIDS_MAX][CAIRN_FABRIC_UUID_BYTES]; /* of which cards */
     uint32_t uuid_count;
+    bool is_reached; /* network cards may read and write their memory (GPUDirect RDMA) */
     void *context;
     /* Judges the descriptor, which is used up in any case, and maps it, now or later. If the
      * descriptor is wrong, `why` says how, and the connection that it came by ends.
@@ -132,6 +146,7 @@ struct cairn_fabric_options {
     const char *port_range; /* UCX_TCP_PORT_RANGE, "first-last", so that a firewall can name it.
                               * Default: any free port */
     enum cairn_one_sided one_sided;
+    enum cairn_device_memory device_memory;
     /* Something of a peer's regions was refused, or of ours, or is read by copies for want of addresses: a
      * sentence for a log that says what becomes of it. May be NULL */
     void (*on_refused)(void *on_message_arg, const char *what);
@@ -283,6 +298,11 @@ CAIRN_MUST_CHECK cairn_status cairn_fabric_region_add_device(
  * says so, payloads on their way by reference end the connection; the next connection knows that it
  * does not take them. */
 bool cairn_fabric_peer_imports(const struct cairn_fabric_peer *peer, const uint8_t *uuid);
+/* True: device memory that goes to this peer has the path CAIRN_FABRIC_PATH_DIRECT. */
+bool cairn_fabric_peer_takes_device(const struct cairn_fabric_peer *peer);
+/* True: memory of options.device goes to peers over "ucx" from where it lies. *why_out says why, or why
+ * not: a clause for people, owned by the fabric. */
+bool cairn_fabric_takes_device(const struct cairn_fabric *fabric, const char **why_out);
 /* Shows the region to a peer before anything of it is sent, so that the peer gets on_mapping.
  * Without effect on a peer that does not map, or does not import memory of that card.
  * CAIRN_ERR_CLOSED, CAIRN_ERR_BUSY, CAIRN_ERR_NO_MEMORY as in a send. */
@@ -328,8 +348,10 @@ void cairn_fabric_hold_off(struct cairn_fabric *fabric, bool is_off);
 /* The way that a peer's messages go: "mapped", "ucx", or a hub's. Static. */
 const char *cairn_fabric_peer_path(const struct cairn_fabric_peer *peer);
 
+/* Of memory of a card that goes over "ucx" right from where it lies. */
+#define CAIRN_FABRIC_PATH_DIRECT "ucx, device"
 /* The way that a message came, or that a payload would go now: as above, "one-sided", or "device" (memory of
- * a card, by reference); of a payload "" if it would not go. Static. */
+ * a card, by reference); of a payload CAIRN_FABRIC_PATH_DIRECT, or "" if it would not go. Static. */
 const char *cairn_fabric_message_path(const struct cairn_fabric_message *message);
 const char *cairn_fabric_payload_path(const struct cairn_fabric_peer *peer, const void *payload,
                                       size_t bytes);

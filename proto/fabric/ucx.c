@@ -76,7 +76,8 @@ static cairn_status ucx_start(struct cairn_fabric *fabric,
     STAILQ_INIT(&ucx->graves);
     fabric->is_one_sided = ucx_one_sided_is_possible(options);
     ucx->refer_min = options->one_sided == CAIRN_ONE_SIDED_ON ? 1 : UCX_REFER_MIN;
-    cairn_status status = ucx_context_open(options, &ucx->context, why);
+    fabric->takes_device = ucx_device_decide(options, &fabric->device_why);
+    cairn_status status = ucx_context_open(options, fabric->takes_device, &ucx->context, why);
     if (status != CAIRN_OK) return status;
     ucs_status_t ucs = create_worker(ucx);
     if (ucs != UCS_OK) {

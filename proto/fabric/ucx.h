@@ -13,7 +13,8 @@
  *   ucx_refer.c     messages that we send by reference to it
  *   ucx_read.c      messages that came by reference, and the reads
  *   ucx_frame.c     what travels for all that (ucx_frame.h)
- *   ucx_lanes.c     which lanes an endpoint has */
+ *   ucx_lanes.c     which lanes an endpoint has
+ *   ucx_device.c    whether memory of cards goes from where it lies */
 #ifndef CAIRN_FABRIC_UCX_H
 #define CAIRN_FABRIC_UCX_H
 
@@ -243,12 +244,18 @@ static inline uint64_t ucx_now_ms(void)
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
+static inline ucs_memory_type_t ucx_memory_of(const struct fabric_op *op)
+{
+    return op->is_device ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST;
+}
+
 /* A foreign code becomes ours at the door. */
 cairn_status ucx_status(ucs_status_t status);
 
-/* ucx_settings.c: one context with our settings, whatever the environment says. */
+/* ucx_settings.c: one context with our settings, whatever the environment says; with UCX's part for CUDA, if
+ * that is there, for has_cuda. */
 CAIRN_MUST_CHECK cairn_status ucx_context_open(const struct cairn_fabric_options *options,
-                                               ucp_context_h *context_out,
+                                               bool has_cuda, ucp_context_h *context_out,
                                                struct cairn_sentence *why);
 /* What they are without being set, too. */
 const char *ucx_devices(const struct cairn_fabric_options *options);
@@ -256,6 +263,10 @@ const char *ucx_transports(const struct cairn_fabric_options *options);
 void ucx_describe(struct cairn_fabric *fabric, const struct cairn_fabric_options *options);
 /* Does this UCX connect without waiting for it? */
 bool ucx_connects_on_its_own(void);
+
+/* ucx_device.c: whether memory of cards goes from where it lies; why, or why not. Opens UCX for it, and
+ * closes it again. */
+bool ucx_device_decide(const struct cairn_fabric_options *options, struct cairn_sentence *why);
 
 /* ucx_reach.c */
 /* Puts the port that UCX listens on behind its address, raw [room], if one is found; returns the bytes there

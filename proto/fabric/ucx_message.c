@@ -22,11 +22,12 @@ cairn_status ucx_send_whole(struct ucx_link *link, struct fabric_op *op, const v
 {
     const ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-                        UCP_OP_ATTR_FIELD_FLAGS,
+                        UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
         // tells the receiver by which of its ends, which it may have to close
         .flags = op->header_bytes + op->payload_bytes < UCX_RENDEZVOUS_MIN ? 0
                                                                            : UCP_AM_SEND_FLAG_REPLY,
         .cb.send = on_ucx_sent,
+        .memory_type = ucx_memory_of(op), // else a UCX that has CUDA asks the driver about each
         .user_data = op,
     };
     if (link->has_listener && !link->has_said_port) ucx_say_port(link);
@@ -43,9 +44,11 @@ cairn_status ucx_send(struct cairn_fabric_peer *common, struct fabric_op *op, co
     struct ucx_link *link = ucx_peer_of(common)->link;
     cairn_status status = CAIRN_ERR_UNSUPPORTED;
     op->to = common;
-    if (ucx_may_refer(link, op->payload_bytes)) status = ucx_refer(link, op, payload);
+    if (!op->is_device && ucx_may_refer(link, op->payload_bytes))
+        status = ucx_refer(link, op, payload);
     if (status != CAIRN_ERR_UNSUPPORTED) return status;
-    return ucx_bundle_add(link, op, payload) ? CAIRN_OK : ucx_send_whole(link, op, payload);
+    return !op->is_device && ucx_bundle_add(link, op, payload) ? CAIRN_OK
+                                                               : ucx_send_whole(link, op, payload);
 }
 
 /* -- receiving ---------------------------------------------------------------------------------- */
@@ -62,8 +65,10 @@ static void start_rendezvous(struct ucx_fabric *ucx, void *descriptor, struct fa
                              void *buffer)
 {
     const ucp_request_param_t param = {
-        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                        UCP_OP_ATTR_FIELD_MEMORY_TYPE,
         .cb.recv_am = on_ucx_received,
+        .memory_type = ucx_memory_of(op),
         .user_data = op,
     };
     ucs_status_ptr_t request = ucp_am_recv_data_nbx(ucx->worker, descriptor, buffer,

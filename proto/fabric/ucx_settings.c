@@ -138,11 +138,23 @@ static ucs_status_t apply_fixed(ucp_config_t *config)
     return status;
 }
 
-static ucs_status_t apply(ucp_config_t *config, const struct cairn_fabric_options *options)
+/* cuda_copy: without it UCX knows no memory of cards, and looks at nothing for what it may be. */
+static ucs_status_t set_transports(ucp_config_t *config, const char *transports, bool has_cuda)
+{
+    char with_cuda[512];
+    if (!has_cuda) return ucp_config_modify(config, "TLS", transports);
+    const int length = snprintf(with_cuda, sizeof with_cuda, "%s,cuda_copy", transports);
+    return length > 0 && (size_t)length < sizeof with_cuda
+               ? ucp_config_modify(config, "TLS", with_cuda)
+               : UCS_ERR_INVALID_PARAM;
+}
+
+static ucs_status_t apply(ucp_config_t *config, const struct cairn_fabric_options *options,
+                          bool has_cuda)
 {
     const bool is_tcp = strcmp(ucx_transports(options), "tcp") == 0;
     ucs_status_t status = apply_fixed(config);
-    if (status == UCS_OK) status = ucp_config_modify(config, "TLS", ucx_transports(options));
+    if (status == UCS_OK) status = set_transports(config, ucx_transports(options), has_cuda);
     if (status == UCS_OK) status = ucp_config_modify(config, "NET_DEVICES", ucx_devices(options));
     if (status == UCS_OK)
         status = set_of_tcp(config, "PORT_RANGE", or_default(options->port_range, "0"));
@@ -161,7 +173,7 @@ static ucs_status_t apply(ucp_config_t *config, const struct cairn_fabric_option
     return status;
 }
 
-cairn_status ucx_context_open(const struct cairn_fabric_options *options,
+cairn_status ucx_context_open(const struct cairn_fabric_options *options, bool has_cuda,
                               ucp_context_h *context_out, struct cairn_sentence *why)
 {
     const uint64_t rma = ucx_one_sided_is_possible(options) ? UCP_FEATURE_RMA : 0;
@@ -178,7 +190,7 @@ cairn_status ucx_context_open(const struct cairn_fabric_options *options,
         return cairn_fail(why, CAIRN_ERR_CONFIG,
                           "UCX cannot read its settings (%s): look for a malformed UCX_* variable",
                           ucs_status_string(status));
-    status = apply(config, options);
+    status = apply(config, options, has_cuda);
     if (status == UCS_OK) status = ucp_init(&params, config, context_out);
     ucp_config_release(config);
     if (status == UCS_OK) {

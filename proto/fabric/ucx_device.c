@@ -1,0 +1,127 @@
+/* Whether memory of cards goes to peers from where it lies. Three have to do their part: the card, whose
+ * memory network cards may reach (GPUDirect RDMA); UCX, of which Debian's builds have nothing for CUDA; and
+ * the network card, whose driver registers such memory, by a module of NVIDIA's (nvidia_peermem) or as a
+ * dma-buf. What any of them lacks makes it go through host memory, which is said with the reason.
+ *
+ * UCX is asked, not guessed at: for CUDA a context that is opened for the question; for the network card its
+ * memory domain, which UCX's lower interface (uct) describes. */
+#include "proto/fabric/ucx.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <uct/api/uct.h>
+
+/* -- UCX's part --------------------------------------------------------------------------------- */
+
+static bool has_cuda(const struct cairn_fabric_options *options)
+{
+    ucp_context_attr_t attr = { .field_mask = UCP_ATTR_FIELD_MEMORY_TYPES };
+    struct cairn_sentence unused;
+    ucp_context_h context;
+    if (ucx_context_open(options, true, &context, &unused) != CAIRN_OK) return false;
+    const bool is_known = ucp_context_query(context, &attr) == UCS_OK;
+    ucp_cleanup(context);
+    return is_known && (attr.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) != 0;
+}
+
+/* -- the network card's ------------------------------------------------------------------------- */
+
+enum takes { IS_NO_SUCH_CARD, TAKES_NOT, TAKES };
+
+static enum takes ask_domain(uct_component_h component, const char *domain)
+{
+    uct_md_config_t *config;
+    uct_md_attr_t attr;
+    uct_md_h md;
+    if (uct_md_config_read(component, NULL, NULL, &config) != UCS_OK) return TAKES_NOT;
+    ucs_status_t status = uct_md_open(component, domain, config, &md);
+    uct_config_release(config);
+    if (status != UCS_OK) return TAKES_NOT;
+    status = uct_md_query(md, &attr);
+    uct_md_close(md);
+    const bool takes = status == UCS_OK &&
+                       (attr.cap.reg_mem_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) != 0;
+    return takes ? TAKES : TAKES_NOT;
+}
+
+/* UCX calls the memory domain of an RDMA card as the card: "mlx5_0". */
+static enum takes ask_component(uct_component_h component, const char *card)
+{
+    uct_component_attr_t attr = { .field_mask = UCT_COMPONENT_ATTR_FIELD_MD_RESOURCE_COUNT };
+    if (uct_component_query(component, &attr) != UCS_OK || attr.md_resource_count == 0)
+        return IS_NO_SUCH_CARD;
+    uct_md_resource_desc_t domains[attr.md_resource_count];
+    attr.field_mask = UCT_COMPONENT_ATTR_FIELD_MD_RESOURCES;
+    attr.md_resources = domains;
+    if (uct_component_query(component, &attr) != UCS_OK) return IS_NO_SUCH_CARD;
+    for (unsigned i = 0; i < attr.md_resource_count; i++)
+        if (strcmp(domains[i].md_name, card) == 0) return ask_domain(component, card);
+    return IS_NO_SUCH_CARD;
+}
+
+static enum takes ask_card(const char *card)
+{
+    uct_component_h *components;
+    unsigned count;
+    enum takes takes = IS_NO_SUCH_CARD;
+    if (uct_query_components(&components, &count) != UCS_OK) return takes;
+    for (unsigned i = 0; i < count && takes == IS_NO_SUCH_CARD; i++)
+        takes = ask_component(components[i], card);
+    uct_release_component_list(components);
+    return takes;
+}
+
+/* Of the devices, "mlx5_0:1,eth1": all that are RDMA cards take it, and there is one. */
+static bool ask_cards(const char *devices, struct cairn_sentence *why)
+{
+    bool any = false;
+    for (const char *at = devices; *at != '\0'; at += *at == ',') {
+        char card[UCT_MD_NAME_MAX];
+        const size_t length = strcspn(at, ",");
+        const size_t name = strcspn(at, ":,");
+        snprintf(card, sizeof card, "%.*s", (int)name, at);
+        at += length;
+        const enum takes takes = ask_card(card);
+        if (takes == TAKES_NOT) {
+            cairn_sentence_set(why,
+                               "%s registers no memory of a GPU: load nvidia_peermem, or drivers "
+                               "that know dma-buf on both sides",
+                               card);
+            return false;
+        }
+        any = any || takes == TAKES;
+    }
+    cairn_sentence_set(why,
+                       any ? "%s reaches the GPU's memory by itself (GPUDirect RDMA)"
+                           : "there is no RDMA card among the devices %s",
+                       devices);
+    return any;
+}
+
+/* -- all of it ---------------------------------------------------------------------------------- */
+
+bool ucx_device_decide(const struct cairn_fabric_options *options, struct cairn_sentence *why)
+{
+    const char *no = NULL;
+    if (options->device_memory == CAIRN_DEVICE_MEMORY_HOST)
+        no = "device_memory is host";
+    else if (options->device == NULL)
+        no = "there is no card";
+    if (no == NULL && !has_cuda(options)) {
+        cairn_sentence_set(why, "UCX %s of this system was built without CUDA",
+                           ucp_get_version_string());
+        return false;
+    }
+    if (no == NULL && options->device_memory == CAIRN_DEVICE_MEMORY_DEVICE) {
+        cairn_sentence_set(why, "device_memory is device, and UCX %s has CUDA",
+                           ucp_get_version_string());
+        return true;
+    }
+    if (no == NULL && !options->device->is_reached)
+        no = "the driver says that no network card reaches the GPU's memory (GPUDirect RDMA)";
+    if (no == NULL && strcmp(ucx_transports(options), "tcp") == 0)
+        no = "transports are tcp, which goes through host memory in any case; rc,tcp does not";
+    if (no == NULL) return ask_cards(ucx_devices(options), why);
+    cairn_sentence_set(why, "%s", no);
+    return false;
+}
