@@ -36,6 +36,7 @@ struct shard_link {
     /* the connection */
     struct cairn_chunk_link conn;
     uint32_t asked;            /* puts and fetches that went over it and are unanswered */
+    bool takes_unsummed;       /* CAIRN_CHUNK_UNSUMMED of its last HELLO */
     bool relays;               /* it has granted for others */
     bool reached;              /* something came from it, ever */
     uint64_t unheard_since_ms; /* there, awaited and not heard since; 0: not looked at yet */

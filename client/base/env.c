@@ -25,6 +25,7 @@ static const struct launcher launchers[] = {
         [CAIRN_ENV_HOST] = "CAIRN_HOST",
         [CAIRN_ENV_TRANSPORTS] = "CAIRN_FABRIC_TRANSPORTS",
         [CAIRN_ENV_ONE_SIDED] = "CAIRN_FABRIC_ONE_SIDED",
+        [CAIRN_ENV_DEVICE_MEMORY] = "CAIRN_FABRIC_DEVICE_MEMORY",
         [CAIRN_ENV_PORTS] = "CAIRN_FABRIC_PORT_RANGE",
         [CAIRN_ENV_RANK] = "CAIRN_RANK",
         [CAIRN_ENV_WORLD] = "CAIRN_WORLD",
@@ -58,15 +59,24 @@ static const char *const names[CAIRN_ENV_KEYS] = {
     [CAIRN_ENV_NODE_RANK] = "node rank",   [CAIRN_ENV_RUN_ID] = "run id",
     [CAIRN_ENV_RESTARTS] = "restarts",     [CAIRN_ENV_HOST] = "host",
     [CAIRN_ENV_TRANSPORTS] = "transports", [CAIRN_ENV_ONE_SIDED] = "one-sided reads",
-    [CAIRN_ENV_PORTS] = "ports",
+    [CAIRN_ENV_PORTS] = "ports",           [CAIRN_ENV_DEVICE_MEMORY] = "device memory",
 };
 
 static const char *const defaults[CAIRN_ENV_KEYS] = {
     [CAIRN_ENV_ENDPOINT] = "", // it is looked for
-    [CAIRN_ENV_FABRIC] = "auto", [CAIRN_ENV_DEVICE] = "",        [CAIRN_ENV_HOST] = "",
-    [CAIRN_ENV_TRANSPORTS] = "", [CAIRN_ENV_ONE_SIDED] = "auto", [CAIRN_ENV_RANK] = "0",
-    [CAIRN_ENV_WORLD] = "1",     [CAIRN_ENV_LOCAL_RANK] = "0",   [CAIRN_ENV_NODE_RANK] = "0",
-    [CAIRN_ENV_RUN_ID] = "",     [CAIRN_ENV_RESTARTS] = "0",     [CAIRN_ENV_PORTS] = "",
+    [CAIRN_ENV_FABRIC] = "auto",
+    [CAIRN_ENV_DEVICE] = "",
+    [CAIRN_ENV_HOST] = "",
+    [CAIRN_ENV_TRANSPORTS] = "",
+    [CAIRN_ENV_ONE_SIDED] = "auto",
+    [CAIRN_ENV_RANK] = "0",
+    [CAIRN_ENV_WORLD] = "1",
+    [CAIRN_ENV_LOCAL_RANK] = "0",
+    [CAIRN_ENV_NODE_RANK] = "0",
+    [CAIRN_ENV_RUN_ID] = "",
+    [CAIRN_ENV_RESTARTS] = "0",
+    [CAIRN_ENV_PORTS] = "",
+    [CAIRN_ENV_DEVICE_MEMORY] = "auto",
 };
 
 const char *cairn_env_get(void *context, const char *variable)
@@ -156,6 +166,15 @@ static cairn_status judge_one_sided(const struct cairn_env_value *value, struct 
                       value->source, value->text);
 }
 
+static cairn_status judge_device_memory(const struct cairn_env_value *value,
+                                        struct cairn_sentence *why)
+{
+    enum cairn_device_memory device_memory;
+    if (cairn_device_memory_parse(value->text, &device_memory)) return CAIRN_OK;
+    return cairn_fail(why, CAIRN_ERR_INVALID, "%s = \"%.100s\": " CAIRN_DEVICE_MEMORY_ALLOWED,
+                      value->source, value->text);
+}
+
 static cairn_status judge_ports(const struct cairn_env_value *value, struct cairn_sentence *why)
 {
     if (value->text[0] == 0 || cairn_port_range_ok(value->text)) return CAIRN_OK;
@@ -172,6 +191,7 @@ static cairn_status judge(enum cairn_env_key key, struct cairn_env_value *value,
     case CAIRN_ENV_DEVICE:
     case CAIRN_ENV_TRANSPORTS: return CAIRN_OK; // the fabric knows its devices and transports
     case CAIRN_ENV_ONE_SIDED: return judge_one_sided(value, why);
+    case CAIRN_ENV_DEVICE_MEMORY: return judge_device_memory(value, why);
     case CAIRN_ENV_PORTS: return judge_ports(value, why);
     case CAIRN_ENV_HOST: return judge_host(value, why);
     case CAIRN_ENV_RUN_ID: return judge_run_id(value, why);
@@ -236,6 +256,7 @@ cairn_status cairn_env_find_cluster(const struct cairn_env_input *input,
     if (status == CAIRN_OK) status = cairn_env_find(input, CAIRN_ENV_HOST, report, why);
     if (status == CAIRN_OK) status = cairn_env_find(input, CAIRN_ENV_TRANSPORTS, report, why);
     if (status == CAIRN_OK) status = cairn_env_find(input, CAIRN_ENV_ONE_SIDED, report, why);
+    if (status == CAIRN_OK) status = cairn_env_find(input, CAIRN_ENV_DEVICE_MEMORY, report, why);
     if (status == CAIRN_OK) status = cairn_env_find(input, CAIRN_ENV_PORTS, report, why);
     return status;
 }

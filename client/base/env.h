@@ -30,7 +30,8 @@ enum cairn_env_key {
     CAIRN_ENV_HOST,       /* which host this is; default "": what the kernel says */
     CAIRN_ENV_TRANSPORTS, /* UCX's; default "": what the fabric takes by itself */
     CAIRN_ENV_ONE_SIDED,  /* auto, on, off: proto/fabric/fabric.h; default auto */
-    CAIRN_ENV_PORTS,      /* of its bulk data, "first-last"; default "": any free one */
+    CAIRN_ENV_DEVICE_MEMORY, /* auto, host: likewise; default auto */
+    CAIRN_ENV_PORTS,         /* of its bulk data, "first-last"; default "": any free one */
     /* of the process */
     CAIRN_ENV_RANK,       /* default 0 */
     CAIRN_ENV_WORLD,      /* default 1 */
@@ -77,7 +78,7 @@ CAIRN_MUST_CHECK cairn_status cairn_env_find(const struct cairn_env_input *input
                                              enum cairn_env_key key,
                                              struct cairn_env_report *report,
                                              struct cairn_sentence *why);
-/* Fills in what is of the cluster: endpoint, fabric, device, host, transports, one_sided.
+/* Fills in what is of the cluster: endpoint, fabric, device, host, transports, one_sided, device_memory.
  * CAIRN_ERR_INVALID names source, value and what is allowed; the report is then of no use. */
 CAIRN_MUST_CHECK cairn_status cairn_env_find_cluster(const struct cairn_env_input *input,
                                                      struct cairn_env_report *report,

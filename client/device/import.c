@@ -279,9 +279,12 @@ cairn_status cairn_card_imports_open(struct card *card, struct card_imports **im
     struct card_imports *imports = calloc(1, sizeof *imports);
     if (imports == NULL) return cairn_client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     imports->card = card;
-    imports->table = (struct cairn_fabric_device) {
-        .uuid_count = 1, .context = imports, .import = import, .release = release, .copy = copy
-    };
+    imports->table = (struct cairn_fabric_device) { .uuid_count = 1,
+                                                    .is_reached = card->is_reached,
+                                                    .context = imports,
+                                                    .import = import,
+                                                    .release = release,
+                                                    .copy = copy };
     memcpy(imports->table.uuids[0], card->uuid, sizeof card->uuid);
     *imports_out = imports;
     return CAIRN_OK;

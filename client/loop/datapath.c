@@ -59,7 +59,9 @@ static cairn_status open_on(struct session *s, const char *devices, const char *
                             bool has_loopback, struct cairn_sentence *why)
 {
     enum cairn_one_sided one_sided = CAIRN_ONE_SIDED_AUTO;
-    (void)cairn_one_sided_parse(text_of(s, CAIRN_ENV_ONE_SIDED), &one_sided); // was judged
+    enum cairn_device_memory device_memory = CAIRN_DEVICE_MEMORY_AUTO;
+    (void)cairn_one_sided_parse(text_of(s, CAIRN_ENV_ONE_SIDED), &one_sided); // were judged
+    (void)cairn_device_memory_parse(text_of(s, CAIRN_ENV_DEVICE_MEMORY), &device_memory);
     const struct cairn_fabric_options options = {
         .on_message = cairn_link_on_message,
         .on_message_arg = s,
@@ -73,6 +75,7 @@ static cairn_status open_on(struct session *s, const char *devices, const char *
         .port_range = set_or_null(text_of(s, CAIRN_ENV_PORTS)),
         .transports = transports,
         .one_sided = one_sided,
+        .device_memory = device_memory,
         .has_loopback = has_loopback,
         .hub = s->path.hub,
         .device = cairn_card_imports_table(s->imports),

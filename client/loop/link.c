@@ -121,9 +121,11 @@ static struct shard_link *sender_of_header(struct shard_link *owner,
     return parcel != NULL && parcel->shard == owner->index ? job->shards.links[parcel->via] : owner;
 }
 
-static void take_hello(struct shard_link *link, uint64_t way)
+static void take_hello(struct shard_link *link, const struct cairn_chunk_header *h)
 {
     const struct job *job = link->job;
+    const uint64_t way = h->request;
+    link->takes_unsummed = (h->value & CAIRN_CHUNK_UNSUMMED) != 0;
     if (cairn_chunk_link_on_hello(&link->conn, way)) {
         cairn_transfer_lost(link);
         for (uint32_t i = 0; link->relays && i < job->shards.count; i++)
@@ -147,7 +149,7 @@ static void take(struct shard_link *link, const struct cairn_chunk_header *h,
                  struct cairn_fabric_message *message)
 {
     switch (h->kind) {
-    case CAIRN_CHUNK_HELLO: take_hello(link, h->request); break;
+    case CAIRN_CHUNK_HELLO: take_hello(link, h); break;
     case CAIRN_CHUNK_GRANT: take_grant(link, h); break;
     case CAIRN_CHUNK_MICRO_ACK:
         cairn_pusher_on_answer(&link->job->pushing.pusher, link->index, h);

@@ -129,11 +129,11 @@ cairn_status cairn_parcel_open(struct parcel *parcel)
 }
 
 /* What is to be sent; once, however often it is sent. */
-static cairn_status pack(struct parcel *parcel, const struct cairn_fabric_peer *peer)
+static cairn_status pack(struct parcel *parcel, const struct shard_link *via)
 {
     const struct target *target = parcel->target;
     const size_t elem_bytes = cairn_dtype_bytes(parcel->dtype);
-    if (target->card != NULL && parcel->byte_count > 0) return cairn_stage_place(parcel, peer);
+    if (target->card != NULL && parcel->byte_count > 0) return cairn_stage_place(parcel, via);
     if (parcel->bytes != NULL) return CAIRN_OK;
     const cairn_status status = cairn_parcel_open(parcel);
     if (status != CAIRN_OK || parcel->packed == NULL) return status;
@@ -246,7 +246,7 @@ static void count(const struct parcel *parcel, bool shared)
     if (parcel->kind == CAIRN_CHUNK_FETCH) stats->fetched_bytes += parcel->byte_count;
     if (shared && parcel->kind == CAIRN_CHUNK_PUSH)
         stats->shared_pushed_bytes += parcel->byte_count;
-    if (parcel->on_card && parcel->kind == CAIRN_CHUNK_PUSH)
+    if (shared && parcel->on_card && parcel->kind == CAIRN_CHUNK_PUSH)
         stats->device_pushed_bytes += parcel->byte_count;
     if (shared && parcel->kind == CAIRN_CHUNK_FETCH)
         stats->shared_fetched_bytes += parcel->byte_count;
@@ -260,7 +260,7 @@ cairn_status cairn_parcel_send(struct parcel *parcel, uint32_t via,
     const bool is_fetch = parcel->kind == CAIRN_CHUNK_FETCH;
     // What is on loan is counted where it went: no other way before all of it is back.
     if (parcel->on_loan > 0 && via != parcel->via) return CAIRN_ERR_BUSY;
-    const cairn_status opened = is_fetch ? CAIRN_OK : pack(parcel, link->conn.peer);
+    const cairn_status opened = is_fetch ? CAIRN_OK : pack(parcel, link);
     if (opened != CAIRN_OK) {
         cairn_chunk_link_note_memory(&link->conn, opened, parcel->head_bytes + parcel->byte_count);
         return opened;
@@ -280,6 +280,7 @@ cairn_status cairn_parcel_send(struct parcel *parcel, uint32_t via,
     header->first_leaf = parcel->place.first_leaf;
     header->leaf_count = (uint32_t)parcel->place.leaf_count;
     if (parcel->kind == CAIRN_CHUNK_PUT) header->round = parcel->round; // of a write, else 0
+    if (is_fetch || parcel->is_unsummed) header->value = CAIRN_CHUNK_UNSUMMED;
     header->generation = parcel->version.generation;
     header->step = parcel->version.step;
     cairn_status status = cairn_chunk_link_send(&link->conn, header, has_payload ? payload : NULL,

@@ -59,23 +59,38 @@ void cairn_stage_end(struct parcel *parcel)
 
 /* ---- what is pushed ---- */
 
+/* True if the parcel may go over the network from the card's memory, whose bytes no processor has summed. */
+static bool goes_directly(const struct parcel *parcel, const struct shard_link *via)
+{
+    return parcel->kind == CAIRN_CHUNK_PUSH && via->takes_unsummed &&
+           cairn_fabric_peer_takes_device(via->conn.peer);
+}
+
 /* From where it lies if the shard knows it and takes it so; else as a copy on the card, if the shard has that
- * card, or in host memory: that is begun here. */
-static cairn_status stage(struct parcel *parcel, const struct cairn_fabric_peer *peer,
+ * card, or the network takes it from there, or in host memory: that is begun here. */
+static cairn_status stage(struct parcel *parcel, const struct shard_link *via,
                           struct cairn_sentence *why)
 {
     const struct target *target = parcel->target;
+    const struct cairn_fabric_peer *peer = via->conn.peer;
     uint8_t *own = target->ptr + parcel->first * cairn_dtype_bytes(parcel->dtype);
     const char *path = cairn_fabric_payload_path(peer, own, parcel->byte_count);
-    if (parcel->op->lent != NULL && strcmp(path, "device") == 0) {
+    const bool is_direct = goes_directly(parcel, via);
+    const bool goes = strcmp(path, is_direct ? CAIRN_FABRIC_PATH_DIRECT : "device") == 0;
+    parcel->is_unsummed = is_direct;
+    if (parcel->op->lent != NULL && goes) {
         unstage(parcel);
         parcel->bytes = own;
         parcel->on_card = true;
         return CAIRN_OK;
     }
-    const bool on_card = cairn_fabric_peer_imports(peer, cairn_card_uuid(target->card));
+    const bool on_card = is_direct ||
+                         cairn_fabric_peer_imports(peer, cairn_card_uuid(target->card));
     // A copy in host memory will do for everybody: the card may have had no room for one.
-    if (parcel->staged.at != NULL && (on_card || !parcel->on_card)) return CAIRN_OK;
+    if (parcel->staged.at != NULL && (on_card || !parcel->on_card)) {
+        parcel->is_unsummed = is_direct && parcel->on_card;
+        return CAIRN_OK;
+    }
     unstage(parcel);
     const cairn_status status = cairn_pieces_take(parcel->job->session, target->card, on_card,
                                                   parcel->byte_count, &parcel->staged);
@@ -83,6 +98,7 @@ static cairn_status stage(struct parcel *parcel, const struct cairn_fabric_peer 
     cairn_parcel_count_packed(parcel->job, parcel->byte_count, 0);
     parcel->bytes = parcel->staged.at;
     parcel->on_card = parcel->staged.on_card;
+    parcel->is_unsummed = is_direct && parcel->on_card;
     return cairn_card_copy_begin(target->card, parcel->bytes, own, parcel->byte_count,
                                  parcel->on_card ? CARD_WITHIN : CARD_TO_HOST, &parcel->copy, why);
 }
@@ -98,13 +114,12 @@ void cairn_stage_queue(struct parcel *parcel)
 void cairn_stage_fill(struct shard_link *owner)
 {
     const struct shard_link *carrier = owner->carrier != NULL ? owner->carrier : owner;
-    const struct cairn_fabric_peer *peer = carrier->conn.peer;
     struct parcel *parcel;
-    while (peer != NULL && owner->staging.ahead < CAIRN_STAGE_AHEAD &&
+    while (carrier->conn.peer != NULL && owner->staging.ahead < CAIRN_STAGE_AHEAD &&
            (parcel = TAILQ_FIRST(&owner->staging.queue)) != NULL) {
         struct cairn_sentence why;
         unqueue(parcel);
-        if (stage(parcel, peer, &why) != CAIRN_OK) {
+        if (stage(parcel, carrier, &why) != CAIRN_OK) {
             unstage(parcel);
             return;
         }
@@ -113,13 +128,13 @@ void cairn_stage_fill(struct shard_link *owner)
     }
 }
 
-cairn_status cairn_stage_place(struct parcel *parcel, const struct cairn_fabric_peer *peer)
+cairn_status cairn_stage_place(struct parcel *parcel, const struct shard_link *via)
 {
     struct cairn_sentence why = { "" };
     if (parcel->on_loan > 0) return CAIRN_OK; // as it went before
-    if (peer == NULL) return CAIRN_ERR_CLOSED;
+    if (via->conn.peer == NULL) return CAIRN_ERR_CLOSED;
     unqueue(parcel);
-    cairn_status status = stage(parcel, peer, &why);
+    cairn_status status = stage(parcel, via, &why);
     const bool is_begun = parcel->staged.at != NULL;
     if (status == CAIRN_OK) status = await_copy(parcel, &why);
     count_sent(parcel);

@@ -6,7 +6,6 @@
 
 #include "proto/base/status.h"
 
-struct cairn_fabric_peer;
 struct job;
 struct parcel;
 struct shard_link;
@@ -18,9 +17,9 @@ struct shard_link;
 void cairn_stage_queue(struct parcel *parcel);
 /* Begins copies of what is queued for the owner, as many as may be ahead. */
 void cairn_stage_fill(struct shard_link *owner);
-/* What is sent to the peer now is there: the memory itself, or its copy. */
+/* What is sent over that connection now is there: the memory itself, or its copy. */
 cairn_status cairn_stage_place(struct parcel *parcel,
-                               const struct cairn_fabric_peer *peer) CAIRN_MUST_CHECK;
+                               const struct shard_link *via) CAIRN_MUST_CHECK;
 /* What came for a card's memory is on its way there; the parcel ends when it is copied, at the latest behind
  * cairn_stage_settle. */
 void cairn_stage_land(struct parcel *parcel);

@@ -204,7 +204,8 @@ static void on_received(void *arg, cairn_status status)
     struct parcel *parcel = arg;
     struct shard_link *link = parcel->job->shards.links[parcel->shard];
     const bool lost = parcel->job->shards.links[parcel->via]->conn.lost;
-    const bool whole = status == CAIRN_OK && parcel->came == parcel->checksum;
+    const bool whole = status == CAIRN_OK &&
+                       (parcel->is_unsummed || parcel->came == parcel->checksum);
     if (parcel->answered) {
         // all of the job has failed
     } else if (whole) {
@@ -237,6 +238,7 @@ void cairn_transfer_on_data(struct shard_link *link, const struct cairn_chunk_he
         return;
     }
     parcel->checksum = h->checksum;
+    parcel->is_unsummed = (h->value & CAIRN_CHUNK_UNSUMMED) != 0;
     cairn_parcel_loan(parcel);
     cairn_status status = cairn_parcel_open(parcel);
     if (status == CAIRN_OK)

@@ -165,10 +165,13 @@ bool cairn_chunk_link_on_hello(struct cairn_chunk_link *link, uint64_t way)
 }
 
 /* True if the payload's checksum is compared. A chunk that the shard folds in place goes no way on
- * which it could be damaged. A chunk that is received into other memory is compared there. */
-static bool is_compared(const struct cairn_chunk_link *link, unsigned kind)
+ * which it could be damaged. A chunk that is received into other memory is compared there, unless its
+ * sender had no checksum of it. */
+static bool is_compared(const struct cairn_chunk_link *link,
+                        const struct cairn_chunk_header *header)
 {
-    return kind != CAIRN_CHUNK_PUSH || !cairn_chunk_link_shares(link);
+    if (header->kind != CAIRN_CHUNK_PUSH) return true;
+    return !cairn_chunk_link_shares(link) && (header->value & CAIRN_CHUNK_UNSUMMED) == 0;
 }
 
 cairn_status cairn_chunk_link_send(struct cairn_chunk_link *link, struct cairn_chunk_header *header,
@@ -181,8 +184,7 @@ cairn_status cairn_chunk_link_send(struct cairn_chunk_link *link, struct cairn_c
     link->hands->sign(link, header);
     header->payload_bytes = payload_bytes;
     header->checksum = 0;
-    if (is_compared(link, header->kind))
-        header->checksum = cairn_chunk_checksum(payload, payload_bytes);
+    if (is_compared(link, header)) header->checksum = cairn_chunk_checksum(payload, payload_bytes);
     cairn_chunk_encode(header, bytes);
     const cairn_status status = cairn_fabric_send(link->peer, bytes, sizeof bytes, payload,
                                                   payload_bytes, on_sent, arg);

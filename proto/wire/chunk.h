@@ -27,6 +27,11 @@
  *   FETCH      worker  shard   plane, tensor, first_leaf, leaf_count, tile, table_hash, version, request
  *   DATA       shard   worker  the answer: as FETCH, with dtype, checksum and the payload
  *
+ * CAIRN_CHUNK_UNSUMMED is a bit of value. In a shard's HELLO and in a worker's FETCH it says that who sends
+ * them takes payloads without a checksum (PUSH, DATA); in these, that there is none: the payload went over
+ * the network from a card's memory (CAIRN_FABRIC_PATH_DIRECT), where no processor has read it, and what
+ * guards it are the network's own checksums.
+ *
  * Messages to one peer may overtake each other; nothing here relies on their order. `token` is a secret
  * of the member's session (from the coordinator, over the control channel): a header with another
  * token is dropped. `epoch` and `round` fence: anything of an older one changes nothing. A PUSH, PUT, FETCH
@@ -80,6 +85,8 @@
 #define CAIRN_CHUNK_SMALL        ((size_t)16 << 10) /* a PUSH with a payload up to here is a small one */
 #define CAIRN_TABLE_HASH_WHOLE   0x656c6f6877ull /* of the empty list of tiles: "whole tensors" */
 
+#define CAIRN_CHUNK_UNSUMMED 2u /* of header.value */
+
 enum cairn_chunk_tile { CAIRN_TILE_WHOLE = 0, CAIRN_TILE_OWN = 1, CAIRN_TILE_BOX = 2 };
 
 enum cairn_chunk_kind {
@@ -120,8 +127,8 @@ struct cairn_chunk_header {
     uint64_t request; /* the sender's cookie, echoed by the answer */
     uint64_t value;
     uint64_t payload_bytes;
-    /* XXH3-64 of the payload; 0 without one, and of a PUSH through memory of this host, which is folded where
-     * it lies */
+    /* XXH3-64 of the payload; 0 without one, of a PUSH through memory of this host, which is folded where it
+     * lies, and with CAIRN_CHUNK_UNSUMMED */
     uint64_t checksum;
 };
 

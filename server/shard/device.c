@@ -44,9 +44,12 @@ static void offer_imports(struct cairn_shard *shard)
 {
     const struct cairn_home_info *info = cairn_home_info(shard->device.home);
     if (!info->exports) return;
-    shard->imports = (struct cairn_fabric_device) {
-        .uuid_count = 1, .context = shard, .import = import, .release = release, .copy = copy
-    };
+    shard->imports = (struct cairn_fabric_device) { .uuid_count = 1,
+                                                    .is_reached = info->is_reached,
+                                                    .context = shard,
+                                                    .import = import,
+                                                    .release = release,
+                                                    .copy = copy };
     memcpy(shard->imports.uuids[0], info->uuid, sizeof shard->imports.uuids[0]);
     for (uint32_t i = 0; i < info->peer_count; i++)
         memcpy(shard->imports.uuids[shard->imports.uuid_count++], info->peer_uuids[i],
@@ -109,6 +112,24 @@ cairn_status cairn_device_open(struct cairn_shard *shard, const struct cairn_sha
     return CAIRN_OK;
 }
 
+static bool goes_directly(const struct cairn_shard *shard, const char **why_out)
+{
+    *why_out = "no state of this shard lies on a card";
+    if (shard->device.home == NULL) return false;
+    *why_out = "the card has no memory that others may map (cuMemCreate with POSIX handles)";
+    if (shard->imports.uuid_count == 0) return false;
+    return cairn_fabric_takes_device(shard->fabric, why_out);
+}
+
+void cairn_device_say_way(const struct cairn_shard *shard)
+{
+    const char *why;
+    const bool is_direct = goes_directly(shard, &why);
+    if (shard->device.home == NULL) return;
+    cairn_log_info("what lies on the card goes to other hosts %s: %s",
+                   is_direct ? "from there" : "through host memory", why);
+}
+
 void cairn_device_tell(struct cairn_shard *shard, Cairn__Home *out)
 {
     struct cairn_home *home = shard->device.home != NULL ? shard->device.home : shard->host.home;
@@ -121,6 +142,10 @@ void cairn_device_tell(struct cairn_shard *shard, Cairn__Home *out)
     out->taken_bytes = info->taken_bytes;
     out->warning = info->warning;
     out->why = shard->no_device.text;
+    const char *way_why;
+    out->device_memory = goes_directly(shard, &way_why) ? (char *)(uintptr_t) "device"
+                                                        : (char *)(uintptr_t) "host";
+    out->device_memory_why = (char *)(uintptr_t)way_why;
     const char *failure = cairn_home_failure(home);
     if (failure != NULL) out->failed = (char *)(uintptr_t)failure;
 }

@@ -13,6 +13,8 @@ bool cairn_device_backend_ok(const char *backend);
 CAIRN_MUST_CHECK cairn_status cairn_device_open(struct cairn_shard *shard,
                                                 const struct cairn_shard_options *options,
                                                 struct cairn_sentence *why);
+/* Says in the log how what lies on the device goes to other hosts; after the fabric was opened. */
+void cairn_device_say_way(const struct cairn_shard *shard);
 /* Fills in what the device has done so far, if there is one. */
 void cairn_device_count(const struct cairn_shard *shard, Cairn__ShardStats *stats);
 /* Fills in the description of the device, or of the host if there is none. `out` borrows from the

@@ -22,7 +22,7 @@ struct values {
     char *backend, *device;
     char *memory_lock;
     char *fabric_kind, *fabric_device, *fabric_port_range, *fabric_host, *fabric_transports,
-        *fabric_one_sided;
+        *fabric_one_sided, *fabric_device_memory;
     bool insecure_network;
     struct cairn_log_options log;
 };
@@ -83,6 +83,11 @@ static const struct cairn_option options[] = {
       0, 0,
       "Read the peer's memory over ucx instead of being sent it: auto, where the endpoint's lanes "
       "do it natively (rc, dc); on, always (over tcp it is emulated, for tests); off." },
+    { "fabric", "device_memory", CAIRN_OPTION_STRING, offsetof(struct values, fabric_device_memory),
+      "auto", 0, 0,
+      "How what lies on a GPU goes to other hosts: auto, from there where UCX has CUDA and the "
+      "network card reaches the GPU's memory, else through host memory; host, always through "
+      "that." },
     { "network", "insecure_network", CAIRN_OPTION_BOOL, offsetof(struct values, insecure_network),
       "no", 0, 0,
       "Allow a device other than lo. Peers are not authenticated yet: whoever reaches the port can "
@@ -288,6 +293,12 @@ static cairn_status judge(const void *of_daemon, struct cairn_sentence *why)
                           "fabric.one_sided = %s: auto, on or off is allowed",
                           values->fabric_one_sided);
     }
+    enum cairn_device_memory device_memory;
+    if (!cairn_device_memory_parse(values->fabric_device_memory, &device_memory)) {
+        return cairn_fail(why, CAIRN_ERR_CONFIG,
+                          "fabric.device_memory = %s: " CAIRN_DEVICE_MEMORY_ALLOWED,
+                          values->fabric_device_memory);
+    }
     if (values->fabric_host[0] != '\0' && !cairn_fabric_host_is_name(values->fabric_host)) {
         return cairn_fail(why, CAIRN_ERR_CONFIG,
                           "fabric.host = %s: at most %d visible characters are allowed",
@@ -337,7 +348,9 @@ static cairn_status open_shard(struct program *program, struct cairn_sentence *w
     if (!is_local(values))
         cairn_log_warn("insecure network: whoever reaches device %s can write to this process",
                        values->fabric_device);
-    (void)cairn_one_sided_parse(values->fabric_one_sided, &one_sided); // was judged
+    enum cairn_device_memory device_memory = CAIRN_DEVICE_MEMORY_AUTO;
+    (void)cairn_one_sided_parse(values->fabric_one_sided, &one_sided); // were judged
+    (void)cairn_device_memory_parse(values->fabric_device_memory, &device_memory);
     const struct cairn_shard_options shard_options = {
         .name = values->name,
         .coordinator = find_coordinator(program),
@@ -356,6 +369,7 @@ static cairn_status open_shard(struct program *program, struct cairn_sentence *w
                                                                   : NULL,
         .fabric_transports = transports_of(values),
         .fabric_one_sided = one_sided,
+        .fabric_device_memory = device_memory,
         .fabric_host = values->fabric_host[0] != '\0' ? values->fabric_host : NULL,
         .on_ready = on_ready,
         .on_fenced = on_fenced,

@@ -151,6 +151,7 @@ static cairn_status open_fabric(struct cairn_shard *shard,
         .host = options->fabric_host,
         .transports = options->fabric_transports,
         .one_sided = options->fabric_one_sided,
+        .device_memory = options->fabric_device_memory,
         .on_refused = on_refused,
         .device = shard->imports.uuid_count > 0 ? &shard->imports : NULL,
         .hub = options->hub,
@@ -173,6 +174,7 @@ static cairn_status open_fabric(struct cairn_shard *shard,
     cairn_log_info("fabric: %s", cairn_fabric_describe(shard->fabric));
     cairn_log_info("data from other hosts %s%s", places[0] != '\0' ? "comes to " : "does not come",
                    places);
+    cairn_device_say_way(shard);
     if (without.text[0] != '\0') cairn_log_info("without %s", without.text);
     return CAIRN_OK;
 }

@@ -110,6 +110,7 @@ struct cairn_shard_options {
     const char *build;             /* what this program calls its build; NULL: the version alone */
     const char *fabric_transports; /* NULL: the fabric's default; ucx only */
     enum cairn_one_sided fabric_one_sided;
+    enum cairn_device_memory fabric_device_memory;
     struct cairn_fabric_hub *hub; /* mem only */
     /* The first Welcome came: the shard serves; it may be closed in here. May be NULL. */
     void (*on_ready)(struct cairn_shard *shard, void *context);

@@ -43,11 +43,12 @@ static json_t *home_json(const Cairn__MemberStatus *m)
     const Cairn__Home *home = m->home;
     const Cairn__ShardStats *stats = m->stats;
     if (home == NULL) return json_null();
-    json_t *json = json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:s, s:s}", "backend", home->backend,
-                             "device", home->device, "driver", home->driver, "why", home->why,
-                             "total_bytes", (json_int_t)home->total_bytes, "taken_bytes",
+    json_t *json = json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:s}", "backend",
+                             home->backend, "device", home->device, "driver", home->driver, "why",
+                             home->why, "total_bytes", (json_int_t)home->total_bytes, "taken_bytes",
                              (json_int_t)home->taken_bytes, "warning", home->warning, "failed",
-                             home->failed);
+                             home->failed, "device_memory", home->device_memory,
+                             "device_memory_why", home->device_memory_why);
     if (stats == NULL || !is_of_device(home)) return json;
     json_object_set_new(
         json, "use",
@@ -79,6 +80,10 @@ static void print_home(const Cairn__MemberStatus *m)
     printf("%s: state lies on %s (%s, %s), %s, of which its context and others took %s\n", m->name,
            m->home->device, m->home->backend, m->home->driver,
            cairn_ctl_bytes(m->home->total_bytes), cairn_ctl_bytes(m->home->taken_bytes));
+    if (m->home->device_memory[0] != '\0')
+        printf("%s: what lies there goes to other hosts %s: %s\n", m->name,
+               strcmp(m->home->device_memory, "device") == 0 ? "from there" : "through host memory",
+               m->home->device_memory_why);
     if (m->home->warning[0] != '\0') printf("%s: warning: %s\n", m->name, m->home->warning);
     if (m->home->failed[0] != '\0')
         printf("%s: unfit, so that nothing more comes to that device: %s; %s\n", m->name,

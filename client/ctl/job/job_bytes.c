@@ -3,13 +3,14 @@
 static json_t *entry_json(const Cairn__BytesTold *b)
 {
     return json_pack(
-        "{s:{s:I, s:I, s:I, s:I}, s:{s:I, s:I, s:I, s:I}, s:I, s:I, s:{s:f, s:f}}", "pushed",
-        "shared", (json_int_t)b->pushed_shared, "carried", (json_int_t)b->pushed_carried,
+        "{s:{s:I, s:I, s:I, s:I, s:I}, s:{s:I, s:I, s:I, s:I, s:I}, s:I, s:I, s:{s:f, s:f}}",
+        "pushed", "shared", (json_int_t)b->pushed_shared, "carried", (json_int_t)b->pushed_carried,
         "one_sided", (json_int_t)b->pushed_one_sided, "device", (json_int_t)b->pushed_device,
-        "fetched", "shared", (json_int_t)b->fetched_shared, "carried",
-        (json_int_t)b->fetched_carried, "one_sided", (json_int_t)b->fetched_one_sided, "device",
-        (json_int_t)b->fetched_device, "put", (json_int_t)b->put, "steps", (json_int_t)b->steps,
-        "per_step", "pushed", b->pushed_a_step, "fetched", b->fetched_a_step);
+        "direct", (json_int_t)b->pushed_direct, "fetched", "shared", (json_int_t)b->fetched_shared,
+        "carried", (json_int_t)b->fetched_carried, "one_sided", (json_int_t)b->fetched_one_sided,
+        "device", (json_int_t)b->fetched_device, "direct", (json_int_t)b->fetched_direct, "put",
+        (json_int_t)b->put, "steps", (json_int_t)b->steps, "per_step", "pushed", b->pushed_a_step,
+        "fetched", b->fetched_a_step);
 }
 
 json_t *cairn_ctl_job_bytes_json(const Cairn__JobStatus *job)
@@ -39,6 +40,9 @@ static void print_entry(const char *name, const Cairn__BytesTold *b)
     if (b->pushed_one_sided > 0 || b->fetched_one_sided > 0)
         cairn_ctl_line("", "of the carried, read one-sidedly: pushed %s, fetched %s",
                        cairn_ctl_bytes(b->pushed_one_sided), cairn_ctl_bytes(b->fetched_one_sided));
+    if (b->pushed_direct > 0 || b->fetched_direct > 0)
+        cairn_ctl_line("", "of the carried, right from a card: pushed %s, fetched %s",
+                       cairn_ctl_bytes(b->pushed_direct), cairn_ctl_bytes(b->fetched_direct));
     if (b->pushed_device > 0 || b->fetched_device > 0)
         cairn_ctl_line("",
                        "of the shared, from and to a card, past the host: pushed %s, fetched %s",

@@ -78,6 +78,8 @@ static void add(Cairn__BytesTold *to, const Cairn__BytesTold *more)
     to->put += more->put;
     to->pushed_one_sided += more->pushed_one_sided;
     to->fetched_one_sided += more->fetched_one_sided;
+    to->pushed_direct += more->pushed_direct;
+    to->fetched_direct += more->fetched_direct;
     to->pushed_device += more->pushed_device;
     to->fetched_device += more->fetched_device;
     if (more->steps == 0) return;

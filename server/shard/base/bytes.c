@@ -11,6 +11,7 @@ enum cairn_way cairn_way_of(const char *path)
 {
     if (strcmp(path, "mapped") == 0) return CAIRN_WAY_SHARED;
     if (strcmp(path, "device") == 0) return CAIRN_WAY_DEVICE;
+    if (strcmp(path, CAIRN_FABRIC_PATH_DIRECT) == 0) return CAIRN_WAY_DIRECT;
     return strcmp(path, "one-sided") == 0 ? CAIRN_WAY_ONE_SIDED : CAIRN_WAY_CARRIED;
 }
 
@@ -24,6 +25,7 @@ static void add_pushed(struct cairn_bytes *to, uint64_t bytes, enum cairn_way wa
     *(is_shared(way) ? &to->pushed_shared : &to->pushed_carried) += bytes;
     if (way == CAIRN_WAY_ONE_SIDED) to->pushed_one_sided += bytes;
     if (way == CAIRN_WAY_DEVICE) to->pushed_device += bytes;
+    if (way == CAIRN_WAY_DIRECT) to->pushed_direct += bytes;
 }
 
 static void add_fetched(struct cairn_bytes *to, uint64_t bytes, enum cairn_way way)
@@ -31,6 +33,7 @@ static void add_fetched(struct cairn_bytes *to, uint64_t bytes, enum cairn_way w
     *(is_shared(way) ? &to->fetched_shared : &to->fetched_carried) += bytes;
     if (way == CAIRN_WAY_ONE_SIDED) to->fetched_one_sided += bytes;
     if (way == CAIRN_WAY_DEVICE) to->fetched_device += bytes;
+    if (way == CAIRN_WAY_DIRECT) to->fetched_direct += bytes;
 }
 
 void cairn_bytes_pushed(struct cairn_shard_job *job, uint64_t member, uint64_t bytes,
@@ -83,6 +86,8 @@ static Cairn__BytesTold *add(struct cairn_bytes_list *out, const struct cairn_sh
     told->fetched_one_sided = bytes->fetched_one_sided;
     told->pushed_device = bytes->pushed_device;
     told->fetched_device = bytes->fetched_device;
+    told->pushed_direct = bytes->pushed_direct;
+    told->fetched_direct = bytes->fetched_direct;
     return told;
 }
 

@@ -17,16 +17,18 @@ enum cairn_way {
     CAIRN_WAY_SHARED,    /* through memory of this host */
     CAIRN_WAY_ONE_SIDED, /* carried, and read by the receiver out of the sender's memory */
     CAIRN_WAY_DEVICE,    /* shared, and memory of a card, which reads it where it lies */
+    CAIRN_WAY_DIRECT,    /* carried, and memory of a card, sent from where it lies */
 };
 /* The way that a path's name (proto/fabric/fabric.h) stands for. */
 enum cairn_way cairn_way_of(const char *path);
 
 /* Bytes by way. Shared: through memory of this host or of its cards; `device` counts the part of it
- * that the host did not see. Carried: by any other way; `one_sided` counts a part of it. */
+ * that the host did not see. Carried: by any other way; `one_sided` and `direct` count parts of it. */
 struct cairn_bytes {
     uint64_t pushed_shared, pushed_carried, fetched_shared, fetched_carried, put;
     uint64_t pushed_one_sided, fetched_one_sided;
     uint64_t pushed_device, fetched_device;
+    uint64_t pushed_direct, fetched_direct;
     /* of a job: updated here, writes aside; of a member: its job's when it joined */
     uint64_t steps;
 };

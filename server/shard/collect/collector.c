@@ -295,9 +295,9 @@ static void on_received(void *arg, cairn_status status)
         // What a card's memory was copied out of has passed the host.
         cairn_bytes_pushed(collector->job, slot->member, slot->payload_bytes,
                            slot->way == CAIRN_WAY_DEVICE ? CAIRN_WAY_SHARED : slot->way);
-        // Memory of a card has no checksum: no host has read it before, nor is there a way. Nor has memory
-        // of this host, which its sender takes to be read where it lies.
-        if (slot->way != CAIRN_WAY_DEVICE && slot->way != CAIRN_WAY_SHARED &&
+        // Memory of a card has no checksum: no host has read it before, nor is there a way, or its sender
+        // says so. Nor has memory of this host, which its sender takes to be read where it lies.
+        if (!slot->is_unsummed && slot->way != CAIRN_WAY_DEVICE && slot->way != CAIRN_WAY_SHARED &&
             cairn_chunk_checksum(slot->memory, slot->payload_bytes) != slot->checksum)
             status = CAIRN_ERR_CHECKSUM;
     }
@@ -331,7 +331,9 @@ static void receive(struct cairn_collector *collector, uint32_t number, uint32_t
     slot->dtype = (cairn_dtype)header->dtype;
     slot->payload_bytes = (size_t)header->payload_bytes;
     slot->checksum = header->checksum;
-    slot->way = cairn_way_of(cairn_fabric_message_path(message));
+    slot->is_unsummed = (header->value & CAIRN_CHUNK_UNSUMMED) != 0;
+    slot->way = slot->is_unsummed ? CAIRN_WAY_DIRECT
+                                  : cairn_way_of(cairn_fabric_message_path(message));
     if (cairn_collector_reads_view(collector, header, chunk, message)) {
         land_view(slot, message);
         return;

@@ -35,6 +35,7 @@ struct cairn_slot {
     cairn_dtype dtype;
     size_t payload_bytes;
     uint64_t checksum;
+    bool is_unsummed; /* CAIRN_CHUNK_UNSUMMED */
     enum cairn_way way;
     /* owned: the payload is in the worker's memory, with CAIRN_WAY_DEVICE on the card; NULL: it came another
      * way */

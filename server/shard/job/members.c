@@ -39,7 +39,8 @@ static void on_down(void *arg, struct cairn_fabric_peer *peer, cairn_status why)
 static void greet(struct cairn_member *member)
 {
     struct cairn_chunk_header hello = { .kind = CAIRN_CHUNK_HELLO,
-                                        .request = cairn_member_way(member) };
+                                        .request = cairn_member_way(member),
+                                        .value = CAIRN_CHUNK_UNSUMMED };
     cairn_member_send(member, &hello);
 }
 

@@ -267,7 +267,7 @@ void cairn_park_on_message(struct cairn_shard_job *job, uint32_t request,
         status = cairn_fail(&why, CAIRN_ERR_NOT_READY, "the job has no version yet");
     else if (job->park.is_under_way)
         status = cairn_fail(&why, CAIRN_ERR_BUSY, "it moves the other way; ask again");
-    else if (!rests(job))
+    else if (!rests(job) || job->versions.direct_sends > 0)
         status = cairn_fail(&why, CAIRN_ERR_BUSY, "it is at work on the job; ask again");
     if (status != CAIRN_OK) cairn_pins_hurry(job);
     const bool is_so = job->planes.host_from == 0 || message->parked == job->planes.parked;

@@ -29,8 +29,10 @@ struct source {
     cairn_dtype dtype;
     /* borrowed: the whole chunk's, 0 = nobody has asked for it yet; NULL: not kept */
     uint64_t *checksum;
-    const struct cairn_published *published; /* the copy in whose host memory it is; or NULL */
+    const struct cairn_published *published; /* the copy that has it, or is to; NULL: none */
     uint64_t chunk;                          /* of it */
+    /* in the copy's memory on the card; NULL: it has none there, or none that may be sent from */
+    const uint8_t *on_card;
     bool is_given; /* it stays as it is as long as it is being sent: job->move */
 };
 
@@ -102,6 +104,8 @@ static cairn_status judge_wire(const struct cairn_shard_job *job, const struct p
         .published = published,
         .chunk = place->chunk,
     };
+    if (published->device.base != NULL && !job->park.is_under_way) // which would take it away
+        source_out->on_card = cairn_published_at(published, place->chunk, place->at.local_elem);
     return CAIRN_OK;
 }
 
@@ -228,6 +232,7 @@ static void on_sent(void *arg, cairn_status status)
     if (status == CAIRN_OK && !reply->is_given)
         cairn_bytes_fetched(job, reply->header.member, reply->header.payload_bytes, reply->way);
     if (reply->is_given) job->move.sends--;
+    if (reply->is_direct) job->versions.direct_sends--;
     if (reply->lent != NULL) cairn_published_return(job, reply->lent);
     cairn_reply_end(reply);
     cairn_shard_job_idle(job);
@@ -263,17 +268,41 @@ static cairn_status copy_data(struct cairn_reply *reply, const struct source *so
     return status;
 }
 
+/* A published copy is sent out of its own memory, not out of the reply's. */
+static bool is_lent(const struct cairn_member *member, const struct cairn_reply *reply)
+{
+    return member->role == CAIRN_ROLE_WIRE_WORKER && !reply->boxed;
+}
+
+/* The chunk goes to a worker of another host right from the card, and host memory need not have it. */
+static bool goes_directly(const struct cairn_member *member, const struct cairn_reply *reply,
+                          const struct source *source)
+{
+    return source->on_card != NULL && is_lent(member, reply) &&
+           (reply->header.value & CAIRN_CHUNK_UNSUMMED) != 0 && member->peer != NULL &&
+           strcmp(cairn_fabric_payload_path(member->peer, source->on_card, source->byte_count),
+                  CAIRN_FABRIC_PATH_DIRECT) == 0;
+}
+
+/* Returns where the payload is sent from, and says in the reply how. */
+static const uint8_t *find_payload(const struct cairn_member *member, struct cairn_reply *reply,
+                                   const struct source *source)
+{
+    reply->is_direct = goes_directly(member, reply, source);
+    reply->lent = is_lent(member, reply) ? source->published : NULL;
+    reply->is_given = source->is_given && !reply->boxed;
+    if (reply->is_direct) return source->on_card;
+    return reply->lent != NULL || reply->is_given ? source->bytes : reply->bytes;
+}
+
 static void send_data(struct cairn_member *member, struct cairn_reply *reply,
                       const struct source *source)
 {
     struct cairn_shard_job *job = reply->job;
     assert(source->byte_count <= job->replies.bytes);
     size_t byte_count = source->byte_count;
-    const bool is_lent = member->role == CAIRN_ROLE_WIRE_WORKER && !reply->boxed;
-    reply->lent = is_lent ? source->published : NULL;
-    reply->is_given = source->is_given && !reply->boxed;
+    const uint8_t *payload = find_payload(member, reply, source);
     const bool is_in_place = reply->lent != NULL || reply->is_given;
-    const uint8_t *payload = is_in_place ? source->bytes : reply->bytes;
     struct cairn_chunk_header *header = &reply->header;
     if (!is_in_place && copy_data(reply, source, &byte_count) != CAIRN_OK) {
         cairn_member_refuse(member, header, CAIRN_ERR_NOT_READY);
@@ -284,7 +313,8 @@ static void send_data(struct cairn_member *member, struct cairn_reply *reply,
     header->tile = job->view->table.map.shard;
     header->dtype = (uint8_t)source->dtype;
     header->payload_bytes = byte_count;
-    header->checksum = checksum_of(reply, source, payload, byte_count);
+    header->value = reply->is_direct ? CAIRN_CHUNK_UNSUMMED : 0;
+    header->checksum = reply->is_direct ? 0 : checksum_of(reply, source, payload, byte_count);
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
     cairn_chunk_encode(header, bytes);
     cairn_status status = CAIRN_ERR_CLOSED;
@@ -296,10 +326,11 @@ static void send_data(struct cairn_member *member, struct cairn_reply *reply,
     }
     if (status == CAIRN_OK) {
         job->move.sends += reply->is_given;
+        job->versions.direct_sends += reply->is_direct;
         cairn_shard_job_busy(job);
         return;
     }
-    reply->is_given = false;
+    reply->is_given = reply->is_direct = false;
     if (reply->lent != NULL) cairn_published_return(job, reply->lent);
     header->dtype = 0;
     cairn_member_refuse(member, header, CAIRN_ERR_BUSY);
@@ -313,7 +344,8 @@ static void answer(struct cairn_member *member, struct cairn_reply *reply)
     struct source source = { .byte_count = 0 };
     cairn_status status = judge_fetch(member, &reply->header, &source);
     const bool is_there = source.published == NULL ||
-                          cairn_bring_has(source.published, source.chunk);
+                          cairn_bring_has(source.published, source.chunk) ||
+                          goes_directly(member, reply, &source);
     if (status == CAIRN_OK && is_there) {
         send_data(member, reply, &source);
     } else if (status == CAIRN_OK) {

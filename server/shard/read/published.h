@@ -67,6 +67,7 @@ struct cairn_versions {
      * that is known. */
     struct cairn_version param;
     bool knows_param;
+    uint32_t direct_sends; /* out of a copy's memory on the card, which stays there meanwhile */
     uint64_t room_bytes;   /* of addresses that a copy has in host memory, at least */
     uint64_t leased_bytes; /* of the budget, that copies for leases took */
     struct cairn_shard_lease leases[CAIRN_SHARD_LEASES_MAX];

@@ -25,6 +25,7 @@ struct cairn_reply {
     bool boxed;                         /* not all of the chunk is asked for */
     enum cairn_way way;                 /* by which the data goes */
     const struct cairn_published *lent; /* the copy that is sent out of; NULL: `bytes` are sent */
+    bool is_direct;                     /* from the copy's memory on the card */
     bool is_given; /* it is sent right out of the planes, to a shard that takes it (move/) */
     uint8_t box_bytes[CAIRN_BOX_BYTES_MAX]; /* the encoded box, being received */
     struct cairn_run bring;                 /* bring.h: for all who wait for the chunk */
