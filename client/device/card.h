@@ -62,6 +62,12 @@ cairn_status cairn_card_copy_begin(struct card *card, void *to, const void *from
                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
 cairn_status cairn_card_copy_wait(struct card *card, uint64_t copy,
                                   struct cairn_sentence *why) CAIRN_MUST_CHECK;
+/* True if the network card may write memory of the card that is shown to the fabric:
+ * CAIRN_FABRIC_PATH_DIRECT. */
+bool cairn_card_lands(const struct card *card);
+/* Makes the card see what the network card wrote, in all that it does from here on. CAIRN_ERR_IO. */
+cairn_status cairn_card_landed(const struct card *card,
+                               struct cairn_sentence *why) CAIRN_MUST_CHECK;
 /* Host memory that is copied to often. False: it stays as it was, and copies are slower. */
 bool cairn_card_pin(struct card *card, void *host, size_t bytes);
 void cairn_card_unpin(struct card *card, void *host);

@@ -6,6 +6,7 @@
 
 #include "client/device/card.h"
 #include "gpu/cuda/driver.h"
+#include "gpu/cuda/vmm.h"
 
 struct card {
     const struct cairn_driver *driver;
@@ -13,7 +14,8 @@ struct card {
     int numa_node; /* that it is next to, and what is pinned for it is to be of (proto/base/numa.h) */
     uint8_t uuid[16];
     bool is_reached; /* network cards reach that (GPUDirect RDMA) */
-    bool exports;    /* it has memory that goes between processes as descriptors */
+    enum cairn_vmm_order order;
+    bool exports; /* it has memory that goes between processes as descriptors */
     struct CUctx_st *context;
     struct CUstream_st *side; /* of the library: its copies */
     size_t granularity;       /* of memory */

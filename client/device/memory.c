@@ -213,6 +213,24 @@ cairn_status cairn_card_copy(struct card *card, void *to, const void *from, size
     return status == CAIRN_OK ? cairn_card_copy_wait(card, copy, why) : status;
 }
 
+bool cairn_card_lands(const struct card *card)
+{
+    return card->is_reached && card->order != CAIRN_VMM_NEVER;
+}
+
+cairn_status cairn_card_landed(const struct card *card, struct cairn_sentence *why)
+{
+    if (card->order == CAIRN_VMM_ORDERED) return CAIRN_OK;
+    const cairn_status status = cairn_card_enter(card, why);
+    if (status != CAIRN_OK) return status;
+    const int result = card->driver->cuFlushGPUDirectRDMAWrites(CAIRN_CU_FLUSH_CONTEXT,
+                                                                CAIRN_CU_FLUSH_TO_OWNER);
+    cairn_card_leave(card);
+    return result == CAIRN_CU_OK
+               ? CAIRN_OK
+               : cairn_card_fail(result, CAIRN_ERR_IO, "what the network card wrote there", why);
+}
+
 bool cairn_card_pin(struct card *card, void *host, size_t bytes)
 {
     if (cairn_card_enter(card, NULL) != CAIRN_OK) return false;

@@ -153,7 +153,10 @@ void cairn_parcel_arrived(struct parcel *parcel)
     if (parcel->packed != NULL)
         cairn_strides_scatter(&target->piece.strides, target->ptr, elem_bytes, parcel->first,
                               parcel->byte_count / elem_bytes, parcel->packed);
-    if (parcel->staged.at != NULL)
+    struct cairn_sentence why;
+    if (parcel->lands)
+        cairn_parcel_end(parcel, cairn_card_landed(target->card, &why));
+    else if (parcel->staged.at != NULL)
         cairn_stage_land(parcel);
     else
         cairn_parcel_end(parcel, CAIRN_OK);

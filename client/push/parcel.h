@@ -49,6 +49,7 @@ struct parcel {
     uint64_t first;             /* element of the piece */
     size_t byte_count;
     size_t head_bytes; /* before it in `packed`: the box of a put; 0: none */
+    bool lands;        /* what is received comes to the card by the network card */
     bool is_unsummed;  /* CAIRN_CHUNK_UNSUMMED: what is being received, or sent from the card */
     uint64_t checksum; /* of what a fetch is receiving, as the shard says */
     uint64_t came;     /* and as it came */

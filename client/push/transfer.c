@@ -5,6 +5,7 @@
 
 #include "client/device/card.h"
 #include "client/job.h"
+#include "client/memory.h"
 #include "client/op.h"
 #include "client/push/recut.h"
 #include "client/read/lent.h"
@@ -228,6 +229,30 @@ static bool is_answer_to(const struct cairn_chunk_header *h, const struct parcel
            h->step == parcel->version.step;
 }
 
+/* Into the card's own memory, where it is to be, if that is of cairn_alloc and dense. What has a checksum
+ * comes to host memory, where it is compared. CAIRN_ERR_UNSUPPORTED: it cannot be so. */
+static cairn_status land(struct parcel *parcel, struct cairn_fabric_message *message)
+{
+    const struct target *target = parcel->target;
+    uint8_t *at = target->ptr + parcel->first * cairn_dtype_bytes(parcel->dtype);
+    if (!parcel->is_unsummed || target->card == NULL || parcel->op->lent == NULL ||
+        target->piece.strides.given || !cairn_card_lands(target->card) ||
+        !cairn_memory_is_shown(parcel->job->session, parcel->op->lent))
+        return CAIRN_ERR_UNSUPPORTED;
+    return cairn_fabric_receive(message, at, parcel->byte_count, on_received, parcel);
+}
+
+static cairn_status receive(struct parcel *parcel, struct cairn_fabric_message *message)
+{
+    cairn_status status = land(parcel, message);
+    parcel->lands = status == CAIRN_OK;
+    if (status != CAIRN_ERR_UNSUPPORTED) return status;
+    status = cairn_parcel_open(parcel);
+    return status != CAIRN_OK ? status
+                              : cairn_fabric_receive_far(message, parcel->bytes, parcel->byte_count,
+                                                         &parcel->came, on_received, parcel);
+}
+
 void cairn_transfer_on_data(struct shard_link *link, const struct cairn_chunk_header *h,
                             struct cairn_fabric_message *message)
 {
@@ -240,10 +265,7 @@ void cairn_transfer_on_data(struct shard_link *link, const struct cairn_chunk_he
     parcel->checksum = h->checksum;
     parcel->is_unsummed = (h->value & CAIRN_CHUNK_UNSUMMED) != 0;
     cairn_parcel_loan(parcel);
-    cairn_status status = cairn_parcel_open(parcel);
-    if (status == CAIRN_OK)
-        status = cairn_fabric_receive_far(message, parcel->bytes, parcel->byte_count, &parcel->came,
-                                          on_received, parcel);
+    const cairn_status status = receive(parcel, message);
     if (status == CAIRN_OK) return;
     cairn_fabric_drop(message);
     cairn_parcel_end(parcel, status);

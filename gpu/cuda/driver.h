@@ -55,6 +55,8 @@ enum {
     CAIRN_CU_HAS_POSIX_HANDLES = 103,
     CAIRN_CU_MAKES_REACHED_MEMORY = 110, /* cuMemCreate with gpu_direct_rdma */
     CAIRN_CU_IS_REACHED = 116,           /* by network cards (GPUDirect RDMA) */
+    CAIRN_CU_FLUSHES = 117,              /* bits: how what they wrote is made seen */
+    CAIRN_CU_WRITES_ORDER = 118,         /* who sees what they wrote without that */
     CAIRN_CU_IS_UNDER_MPS = 133, /* older drivers do not know it */
 };
 
@@ -77,6 +79,10 @@ enum {
     CAIRN_CU_POINTER_MEMORY_TYPE = 2, /* CUpointer_attribute: an unsigned */
     CAIRN_CU_POINTER_DEVICE = 9,      /* likewise: an int, the device's number */
     CAIRN_CU_MEMORY_DEVICE = 2,       /* CUmemorytype */
+    CAIRN_CU_FLUSHES_BY_HOST = 1,     /* a bit of CAIRN_CU_FLUSHES */
+    CAIRN_CU_ORDER_OWNER = 100,       /* the card itself; more: others, too */
+    CAIRN_CU_FLUSH_CONTEXT = 0,
+    CAIRN_CU_FLUSH_TO_OWNER = 100,
     CAIRN_CU_STREAM_WAIT_GEQ = 0,     /* (int32_t)(*at - value) >= 0 */
 };
 
@@ -170,6 +176,7 @@ struct cairn_cu_uuid {
     call(cuEventSynchronize, , (struct CUevent_st *event))                                                  \
     call(cuMemcpyHtoDAsync, _v2, (uint64_t to, const void *from, size_t bytes, struct CUstream_st *stream)) \
     call(cuMemcpyDtoHAsync, _v2, (void *to, uint64_t from, size_t bytes, struct CUstream_st *stream))       \
+    call(cuFlushGPUDirectRDMAWrites, , (int target, int scope))                                             \
     call(cuMemcpyDtoDAsync, _v2, (uint64_t to, uint64_t from, size_t bytes, struct CUstream_st *stream))    \
     call(cuMemsetD8Async, , (uint64_t at, unsigned char value, size_t bytes, struct CUstream_st *stream))   \
     call(cuLibraryLoadData, , (struct CUlib_st **library_out, const void *image, int *jit_options,          \

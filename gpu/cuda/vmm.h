@@ -14,6 +14,22 @@ static inline bool cairn_vmm_is_reached(const struct cairn_driver *driver, int d
            is != 0 && makes != 0;
 }
 
+/* How what network cards wrote there is seen by what the card does next. */
+enum cairn_vmm_order {
+    CAIRN_VMM_ORDERED, /* by itself */
+    CAIRN_VMM_FLUSHED, /* when cuFlushGPUDirectRDMAWrites has returned */
+    CAIRN_VMM_NEVER    /* nothing here can make it so: nobody receives there */
+};
+static inline enum cairn_vmm_order cairn_vmm_order(const struct cairn_driver *driver, int device)
+{
+    int order = 0, flushes = 0;
+    if (driver->cuDeviceGetAttribute(&order, CAIRN_CU_WRITES_ORDER, device) != CAIRN_CU_OK ||
+        driver->cuDeviceGetAttribute(&flushes, CAIRN_CU_FLUSHES, device) != CAIRN_CU_OK)
+        return CAIRN_VMM_NEVER;
+    if (order >= CAIRN_CU_ORDER_OWNER) return CAIRN_VMM_ORDERED;
+    return (flushes & CAIRN_CU_FLUSHES_BY_HOST) != 0 ? CAIRN_VMM_FLUSHED : CAIRN_VMM_NEVER;
+}
+
 /* What cuMemCreate makes. That other processes may map it is fixed then, and that network cards reach it:
  * what is shown to others is what goes to them. */
 static inline struct cairn_cu_allocation cairn_vmm_allocation(int device, bool is_exportable,

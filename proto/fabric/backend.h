@@ -29,7 +29,8 @@ struct fabric_op {
     uint64_t *checksum_out; /* receives: whoever waits for it wants it; NULL: nobody does */
     const void *buffer;     /* with it */
     /* the backend's */
-    void *by; /* the connection that it needs; NULL: none, or it is closed */
+    void *held; /* let go when it is over; NULL: nothing */
+    void *by;   /* the connection that it needs; NULL: none, or it is closed */
     const struct cairn_fabric_peer *to; /* of a send; NULL: closed since */
     uint64_t due_ms;                    /* who waits for it has gone: then it is ended; 0: never */
     size_t header_bytes;
@@ -99,6 +100,8 @@ struct fabric_backend {
     /* The following may be missing (NULL): then there are no views, and regions are only kept. */
     const void *(*view)(const struct cairn_fabric_message *message);
     const char *(*message_path)(const struct cairn_fabric_message *message);
+    /* Missing: never. It can be received into memory of a card: op->is_device */
+    bool (*lands)(const struct cairn_fabric_message *message);
     const char *(*payload_path)(const struct cairn_fabric_peer *peer, const void *payload,
                                 size_t bytes);
     size_t region_bytes; /* of the backend's own struct; 0: the common one */

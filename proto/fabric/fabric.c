@@ -235,6 +235,7 @@ static struct fabric_op *op_new(struct cairn_fabric *fabric, bool is_send, size_
     op->header_bytes = 0;
     op->is_summed = false;
     op->checksum_out = NULL;
+    op->held = NULL;
     op->by = NULL;
     op->to = NULL;
     op->due_ms = 0;
@@ -353,16 +354,36 @@ void fabric_offer(struct cairn_fabric *fabric, const void *header, size_t header
                                message);
 }
 
+/* No host code follows addresses of a card. */
+static bool is_of_card(const struct cairn_fabric *fabric, const void *buffer)
+{
+    if (fabric->device_region_count == 0) return false;
+    const struct cairn_fabric_region *region = fabric_region_find(fabric, buffer, 1);
+    return region != NULL && region->is_device;
+}
+
+static bool lands(const struct cairn_fabric_message *message, const void *buffer)
+{
+    const struct cairn_fabric *fabric = message->fabric;
+    return fabric->takes_device && fabric->backend->lands != NULL &&
+           fabric_region_find(fabric, buffer, message->payload_bytes) != NULL &&
+           fabric->backend->lands(message);
+}
+
 static cairn_status receive(struct cairn_fabric_message *message, void *buffer, size_t capacity,
                             uint64_t *checksum_out, cairn_fabric_done_fn *on_received, void *arg)
 {
     struct cairn_fabric *fabric = message->fabric;
+    const bool is_device = is_of_card(fabric, buffer);
     if (capacity < message->payload_bytes || on_received == NULL) return CAIRN_ERR_INVALID;
     if (message->is_gone) return CAIRN_ERR_CLOSED;
+    if (is_device && (checksum_out != NULL || !lands(message, buffer)))
+        return CAIRN_ERR_UNSUPPORTED;
     struct fabric_op *op = op_new(fabric, false, message->payload_bytes, on_received, arg);
     if (op == NULL) return CAIRN_ERR_NO_MEMORY;
     op->checksum_out = checksum_out;
     op->buffer = buffer;
+    op->is_device = is_device;
     fabric->backend->receive(message, op, buffer);
     message_free(message);
     return CAIRN_OK;

@@ -233,7 +233,10 @@ CAIRN_MUST_CHECK cairn_status cairn_fabric_send(struct cairn_fabric_peer *peer, 
                                                 size_t payload_bytes, cairn_fabric_done_fn *on_sent,
                                                 void *arg);
 
-/* Receives a held message into buffer, which is on loan until on_received; the message is used up.
+/* Receives a held message into buffer, which is on loan until on_received; the message is used up. A buffer
+ * in a region of a card that CAIRN_FABRIC_PATH_DIRECT is for is written by the network card, if it may be and
+ * the payload waits for it (it is not small); else CAIRN_ERR_UNSUPPORTED, and the message is as it was. What
+ * the card does next may have to wait until such writes are seen (gpu/cuda/vmm.h).
  * CAIRN_ERR_INVALID: capacity is smaller than the payload; the message is still held. CAIRN_ERR_CLOSED
  * (by the callback) if its sender died in the meantime. */
 CAIRN_MUST_CHECK cairn_status cairn_fabric_receive(struct cairn_fabric_message *message,

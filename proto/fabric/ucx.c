@@ -180,6 +180,7 @@ static void ucx_stop(struct cairn_fabric *fabric)
     ucx_one_sided_begin_stop(ucx);
     ucx_one_sided_settle(ucx);
     ucp_worker_destroy(ucx->worker);
+    ucx_cards_close(ucx);
     ucp_cleanup(ucx->context);
     ucx_far_close(ucx);
     ucx_bundles_close(ucx);
@@ -205,6 +206,7 @@ const struct fabric_backend fabric_ucx = {
     .region_bytes = sizeof(struct ucx_region),
     .region_drop = ucx_region_drop,
     .message_path = ucx_message_path,
+    .lands = ucx_lands,
     .payload_path = ucx_payload_path,
     .set_patience = ucx_set_patience,
 };

@@ -66,10 +66,18 @@ struct ucx_share {
     uint16_t slot;
 };
 
+/* Memory of a card, registered; outlives its region while something of it is being sent. */
+struct ucx_card {
+    LIST_ENTRY(ucx_card) link; /* fabric->cards */
+    unsigned references;       /* of its region and of sends */
+    ucp_mem_h memory;
+};
+
 struct ucx_region {
     struct cairn_fabric_region common;
-    struct ucx_share *share; /* NULL: nobody was told of it yet */
-    bool is_refused;         /* it cannot be registered: it is sent */
+    struct ucx_card *sent, *landed; /* of memory of a card; NULL: nothing went, or came, yet */
+    struct ucx_share *share;        /* NULL: nobody was told of it yet */
+    bool is_refused; /* it cannot be registered: it is sent, of a card by UCX's own registration */
 };
 
 /* Where memory was that is no share any more: zeros, for a read that comes too late. */
@@ -131,6 +139,8 @@ struct ucx_fabric {
     /* small messages; a peer has one open at most */
     LIST_HEAD(, ucx_bundle) bundles_open;
     LIST_HEAD(, ucx_bundle) bundles_out; /* UCX sends them */
+
+    LIST_HEAD(, ucx_card) cards;
 
     /* one-sided reads */
     /* common.is_one_sided: else nothing below is used */
@@ -267,6 +277,16 @@ bool ucx_connects_on_its_own(void);
 /* ucx_device.c: whether memory of cards goes from where it lies; why, or why not. Opens UCX for it, and
  * closes it again. */
 bool ucx_device_decide(const struct cairn_fabric_options *options, struct cairn_sentence *why);
+/* The handle that UCX is to send or receive such a payload by, held until ucx_card_release; NULL: UCX finds
+ * one, of its cache. */
+struct ucx_card *ucx_card_hold(struct ucx_fabric *ucx, const struct fabric_op *op,
+                               const void *payload);
+/* Has a send or receive go by it; NULL: without effect. */
+void ucx_card_name(const struct ucx_card *card, ucp_request_param_t *param);
+void ucx_card_release(struct ucx_fabric *ucx, struct ucx_card *card); /* NULL is allowed */
+void ucx_card_region_drop(struct ucx_region *region);
+void ucx_cards_close(
+    struct ucx_fabric *ucx); /* when the worker is not there, and the context still is */
 
 /* ucx_reach.c */
 /* Puts the port that UCX listens on behind its address, raw [room], if one is found; returns the bytes there
@@ -330,6 +350,7 @@ cairn_status ucx_send_whole(struct ucx_link *link, struct fabric_op *op, const v
 cairn_status ucx_send(struct cairn_fabric_peer *peer, struct fabric_op *op, const void *payload);
 void ucx_receive(struct cairn_fabric_message *message, struct fabric_op *op, void *buffer);
 void ucx_drop(struct cairn_fabric_message *message);
+bool ucx_lands(const struct cairn_fabric_message *message);
 
 /* Shows a message to the owner; NULL: it has no payload. Of one that is held UCX has to keep the payload. */
 enum ucx_fate ucx_show(struct ucx_fabric *ucx, const void *header, size_t header_bytes,

@@ -8,8 +8,17 @@
 #include "proto/fabric/ucx.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <uct/api/uct.h>
+
+/* From 1.14 on a send names the handle of what it sends. Left to itself UCX registers memory when it is sent
+ * first, and keeps that by address: of a card it may not hear that other memory lies there since. */
+#if UCP_API_VERSION >= UCP_VERSION(1, 14)
+#define SENDS_BY_HANDLE 1
+#else
+#define SENDS_BY_HANDLE 0
+#endif
 
 /* -- UCX's part --------------------------------------------------------------------------------- */
 
@@ -121,7 +130,91 @@ bool ucx_device_decide(const struct cairn_fabric_options *options, struct cairn_
         no = "the driver says that no network card reaches the GPU's memory (GPUDirect RDMA)";
     if (no == NULL && strcmp(ucx_transports(options), "tcp") == 0)
         no = "transports are tcp, which goes through host memory in any case; rc,tcp does not";
+    if (no == NULL && !SENDS_BY_HANDLE)
+        no = "this build of Cairn was made with a UCX before 1.14: build it with the one it runs "
+             "with";
     if (no == NULL) return ask_cards(ucx_devices(options), why);
     cairn_sentence_set(why, "%s", no);
     return false;
+}
+
+/* -- registered memory -------------------------------------------------------------------------- */
+
+/* As a rendezvous has it: the receiver reads what is sent, or the sender writes where it is to land. Nothing
+ * that is only sent can be written. */
+static struct ucx_card *register_card(struct ucx_fabric *ucx,
+                                      const struct cairn_fabric_region *region, bool lands)
+{
+    const unsigned reads = UCP_MEM_MAP_PROT_LOCAL_READ | UCP_MEM_MAP_PROT_REMOTE_READ;
+    const unsigned writes = UCP_MEM_MAP_PROT_LOCAL_WRITE | UCP_MEM_MAP_PROT_REMOTE_WRITE;
+    const ucp_mem_map_params_t params = {
+        .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                      UCP_MEM_MAP_PARAM_FIELD_PROT | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE,
+        .address = (void *)(uintptr_t)region->base,
+        .length = region->bytes,
+        .prot = lands ? reads | writes : reads,
+        .memory_type = UCS_MEMORY_TYPE_CUDA,
+    };
+    struct ucx_card *card = calloc(1, sizeof *card);
+    if (card == NULL || ucp_mem_map(ucx->context, &params, &card->memory) != UCS_OK) {
+        free(card);
+        return NULL;
+    }
+    card->references = 1;
+    LIST_INSERT_HEAD(&ucx->cards, card, link);
+    return card;
+}
+
+static void close_card(struct ucx_fabric *ucx, struct ucx_card *card)
+{
+    ucp_mem_unmap(ucx->context, card->memory);
+    LIST_REMOVE(card, link);
+    free(card);
+}
+
+/* When something goes there first: where nobody of another host has to do with it, it costs nothing. */
+struct ucx_card *ucx_card_hold(struct ucx_fabric *ucx, const struct fabric_op *op,
+                               const void *payload)
+{
+    struct ucx_region *region = (struct ucx_region *)fabric_region_find(&ucx->common, payload,
+                                                                        op->payload_bytes);
+    if (!SENDS_BY_HANDLE || region == NULL || region->is_refused) return NULL;
+    struct ucx_card **card = op->is_send ? &region->sent : &region->landed;
+    if (*card == NULL) *card = register_card(ucx, &region->common, !op->is_send);
+    region->is_refused = *card == NULL;
+    if (*card != NULL) (*card)->references++;
+    return *card;
+}
+
+void ucx_card_name(const struct ucx_card *card, ucp_request_param_t *param)
+{
+    if (card == NULL) return;
+#if SENDS_BY_HANDLE
+    param->op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+    param->memh = card->memory;
+#else
+    (void)param;
+#endif
+}
+
+void ucx_card_release(struct ucx_fabric *ucx, struct ucx_card *card)
+{
+    if (card != NULL && --card->references == 0) close_card(ucx, card);
+}
+
+void ucx_card_region_drop(struct ucx_region *region)
+{
+    struct ucx_fabric *ucx = ucx_of(region->common.fabric);
+    ucx_card_release(ucx, region->sent);
+    ucx_card_release(ucx, region->landed);
+    region->sent = region->landed = NULL;
+}
+
+void ucx_cards_close(struct ucx_fabric *ucx)
+{
+    for (uint32_t i = 0; i < ucx->common.region_count; i++) { // a callback may still drop them
+        struct ucx_region *region = (struct ucx_region *)ucx->common.regions[i];
+        region->sent = region->landed = NULL;
+    }
+    while (!LIST_EMPTY(&ucx->cards)) close_card(ucx, LIST_FIRST(&ucx->cards));
 }

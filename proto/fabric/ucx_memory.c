@@ -175,6 +175,7 @@ void ucx_region_drop(struct cairn_fabric_region *common)
     struct ucx_region *region = (struct ucx_region *)common;
     struct ucx_fabric *ucx = ucx_of(common->fabric);
     struct ucx_share *share = region->share;
+    ucx_card_region_drop(region);
     if (share == NULL) return;
     struct ucx_link *link;
     for (size_t i = 0; i < UCX_NODES; i++)

@@ -12,15 +12,23 @@ enum { MESSAGE_ID = 7 }; /* the only id in use; all Cairn nodes agree on it */
 
 /* -- sending ------------------------------------------------------------------------------------ */
 
+static void end(struct fabric_op *op, ucs_status_t status)
+{
+    ucx_card_release(ucx_of(op->fabric), op->held);
+    op->held = NULL;
+    fabric_op_done(op, ucx_status(status));
+}
+
 static void on_ucx_sent(void *request, ucs_status_t status, void *arg)
 {
-    fabric_op_done(arg, ucx_status(status));
+    end(arg, status);
     ucp_request_free(request);
 }
 
 cairn_status ucx_send_whole(struct ucx_link *link, struct fabric_op *op, const void *payload)
 {
-    const ucp_request_param_t param = {
+    struct ucx_card *card = op->is_device ? ucx_card_hold(link->ucx, op, payload) : NULL;
+    ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
                         UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
         // tells the receiver by which of its ends, which it may have to close
@@ -30,12 +38,17 @@ cairn_status ucx_send_whole(struct ucx_link *link, struct fabric_op *op, const v
         .memory_type = ucx_memory_of(op), // else a UCX that has CUDA asks the driver about each
         .user_data = op,
     };
+    ucx_card_name(card, &param);
     if (link->has_listener && !link->has_said_port) ucx_say_port(link);
     ucs_status_ptr_t request = ucp_am_send_nbx(link->ep, MESSAGE_ID, op->header, op->header_bytes,
                                                payload, op->payload_bytes, &param);
-    if (UCS_PTR_IS_ERR(request)) return ucx_status(UCS_PTR_STATUS(request));
+    if (UCS_PTR_IS_ERR(request)) {
+        ucx_card_release(link->ucx, card);
+        return ucx_status(UCS_PTR_STATUS(request));
+    }
+    op->held = card;
     op->by = link->ep;
-    if (request == NULL) fabric_op_done(op, CAIRN_OK); // sent at once: UCX calls nothing
+    if (request == NULL) end(op, UCS_OK); // sent at once: UCX calls nothing
     return CAIRN_OK;
 }
 
@@ -57,26 +70,26 @@ static void on_ucx_received(void *request, ucs_status_t status, size_t length, v
 {
     struct fabric_op *op = arg;
     assert(status != UCS_OK || length == op->payload_bytes);
-    fabric_op_done(op, ucx_status(status));
+    end(op, status);
     ucp_request_free(request);
 }
 
 static void start_rendezvous(struct ucx_fabric *ucx, void *descriptor, struct fabric_op *op,
                              void *buffer)
 {
-    const ucp_request_param_t param = {
+    struct ucx_card *card = op->is_device ? ucx_card_hold(ucx, op, buffer) : NULL;
+    ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
                         UCP_OP_ATTR_FIELD_MEMORY_TYPE,
         .cb.recv_am = on_ucx_received,
         .memory_type = ucx_memory_of(op),
         .user_data = op,
     };
+    ucx_card_name(card, &param);
+    op->held = card;
     ucs_status_ptr_t request = ucp_am_recv_data_nbx(ucx->worker, descriptor, buffer,
                                                     op->payload_bytes, &param);
-    if (UCS_PTR_IS_ERR(request))
-        fabric_op_done(op, ucx_status(UCS_PTR_STATUS(request)));
-    else if (request == NULL)
-        fabric_op_done(op, CAIRN_OK);
+    if (!UCS_PTR_IS_PTR(request)) end(op, UCS_PTR_STATUS(request)); // UCX calls nothing
 }
 
 static void let_go(struct ucx_fabric *ucx, const struct ucx_message *message)
@@ -109,6 +122,12 @@ void ucx_receive(struct cairn_fabric_message *common, struct fabric_op *op, void
         ucx->fate = FATE_TAKEN;
     else
         let_go(ucx, message);
+}
+
+bool ucx_lands(const struct cairn_fabric_message *common)
+{
+    const struct ucx_message *message = (const struct ucx_message *)common;
+    return message->region == NULL && message->is_rendezvous;
 }
 
 void ucx_drop(struct cairn_fabric_message *common)

@@ -57,6 +57,12 @@ static const struct pair values[] = {
     CAIRN_MEANINGS(CAIRN_MEANING)
 #undef CAIRN_MEANING
         SAME(CAIRN_CU_MULTIPROCESSOR_COUNT, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+    SAME(CAIRN_CU_FLUSHES, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS),
+    SAME(CAIRN_CU_WRITES_ORDER, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING),
+    SAME(CAIRN_CU_FLUSHES_BY_HOST, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST),
+    SAME(CAIRN_CU_ORDER_OWNER, CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER),
+    SAME(CAIRN_CU_FLUSH_CONTEXT, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX),
+    SAME(CAIRN_CU_FLUSH_TO_OWNER, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER),
     SAME(CAIRN_CU_MAKES_REACHED_MEMORY,
          CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED),
     SAME(CAIRN_CU_IS_REACHED, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED),
@@ -112,6 +118,8 @@ static const struct pair layouts[] = {
     SAME(sizeof(int), sizeof(CUresult)),
     SAME(sizeof(int), sizeof(CUdevice)),
     SAME(sizeof(int), sizeof(CUmemAllocationHandleType)),
+    SAME(sizeof(int), sizeof(CUflushGPUDirectRDMAWritesTarget)),
+    SAME(sizeof(int), sizeof(CUflushGPUDirectRDMAWritesScope)),
     SAME(sizeof(int), sizeof(CUstreamCaptureMode)),
     SAME(sizeof(int), sizeof(CUstreamCaptureStatus)),
     SAME(sizeof(uint64_t), sizeof(CUdeviceptr)),
@@ -152,6 +160,8 @@ static const struct symbol symbols[] = { CAIRN_DRIVER_CALLS(CAIRN_CALL) };
 #define CUmemGenericAllocationHandle      unsigned long long
 #define CUmemAllocationHandleType         int
 #define CUmemAllocationGranularity_flags  int
+#define CUflushGPUDirectRDMAWritesTarget  int
+#define CUflushGPUDirectRDMAWritesScope   int
 #define CUdriverProcAddressQueryResult    int
 #define CAIRN_PROTOTYPE(name, parameters) typedef CUresult(*theirs_##name) parameters;
 #include "cuda_prototypes.h"

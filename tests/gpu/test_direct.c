@@ -79,7 +79,9 @@ TEST(a_device_that_is_no_rdma_card_takes_no_memory_of_a_card)
     device.is_reached = true;
     open_node(&a, "ucx", CAIRN_DEVICE_MEMORY_AUTO, "tcp,self");
     ck_assert(!cairn_fabric_takes_device(a.fabric, &why));
-    ck_assert_str_eq(why, "there is no RDMA card among the devices lo");
+    const bool is_old = strstr(why, "made with a UCX before 1.14") != NULL;
+    ck_assert_msg(is_old || strcmp(why, "there is no RDMA card among the devices lo") == 0, "%s",
+                  why);
     node_close(&a);
 }
 
@@ -170,6 +172,79 @@ TEST(what_lies_on_a_card_goes_from_there_whatever_its_size)
     close_pair(region);
 }
 
+/* What was sent by then is received whole, also from a region that is dropped. */
+TEST(a_region_of_a_card_that_is_dropped_is_read_to_the_end)
+{
+    struct cairn_fabric_peer *to_b;
+    if (lacks_cuda()) return;
+    struct cairn_fabric_region *region = open_pair(&to_b);
+    fill_card(memory.at, PAYLOAD_MAX, 7);
+    for (unsigned i = 0; i < 2; i++)
+        node_send(&a, to_b, i, (const void *)(uintptr_t)memory.at, PAYLOAD_MAX);
+    pump(&a, &b, &b.arrived, 2);
+    cairn_fabric_region_drop(region);
+    for (unsigned i = 0; i < 2; i++) {
+        node_receive(&b, i);
+        pump(&a, &b, &b.received, i + 1);
+        ck_assert(is_filled(b.arrivals[i].buffer, PAYLOAD_MAX, 7));
+    }
+    pump(&a, &b, &a.sent, 2);
+    ck_assert_uint_eq(a.send_errors + b.receive_errors, 0);
+    close_pair(NULL);
+}
+
+/* ---- to a card ---- */
+
+static unsigned landed;
+
+static void on_landed(void *arg, cairn_status status)
+{
+    (void)arg;
+    ck_assert_int_eq(status, CAIRN_OK);
+    landed++;
+}
+
+static cairn_status receive_on_card(unsigned i, uint64_t at)
+{
+    struct cairn_fabric_message *message = a.arrivals[i].message;
+    const cairn_status status = cairn_fabric_receive(message, (void *)(uintptr_t)at, PAYLOAD_MAX,
+                                                     on_landed, NULL);
+    if (status == CAIRN_OK) a.arrivals[i].message = NULL;
+    return status;
+}
+
+TEST(what_comes_from_a_host_or_a_card_lands_on_a_card_unless_it_is_small)
+{
+    static uint8_t host[PAYLOAD_MAX];
+    struct cairn_fabric_peer *to_b;
+    if (lacks_cuda()) return;
+    struct cairn_fabric_region *region = open_pair(&to_b);
+    struct cairn_fabric_peer *to_a = node_connect_to(&b, &a), *to_itself = node_connect_to(&a, &a);
+    fill(host, PAYLOAD_MAX, 3);
+    node_send(&b, to_a, 0, host, PAYLOAD_MAX);
+    pump(&a, &b, &a.arrived, 1);
+    ck_assert_int_eq(receive_on_card(0, memory.at), CAIRN_OK);
+    pump(&a, &b, &landed, 1);
+    // and on, from where it is now: a card at both ends
+    node_send(&a, to_itself, 1, (const void *)(uintptr_t)memory.at, PAYLOAD_MAX);
+    pump(&a, &b, &a.arrived, 2);
+    ck_assert_int_eq(receive_on_card(1, memory.at + PAYLOAD_MAX), CAIRN_OK);
+    pump(&a, &b, &landed, 2);
+    memset(host, 0, sizeof host);
+    ck_assert_int_eq(
+        card.driver.cuMemcpyDtoHAsync(host, memory.at + PAYLOAD_MAX, PAYLOAD_MAX, NULL),
+        CAIRN_CU_OK);
+    ck_assert_int_eq(card.driver.cuStreamSynchronize(NULL), CAIRN_CU_OK);
+    ck_assert(is_filled(host, PAYLOAD_MAX, 3));
+    node_send(&b, to_a, 2, host, 100);
+    pump(&a, &b, &a.arrived, 3);
+    ck_assert_int_eq(receive_on_card(2, memory.at), CAIRN_ERR_UNSUPPORTED);
+    node_receive(&a, 2);
+    pump(&a, &b, &a.received, 1);
+    ck_assert(is_filled(a.arrivals[2].buffer, 100, 3));
+    close_pair(region);
+}
+
 /* ---- a job, whose worker is a host apart ---- */
 
 enum { WAIT_MS = 20000, TENSORS = 2, STEPS = 3, ROOM = 2 << 20 };
@@ -187,11 +262,11 @@ static void start_cluster(void)
                                        "memory.limit=256MiB",         "fabric.kind=ucx",
                                        "fabric.device_memory=device", NULL };
     static const char *const quick[] = { "lease.heartbeat=50ms", NULL };
-    emulated_choose("quiet=1");
+    emulated_choose("quiet=1,unordered=1");
     setenv("CAIRN_FABRIC", "ucx", 1);
     cluster_start(&cluster, 2,
                   &(struct cluster_options) { .shard_set = set, .coordinator_set = quick });
-    card = emulated_open("quiet=1");
+    card = emulated_open("quiet=1,unordered=1");
 }
 
 struct worker {
@@ -261,6 +336,25 @@ static void fetch(const struct worker *w, struct cairn_version version, int t, f
     good(cairn_wait(op, WAIT_MS));
 }
 
+/* Into memory of cairn_alloc, which the network card writes: for the card to see that this one needs a flush,
+ * of which there is none for what comes by the host. */
+static void fetch_on_card(const struct worker *w, struct cairn_version version, const float *is)
+{
+    static float got[ROOM / 4];
+    const size_t bytes = trainer_elems(&model[0]) * 4;
+    const uint64_t at = (uint64_t)(uintptr_t)w->at[0], flushes = card.cairn_emulator_flushes();
+    struct cairn_mem mem = trainer_mem(w->at[0], CAIRN_F32);
+    cairn_op *op;
+    mem.device = CAIRN_GPU(0);
+    ck_assert_int_eq(card.driver.cuMemsetD8Async(at, 0x55, bytes, NULL), CAIRN_CU_OK);
+    good(cairn_fetch(w->job, version, model[0].name, NULL, NULL, &mem, &op));
+    good(cairn_wait(op, WAIT_MS));
+    ck_assert_int_eq(card.driver.cuMemcpyDtoHAsync(got, at, bytes, NULL), CAIRN_CU_OK);
+    ck_assert_int_eq(card.driver.cuStreamSynchronize(NULL), CAIRN_CU_OK);
+    ck_assert(memcmp(got, is, bytes) == 0);
+    ck_assert_uint_gt(card.cairn_emulator_flushes(), flushes);
+}
+
 static int64_t bytes_of(const json_t *show, const char *what, const char *way)
 {
     const json_t *bytes = json_object_get(json_object_get(show, "bytes"), what);
@@ -307,6 +401,8 @@ TEST(gradients_and_parameters_go_right_from_a_card_and_make_the_bits_of_the_host
         fetch(&on_card, same, t, of_card);
         ck_assert(memcmp(of_host, of_card, trainer_elems(&model[t]) * 4) == 0);
     }
+    fetch(&on_card, same, 0, of_card);
+    fetch_on_card(&on_card, same, of_card);
     expect_direct("card");
     cluster_says(&cluster, 0, "goes to other hosts from there: device_memory is device", "cluster",
                  "status", NULL);

@@ -201,6 +201,10 @@ static enum emulator_result tell_attribute(int *value_out, int attribute, int de
     case CAIRN_CU_MAKES_REACHED_MEMORY:
         *value_out = emulator_options.no_reach ? 0 : 1;
         return EMULATOR_OK;
+    case CAIRN_CU_WRITES_ORDER:
+        *value_out = emulator_options.unordered ? 0 : 200;
+        return EMULATOR_OK;
+    case CAIRN_CU_FLUSHES: *value_out = emulator_options.unordered == 1; return EMULATOR_OK;
     case PCI_BUS: *value_out = 0xE0; return EMULATOR_OK; // as tell_pci
     case PCI_SLOT: *value_out = device; return EMULATOR_OK;
     case PCI_DOMAIN:

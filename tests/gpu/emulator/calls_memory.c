@@ -174,6 +174,15 @@ int cuPointerGetAttribute(void *value_out, int attribute, uint64_t at)
     EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT, tell_pointer(value_out, attribute, at));
 }
 
+int cuFlushGPUDirectRDMAWrites(int target, int scope)
+{
+    EMULATOR_CALL(EMULATOR_NEEDS_CONTEXT, target != CAIRN_CU_FLUSH_CONTEXT ||
+                                                  scope != CAIRN_CU_FLUSH_TO_OWNER ||
+                                                  emulator_options.unordered > 1
+                                              ? EMULATOR_NOT_SUPPORTED
+                                              : (emulator_flushes++, EMULATOR_OK));
+}
+
 int cuMemAllocHost_v2(void **host_out, size_t bytes)
 {
     CHANGING_CALL(EMULATOR_NEEDS_CONTEXT, emulator_host_alloc(bytes, emulator_device(), host_out));

@@ -68,6 +68,11 @@ uint64_t cairn_emulator_waits(void)
     return read_count(&emulator_waits);
 }
 
+uint64_t cairn_emulator_flushes(void)
+{
+    return read_count(&emulator_flushes);
+}
+
 uint64_t cairn_emulator_left(void)
 {
     pthread_mutex_lock(&emulator_lock);

@@ -22,6 +22,8 @@
  *   no_pinning=1    no host memory is pinned; 2: none but what the driver gives
  *   no_export=1     the cards have no descriptors for memory
  *   no_reach=1      network cards reach none of their memory (GPUDirect RDMA)
+ *   unordered=1     what network cards write there is to be flushed before the card reads it; 2: and nothing
+ *                   flushes it
  *   peers=1         they read each other's memory
  *   mps=1           contexts are shared by MPS; 2: the driver cannot say
  *   mode=N          the compute mode; 3: for one process alone
@@ -45,7 +47,8 @@
  * (static); what nobody has given back: handles, reservations, pinned memory, streams, events; waits that
  * kept a processor busy; the node that the host memory which was pinned last is to be of (-1: any); launches
  * that were put into streams, and gaps: those of them that came when the host knew all before of that card
- * to be over, so that it had nothing to do; events that were made; waits for events. */
+ * to be over, so that it had nothing to do; events that were made; waits for events; flushes of what network
+ * cards wrote. */
 // clang-format off
 #define CAIRN_EMULATOR_CONTROLS(control)                      \
     control(int, cairn_emulator_set, (const char *options))   \
@@ -57,7 +60,8 @@
     control(uint64_t, cairn_emulator_launches, (void))        \
     control(uint64_t, cairn_emulator_gaps, (void))            \
     control(uint64_t, cairn_emulator_events, (void))          \
-    control(uint64_t, cairn_emulator_waits, (void))
+    control(uint64_t, cairn_emulator_waits, (void))           \
+    control(uint64_t, cairn_emulator_flushes, (void))
 // clang-format on
 
 #endif

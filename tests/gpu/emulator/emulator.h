@@ -77,7 +77,7 @@ struct emulator_options {
     uint64_t result, init_fails, open_fails, load_fails, call_fails; /* control.h */
     uint64_t copy_rate;       /* bytes a second; 0: as fast as it goes */
     uint64_t driver, devices; /* 13000: 13.0 */
-    uint64_t no_pinning, no_export, no_reach, peers, mps, mode;
+    uint64_t no_pinning, no_export, no_reach, unordered, peers, mps, mode;
     uint64_t captured, queues, stuck, peeks, maps_wait; /* control.h */
     uint64_t count, quiet; /* count: what is misused is counted, and nothing aborts */
     struct emulator_refusal refusals[EMULATOR_CALLS];
@@ -287,9 +287,10 @@ bool emulator_stream_all_know(uint32_t slot, uint64_t number);
 /* ---- event.c ---- */
 
 enum emulator_result emulator_event_open(bool spins, uint64_t *event_out);
-extern uint64_t emulator_spins;  /* waits that kept a processor busy */
-extern uint64_t emulator_events; /* that were made */
-extern uint64_t emulator_waits;  /* for events */
+extern uint64_t emulator_spins;   /* waits that kept a processor busy */
+extern uint64_t emulator_events;  /* that were made */
+extern uint64_t emulator_waits;   /* for events */
+extern uint64_t emulator_flushes; /* of what network cards wrote */
 enum emulator_result emulator_event_close(uint64_t event);
 enum emulator_result emulator_event_record(uint64_t event, uint32_t slot, uint32_t device);
 /* Of an event that was never recorded nothing waits, as documented. */

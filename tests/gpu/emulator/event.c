@@ -17,7 +17,7 @@ static struct event *find(uint64_t handle)
     return event->open && own == handle ? event : NULL;
 }
 
-uint64_t emulator_spins, emulator_events, emulator_waits;
+uint64_t emulator_spins, emulator_events, emulator_waits, emulator_flushes;
 
 enum emulator_result emulator_event_open(bool spins, uint64_t *event_out)
 {

@@ -53,6 +53,7 @@ static uint64_t *option(const char *name, size_t length)
         { "mode", &o->mode },
         { "no_export", &o->no_export },
         { "no_reach", &o->no_reach },
+        { "unordered", &o->unordered },
         { "peers", &o->peers },
         { "captured", &o->captured },
         { "queues", &o->queues },
