@@ -63,6 +63,7 @@ void cairn_stage_end(struct parcel *parcel)
 static bool goes_directly(const struct parcel *parcel, const struct shard_link *via)
 {
     return parcel->kind == CAIRN_CHUNK_PUSH && via->takes_unsummed &&
+           parcel->byte_count >= CAIRN_FABRIC_DIRECT_MIN &&
            cairn_fabric_peer_takes_device(via->conn.peer);
 }
 

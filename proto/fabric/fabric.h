@@ -41,6 +41,7 @@ enum {
     CAIRN_FABRIC_DESCRIBE_MAX = 512,    /* bytes of cairn_fabric_describe, with its NUL */
     CAIRN_FABRIC_HOST_BYTES = 64,       /* of the name of a host, with its NUL */
     CAIRN_FABRIC_PAYLOAD_MAX = 1 << 20, /* default of max_payload: 1 MiB keeps a loop responsive */
+    CAIRN_FABRIC_DIRECT_MIN = 32 << 10, /* bytes: of CAIRN_FABRIC_PATH_DIRECT */
     CAIRN_FABRIC_UUID_BYTES = 16,       /* of a card: its UUID as the driver has it */
     CAIRN_FABRIC_UUIDS_MAX = 8,         /* cards whose memory one fabric imports */
 };
@@ -351,7 +352,8 @@ void cairn_fabric_hold_off(struct cairn_fabric *fabric, bool is_off);
 /* The way that a peer's messages go: "mapped", "ucx", or a hub's. Static. */
 const char *cairn_fabric_peer_path(const struct cairn_fabric_peer *peer);
 
-/* Of memory of a card that goes over "ucx" right from where it lies. */
+/* Of memory of a card that goes over "ucx" right from where it lies: payloads of CAIRN_FABRIC_DIRECT_MIN and
+ * more, since a processor would have to copy smaller ones all the same. */
 #define CAIRN_FABRIC_PATH_DIRECT "ucx, device"
 /* The way that a message came, or that a payload would go now: as above, "one-sided", or "device" (memory of
  * a card, by reference); of a payload CAIRN_FABRIC_PATH_DIRECT, or "" if it would not go. Static. */

@@ -172,7 +172,8 @@ bool fabric_region_goes(const struct cairn_fabric_peer *peer, const void *payloa
     if (region == NULL || !region->is_device) return true;
     *device_out = region;
     return bytes <= region->bytes - (size_t)((const uint8_t *)payload - region->base) &&
-           (peer->fabric->takes_device || cairn_fabric_peer_imports(peer, region->uuid));
+           ((peer->fabric->takes_device && bytes >= CAIRN_FABRIC_DIRECT_MIN) ||
+            cairn_fabric_peer_imports(peer, region->uuid));
 }
 
 cairn_status cairn_fabric_region_show(struct cairn_fabric_region *region,

@@ -35,7 +35,8 @@ enum {
     UCX_CONTROLS_MAX = 16384, /* frames that a peer does not take, before it is given up */
     UCX_FAR_MIN =
         256 << 10, /* bytes: a smaller payload may well be read before it leaves the cache */
-    UCX_RENDEZVOUS_MIN = 32 << 10, /* bytes with the header; less goes along (eager) */
+    /* bytes with the header; less goes along (eager) */
+    UCX_RENDEZVOUS_MIN = CAIRN_FABRIC_DIRECT_MIN,
     UCX_REFER_MIN = UCX_RENDEZVOUS_MIN,
     UCX_BUNDLED_MAX = 8 << 10,   /* bytes of payload; a larger message goes by itself */
     UCX_BUNDLE_BYTES = 60 << 10, /* of a bundle: one that is held fits a buffer of UCX's */

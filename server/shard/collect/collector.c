@@ -332,8 +332,8 @@ static void receive(struct cairn_collector *collector, uint32_t number, uint32_t
     slot->payload_bytes = (size_t)header->payload_bytes;
     slot->checksum = header->checksum;
     slot->is_unsummed = (header->value & CAIRN_CHUNK_UNSUMMED) != 0;
-    slot->way = slot->is_unsummed ? CAIRN_WAY_DIRECT
-                                  : cairn_way_of(cairn_fabric_message_path(message));
+    slot->way = cairn_way_of(cairn_fabric_message_path(message));
+    if (slot->is_unsummed && slot->way == CAIRN_WAY_CARRIED) slot->way = CAIRN_WAY_DIRECT;
     if (cairn_collector_reads_view(collector, header, chunk, message)) {
         land_view(slot, message);
         return;
