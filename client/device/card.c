@@ -108,6 +108,7 @@ static cairn_status open_context(struct card *card, struct cairn_sentence *why)
     card->numa_node = cairn_driver_numa_node(driver, card->device);
     card->exports = has_memory != 0 && has_handles != 0;
     card->is_reached = cairn_vmm_is_reached(driver, card->device);
+    card->has_dma_buf = cairn_vmm_has_dma_buf(driver, card->device);
     card->order = cairn_vmm_order(driver, card->device);
     result = driver->cuDevicePrimaryCtxRetain(&card->context, card->device);
     if (result != CAIRN_CU_OK)

@@ -13,7 +13,8 @@ struct card {
     int number, device;
     int numa_node; /* that it is next to, and what is pinned for it is to be of (proto/base/numa.h) */
     uint8_t uuid[16];
-    bool is_reached; /* network cards reach that (GPUDirect RDMA) */
+    bool is_reached;  /* network cards reach that (GPUDirect RDMA) */
+    bool has_dma_buf; /* its driver gives it to theirs so */
     enum cairn_vmm_order order;
     bool exports; /* it has memory that goes between processes as descriptors */
     struct CUctx_st *context;

@@ -281,6 +281,7 @@ cairn_status cairn_card_imports_open(struct card *card, struct card_imports **im
     imports->card = card;
     imports->table = (struct cairn_fabric_device) { .uuid_count = 1,
                                                     .is_reached = card->is_reached,
+                                                    .has_dma_buf = card->has_dma_buf,
                                                     .context = imports,
                                                     .import = import,
                                                     .release = release,

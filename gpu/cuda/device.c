@@ -159,6 +159,7 @@ cairn_status cairn_cuda_find(struct cairn_cuda *cuda, const char *wanted,
              version % 1000 / 10, toolkit / 1000, toolkit % 1000 / 10);
     info->exports = attribute(cuda, CAIRN_CU_HAS_POSIX_HANDLES) != 0;
     info->is_reached = cairn_vmm_is_reached(&cuda->driver, cuda->device);
+    info->has_dma_buf = cairn_vmm_has_dma_buf(&cuda->driver, cuda->device);
     cairn_cuda_find_peers(cuda, count);
     return look(cuda, why);
 }

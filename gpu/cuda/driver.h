@@ -57,6 +57,7 @@ enum {
     CAIRN_CU_IS_REACHED = 116,           /* by network cards (GPUDirect RDMA) */
     CAIRN_CU_FLUSHES = 117,              /* bits: how what they wrote is made seen */
     CAIRN_CU_WRITES_ORDER = 118,         /* who sees what they wrote without that */
+    CAIRN_CU_HAS_DMA_BUF = 124,          /* memory goes to other devices' drivers as a dma-buf */
     CAIRN_CU_IS_UNDER_MPS = 133, /* older drivers do not know it */
 };
 

@@ -14,6 +14,13 @@ static inline bool cairn_vmm_is_reached(const struct cairn_driver *driver, int d
            is != 0 && makes != 0;
 }
 
+static inline bool cairn_vmm_has_dma_buf(const struct cairn_driver *driver, int device)
+{
+    int has = 0;
+    return driver->cuDeviceGetAttribute(&has, CAIRN_CU_HAS_DMA_BUF, device) == CAIRN_CU_OK &&
+           has != 0;
+}
+
 /* How what network cards wrote there is seen by what the card does next. */
 enum cairn_vmm_order {
     CAIRN_VMM_ORDERED, /* by itself */

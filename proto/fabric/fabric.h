@@ -119,7 +119,8 @@ struct cairn_fabric_offer {
 struct cairn_fabric_device {
     uint8_t uuids[CAIRN_FABRIC_UUIDS_MAX][CAIRN_FABRIC_UUID_BYTES]; /* of which cards */
     uint32_t uuid_count;
-    bool is_reached; /* network cards may read and write their memory (GPUDirect RDMA) */
+    bool is_reached;  /* network cards may read and write their memory (GPUDirect RDMA) */
+    bool has_dma_buf; /* their driver gives it to those of network cards as a dma-buf */
     void *context;
     /* Judges the descriptor, which is used up in any case, and maps it, now or later. If the
      * descriptor is wrong, `why` says how, and the connection that it came by ends.

@@ -37,7 +37,18 @@ static bool has_cuda(const struct cairn_fabric_options *options)
 
 enum takes { IS_NO_SUCH_CARD, TAKES_NOT, TAKES };
 
-static enum takes ask_domain(uct_component_h component, const char *domain)
+/* By a module of NVIDIA's, whose file UCX looks for, or as a dma-buf. */
+static bool registers(const uct_md_attr_t *attr, bool has_dma_buf)
+{
+#if UCP_API_VERSION >= UCP_VERSION(1, 14)
+    if (has_dma_buf && (attr->cap.flags & UCT_MD_FLAG_REG_DMABUF) != 0) return true;
+#else
+    (void)has_dma_buf;
+#endif
+    return (attr->cap.reg_mem_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) != 0;
+}
+
+static enum takes ask_domain(uct_component_h component, const char *domain, bool has_dma_buf)
 {
     uct_md_config_t *config;
     uct_md_attr_t attr;
@@ -48,13 +59,11 @@ static enum takes ask_domain(uct_component_h component, const char *domain)
     if (status != UCS_OK) return TAKES_NOT;
     status = uct_md_query(md, &attr);
     uct_md_close(md);
-    const bool takes = status == UCS_OK &&
-                       (attr.cap.reg_mem_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) != 0;
-    return takes ? TAKES : TAKES_NOT;
+    return status == UCS_OK && registers(&attr, has_dma_buf) ? TAKES : TAKES_NOT;
 }
 
 /* UCX calls the memory domain of an RDMA card as the card: "mlx5_0". */
-static enum takes ask_component(uct_component_h component, const char *card)
+static enum takes ask_component(uct_component_h component, const char *card, bool has_dma_buf)
 {
     uct_component_attr_t attr = { .field_mask = UCT_COMPONENT_ATTR_FIELD_MD_RESOURCE_COUNT };
     if (uct_component_query(component, &attr) != UCS_OK || attr.md_resource_count == 0)
@@ -64,24 +73,24 @@ static enum takes ask_component(uct_component_h component, const char *card)
     attr.md_resources = domains;
     if (uct_component_query(component, &attr) != UCS_OK) return IS_NO_SUCH_CARD;
     for (unsigned i = 0; i < attr.md_resource_count; i++)
-        if (strcmp(domains[i].md_name, card) == 0) return ask_domain(component, card);
+        if (strcmp(domains[i].md_name, card) == 0) return ask_domain(component, card, has_dma_buf);
     return IS_NO_SUCH_CARD;
 }
 
-static enum takes ask_card(const char *card)
+static enum takes ask_card(const char *card, bool has_dma_buf)
 {
     uct_component_h *components;
     unsigned count;
     enum takes takes = IS_NO_SUCH_CARD;
     if (uct_query_components(&components, &count) != UCS_OK) return takes;
     for (unsigned i = 0; i < count && takes == IS_NO_SUCH_CARD; i++)
-        takes = ask_component(components[i], card);
+        takes = ask_component(components[i], card, has_dma_buf);
     uct_release_component_list(components);
     return takes;
 }
 
 /* Of the devices, "mlx5_0:1,eth1": all that are RDMA cards take it, and there is one. */
-static bool ask_cards(const char *devices, struct cairn_sentence *why)
+static bool ask_cards(const char *devices, bool has_dma_buf, struct cairn_sentence *why)
 {
     bool any = false;
     for (const char *at = devices; *at != '\0'; at += *at == ',') {
@@ -90,7 +99,7 @@ static bool ask_cards(const char *devices, struct cairn_sentence *why)
         const size_t name = strcspn(at, ":,");
         snprintf(card, sizeof card, "%.*s", (int)name, at);
         at += length;
-        const enum takes takes = ask_card(card);
+        const enum takes takes = ask_card(card, has_dma_buf);
         if (takes == TAKES_NOT) {
             cairn_sentence_set(why,
                                "%s registers no memory of a GPU: load nvidia_peermem, or drivers "
@@ -130,10 +139,12 @@ bool ucx_device_decide(const struct cairn_fabric_options *options, struct cairn_
         no = "the driver says that no network card reaches the GPU's memory (GPUDirect RDMA)";
     if (no == NULL && strcmp(ucx_transports(options), "tcp") == 0)
         no = "transports are tcp, which goes through host memory in any case; rc,tcp does not";
-    if (no == NULL && !SENDS_BY_HANDLE)
+    if (no == NULL) {
+        if (!ask_cards(ucx_devices(options), options->device->has_dma_buf, why)) return false;
+        if (SENDS_BY_HANDLE) return true;
         no = "this build of Cairn was made with a UCX before 1.14: build it with the one it runs "
              "with";
-    if (no == NULL) return ask_cards(ucx_devices(options), why);
+    }
     cairn_sentence_set(why, "%s", no);
     return false;
 }

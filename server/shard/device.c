@@ -46,6 +46,7 @@ static void offer_imports(struct cairn_shard *shard)
     if (!info->exports) return;
     shard->imports = (struct cairn_fabric_device) { .uuid_count = 1,
                                                     .is_reached = info->is_reached,
+                                                    .has_dma_buf = info->has_dma_buf,
                                                     .context = shard,
                                                     .import = import,
                                                     .release = release,

@@ -10,7 +10,7 @@
 #include "tests/gpu/emulator/calls_ucx.h"
 
 /* CUdevice_attribute: what only UCX asks for. */
-enum { PCI_BUS = 33, PCI_SLOT = 34, PCI_DOMAIN = 50, HAS_DMA_BUF = 124 };
+enum { PCI_BUS = 33, PCI_SLOT = 34, PCI_DOMAIN = 50 };
 
 static struct context {
     uint32_t generation, retained;
@@ -208,7 +208,7 @@ static enum emulator_result tell_attribute(int *value_out, int attribute, int de
     case PCI_BUS: *value_out = 0xE0; return EMULATOR_OK; // as tell_pci
     case PCI_SLOT: *value_out = device; return EMULATOR_OK;
     case PCI_DOMAIN:
-    case HAS_DMA_BUF: *value_out = 0; return EMULATOR_OK;
+    case CAIRN_CU_HAS_DMA_BUF: *value_out = 0; return EMULATOR_OK;
     default:
         emulator_say("nobody has asked for attribute %d before", attribute);
         return EMULATOR_INVALID_VALUE;
