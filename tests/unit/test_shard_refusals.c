@@ -168,6 +168,23 @@ TEST_EACH(a_wrong_chunk_is_refused_and_changes_nothing, 0, PUSH_CASES)
     ck_assert_uint_eq(cairn_step_slots_used(scene.shard->jobs->collector.step), 0);
 }
 
+/* What went from a card's memory, where nobody could make one: its sender says so. */
+TEST(a_chunk_that_is_said_to_have_no_checksum_is_taken_without_and_counted)
+{
+    open_round();
+    const uint64_t chunk = chunk_of(T_WEIGHT);
+    const size_t bytes = bytes_of(chunk);
+    void *zeros = calloc(1, bytes);
+    struct cairn_chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
+    with_a_wrong_checksum(&push);
+    push.value = CAIRN_CHUNK_UNSUMMED;
+    scene_send(&scene, &push, zeros, bytes);
+    ck_assert_uint_eq(scene_note(&scene, CAIRN_CHUNK_ACK)->header.request, push.request);
+    ck_assert_uint_eq(scene.shard->jobs->bytes.pushed_direct, bytes);
+    scene_settle(&scene);
+    free(zeros);
+}
+
 TEST(a_frozen_tensor_takes_no_gradient)
 {
     open_round();
