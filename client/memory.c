@@ -364,7 +364,8 @@ cairn_status cairn_memory_free(struct session *s, const void *ptr)
     const bool ours = region != NULL && region->base == ptr;
     const uint32_t loans = ours ? region->loans : 0;
     const bool freed = ours && loans == 0;
-    // By the session's thread: from the fabric before, and a card's when no stream waits.
+    // The session's thread frees the region later: it withdraws the memory from the fabric first,
+    // and unmaps a card's memory only when no stream waits.
     const bool goes_later = freed && (region->shown != NULL || region->card.card != NULL);
     if (freed) *gone = (struct gone) { .next = s->memory.gone, .region = take_out(s, at) };
     if (goes_later) s->memory.gone = gone;

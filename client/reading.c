@@ -12,8 +12,8 @@
 
 /* ---- the spec ---- */
 
-/* What an amendment may make of tensors, beside their names, is their kind, their wire dtype and whose alias
- * they are. */
+/* Compares the names, and what an amendment may change of a tensor: its kind, its wire dtype, and
+ * whether it is an alias. */
 static bool same_tensors(const struct cairn_job_spec_data *a, const struct cairn_job_spec_data *b)
 {
     if (a->tensor_count != b->tensor_count) return false;
@@ -26,7 +26,7 @@ static bool same_tensors(const struct cairn_job_spec_data *a, const struct cairn
     return true;
 }
 
-/* Terms that are no others as long as a handle is open. */
+/* True if the terms are equal that must not change as long as a handle is open. */
 static bool same_terms(const struct cairn_job_spec_data *a, const struct cairn_job_spec_data *b)
 {
     for (size_t i = 0; i < cairn_spec_fields.count; i++) {

@@ -1,5 +1,6 @@
-/* What Attached brings, read: the spec that the servers have, and the layout. A million tensors take a
- * second, so a thread of their own reads many, and other jobs of the session go on; a few are read at once.
+/* Reads what the message Attached brings: the spec that the servers have, and the layout. A million
+ * tensors take a second, so many are read by a thread of their own, while other jobs of the session go
+ * on; a few are read at once.
  *
  *   cairn_reading_begin ─► a thread reads ─► is over (the loop thread is kicked) ─► loop/attach.c takes it
  *

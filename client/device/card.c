@@ -29,10 +29,12 @@ cairn_status cairn_card_fail(int result, cairn_status status, const char *doing,
 
 /* ---- the context ---- */
 
-/* Of the thread: how deep it is in the library, and which mode it had before. */
+/* For each thread: how many calls deep it is in the library, and the capture mode it had
+ * outside. */
 static __thread int depth, mode_outside;
 
-/* What the library does is in no graph of the caller's, and ends the capture of none by another thread. */
+/* Relaxes the thread's capture mode: then the library's calls become part of no graph that the
+ * caller captures, and do not end a capture by another thread. */
 static int relax(const struct cairn_driver *driver)
 {
     int mode = CAIRN_CU_CAPTURE_RELAXED;
@@ -70,8 +72,9 @@ void cairn_card_leave(const struct card *card)
 
 /* ---- opening ---- */
 
-/* Of the greatest priority: those have queues of the hardware that the caller's streams do not share, else
- * a copy could be behind the very wait that it is to end. */
+/* Opens the side stream with the greatest priority. Such streams have hardware queues that the
+ * caller's streams do not share; in a shared one, a copy could be queued behind the very wait that
+ * it is to end. */
 static int open_side(struct card *card)
 {
     int least, greatest;

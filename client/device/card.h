@@ -20,11 +20,13 @@ struct card_event;
 /* CAIRN_ERR_UNSUPPORTED: no driver, one that is too old, or a card that cannot do what is needed;
  * CAIRN_ERR_INVALID: no such number; CAIRN_ERR_IO, CAIRN_ERR_NO_MEMORY: it does not open. */
 cairn_status cairn_card_get(int number, struct card **card_out) CAIRN_MUST_CHECK;
-/* What a caller means by `device` (`what`: how cairn.h calls it): 0 is the host, and *card_out NULL;
- * CAIRN_GPU(n) GPU n. CAIRN_ERR_INVALID: another number, such as a plain 1 or the -1 of other interfaces. */
+/* Finds the card that a caller's `device` names: 0 is the host, and *card_out NULL; CAIRN_GPU(n) is
+ * GPU n. `what` is the name of that argument in cairn.h, for the error. CAIRN_ERR_INVALID: another
+ * number, such as a plain 1 or the -1 of other interfaces. */
 cairn_status cairn_card_of_device(int device, const char *what,
                                   struct card **card_out) CAIRN_MUST_CHECK;
-/* That of the thread's current context (cudaSetDevice); without one `other`, or GPU 0 if that is NULL. */
+/* Finds the card of the thread's current context (cudaSetDevice); without a context `other`, or GPU
+ * 0 if that is NULL. */
 cairn_status cairn_card_of_thread(struct card *other, struct card **card_out) CAIRN_MUST_CHECK;
 int cairn_card_number(const struct card *card);
 const uint8_t *cairn_card_uuid(const struct card *card); /* [16] */
@@ -45,18 +47,19 @@ cairn_status cairn_card_memory_open(struct card *card, size_t bytes,
 void cairn_card_memory_close(struct card_memory *memory);
 /* A descriptor of it, the caller's, to be closed soon: an open one keeps the memory taken. -1: none. */
 int cairn_card_memory_export(const struct card_memory *memory);
-/* CAIRN_ERR_INVALID: the first or the last byte is not memory of this card. What a card's memory is, the
- * driver knows to whole allocations only: a gap in the middle is not seen. */
+/* Checks that the memory is this card's. CAIRN_ERR_INVALID: its first or its last byte is not. The
+ * driver tells only to which allocation an address belongs, so a gap in the middle is not seen. */
 cairn_status cairn_card_judge(struct card *card, const void *ptr, size_t bytes) CAIRN_MUST_CHECK;
 
 enum card_way { CARD_WITHIN, CARD_TO_HOST, CARD_FROM_HOST };
-/* Returns when it is copied. What the memory is waited for by the caller. CAIRN_ERR_IO: the context is gone,
- * most likely. */
+/* Copies, and returns when that is done. The caller has waited before for all that still uses the
+ * memory. CAIRN_ERR_IO: the context is gone, most likely. */
 cairn_status cairn_card_copy(struct card *card, void *to, const void *from, size_t bytes,
                              enum card_way way, struct cairn_sentence *why) CAIRN_MUST_CHECK;
-/* The same in two: begun in the order of the calls, beside what else a card does, and waited for by its
- * number, with which all before it are copied; 0: nothing was begun. What is copied, and where to, stays as
- * it is until then, also where the caller has no use for it any more. */
+/* The same in two calls. Copies are begun in the order of the calls, beside what else the card
+ * does, and are waited for by their number, which covers all copies before it, too; 0: nothing was
+ * begun. Source and target must stay as they are until then, even if the caller has no use for the
+ * copy any more. */
 cairn_status cairn_card_copy_begin(struct card *card, void *to, const void *from, size_t bytes,
                                    enum card_way way, uint64_t *copy_out,
                                    struct cairn_sentence *why) CAIRN_MUST_CHECK;
@@ -74,8 +77,9 @@ void cairn_card_unpin(struct card *card, void *host);
 
 /* ---- what a stream has queued ---- */
 
-/* What is on the stream (a cudaStream_t of that card's primary context; NULL: the default stream) now.
- * CAIRN_ERR_INVALID: it is no stream of it, as far as the driver says, or captured into a graph. */
+/* Marks what is queued on the stream now: the event is done when that is. `stream` is a
+ * cudaStream_t of the card's primary context; NULL: the default stream. CAIRN_ERR_INVALID: the
+ * driver says that it is no such stream, or it is being captured into a graph. */
 cairn_status cairn_card_mark(struct card *card, void *stream,
                              struct card_event **event_out) CAIRN_MUST_CHECK;
 enum card_state { CARD_WAITS, CARD_DONE, CARD_FAILED };
@@ -101,18 +105,20 @@ struct card_wait {
 /* The caller's, until cairn_card_word_set; *wait_out: for one wait, which may begin behind that, too. */
 cairn_status cairn_card_word_take(struct card *card, struct card_word **word_out,
                                   struct card_wait *wait_out) CAIRN_MUST_CHECK;
-/* What is queued on the stream behind this waits until the word is set. CAIRN_ERR_INVALID: as of a mark;
- * CAIRN_ERR_UNSUPPORTED: the driver has no such waits. */
+/* Makes all that is queued on the stream after this call wait until the word is set.
+ * CAIRN_ERR_INVALID: as for cairn_card_mark; CAIRN_ERR_UNSUPPORTED: the driver has no such
+ * waits. */
 cairn_status cairn_card_wait(struct card *card, void *stream,
                              const struct card_wait *wait) CAIRN_MUST_CHECK;
 /* Lets the stream go on; the word is not the caller's any more. Asks the driver for nothing: no stream and no
  * other thread's call can keep it, and it needs no card that works. */
 void cairn_card_word_set(struct card_word *word);
 
-/* What maps, registers or unmaps memory the driver may let wait for all that a card has under way, a stream
- * that waits for a word included. A thread that sets words, a session's own, does it between these two only,
- * and later if the first says false: some stream of this process waits. None begins to wait between them: who
- * takes a word sleeps meanwhile. */
+/* Calls that map, register or unmap memory belong between these two: the driver may let them wait
+ * for all that a card has under way, even for a stream that waits for a word. A session's thread
+ * sets words, so it must not be held up there: if the first call returns false, some stream of this
+ * process waits, and the thread tries again later. No stream begins to wait in between: a thread
+ * that takes a word sleeps meanwhile. */
 bool cairn_card_change_begin(void);
 void cairn_card_change_end(void);
 

@@ -9,7 +9,7 @@
 #include "gpu/cuda/vmm.h"
 #include "proto/geometry/published.h"
 
-/* Of one copy: no shard publishes more on a card. */
+/* The segments of one copy: no shard publishes more on a card. */
 #define SEGMENTS_MAX 4092
 #define LATE_MAX     256 /* segments that are mapped later; each keeps a descriptor */
 
@@ -259,7 +259,9 @@ static void release(void *context, void *address, uint64_t bytes)
     cairn_card_leave(imports->card);
 }
 
-/* What is not mapped yet the fabric has sent again, through the host. No shard of ours sends from there. */
+/* Copies published memory to the host for the fabric. If its segment is not mapped yet this fails,
+ * and the fabric has the bytes sent again, through the host. Our shards send nothing from such
+ * memory. */
 static cairn_status copy(void *context, void *to_host, const void *from_device, size_t bytes)
 {
     const struct card_imports *imports = context;

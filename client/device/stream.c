@@ -1,4 +1,4 @@
-/* What a stream of the caller has queued, and words that one waits for. */
+/* Events, which mark what a caller's stream has queued, and words, for which a stream waits. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -77,7 +77,8 @@ cairn_status cairn_card_mark(struct card *card, void *stream, struct card_event 
     return status;
 }
 
-/* That says nothing of what the stream had queued. */
+/* True if the result is about a capture of the stream: it does not tell whether the work that the
+ * stream had queued is done. */
 static bool is_of_capture(int result)
 {
     return result >= CAIRN_CU_CAPTURE_UNSUPPORTED && result <= CAIRN_CU_CAPTURE_WRONG_THREAD;
@@ -143,8 +144,8 @@ void cairn_card_change_end(void)
     pthread_mutex_unlock(&words_lock);
 }
 
-/* Of this process for good: a stream may come to its wait after all else is closed, and what is written there
- * outlives the card's context. */
+/* Maps a page that is never unmapped: a stream may come to its wait after all else is closed, and
+ * the value written there outlives the card's context. */
 static void *take_page(void)
 {
     void *page = mmap(NULL, WORDS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,

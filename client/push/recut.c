@@ -15,7 +15,7 @@ struct body *cairn_recut_body(const struct job *job, uint8_t kind, uint8_t plane
     return is_published ? cairn_body_of_version(job, version) : job->bodies;
 }
 
-/* What the parcel's command was, as far as it is cut by it. */
+/* Rebuilds as much of the parcel's command as is needed to cut it by `body`. */
 static struct command command_of(const struct parcel *parcel, struct body *body)
 {
     return (struct command) {
@@ -94,7 +94,8 @@ void cairn_recut_all(struct job *job)
     pump_all(job);
 }
 
-/* What was published when this member was away, by a layout that nobody told it of. */
+/* True if the body may be wrong for what was published while this member was away: another layout
+ * may have served then, which nobody told this member of. */
 static bool is_missed(const struct job *job, const struct body *body)
 {
     const struct body *next = job->bodies;

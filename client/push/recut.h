@@ -9,8 +9,8 @@ struct job;
 struct parcel;
 struct shard_link;
 
-/* By which body a put or fetch of a plane at a version is cut: what was published, by the one that serves the
- * version; the state, by the newest. */
+/* The body by which a put or fetch of a plane at a version is cut: for published parameters the one
+ * that serves the version, for state the newest. */
 struct body *cairn_recut_body(const struct job *job, uint8_t kind, uint8_t plane,
                               struct cairn_version version);
 /* The bodies of the job, or since when they serve, have changed. */

@@ -111,7 +111,8 @@ void cairn_stage_queue(struct parcel *parcel)
     parcel->is_queued = true;
 }
 
-/* What fails here is tried again when it is sent, and said then. */
+/* A copy that fails to begin is not reported here: cairn_stage_place tries again when the parcel is
+ * sent, and reports the error. */
 void cairn_stage_fill(struct shard_link *owner)
 {
     const struct shard_link *carrier = owner->carrier != NULL ? owner->carrier : owner;
@@ -168,7 +169,7 @@ void cairn_stage_land(struct parcel *parcel)
     const struct target *target = parcel->target;
     uint8_t *to = target->ptr + parcel->first * cairn_dtype_bytes(parcel->dtype);
     struct cairn_sentence why;
-    // Those were begun before this one came: the wait is short.
+    // The copies under way began before this parcel came, so the wait is short.
     if (job->landed.count >= CAIRN_STAGE_AHEAD) end_landed(job);
     const cairn_status status = cairn_card_copy_begin(target->card, to, parcel->staged.at,
                                                       parcel->byte_count, CARD_FROM_HOST,

@@ -17,7 +17,8 @@ static struct parcel *parcel_of(struct cairn_chunk_request *request)
     return (struct parcel *)((char *)request - offsetof(struct parcel, request));
 }
 
-/* What a relay may have, and this host has not without one. */
+/* True if the chunk may be asked of a relay: it is a whole one of published parameters, and this
+ * host shares no memory with its owner. */
 static bool may_relay(const struct shard_link *owner, const struct parcel *parcel)
 {
     return parcel->kind == CAIRN_CHUNK_FETCH && parcel->tile == CAIRN_TILE_WHOLE &&
@@ -25,7 +26,7 @@ static bool may_relay(const struct shard_link *owner, const struct parcel *parce
            !cairn_chunk_link_shares(&owner->conn);
 }
 
-/* Whom to ask: not a relay for what it said that it has not. */
+/* The shard to ask: a relay, unless it has said that it does not relay this owner's chunks. */
 static struct shard_link *route(struct shard_link *owner, const struct parcel *parcel)
 {
     struct shard_link *relay = cairn_pushes_granter(owner);
@@ -94,7 +95,8 @@ static bool copy_on_card(struct command *command)
     return true;
 }
 
-/* What is queued on the stream of a fetch comes before it. */
+/* The state of the work that was on the stream of a fetch before it: the fetch begins when that is
+ * done. */
 static enum card_state state_of(struct command *command)
 {
     struct cairn_sentence why;
@@ -107,7 +109,7 @@ static enum card_state state_of(struct command *command)
     return state;
 }
 
-/* What is left of a target. CAIRN_ERR_BUSY: enough was copied for this turn. */
+/* Cuts what is left of a target into parcels. CAIRN_ERR_BUSY: enough was copied for this turn. */
 static cairn_status cut(struct command *command, size_t *copied)
 {
     struct job *job = command->job;
@@ -164,7 +166,8 @@ static struct parcel *parcel_answered(struct shard_link *link, const struct cair
     return parcel;
 }
 
-/* What a relay refuses for good, the owner is asked for; NOT_FOUND: that is no chunk that it relays. */
+/* Asks the owner for what a relay refuses for good; true if it is asked. NOT_FOUND: the relay does
+ * not relay this owner's chunks. */
 static bool ask_owner(struct shard_link *owner, struct parcel *parcel, uint64_t status)
 {
     if (parcel->via == owner->index || status == CAIRN_ERR_BUSY || status == CAIRN_ERR_CHECKSUM)

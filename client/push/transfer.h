@@ -19,11 +19,11 @@ cairn_status cairn_transfer_send(struct cairn_chunk_request *request) CAIRN_MUST
 void cairn_transfer_on_answer(struct shard_link *link, const struct cairn_chunk_header *header);
 void cairn_transfer_on_data(struct shard_link *link, const struct cairn_chunk_header *header,
                             struct cairn_fabric_message *message);
-/* What went over this connection and is unanswered stays so: it waits to be sent again. */
+/* The connection is lost: what was asked over it and is unanswered waits to be sent again. */
 void cairn_transfer_lost(struct shard_link *link);
-/* Ends every put and fetch of the job with `status`. */
-/* Fetches that their caller canceled end, as far as they were not answered. */
+/* Ends the fetches that their caller has canceled, as far as they were not answered. */
 void cairn_transfer_cancel(struct job *job);
+/* Ends every put and fetch of the job with `status`. */
 void cairn_transfer_fail_all(struct job *job, cairn_status status);
 
 #endif

@@ -11,7 +11,7 @@
 
 #define ALIGN_BYTES ((size_t)64) /* of every tensor in a block */
 
-/* What one cairn_map has. */
+/* A block on loan to one cairn_map, until its cairn_unmap. */
 struct loan {
     struct loan *next;
     uint64_t number;
@@ -166,8 +166,9 @@ static bool take_memory(struct block *block, size_t bytes, struct gone **own)
     return true;
 }
 
-/* A block which takes the shape: it is there at once (pending is 0), or to be begun. NULL: out of memory.
- * What is pending stays when the lock is let go; what is there another thread may give back, and free. */
+/* Adds a block, which takes over the shape. If it is there at once its `pending` is 0; else its
+ * fetches are to be begun. NULL: out of memory. A pending block stays when the lock is let go; one
+ * that is there may be given back by another thread, and freed. */
 static struct block *add(struct job *job, struct cairn_version version, struct card *card,
                          struct unit_shape *shape, struct gone **own)
 {
@@ -298,8 +299,9 @@ static struct block *find_or_add(struct job *job, struct cairn_version version, 
     return block;
 }
 
-/* Under the lock, which it lets go to take memory of a card: the driver may keep that waiting. What is left
- * in *own another thread was faster with. */
+/* Finds or adds a block. Called under the lock, which is let go to take memory of a card, since the
+ * driver may take long. *own keeps that memory if another thread was faster to add the block; the
+ * caller gives it back. */
 static struct block *get(struct job *job, struct cairn_version version, struct card *card,
                          struct unit_shape *shape, struct gone **own, struct block **made_out)
 {

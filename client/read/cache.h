@@ -3,8 +3,8 @@
  * A block holds the tensors of one unit at one version. It is fetched once, whoever asks for it first; it is
  * lent to each cairn_map until its cairn_unmap, and goes when it is on loan no more and was not prefetched
  * again. At most `window` blocks are held: a prefetch beyond it puts out the oldest one that is not on
- * loan, or is dropped; a map beyond it is counted. What is of an older version than the one that is asked
- * for goes, too, unless it is on loan. Any thread; one lock, the session's. */
+ * loan, or is dropped; a map beyond it is counted. A block of an older version than the one that is
+ * asked for goes, too, unless it is on loan. Any thread; one lock, the session's. */
 #ifndef CAIRN_CLIENT_READ_CACHE_H
 #define CAIRN_CLIENT_READ_CACHE_H
 
@@ -69,10 +69,11 @@ void cairn_cache_release(struct job *job);
 /* Under the lock: gives up what nobody has on loan. False: something is on loan, or being fetched. */
 bool cairn_cache_forget(struct job *job);
 
-/* What the unit is made of; the caller frees out->tensors. CAIRN_ERR_BUSY: tiles are being declared. */
+/* Lists the tensors of the unit; the caller frees out->tensors. CAIRN_ERR_BUSY: tiles are being
+ * declared. */
 cairn_status cairn_cache_shape(struct job *job, size_t unit,
                                struct unit_shape *out) CAIRN_MUST_CHECK;
-/* The number of a prefetch; what is older than the version goes. */
+/* Returns the number of a new prefetch, and drops the blocks of versions older than this one. */
 uint64_t cairn_cache_new_call(struct job *job, struct cairn_version version);
 /* The prefetch `call` wants the unit. A block that is made takes the shape's tensors, and the caller begins
  * its fetches; NULL: none is made, or it is there at once. */

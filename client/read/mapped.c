@@ -55,7 +55,8 @@ static bool has_segment(const struct published *copy, const struct cairn_publish
     return shown != NULL;
 }
 
-/* What the driver does not map after all its shard sends through the host. */
+/* True if the card may read the segment. If the driver refused to map it, the shard is told to send
+ * it through the host. */
 static bool is_imported(struct session *s, const struct shown *shown)
 {
     size_t bytes;
@@ -199,7 +200,7 @@ static uint64_t count_shown(const struct published *copy, enum cairn_published_s
 static bool put_in_place(const struct published *copy, const struct shown *shown, uint8_t *base)
 {
     size_t bytes;
-    // Of a segment, which may be longer.
+    // The mapping of a segment may be longer than the segment.
     const size_t wanted = (size_t)cairn_segment_bytes(copy->bytes, shown->segment);
     const void *memory = cairn_fabric_mapping_memory(shown->mapping, &bytes);
     return bytes >= wanted &&

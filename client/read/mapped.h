@@ -38,7 +38,7 @@ struct published {
     bool gone;     /* the shard took some of it back, or is gone; or it is not what it says */
 };
 
-/* What a job's member read of published memory by itself: no shard counts it. */
+/* Bytes that a job's member read of published memory by itself: no shard counts them. */
 struct mapped_reads {
     uint64_t bytes; /* lock */
     /* loop thread */

@@ -42,7 +42,8 @@ static bool copy_edge(uint8_t *base, const struct stitch_run *run, uint64_t from
     return mprotect(page, PAGE, PROT_READ) == 0;
 }
 
-/* What shares a page with other runs, or with what is behind the tensor. */
+/* Copies the edges of a run: there a page holds parts of other runs, too, or what lies behind the
+ * tensor. */
 static bool copy_edges(uint8_t *base, const struct stitch_run *run)
 {
     const uint64_t first = page_up(run->from), last = run->end / PAGE * PAGE;
@@ -126,8 +127,8 @@ static bool is_of_version(const struct stitch *stitch, const struct stitch_run *
     return true;
 }
 
-/* Of the same pages, and of the version or nobody's. One that is in use at another version is left to
- * whoever reads it. NULL: there is none. */
+/* Takes a stitch of the same pages off the list, if it is of the wanted version or nobody uses it.
+ * A stitch in use at another version is left to its readers. NULL: there is none. */
 static struct stitch *take(struct job *job, uint32_t tensor, const struct stitch_run *runs,
                            size_t count)
 {
@@ -140,7 +141,7 @@ static struct stitch *take(struct job *job, uint32_t tensor, const struct stitch
     return stitch;
 }
 
-/* Brings it to the version. */
+/* Brings the stitch to the version of the runs: copies its edges anew. */
 static bool renew(struct stitch *stitch, const struct stitch_run *runs)
 {
     bool whole = true;

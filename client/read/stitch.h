@@ -15,12 +15,13 @@
 struct job;
 struct published;
 
-/* Of a job: each is up to two of those that a process may have (65530 by default). */
+/* Maps in all stitches of a job: each counts for up to two of the maps that a process may have
+ * (65530 by default). */
 #define CAIRN_STITCH_MAPS_MAX 4096
 
 struct stitch;
 
-/* Those of a job. Under the lock. */
+/* The stitches of a job. Under the lock. */
 struct stitches {
     struct stitch *first; /* owned: in use or kept; the one used last is the first */
     size_t map_count;     /* of all of them */
