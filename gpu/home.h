@@ -260,7 +260,7 @@ CAIRN_MUST_CHECK cairn_status cairn_home_run(struct cairn_home_stream *stream,
 CAIRN_MUST_CHECK cairn_status cairn_home_run_begin(struct cairn_home_stream *stream,
                                                    struct cairn_work *works, size_t count,
                                                    struct cairn_sentence *why);
-/* Of the list that was begun first: as when a run returns. */
+/* Finishes the list that was begun first, and returns as cairn_home_run does. */
 CAIRN_MUST_CHECK cairn_status cairn_home_run_finish(struct cairn_home_stream *stream,
                                                     struct cairn_sentence *why);
 

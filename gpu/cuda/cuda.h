@@ -74,15 +74,17 @@ static inline struct cairn_cuda *cairn_cuda_of(struct cairn_home *home)
 
 /* Makes the context the thread's. CAIRN_ERR_IO: the card has failed before. */
 CAIRN_MUST_CHECK cairn_status cairn_cuda_enter(struct cairn_cuda *cuda, struct cairn_sentence *why);
-/* The same for what gives back, of a card that has failed, too. */
+/* The same for calls that give resources back: they enter also if the card has failed. */
 void cairn_cuda_enter_anyway(struct cairn_cuda *cuda);
-/* What a result means: out of memory is CAIRN_ERR_NO_MEMORY, all else CAIRN_ERR_IO; what breaks the context
- * (result.h) breaks the home for good. doing: "a launch of fold". */
+/* Turns a driver's result into a status: out of memory is CAIRN_ERR_NO_MEMORY, every other failure
+ * CAIRN_ERR_IO; a result that breaks the context (result.h) breaks the home for good. `doing` is
+ * for the error: "a launch of fold". */
 CAIRN_MUST_CHECK cairn_status cairn_cuda_check(struct cairn_cuda *cuda, int result,
                                                const char *doing, struct cairn_sentence *why);
 
-/* All that is in the stream now is done. The thread sleeps meanwhile, as the event is made for it: those that
- * wait for a card leave the processors to others. The result of the driver. */
+/* Waits until all that is in the stream now is done; returns the driver's result. The thread sleeps
+ * meanwhile, as the event is made for it, so that threads which wait for a card leave the
+ * processors to others. */
 int cairn_cuda_wait(const struct cairn_cuda *cuda, struct CUstream_st *stream,
                     struct CUevent_st *event);
 

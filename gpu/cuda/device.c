@@ -112,7 +112,7 @@ static void warn(struct cairn_cuda *cuda)
 static cairn_status look(struct cairn_cuda *cuda, struct cairn_sentence *why)
 {
     struct cairn_home_info *info = &cuda->home.info;
-    // Of what has a handle the pages are at least as large.
+    // Pages of memory with a handle are at least as large as others: their granularity serves both.
     const struct cairn_cu_allocation how = cairn_vmm_allocation(cuda->device, info->exports,
                                                                 info->is_reached);
     size_t granularity = 0, total = 0;

@@ -113,9 +113,9 @@ struct cairn_cu_uuid {
     unsigned char bytes[16];
 };
 
-/* call(name, suffix of the symbol, (parameters)): all that is asked of a driver, but for cuGetProcAddress_v2,
- * through which these are found (each by its name, as of CUDA 12.0), and whose lack dlsym(name and suffix)
- * makes up for. What a result of theirs breaks: result.c. */
+/* call(name, suffix of the symbol, (parameters)): every call that is made to a driver, except
+ * cuGetProcAddress_v2, through which these are found (each by its name, as of CUDA 12.0); without
+ * it dlsym(name and suffix) finds them. result.c says what a result of these calls breaks. */
 // clang-format off
 #define CAIRN_DRIVER_CALLS(call)                                                                            \
     call(cuInit, , (unsigned flags))                                                                        \
@@ -222,9 +222,9 @@ const char *cairn_driver_explain(const struct cairn_driver *driver, int result,
 
 /* ---- result.c ---- */
 
-/* What whoever runs the machine can do about a result; "": nothing is known. Static. */
+/* Advice for the administrator of the machine about a result; "": there is none. Static. */
 const char *cairn_driver_advice(int result);
-/* True: the context is gone with it, and all that lies there; else only the call failed. */
+/* True if the result breaks the context, and all memory in it; else only the call failed. */
 bool cairn_driver_breaks(int result);
 
 #endif

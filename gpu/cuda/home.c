@@ -124,7 +124,7 @@ static bool has(const struct cairn_home *home, const void *address)
     return (uint64_t)(uintptr_t)address - cuda->space.at < cuda->space.bytes;
 }
 
-/* Of a card that has failed, too, and of what was opened in part. */
+/* Closes a home also if its card has failed, or if it was opened only in part. */
 static void close_home(struct cairn_home *home)
 {
     struct cairn_cuda *cuda = cairn_cuda_of(home);

@@ -1,7 +1,7 @@
 /* Memory of the card, or of others that it reads by itself, which other processes own: a handle that came as
- * a descriptor, mapped to be read in the home's own reservation, so that works find it there. What is wrong
- * with a descriptor harms nothing: no result here breaks the home. Nor does how much is shown: at most as
- * much as the cards have is mapped at a time, at addresses that planes do not use. */
+ * a descriptor, mapped to be read in the home's own reservation, so that works find it there. A bad
+ * descriptor harms nothing: no result here breaks the home. Nor does it harm if too much is shown: at
+ * most as much as the cards have is mapped at a time, at addresses that planes do not use. */
 #include <inttypes.h>
 #include <string.h>
 #include <unistd.h>

@@ -18,15 +18,15 @@ struct cairn_cuda_plan_fold {
 /* Each adds some of what is left of a work, and returns how much: 0 if nothing fits any more. */
 uint64_t cairn_cuda_plan_add_fold(struct cairn_cuda_plan *plan,
                                   const struct cairn_cuda_plan_fold *fold, uint64_t done);
-/* True: all is added. Of too many sources: first all is folded, then, in plans behind, the sums are made of
- * what is there. */
+/* True: all is added. If one plan cannot hold all sources, the first plans fold, and later ones
+ * make the sums from the result. */
 bool cairn_cuda_plan_add_fold_sums(struct cairn_cuda_plan *plan, const struct cairn_leaf_fold *fold,
                                    struct cairn_cuda_plan_cursor *cursor);
 
 /* An item of the kernel, and what goes with it, can be added, if there is room. */
 bool cairn_cuda_plan_has_parts(const struct cairn_cuda_plan *plan, enum cairn_kernel_number kernel);
-/* Of `left` units, as many as room lets in at `each` bytes (0: all). Not a sliver at the end of a plan that
- * has more in it already. */
+/* Returns how many of `left` units fit into `room` at `each` bytes (0: all do). Returns 0 rather
+ * than a sliver at the end of a plan that holds something already. */
 uint64_t cairn_cuda_plan_fit(const struct cairn_cuda_plan *plan, uint64_t left, size_t room,
                              size_t overhead, size_t each, uint64_t unit);
 

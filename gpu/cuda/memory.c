@@ -12,7 +12,7 @@ struct cairn_home_segment {
     bool is_mapped;
 };
 
-/* What is being taken: whole pages at its addresses. */
+/* An allocation in the making: whole pages at its addresses. */
 struct taken {
     uint64_t at, bytes;
     bool is_exportable;
@@ -97,7 +97,7 @@ static int open_and_zero(struct cairn_cuda *cuda, uint64_t at, uint64_t bytes)
     if (result == CAIRN_CU_OK)
         result = cuda->driver.cuMemsetD8Async(at, 0, (size_t)bytes, cuda->zeroing);
     if (MUTANT(12)) return result;
-    // Of another thread's zeros that come between it waits for those, too.
+    // The stream is everybody's: zeros that another thread queues in between are waited for, too.
     return result == CAIRN_CU_OK ? cairn_cuda_wait(cuda, cuda->zeroing, cuda->zeroed) : result;
 }
 

@@ -52,7 +52,7 @@ static cairn_status refuse(struct cairn_cuda *cuda, uint64_t bytes, const char *
         advice);
 }
 
-/* What the driver refuses breaks nothing: a card that has failed says so at the next run. */
+/* A refusal by the driver does not break the home: if the card has failed, the next run says so. */
 static cairn_status pin_span(struct cairn_cuda *cuda, struct cairn_cuda_span span,
                              struct cairn_sentence *why)
 {

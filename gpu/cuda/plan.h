@@ -31,7 +31,7 @@ struct cairn_cuda_plan_copy {
     size_t bytes;
 };
 
-/* What the host does when the slice is over. */
+/* A step for the host when the slice is over. */
 struct cairn_cuda_plan_end {
     enum { CAIRN_END_COPY, CAIRN_END_COUNT, CAIRN_END_SUMS } kind;
     void *to; /* COPY: bytes; COUNT: a uint64_t to add to; SUMS: struct cairn_sums */

@@ -27,7 +27,7 @@ const char *cairn_driver_advice(int result)
     return i < MEANINGS ? meanings[i].advice : CAIRN_ADVICE_SEE;
 }
 
-/* What is not in the table, or came after it, is taken for the worst. */
+/* A result that is not in the table, perhaps of a newer driver, is taken for the worst. */
 bool cairn_driver_breaks(int result)
 {
     const size_t i = find(result);

@@ -1,5 +1,5 @@
-/* What results of the driver mean, by what cuda.h says of each: whether the context goes on, and what whoever
- * runs the machine can do. A table, which tests read, too. */
+/* The meaning of the driver's results, by what cuda.h says of each: whether the context goes on, and
+ * what the administrator of the machine can do. A table, which tests read, too. */
 #ifndef CAIRN_GPU_CUDA_RESULT_H
 #define CAIRN_GPU_CUDA_RESULT_H
 

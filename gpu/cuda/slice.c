@@ -18,7 +18,8 @@ static const char *const launch_names[CAIRN_KERNEL_COUNT] = {
 
 /* ---- order ---- */
 
-/* What is put into `later` from now on runs behind what is in `earlier` now. */
+/* Orders two streams: all that is put into `later` from now on runs behind all that is in `earlier`
+ * now. */
 static int order(const struct cairn_driver *driver, struct CUstream_st *earlier,
                  struct CUevent_st *event, struct CUstream_st *later)
 {

@@ -5,9 +5,9 @@
  *   out       copies of slice 0 ───────────┴─► done ─► the host unpacks, and fills it again
  *
  * An event orders each step behind the one before of the same slice; the host waits for `done` before it
- * touches the slice's memory again. Kernels of a later slice run behind those of an earlier one. What is
- * small goes to the device, or comes from it, on `compute`: two events less. A list that is begun takes the
- * slices behind those of the list before, which is under way; of three slices both may have some. One thread
+ * touches the slice's memory again. Kernels of a later slice run behind those of an earlier one. Small
+ * copies to and from the device go on `compute`, which saves two events. A list that is begun takes the
+ * slices behind those of the list that is under way; both lists may have some of the three. One thread
  * at a time. */
 #ifndef CAIRN_GPU_CUDA_STREAM_H
 #define CAIRN_GPU_CUDA_STREAM_H
@@ -38,10 +38,11 @@ struct cairn_cuda_stream {
     struct cairn_sentence failed_why;
 };
 
-/* What a stream stages in, of the card and of pinned host memory: each slice's in and out. On a small card (a
- * MIG slice) it is less: the six streams of a shard take half a percent, or 36 MiB. */
+/* The bytes that a stream stages in, on the card and again in pinned host memory: in and out of
+ * each slice. A small card (a MIG slice) gets less: the six streams of a shard take half a percent,
+ * or 36 MiB. */
 uint64_t cairn_cuda_staging_bytes(uint64_t card_bytes);
-/* Of every run, too: the first call gives the stream its staging. */
+/* Every run calls this, too: the first call gives the stream its staging. */
 CAIRN_MUST_CHECK cairn_status cairn_cuda_stream_begin(struct cairn_home_stream *begun,
                                                       struct cairn_sentence *why);
 
@@ -55,7 +56,8 @@ CAIRN_MUST_CHECK cairn_status cairn_cuda_slice_begin(struct cairn_cuda_stream *s
 CAIRN_MUST_CHECK cairn_status cairn_cuda_slice_finish(struct cairn_cuda_stream *stream,
                                                       struct cairn_cuda_slice *slice,
                                                       struct cairn_sentence *why);
-/* What is under way of the list ends, whatever becomes of it; nothing is given. */
+/* Waits until all that is under way has ended, well or not, and empties the slices of the list: the
+ * host gets nothing of what they made. */
 void cairn_cuda_slices_drop(struct cairn_cuda_stream *stream, uint64_t list);
 
 #endif

@@ -21,7 +21,7 @@ static inline bool cairn_vmm_has_dma_buf(const struct cairn_driver *driver, int 
            has != 0;
 }
 
-/* How what network cards wrote there is seen by what the card does next. */
+/* Whether work that the card does next sees what network cards have written to its memory. */
 enum cairn_vmm_order {
     CAIRN_VMM_ORDERED, /* by itself */
     CAIRN_VMM_FLUSHED, /* when cuFlushGPUDirectRDMAWrites has returned */
@@ -37,8 +37,8 @@ static inline enum cairn_vmm_order cairn_vmm_order(const struct cairn_driver *dr
     return (flushes & CAIRN_CU_FLUSHES_BY_HOST) != 0 ? CAIRN_VMM_FLUSHED : CAIRN_VMM_NEVER;
 }
 
-/* What cuMemCreate makes. That other processes may map it is fixed then, and that network cards reach it:
- * what is shown to others is what goes to them. */
+/* Describes memory for cuMemCreate. Whether other processes may map it, and whether network cards reach it,
+ * is fixed when it is made: memory that is shown to others is the memory that is sent to them. */
 static inline struct cairn_cu_allocation cairn_vmm_allocation(int device, bool is_exportable,
                                                               bool is_reached)
 {
@@ -50,8 +50,8 @@ static inline struct cairn_cu_allocation cairn_vmm_allocation(int device, bool i
     };
 }
 
-/* What is mapped there may be read by the device; a driver that knows no memory to be read alone gives it
- * whole. CUresult. */
+/* Lets the device read what is mapped there. A driver that cannot grant reading alone grants
+ * reading and writing. Returns a CUresult. */
 static inline int cairn_vmm_open_to_read(const struct cairn_driver *driver, int device, uint64_t at,
                                          uint64_t bytes)
 {
