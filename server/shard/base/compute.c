@@ -14,7 +14,7 @@ struct list {
     uint32_t count;
 };
 
-/* What a thread has of its own. */
+/* The works and lists that each thread has for itself. */
 struct cairn_compute_lane {
     struct cairn_works works;
     struct list lists[CAIRN_WORKS_LISTS]; /* of the works' lists */

@@ -10,7 +10,8 @@
 
 #define WORKS_OF_AN_ITEM 4 /* rarely more: then the list is run in parts */
 
-/* What is pinned is whole pages: of malloc, one could be another list's, too. */
+/* Maps pages for a scratch, because pinning pins whole pages: one of malloc's could hold a part of
+ * another list's scratch, too. */
 static uint8_t *map_scratch(void)
 {
     void *scratch = mmap(NULL, CAIRN_WORKS_SCRATCH_BYTES, PROT_READ | PROT_WRITE,
@@ -264,7 +265,7 @@ void cairn_works_fold(struct cairn_works *works, float *acc, const struct cairn_
 
 /* ---- by the host ---- */
 
-/* Of most threads it is never used. */
+/* Pins a scratch when it is first used: most threads never use theirs. */
 static void pin_scratch(struct cairn_works *works, struct cairn_works_list *list)
 {
     struct cairn_sentence why;

@@ -1,6 +1,6 @@
 /* A list of work that is being made for a home (gpu/home.h), by one thread at a time. It is run when it is
- * full, and by cairn_works_run. What is in one list is done in any order: what must come after other works
- * is added after cairn_works_run, or in a run's next stage (compute.h).
+ * full, and by cairn_works_run. The works of one list are done in any order: a work that must come after
+ * others is added after cairn_works_run, or in a run's next stage (compute.h).
  *
  * The host reads and writes what lies in a home by get, put and edit: where it lies if the host may follow
  * the address, else in scratch, between copies. Whatever fails in between is told by cairn_works_run.
@@ -16,10 +16,10 @@
 #include "proto/geometry/box.h"
 #include "server/core/step.h"
 
-/* What get, put and edit take at most: more than the largest chunk has. */
+/* The most bytes that get, put and edit take: more than the largest chunk has. */
 #define CAIRN_WORKS_SCRATCH_BYTES ((size_t)16 << 20)
 
-/* What the home is given at a time; it stays as it is until that is done. */
+/* The works that the home is given at a time; a list stays unchanged until they are done. */
 struct cairn_works_list {
     /* owned */
     struct cairn_work *works;                            /* [capacity] */
@@ -64,9 +64,10 @@ void cairn_works_close(struct cairn_works *works);
 /* One more, all else 0. */
 struct cairn_work *cairn_works_add(struct cairn_works *works, enum cairn_work_kind kind);
 void cairn_works_copy(struct cairn_works *works, void *to, const void *from, size_t bytes);
-/* What a box has of the elements [first_elem, first_elem + elem_count) of a tensor: `range` begins with
- * first_elem, `packed` with the first of them that the box has, and the box's others follow it. One of both
- * lies in the home, or neither. Returns the bytes of `packed`. */
+/* The part that a box has of the elements [first_elem, first_elem + elem_count) of a tensor.
+ * `range` begins with first_elem; `packed` holds only the elements of the box, one behind another.
+ * One of the two lies in the home, or neither. Packing and unpacking return the bytes of
+ * `packed`. */
 struct cairn_works_box {
     const struct cairn_box *box;
     const struct cairn_shape *shape;
@@ -94,12 +95,12 @@ cairn_status cairn_works_run(struct cairn_works *works, struct cairn_sentence *w
 /* The same, but what failed is told by the next call. */
 void cairn_works_flush(struct cairn_works *works);
 
-/* Begins what is in the list; it is awaited before more of them are sent than the home takes. What is added
- * from now on is in the next one. */
+/* Begins the list; works that are added from now on go into the next one. A home takes only so many
+ * lists: the caller awaits the first before it sends one more. */
 void cairn_works_send(struct cairn_works *works);
-/* Of the list that was sent first: as when cairn_works_run returns. */
+/* Waits for the list that was sent first, and returns as cairn_works_run does. */
 cairn_status cairn_works_await(struct cairn_works *works, struct cairn_sentence *why);
-/* The list that is being made: what became of it so far. */
+/* The list that is being made, with what became of it so far. */
 const struct cairn_works_list *cairn_works_now(const struct cairn_works *works);
 
 #endif

@@ -16,7 +16,7 @@ static void forget_places(struct cairn_shard_job *job)
         cairn_release(job->shard, &area->to);
 }
 
-/* What waited for that goes on. */
+/* Resumes the work that waited for the job to be parked, or taken back to the device. */
 static void go_on(struct cairn_shard_job *job)
 {
     job->park.is_under_way = false;

@@ -21,7 +21,7 @@ struct cairn_published;
 struct cairn_reply;
 struct cairn_shard_job;
 
-/* Of a chunk, in host memory. */
+/* Whether a chunk of a copy is in host memory. */
 enum cairn_brought { CAIRN_BROUGHT_NOT, CAIRN_BROUGHT_COMING, CAIRN_BROUGHT };
 
 /* The copy has the chunk in host memory. */
@@ -30,7 +30,7 @@ bool cairn_bring_has(const struct cairn_published *copy, uint64_t chunk);
 bool cairn_bring_works(const struct cairn_shard_job *job);
 /* The chunk, which is not there, is brought, unless it is on its way: cairn_fetch_brought follows. */
 void cairn_bring(struct cairn_reply *reply, const struct cairn_published *copy, uint64_t chunk);
-/* The threads have ended: of what was on its way nothing follows. */
+/* The threads have ended: drops what was on its way; no cairn_fetch_brought follows. */
 void cairn_bring_drop(struct cairn_shard_job *job);
 
 #endif

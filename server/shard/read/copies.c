@@ -9,7 +9,7 @@
 #include "server/shard/shard.h"
 
 #define SETTLED_WRITES 8 /* in one view: then the layout is taken to stay */
-/* What a copy knows of a chunk: its checksum, and whether it was brought. */
+/* The bytes that a copy keeps for each chunk: its checksum, and whether it was brought. */
 #define CHUNK_BYTES (sizeof(uint64_t) + sizeof(uint8_t))
 
 static const struct cairn_published NO_COPY = { .head = { .base = NULL } };
@@ -24,7 +24,7 @@ uint64_t cairn_copy_device_bytes(const struct cairn_published *copy)
     return cairn_plane_units(copy->device.bytes);
 }
 
-/* Of the budget, for a copy more. */
+/* The bytes of the budget that one more copy takes. */
 uint64_t cairn_copy_bytes(const struct cairn_shard_job *job)
 {
     return CAIRN_PUBLISHED_PAGE_BYTES + job->view->wire_bytes +
@@ -105,9 +105,10 @@ static cairn_status open_head(const struct cairn_shard_job *job, struct cairn_pu
     return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory for the head of a version");
 }
 
-/* Its last segment keeps the pages of the largest view that it had (gpu/home.h), so that no step of a move
- * pays for new ones. That segment is made anew when no view has followed for a while: of a copy that is large
- * they are little. */
+/* The last segment of a copy keeps the pages of the largest view that the copy had (gpu/home.h), so
+ * that no step of a move pays for new ones. True if the segment is to be made anew to give the
+ * excess back: no other view has followed for a while, and the excess is not small beside the
+ * copy. */
 static bool is_too_large(const struct cairn_published *copy)
 {
     const uint64_t bytes = copy->wire.bytes, last = bytes % CAIRN_SEGMENT_BYTES;
@@ -116,7 +117,7 @@ static bool is_too_large(const struct cairn_published *copy)
     return copy->settled >= SETTLED_WRITES && (beyond < room ? beyond : room) > bytes / 16;
 }
 
-/* Those before it stay. */
+/* Gives back the last segment of a copy; the segments before it stay. */
 static void give_last_segment(const struct cairn_shard_job *job, struct cairn_published *copy,
                               const char *label)
 {
@@ -179,8 +180,8 @@ static bool has_room(const struct cairn_shard_job *job, uint64_t bytes)
     return staging <= free_bytes && bytes <= free_bytes - staging;
 }
 
-/* The `count`-th of the copies. Those beyond two are for leases: without the device's side, if there is no
- * room. */
+/* Opens the device's side of the `count`-th copy. Copies beyond the first two are for leases, and
+ * do without that side if there is no room. */
 static cairn_status open_side(struct cairn_shard_job *job, struct cairn_published *copy,
                               uint32_t count, uint64_t wire_bytes, struct cairn_sentence *why)
 {
@@ -191,7 +192,7 @@ static cairn_status open_side(struct cairn_shard_job *job, struct cairn_publishe
     return may_lack && status == CAIRN_ERR_NO_MEMORY ? CAIRN_OK : status;
 }
 
-/* What is known of its chunks: nothing. */
+/* Makes the records of the copy's chunks: no checksum is known yet, and no chunk was brought. */
 static cairn_status open_chunks(const struct cairn_shard_job *job, struct cairn_published *copy,
                                 struct cairn_sentence *why)
 {

@@ -10,9 +10,9 @@
 bool cairn_copy_is_there(const struct cairn_published *copy);
 /* How many are there. */
 uint32_t cairn_copy_count(const struct cairn_shard_job *job);
-/* Of the budget, for a copy more. */
+/* The bytes of the budget that one more copy takes. */
 uint64_t cairn_copy_bytes(const struct cairn_shard_job *job);
-/* What it takes of the device. */
+/* The bytes of device memory that the copy takes. */
 uint64_t cairn_copy_device_bytes(const struct cairn_published *copy);
 struct cairn_published_head *cairn_copy_head(const struct cairn_published *copy);
 /* Bits of enum cairn_published_side. */
@@ -21,9 +21,9 @@ uint32_t cairn_copy_sides(const struct cairn_published *copy);
 CAIRN_MUST_CHECK cairn_status cairn_copy_open(struct cairn_shard_job *job, uint32_t index,
                                               struct cairn_sentence *why);
 void cairn_copy_close(const struct cairn_shard_job *job, struct cairn_published *copy);
-/* It is to be written in the job's view: it keeps its memory, but for what it has too much or too little, and
- * is shown anew, under another number. What it had is gone. Nothing of it is being sent. CAIRN_ERR_NO_MEMORY:
- * it may be closed. */
+/* Prepares a copy to be written in the job's view. It keeps its memory, except what it has too
+ * much, and gets what it lacks; it is shown anew, under another number, and its old contents are
+ * gone. Nothing of it is being sent. CAIRN_ERR_NO_MEMORY: it may be closed. */
 CAIRN_MUST_CHECK cairn_status cairn_copy_follow(struct cairn_shard_job *job,
                                                 struct cairn_published *copy,
                                                 struct cairn_sentence *why);

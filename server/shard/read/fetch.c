@@ -21,7 +21,7 @@
 #include "server/shard/read/fetch.h"
 #include "server/shard/shard.h"
 
-/* What a fetch reads. */
+/* The memory that a fetch reads. */
 struct source {
     /* the chunk: in host memory of a published copy, or in the home of the planes */
     const uint8_t *bytes;
@@ -88,7 +88,8 @@ static cairn_status find_place(const struct cairn_member *member,
     return CAIRN_ERR_MALFORMED;
 }
 
-/* Of a job that moves between a card and the host nothing more is brought until it has moved. */
+/* Judges a fetch of a published version. While the job moves between a card and the host no chunk
+ * is brought, so a fetch of a chunk that is not in host memory yet waits (CAIRN_ERR_BUSY). */
 static cairn_status judge_wire(const struct cairn_shard_job *job, const struct place *place,
                                struct source *source_out)
 {
@@ -141,7 +142,8 @@ static cairn_status judge_state(const struct cairn_member *member,
     return CAIRN_OK;
 }
 
-/* What to read, judged without side effects. CAIRN_ERR_BUSY: it is being updated, or moved, wait. */
+/* Finds what the fetch is to read, without side effects. CAIRN_ERR_BUSY: it has to wait, since an
+ * update or a move is under way. */
 static cairn_status judge_fetch(const struct cairn_member *member,
                                 const struct cairn_chunk_header *header, struct source *source_out)
 {
@@ -187,7 +189,9 @@ static cairn_status set_box(struct cairn_reply *reply, const struct cairn_box *b
     return CAIRN_OK;
 }
 
-/* What of the chunk the fetch asks for; the box of one that carries it is in box_bytes. */
+/* Finds the part of the chunk that the fetch asks for. A fetch of a box brings the box itself, in
+ * box_bytes; otherwise the fetch is of a tile that the member has declared, or of the whole
+ * chunk. */
 static cairn_status find_box(const struct cairn_member *member, struct cairn_reply *reply)
 {
     const struct cairn_chunk_header *header = &reply->header;
@@ -238,8 +242,9 @@ static void on_sent(void *arg, cairn_status status)
     cairn_shard_job_idle(job);
 }
 
-/* Of the bytes in the reply, which are in the cache. Made for the first who asks, not by the update: those
- * who map the version never ask. Of a chunk that was brought it is there. */
+/* Returns the checksum of the reply's bytes, which are still in the processor's cache. The first
+ * fetch of a chunk makes it, not the update: members that map the version never ask for it. A chunk
+ * that was brought has its checksum already. */
 static uint64_t checksum_of(const struct cairn_reply *reply, const struct source *source,
                             const uint8_t *payload, size_t byte_count)
 {
@@ -250,7 +255,7 @@ static uint64_t checksum_of(const struct cairn_reply *reply, const struct source
     return checksum;
 }
 
-/* What of the chunk is asked for comes into the reply; *byte_count_out: so many bytes. */
+/* Copies the part of the chunk that is asked for into the reply; *byte_count_out: its size. */
 static cairn_status copy_data(struct cairn_reply *reply, const struct source *source,
                               size_t *byte_count_out)
 {

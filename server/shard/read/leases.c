@@ -28,7 +28,8 @@ static bool is_orphan(const struct cairn_shard_job *job, const struct cairn_shar
     return lease->number != 0 && lease->coordinator != job->shard->session.coordinator.incarnation;
 }
 
-/* But for those of the version that is wanted. False: there was none. */
+/* Ends all leases of an earlier coordinator, except on `wanted`. Returns false if none was
+ * ended. */
 static bool end_orphans(struct cairn_shard_job *job, struct cairn_version wanted)
 {
     uint32_t count = 0;
@@ -159,7 +160,7 @@ static void expire(struct cairn_shard_job *job, uint64_t now_ms)
     }
 }
 
-/* Those leases end that the coordinator has forgotten. */
+/* Ends the leases that the coordinator has not renewed in time, and so has forgotten. */
 static void on_end(uv_timer_t *timer)
 {
     struct cairn_shard *shard = timer->data;

@@ -25,7 +25,7 @@ void cairn_published_close(struct cairn_shard_job *job)
         cairn_copy_close(job, &job->versions.copies[i]);
 }
 
-/* Of the layouts before layout_end the last one. */
+/* The readable copy of the version whose layout is the last one before layout_end; NULL: none. */
 static const struct cairn_published *find(const struct cairn_shard_job *job,
                                           struct cairn_version version, uint64_t layout_end)
 {
@@ -101,7 +101,8 @@ void cairn_published_fill(struct cairn_works *works, const struct cairn_publishe
                      cairn_published_at(copy, chunk, elem), cairn_published_bytes(copy, chunk));
 }
 
-/* Of two copies of a leased version, that of the later layout is kept. */
+/* True if the copy is kept for a lease. If a leased version has two copies, that of the later
+ * layout is kept. */
 static bool is_leased(const struct cairn_shard_job *job, const struct cairn_published *copy)
 {
     return copy->readable && cairn_shard_is_leased(job, copy->version) &&
@@ -152,7 +153,8 @@ static bool goes_to_host(const struct cairn_shard_job *job, const struct cairn_p
     return false;
 }
 
-/* What it has of parameters no version since has changed: writes of moments do not. */
+/* True if no version since has changed the parameters that the copy has; writes of moments do not
+ * change them. */
 static bool holds_params(const struct cairn_shard_job *job, const struct cairn_published *copy)
 {
     return job->versions.knows_param && copy->readable && !copy->stale && copy->view == job->view &&
@@ -257,7 +259,8 @@ cairn_status cairn_published_add(struct cairn_shard_job *job, const char *what,
     return CAIRN_OK;
 }
 
-/* What a copy took when it was made was of the view of that time: the last one gives the rest. */
+/* Gives back the budget of a copy for a lease. Copies took it by the view of their time, so sizes
+ * may differ from the present one: the last copy gives back whatever is left. */
 static void give_leased(struct cairn_shard_job *job)
 {
     uint64_t bytes = cairn_copy_bytes(job);

@@ -63,8 +63,8 @@ struct cairn_versions {
     struct cairn_published copies[CAIRN_SHARD_PUBLISHED_MAX];
     /* Which of the copies; writing: CAIRN_PUBLISHED_NONE between updates. */
     uint32_t newest, writing;
-    /* What the planes have of parameters, a copy of this version or a later one has, in the job's view; if
-     * that is known. */
+    /* A copy of this version or a later one, in the job's view, has the parameters that the planes
+     * have; only if knows_param. */
     struct cairn_version param;
     bool knows_param;
     uint32_t direct_sends; /* out of a copy's memory on the card, which stays there meanwhile */
@@ -82,7 +82,7 @@ void cairn_published_show(struct cairn_member *member);
 /* The first version is about to be written into copy 0; it was. */
 void cairn_published_seal_begin(struct cairn_shard_job *job);
 void cairn_published_seal_end(struct cairn_shard_job *job, struct cairn_version version);
-/* NULL: that version is not kept. Of two copies, that of the later layout. */
+/* The copy of that version; of two, that of the later layout. NULL: the version is not kept. */
 const struct cairn_published *cairn_published_find(const struct cairn_shard_job *job,
                                                    struct cairn_version version);
 /* The copy of that version whose layout is the last one before that of `later`, a copy; NULL: none. */
@@ -119,13 +119,15 @@ struct cairn_published_move {
 };
 bool cairn_published_move(const struct cairn_shard_job *job, bool to_host, uint32_t n,
                           struct cairn_published_move *move_out);
-/* What copies take of the device, or must have of it: those for leases do without. */
+/* The bytes of the device that copies take now. `all`: those that the copies must have there, which
+ * leaves out copies for leases, since these can do without. */
 uint64_t cairn_published_device_bytes(const struct cairn_shard_job *job, bool all);
 /* Room on the device for the copies that there are; those for leases stay in host memory alone where there
  * is none. CAIRN_ERR_NO_MEMORY, CAIRN_ERR_IO: cairn_published_park is to be called all the same. */
 CAIRN_MUST_CHECK cairn_status cairn_published_open_device(struct cairn_shard_job *job,
                                                           struct cairn_sentence *why);
-/* What had to be copied is: the copies have the host's side alone, or both, from here on. */
+/* Ends a park or an unpark, once all that had to be copied is copied: from here on the copies have
+ * the host's side alone, or both. */
 void cairn_published_park(struct cairn_shard_job *job);
 void cairn_published_unpark(struct cairn_shard_job *job);
 /* A send right out of it, or a copy within it, began, or ended: then it may be closed. */

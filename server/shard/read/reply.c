@@ -38,7 +38,7 @@ static bool keeps_one(const struct cairn_member *member)
     return member->role == CAIRN_ROLE_WIRE_WORKER || member->is_mover;
 }
 
-/* Those that should keep one and keep none; *one_out: of them, or NULL. */
+/* Counts the members that should keep a reply and keep none; *one_out: one of them, or NULL. */
 static uint32_t count_without(const struct cairn_shard_job *job, struct cairn_member **one_out)
 {
     uint32_t count = 0;

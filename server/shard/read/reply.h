@@ -1,9 +1,9 @@
 /* A reply: the answer to a fetch, from when it is asked for until it is sent, with memory for a chunk.
  *
  * Each worker, and each shard that takes state from this one, keeps one, which is counted with the job at
- * its admission (need.h) and taken as the worker joins, so that no worker waits for memory for ever. What a
- * worker asks beyond that, and what readers ask, gets one while memory.limit has room for one; these stay
- * the job's, for all. Loop thread. */
+ * its admission (need.h) and taken as the worker joins, so that no worker waits for memory for ever.
+ * Further fetches of a worker, and the fetches of readers, get one while memory.limit has room for one;
+ * these replies stay with the job, and serve every member. Loop thread. */
 #ifndef CAIRN_SHARD_READ_REPLY_H
 #define CAIRN_SHARD_READ_REPLY_H
 
@@ -44,7 +44,7 @@ struct cairn_replies {
     bool is_short;                /* there was no room for one more, and the log has said so */
 };
 
-/* What a reply takes where chunks have at most so many bytes. */
+/* The bytes that a reply takes where chunks have at most chunk_bytes. */
 static inline size_t cairn_reply_bytes(size_t chunk_bytes)
 {
     return sizeof(struct cairn_reply) + chunk_bytes;
@@ -61,7 +61,8 @@ struct cairn_reply *cairn_reply_open(struct cairn_member *member,
                                      const struct cairn_chunk_header *header);
 /* The fetch is over, however it ended. */
 void cairn_reply_end(struct cairn_reply *reply);
-/* The job leaves. Those that are being sent come back, and are freed by a later call. */
+/* The job leaves: frees its replies. Replies that are being sent come back first, and are freed by
+ * a later call. */
 void cairn_replies_release(struct cairn_shard_job *job);
 
 #endif
