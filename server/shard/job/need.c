@@ -77,9 +77,10 @@ static uint64_t count_chunks(const struct cairn_job_spec_data *spec, uint32_t ch
     return count;
 }
 
-/* Beside the landing slots, a worker of this host may have this many chunks in flight that are read where they lie, since
- * they take no memory here: a card does in one list what is there by then, and a list of a few chunks leaves
- * most of it idle. At most all that the job has; fewer where there may be very many workers, for tables. */
+/* Returns how many chunks that are read where they lie a worker of this host may have in flight beside its
+ * landing slots. They take no memory here, and a card does in one list what is there by then: a list of a
+ * few chunks leaves most of it idle. At most all that the job has; fewer where there may be very many
+ * workers, since each slot takes room in tables. */
 static uint32_t places(const struct cairn_job_spec_data *spec, uint32_t chunk_leaves,
                        uint32_t member_max, uint32_t landing)
 {
