@@ -61,9 +61,9 @@ struct parcel *cairn_parcel_new(struct job *job, const struct command *command, 
     const size_t elem_bytes = cairn_dtype_bytes(target->dtype);
     const uint64_t first = before(command, place.first_elem);
     const uint64_t end = before(command, place.first_elem + place.elem_count);
-    // What is fetched for a card lands in host memory, and is copied there.
+    // A fetch for a card lands in host memory first, and is copied to the card from there.
     const bool lands = target->card != NULL && command->op->kind == CAIRN_CHUNK_FETCH;
-    // What is put of a box goes behind it, unless the box has all of the chunk.
+    // A put of a box names the box before its elements, unless the box has all of the chunk.
     const bool puts_box = command->op->kind == CAIRN_CHUNK_PUT &&
                           target->piece.tile == CAIRN_TILE_BOX;
     const bool boxed = puts_box && end - first < place.elem_count;
@@ -128,7 +128,8 @@ cairn_status cairn_parcel_open(struct parcel *parcel)
     return CAIRN_OK;
 }
 
-/* What is to be sent; once, however often it is sent. */
+/* Copies the payload into one piece where it does not lie in one (strides, a box before it, a
+ * card). Done once, however often the parcel is sent. */
 static cairn_status pack(struct parcel *parcel, const struct shard_link *via)
 {
     const struct target *target = parcel->target;
@@ -261,7 +262,7 @@ cairn_status cairn_parcel_send(struct parcel *parcel, uint32_t via,
 {
     struct shard_link *link = parcel->job->shards.links[via];
     const bool is_fetch = parcel->kind == CAIRN_CHUNK_FETCH;
-    // What is on loan is counted where it went: no other way before all of it is back.
+    // The link that a payload went over counts it: no other link is taken before all is back.
     if (parcel->on_loan > 0 && via != parcel->via) return CAIRN_ERR_BUSY;
     const cairn_status opened = is_fetch ? CAIRN_OK : pack(parcel, link);
     if (opened != CAIRN_OK) {

@@ -17,8 +17,9 @@ struct job;
 struct op;
 struct target;
 
-/* What an op has of one chunk, on its way. Owned by its job, used again and again; a parcel is over when it
- * is answered, and the fabric has given back what it had on loan. */
+/* The part of one chunk that an op sends or fetches. Its job owns the parcel, and uses it again and
+ * again; a parcel is over when it is answered, and the fabric has given back what it had on
+ * loan. */
 struct parcel {
     struct job *job;
     struct op *op;                      /* NULL: free */
@@ -58,7 +59,7 @@ struct parcel {
     uint64_t word_by_ms; /* the shard knows no such chunk, and is asked again until then; else 0 */
 };
 
-/* Those of a job. */
+/* All parcels of a job, those in use and the free ones. */
 struct parcel_table {
     struct parcel **all; /* owned: [count] of capacity */
     uint32_t count, capacity;
@@ -70,7 +71,8 @@ struct parcel *cairn_parcel_new(struct job *job, const struct command *command, 
                                 uint64_t chunk);
 /* It was never sent: as if it had not been made. */
 void cairn_parcel_undo(struct parcel *parcel);
-/* By the number of its request. NULL: a former use, or not one of ours. */
+/* The parcel whose request has that number. NULL: the number is of a former use, or not one of
+ * ours. */
 struct parcel *cairn_parcel_of_request(const struct job *job, uint64_t number);
 /* It is answered; the first status stays. */
 void cairn_parcel_end(struct parcel *parcel, cairn_status status);

@@ -1,5 +1,5 @@
-/* Pushes of the open round. What is for an owner goes over the connection of the shard that granted: its own,
- * or that of a relay of this host (chunk.h, "Relays"). Loop thread. */
+/* Pushes of the open round. Every message for an owner goes over the connection of the shard that
+ * granted: the owner's own, or that of a relay of this host (chunk.h, "Relays"). Loop thread. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -220,7 +220,8 @@ void cairn_pushes_on_grant(struct shard_link *owner)
     cairn_pusher_on_grant(&job->pushing.pusher, owner->index, grant, owner->carrier->conn.way);
 }
 
-/* Of an owner that has not granted it is not known yet whose ways count. */
+/* Tells the pusher of the HELLO for each owner that is reached over `link`. Until an owner has
+ * granted, we do not know through which link it will be reached, so it is left out. */
 void cairn_pushes_on_hello(struct shard_link *link, uint64_t way)
 {
     struct job *job = link->job;
@@ -289,7 +290,8 @@ void cairn_pushes_on_result(struct job *job, const Cairn__RoundResult *result)
 
 /* ---- commands ---- */
 
-/* What became of a target: all of it is cut, the rest is later, or the command is over. */
+/* The result of cutting a target: all of it is cut, the rest is cut later, or the command is
+ * over. */
 enum cut { CUT_WHOLE, CUT_LATER, CUT_ENDED };
 
 static bool round_is_over(const struct command *command)
@@ -334,8 +336,9 @@ static bool end_push(struct command *command, cairn_status status, const char *w
     return true;
 }
 
-/* Whether the card has written what is pushed. What failed there is no gradient, and its tensor is neither
- * pushed nor absent: so the job has failed for this worker, as its context has. */
+/* Whether the card has written what is pushed. If the card's work failed there is no gradient, and
+ * the tensor can be neither pushed nor absent: so the job fails for this worker, whose context has
+ * failed as well. */
 static enum card_state state_of(struct command *command)
 {
     struct cairn_sentence why;
@@ -359,8 +362,9 @@ struct cut_chunk {
     const struct cairn_local_extent *local;
 };
 
-/* Where a shard may read it. What is small has a window of its own, and host memory that is small is copied
- * into the message; a list's memory of a card goes as a copy of it. */
+/* Where a shard may read the parcel's bytes. Small chunks have a window of their own, and small
+ * host memory is copied into the message; memory of a card that is pushed by a list is copied, and
+ * the copy is sent. */
 static enum cairn_push_lies lies(const struct command *command, const struct parcel *parcel)
 {
     const struct op *op = command->op;
@@ -419,7 +423,8 @@ static void uncut(struct command *command, const struct cut_chunk *cuts, size_t 
     while (count > i) cairn_parcel_undo(cuts[--count].parcel);
 }
 
-/* What is left of a target, some chunks at a time: what has to be copied first is copied at once. */
+/* Cuts the rest of a target into parcels, some at a time; those that have to be copied before they
+ * are sent are queued for the copy as they are cut. */
 static enum cut cut_target(struct command *command)
 {
     struct job *job = command->job;

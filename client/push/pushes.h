@@ -36,7 +36,7 @@ void cairn_pushes_release(struct job *job); /* with the job, behind that */
 /* The connection that the owner's last GRANT came by. */
 struct shard_link *cairn_pushes_granter(struct shard_link *owner);
 void cairn_pushes_on_grant(struct shard_link *owner);
-/* Of the connection: what is pushed by it may have been answered in vain. */
+/* The shard said HELLO on this connection: its answers to what was pushed over it may be lost. */
 void cairn_pushes_on_hello(struct shard_link *link, uint64_t way);
 /* Something is owed to the open round's machine that comes, or may come, by this connection. */
 bool cairn_pushes_waits(const struct shard_link *link);

@@ -232,8 +232,9 @@ static bool is_answer_to(const struct cairn_chunk_header *h, const struct parcel
            h->step == parcel->version.step;
 }
 
-/* Into the card's own memory, where it is to be, if that is of cairn_alloc and dense. What has a checksum
- * comes to host memory, where it is compared. CAIRN_ERR_UNSUPPORTED: it cannot be so. */
+/* Receives the payload right into the card's memory, if that is of cairn_alloc and dense. A payload
+ * with a checksum comes to host memory, where the checksum is compared. CAIRN_ERR_UNSUPPORTED: it
+ * cannot be so. */
 static cairn_status land(struct parcel *parcel, struct cairn_fabric_message *message)
 {
     const struct target *target = parcel->target;

@@ -214,7 +214,7 @@ static void send_entry(struct cairn_push *push, uint32_t shard_index, uint32_t i
     };
     struct entry *e = &push->entries[index];
     e->sent = true;
-    // Of a void round all is as it was: it goes by the same connection.
+    // In a void round a chunk goes again by the same connection, as it went before.
     if (!push->voided) e->in_place = is_in_place(&push->shards[shard_index], e);
     e->lands = !e->in_place && !MUTANT(85);
     count_unanswered(&push->shards[shard_index], e, true);
@@ -355,7 +355,8 @@ static void unsend(struct cairn_push *push, struct shard *shard)
         push->entries[i].sent = false;
 }
 
-/* Of a void round only an answer, or the loss of our own connection, says that nobody reads the buffer. */
+/* In a void round chunks are sent again for the sake of their answer: only an answer, or the loss
+ * of our own connection, says that nobody reads the buffer. */
 static void send_all_again(struct cairn_push *push, uint32_t shard_index,
                            struct cairn_push_actions *actions)
 {

@@ -87,7 +87,7 @@ enum cairn_push_lies {
     CAIRN_PUSH_LIES_CARD   /* the same of a card */
 };
 
-/* What one of the chunks of a push is. */
+/* One chunk of a push. */
 struct cairn_push_chunk {
     uint32_t chunk; /* the shard's number of it */
     bool is_small;  /* by its bytes: proto/wire/chunk.h */
@@ -111,8 +111,9 @@ cairn_status cairn_push_commit(struct cairn_push *push, uint64_t weight,
 struct cairn_push_window {
     uint32_t chunks; /* at least 1; 0: not connected */
     uint32_t small;  /* small ones; 0: they are counted among the others */
-    /* Those that the shard reads where they lie; 0: it reads none there, by this way. Of its chunks before
-     * `on_card` that is what lies on a card, of the others what lies in memory of the host. */
+    /* Chunks that the shard reads where they lie; 0: it reads none there, by this way. Chunks with
+     * numbers below `on_card` are read there if they lie on a card, the others if they lie in
+     * memory of the host. */
     uint32_t in_place;
     uint64_t on_card;
 };
@@ -138,7 +139,7 @@ void cairn_push_on_lost(struct cairn_push *push, uint32_t shard,
 
 /* ---- the coordinator's word ---- */
 
-/* The round is void. What is unanswered stays on loan until it is answered, or lost. */
+/* The round is void. Unanswered chunks stay on loan until they are answered, or lost. */
 void cairn_push_on_void(struct cairn_push *push, struct cairn_push_actions *actions);
 /* The round is resolved by APPLY or SKIP: everything was folded. Releases all. */
 void cairn_push_on_result(struct cairn_push *push, struct cairn_push_actions *actions);

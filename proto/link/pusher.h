@@ -9,7 +9,8 @@
 
 struct cairn_pusher;
 
-/* What a worker and a relay do differently. `shard` is the machine's number of a shard. */
+/* The functions in which a worker and a relay differ. `shard` is the machine's number of a
+ * shard. */
 struct cairn_pusher_hands {
     /* The connection by which what is for the shard goes. */
     struct cairn_chunk_link *(*link)(struct cairn_pusher *pusher, uint32_t shard);
