@@ -69,22 +69,22 @@ struct parcel_table {
 /* A parcel of the op for chunk `chunk` of the shard in the command's body. NULL: out of memory. */
 struct parcel *cairn_parcel_new(struct job *job, const struct command *command, uint32_t shard,
                                 uint64_t chunk);
-/* It was never sent: as if it had not been made. */
+/* Takes back a parcel that was never sent, as if it had not been made. */
 void cairn_parcel_undo(struct parcel *parcel);
 /* The parcel whose request has that number. NULL: the number is of a former use, or not one of
  * ours. */
 struct parcel *cairn_parcel_of_request(const struct job *job, uint64_t number);
-/* It is answered; the first status stays. */
+/* The parcel is answered; if it is so more than once, the first status stays. */
 void cairn_parcel_end(struct parcel *parcel, cairn_status status);
 /* Sends its chunk over the connection of shard `via`, and fills in of `header` what the parcel knows. */
 cairn_status cairn_parcel_send(struct parcel *parcel, uint32_t via,
                                struct cairn_chunk_header *header) CAIRN_MUST_CHECK;
-/* Before and behind what a fetch receives: memory of its own where the caller's has strides, or is of a
- * card. */
+/* Gives the parcel memory of its own where the caller's does not do: it has strides, is of a card
+ * (for a fetch), or a box goes before the payload. */
 cairn_status cairn_parcel_open(struct parcel *parcel) CAIRN_MUST_CHECK;
-/* Ends it, or has it end when a card has it. */
+/* A fetch has been received: ends the parcel, or has it end when the card has the bytes. */
 void cairn_parcel_arrived(struct parcel *parcel);
-/* The job's statistics of memory that parcels have of their own. */
+/* Adds to, and takes from, the job's statistics of memory that parcels have of their own. */
 void cairn_parcel_count_packed(struct job *job, size_t more, size_t less);
 void cairn_parcel_loan(struct parcel *parcel);
 void cairn_parcel_loan_back(struct parcel *parcel);

@@ -85,7 +85,8 @@ static bool is_network_needed(const struct auto_fabric *fabric,
            fabric->insides[0] == NULL;
 }
 
-/* What one of them does not take does not go: the peers of all are the owner's. */
+/* Device memory is taken only if every UCX fabric inside takes it, as the owner has peers on all of
+ * them. If one does not, device_why is its reason. */
 static void publish_device(struct auto_fabric *fabric)
 {
     for (int i = fabric->count - 1; i >= UCX_FIRST; i--) {

@@ -26,7 +26,7 @@ static const struct fabric_backend *find_backend(const char *kind,
 static const char *const one_sided_names[] = { "auto", "on", "off" };
 static const char *const device_memory_names[] = { "auto", "device", "host" };
 
-/* Of `count` names; `count`: none of them. */
+/* The index of `text` among `count` names; `count`: it is none of them. */
 static unsigned find_name(const char *const *names, unsigned count, const char *text)
 {
     unsigned i = 0;

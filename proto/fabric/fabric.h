@@ -235,12 +235,12 @@ CAIRN_MUST_CHECK cairn_status cairn_fabric_send(struct cairn_fabric_peer *peer, 
                                                 size_t payload_bytes, cairn_fabric_done_fn *on_sent,
                                                 void *arg);
 
-/* Receives a held message into buffer, which is on loan until on_received; the message is used up. A buffer
- * in a region of a card that CAIRN_FABRIC_PATH_DIRECT is for is written by the network card, if it may be and
- * the payload waits for it (it is not small); else CAIRN_ERR_UNSUPPORTED, and the message is as it was. What
- * the card does next may have to wait until such writes are seen (gpu/cuda/vmm.h).
- * CAIRN_ERR_INVALID: capacity is smaller than the payload; the message is still held. CAIRN_ERR_CLOSED
- * (by the callback) if its sender died in the meantime. */
+/* Receives a held message into buffer, which is on loan until on_received; the message is used up.
+ * A buffer in a region of a card that CAIRN_FABRIC_PATH_DIRECT is for is written by the network
+ * card, if it may be and the payload waits for it (it is not small); else CAIRN_ERR_UNSUPPORTED,
+ * and the message is as it was. The card's next work may have to wait until it sees such writes
+ * (gpu/cuda/vmm.h). CAIRN_ERR_INVALID: capacity is smaller than the payload; the message is still
+ * held. CAIRN_ERR_CLOSED (by the callback) if its sender died in the meantime. */
 CAIRN_MUST_CHECK cairn_status cairn_fabric_receive(struct cairn_fabric_message *message,
                                                    void *buffer, size_t capacity,
                                                    cairn_fabric_done_fn *on_received, void *arg);
@@ -353,8 +353,8 @@ void cairn_fabric_hold_off(struct cairn_fabric *fabric, bool is_off);
 /* The way that a peer's messages go: "mapped", "ucx", or a hub's. Static. */
 const char *cairn_fabric_peer_path(const struct cairn_fabric_peer *peer);
 
-/* Of memory of a card that goes over "ucx" right from where it lies: payloads of CAIRN_FABRIC_DIRECT_MIN and
- * more, since a processor would have to copy smaller ones all the same. */
+/* The path of a card's memory that goes over "ucx" right from where it lies: payloads of at least
+ * CAIRN_FABRIC_DIRECT_MIN bytes, since a processor would have to copy smaller ones all the same. */
 #define CAIRN_FABRIC_PATH_DIRECT "ucx, device"
 /* The way that a message came, or that a payload would go now: as above, "one-sided", or "device" (memory of
  * a card, by reference); of a payload CAIRN_FABRIC_PATH_DIRECT, or "" if it would not go. Static. */

@@ -164,8 +164,8 @@ static void ucx_set_patience(struct cairn_fabric *fabric, uint32_t ms)
     ucx_bound_listeners(ucx);
 }
 
-/* What is canceled ends within a few progresses. What does not, all the same, ends with the worker, after
- * which UCX writes no more. */
+/* Operations that are canceled end within a few progresses. An operation that does not
+ * ends with the worker, after which UCX writes no more. */
 static void ucx_stop(struct cairn_fabric *fabric)
 {
     struct ucx_fabric *ucx = ucx_of(fabric);

@@ -45,7 +45,7 @@ enum {
     UCX_ASKED_MAX = 32,          /* addresses that did not answer at once */
 };
 
-/* What became of the message that on_message is being shown right now. UCX wants to hear it as the
+/* The state of the message that on_message is being shown right now. UCX wants to hear it as the
  * handler's return value, not by a call. */
 enum ucx_fate {
     FATE_HELD,     /* nothing yet: UCX keeps it */
@@ -103,7 +103,7 @@ struct ucx_asked {
     int fd;                 /* owned: connects; -1: none does */
 };
 
-/* What a node has said of its end of our connection, whether we have a link to it or not. */
+/* A node's word about its end of our connection, kept whether we have a link to the node or not. */
 struct ucx_heard {
     uint64_t node;
     in_port_t port; /* from which it has connected to us; 0: it has not */
@@ -268,7 +268,8 @@ cairn_status ucx_status(ucs_status_t status);
 CAIRN_MUST_CHECK cairn_status ucx_context_open(const struct cairn_fabric_options *options,
                                                bool has_cuda, ucp_context_h *context_out,
                                                struct cairn_sentence *why);
-/* What they are without being set, too. */
+/* The network devices and transports of the options, or the defaults where the options name
+ * none. */
 const char *ucx_devices(const struct cairn_fabric_options *options);
 const char *ucx_transports(const struct cairn_fabric_options *options);
 void ucx_describe(struct cairn_fabric *fabric, const struct cairn_fabric_options *options);
@@ -309,9 +310,10 @@ bool ucx_find_listener(const void *raw, size_t bytes, struct sockaddr_storage *o
 CAIRN_MUST_CHECK bool ucx_links_open(struct ucx_fabric *ucx);
 void ucx_links_stop(struct ucx_fabric *ucx);  /* while the worker is there */
 void ucx_links_close(struct ucx_fabric *ucx); /* when it is not */
-/* What is due; returns how much was done. Outside of UCX's callbacks. */
+/* Does what is due on all links; returns how much was done. Outside of UCX's callbacks. */
 unsigned ucx_links_tend(struct ucx_fabric *ucx);
-/* What a node said, to be written to; of another node it is forgotten. */
+/* The record of what a node said, to be written to. If its place held another node's, that is
+ * forgotten. */
 struct ucx_heard *ucx_hear(struct ucx_fabric *ucx, uint64_t node);
 /* The link to a node that lives on; NULL: there is none. */
 struct ucx_link *ucx_link_find(struct ucx_fabric *ucx, uint64_t node);
@@ -329,8 +331,8 @@ cairn_status ucx_connect(struct cairn_fabric_peer *peer, const void *address, si
 void ucx_disconnect(struct cairn_fabric_peer *peer);
 
 /* ucx_socket.c */
-/* A node that acknowledges nothing on it for so long ends it. What a listening socket accepts has it from
- * there. */
+/* Ends the connection when the node acknowledges nothing on it for `unacked_ms`. Connections that a
+ * listening socket accepts inherit the bound. */
 void ucx_socket_bound(int fd, unsigned unacked_ms);
 /* The descriptor that the next socket of this process gets, unless another thread is faster. Then bounds the
  * one that leads to the listener and was made since, and returns its port on this side; 0: there is none. */
@@ -353,7 +355,8 @@ void ucx_receive(struct cairn_fabric_message *message, struct fabric_op *op, voi
 void ucx_drop(struct cairn_fabric_message *message);
 bool ucx_lands(const struct cairn_fabric_message *message);
 
-/* Shows a message to the owner; NULL: it has no payload. Of one that is held UCX has to keep the payload. */
+/* Shows a message to the owner; `message` NULL: it has no payload. UCX has to keep the payload of a
+ * message that is held. */
 enum ucx_fate ucx_show(struct ucx_fabric *ucx, const void *header, size_t header_bytes,
                        size_t payload_bytes, struct ucx_message *message);
 
@@ -413,9 +416,9 @@ bool ucx_may_refer(const struct ucx_link *link, size_t bytes);
 cairn_status ucx_refer(struct ucx_link *link, struct fabric_op *op, const void *payload);
 void ucx_on_release(struct ucx_link *link, const struct ucx_frame_release *frame);
 void ucx_on_decline(struct ucx_link *link, const struct ucx_frame_release *frame);
-/* What was sent by a handle that is being closed is over. */
+/* Ends the references that were sent by a handle that is being closed. */
 void ucx_forget_references(struct ucx_link *link, const struct cairn_fabric_peer *handle);
-/* The link is being closed: what was referred to is over. */
+/* Ends all references of a link that is being closed. */
 void ucx_forget_reader(struct ucx_link *link);
 
 /* ucx_read.c */

@@ -35,7 +35,7 @@ static void end(struct ucx_bundle *bundle, cairn_status status)
     free(bundle);
 }
 
-/* Of one that was under way. */
+/* Ends a bundle that was under way. */
 static void finish(struct ucx_bundle *bundle, cairn_status status)
 {
     if (bundle->link != NULL) bundle->link->bundles_out--;

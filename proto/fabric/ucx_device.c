@@ -1,7 +1,8 @@
-/* Whether memory of cards goes to peers from where it lies. Three have to do their part: the card, whose
- * memory network cards may reach (GPUDirect RDMA); UCX, of which Debian's builds have nothing for CUDA; and
- * the network card, whose driver registers such memory, by a module of NVIDIA's (nvidia_peermem) or as a
- * dma-buf. What any of them lacks makes it go through host memory, which is said with the reason.
+/* Whether memory of cards goes to peers from where it lies. Three have to do their part: the card,
+ * whose memory network cards may reach (GPUDirect RDMA); UCX, of which Debian's builds have nothing
+ * for CUDA; and the network card, whose driver registers such memory, by a module of NVIDIA's
+ * (nvidia_peermem) or as a dma-buf. If any of them cannot, the memory goes through the host, which
+ * is said with the reason.
  *
  * UCX is asked, not guessed at: for CUDA a context that is opened for the question; for the network card its
  * memory domain, which UCX's lower interface (uct) describes. */
@@ -37,7 +38,8 @@ static bool has_cuda(const struct cairn_fabric_options *options)
 
 enum takes { IS_NO_SUCH_CARD, TAKES_NOT, TAKES };
 
-/* By a module of NVIDIA's, whose file UCX looks for, or as a dma-buf. */
+/* Whether the driver registers memory of cards: by a module of NVIDIA's, whose file UCX looks for,
+ * or as a dma-buf. */
 static bool registers(const uct_md_attr_t *attr, bool has_dma_buf)
 {
 #if UCP_API_VERSION >= UCP_VERSION(1, 14)
@@ -89,7 +91,8 @@ static enum takes ask_card(const char *card, bool has_dma_buf)
     return takes;
 }
 
-/* Of the devices, "mlx5_0:1,eth1": all that are RDMA cards take it, and there is one. */
+/* True: among `devices` (such as "mlx5_0:1,eth1") is an RDMA card, and all RDMA cards take memory
+ * of cards. */
 static bool ask_cards(const char *devices, bool has_dma_buf, struct cairn_sentence *why)
 {
     bool any = false;

@@ -1,6 +1,6 @@
-/* What ucx nodes tell each other beside messages, so that one may read the other's memory (one-sided
- * reads): one frame in the header of an active message, numbers little-endian; and how small messages are
- * bundled. Pure; private to proto/fabric.
+/* Frames that ucx nodes send each other beside messages, so that one may read the other's memory
+ * (one-sided reads): one frame in the header of an active message, numbers little-endian; and how
+ * small messages are bundled. Pure; private to proto/fabric.
  *
  *   who has the memory (sends messages)             who reads it (receives them)
  *                                               <-  HELLO { number of my endpoint, whether I read }
@@ -10,14 +10,16 @@
  *                                               <-  DECLINE { serial, why }: send it whole
  *   REGION_GONE { slot, generation }            ->
  *
- * Each node says HELLO over each endpoint that it makes, and answers the other's if it asks: so both
- * know, in whatever order they were connected. Two nodes have one each (ucx_link.c). These are to UCX a pair,
- * by the order in which either node made them: a read over the one is answered over the other, and never ends
- * if that is gone (UCX 1.13). So every frame about reads is of the endpoint that it came by, which UCX tells.
- * The end of an endpoint ends the other one of its pair: who closes one without an end of the connection says
- * BYE { its number }, and HELLO says which is the oldest that is left. BYE and PORT { of its socket } are
- * said without reads, too: a node that ends a link looks for the socket, which either of the two has made.
- * PROOF follows PORT on the same endpoint, and comes only if what that is a pair with is there: else BYE.
+ * Each node says HELLO over each endpoint that it makes, and answers the other's if it asks: so
+ * both know, in whatever order they were connected. Each of two nodes has one endpoint to the other
+ * (ucx_link.c). UCX takes these for a pair, by the order in which either node made them: a read
+ * over the one is answered over the other, and never ends if that is gone (UCX 1.13). So every
+ * frame about reads is of the endpoint that it came by, which UCX tells. The end of an endpoint
+ * ends the other one of its pair: a node that closes one without an end of the connection says BYE
+ * { its number }, and HELLO says which is the oldest that is left. BYE and PORT { of its socket }
+ * are said without reads, too: a node that ends a link looks for the socket, which either of the
+ * two has made. PROOF follows PORT on the same endpoint, and comes only if the other endpoint of
+ * the pair is there: else BYE.
  *
  * `from` names the sender: the hash of its worker's address, which only members have. Frames MAY OVERTAKE
  * EACH OTHER: slots carry generations, serials too, and a REFERENCE of a region that is not known (yet)
@@ -162,9 +164,9 @@ static inline struct ucx_frame_head ucx_frame_head(enum ucx_frame_kind kind, uin
     return (struct ucx_frame_head) { .magic = UCX_FRAME_MAGIC, .kind = kind, .from = from };
 }
 
-/* The kind of a frame that is whole and of one of the forms above, copied into `frame_out` without what
- * follows it, which begins at `bytes + *size_out`. What only its receiver knows (slots, sizes) is not
- * judged. */
+/* The kind of a frame that is whole and of one of the forms above, copied into `frame_out` without
+ * what follows it, which begins at `bytes + *size_out`. Slots and sizes are not judged, as only the
+ * receiver of the frame knows which are right. */
 enum ucx_frame_kind ucx_frame_judge(const void *bytes, size_t count, union ucx_frame *frame_out,
                                     size_t *size_out);
 

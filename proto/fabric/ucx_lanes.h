@@ -4,8 +4,8 @@
 
 #include <stdbool.h>
 
-/* A transport whose network card reads the peer's memory by itself: RC and DC of InfiniBand and RoCE (ud
- * has no reads), Cray's, AWS's. What is not known is none. */
+/* A transport whose network card reads the peer's memory by itself: RC and DC of InfiniBand and
+ * RoCE (ud has no reads), Cray's, AWS's. False for a name that is not known. */
 bool ucx_transport_is_native(const char *name);
 
 /* `text` is what ucp_ep_print_info printed. True: a lane is of a native transport, and UCX uses it for

@@ -1,20 +1,23 @@
 /* Links: one connection of UCX for each node that we speak to, whatever jobs and purposes share it.
  *
- * A cairn_fabric_peer is a handle on a link. The first handle to an address makes the link, and every later
- * one shares it, also when the former ones are closed: a link lives as long as its node. Closing an endpoint
- * of UCX to a node that lives on does harm: the node's own endpoint to us, which UCX pairs with it, sends
- * into nothing from then on, and nobody tells the node before UCX's next keepalive round (20 s). That
- * stopped training whenever a re-sharding closed connections of its own.
+ * A cairn_fabric_peer is a handle on a link. The first handle to an address makes the link, and
+ * every later one shares it, also when the former ones are closed: a link lives as long as its
+ * node. Closing an endpoint of UCX to a node that lives on does harm: the node's own endpoint to
+ * us, which UCX pairs with it, sends into nothing from then on, and nobody tells the node before
+ * UCX's next keepalive round (20 s). Training used to stop whenever a re-sharding closed
+ * connections of its own.
  *
- * A link ends with its node, which UCX tells us, or because we end it: somebody who has closed a handle
- * waits for memory that the node does not give back. Then we shut the TCP connection down. UCX on both ends
- * takes that for the death of the other one, which it is good at, and new links are made. Closing the
- * endpoint instead, with data that waits to be sent, is what UCX 1.13 does not survive: it says goodbye on
- * the connection, waits for that in a busy loop, and frees the connection under its own feet when the other
- * end says goodbye as well (SIGSEGV in uct_tcp_iface_progress).
+ * A link ends with its node, which UCX tells us, or because we end it: somebody who has closed a
+ * handle waits for memory that the node does not give back. Then we shut the TCP connection down.
+ * UCX on both ends takes that for the death of the other one, which it handles well, and new links
+ * are made. UCX 1.13 does not survive the closing of an endpoint instead, while data waits to be
+ * sent: it says goodbye on the connection, waits for that in a busy loop, and uses the connection
+ * after it has freed it when the other end says goodbye as well (SIGSEGV in
+ * uct_tcp_iface_progress).
  *
- * The two endpoints of a pair share the TCP connection that either of them has made. Who made it knows the
- * socket, and says its port to the other one (PORT). Where we know none, we ask the node to shut it (BYE). */
+ * The two endpoints of a pair share the TCP connection that either of them has made. The node that
+ * made it knows the socket, and says its port to the other one (PORT). Where we know none, we ask
+ * the node to shut it (BYE). */
 #include <assert.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -217,7 +220,8 @@ static void free_link(struct ucx_link *link)
     free(link);
 }
 
-/* What flies by a handle that is closed ends in a bounded time, and what is received from its node. */
+/* Sets a deadline for what was sent by a handle that is closed, and for what is received from its
+ * node. */
 static void bound_flying(struct ucx_link *link, const struct cairn_fabric_peer *handle)
 {
     const uint64_t now_ms = ucx_now_ms();
@@ -364,8 +368,9 @@ static bool awaits_shut(const struct ucx_fabric *ucx)
     return false;
 }
 
-/* What is sending by then is not closed as it is: where its node closes at the same time, that is what UCX
- * does not survive (1.18: SIGSEGV, too). It is shut down, which UCX is given the time to notice. */
+/* Shuts down the links that are still sending, and gives UCX the time to notice. UCX does not
+ * survive it if such a link is closed as it is while its node closes at the same time (1.18:
+ * SIGSEGV, too). */
 static void shut_sending(struct ucx_fabric *ucx)
 {
     const uint64_t until_ms = ucx_now_ms() + SHUT_MS;

@@ -1,16 +1,17 @@
 /* Memory of ours that peers read by themselves: a region of the owner is registered when the first peer
  * is told of it, and until it is dropped and nothing of it is being read.
  *
- * What is registered is a map of our own that cannot be written to: nothing that a peer does, and
- * nothing that UCX asks of a card beyond what we ask of UCX, makes memory of ours writable from outside.
- * Where a card wants more than such a map can give (EFAULT of ibv_reg_mr), peers are not told of the region:
- * its payloads are sent whole, for as long as it is there. That is said once (on_refused), with the reason.
+ * UCX registers a map of our own that cannot be written to: nothing that a peer does, and nothing
+ * that UCX asks of a card beyond what we ask of UCX, makes memory of ours writable from outside.
+ * Where a card wants more than such a map can give (EFAULT of ibv_reg_mr), peers are not told of
+ * the region: its payloads are sent whole, for as long as it is there. The owner is told so once
+ * (on_refused), with the reason.
  *
- * Over TCP UCX emulates reads: our own progress copies out of the address that a request names, without
- * looking whether it is still registered (UCX 1.13). A request that is late, from a peer whose connection
- * to us is not the one that we lost, must not end this process: so the address stays, and gives zeros (a
- * "grave", which costs addresses only). What such a reader has got is not what its checksum says, and it
- * is not the owner's any more. */
+ * Over TCP UCX emulates reads: our own progress copies out of the address that a request names,
+ * without looking whether it is still registered (UCX 1.13). A request that is late, from a peer
+ * whose connection to us is not the one that we lost, must not end this process: so the address
+ * stays, and gives zeros (a "grave", which costs addresses only). Such a reader gets bytes that do
+ * not match its checksum, and none that are the owner's. */
 #include "proto/base/pages.h"
 #include "proto/fabric/ucx.h"
 
@@ -57,7 +58,7 @@ static const char *open_share(struct ucx_fabric *ucx, struct ucx_share *share, i
     return ucs_status_string(status);
 }
 
-/* Of the first, as others are likely to be refused for the same. */
+/* Tells of the first memory only, as other memory is likely to be refused for the same reason. */
 static void tell_unregistered(struct ucx_fabric *ucx, size_t bytes, const char *reason)
 {
     if (ucx->has_told_unregistered) return;

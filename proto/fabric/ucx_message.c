@@ -1,8 +1,8 @@
 /* Messages over UCX active messages: one id, eager for small payloads, rendezvous for the rest.
  *
  * UCX behaves so (1.13.1, measured): a receive into too small a buffer aborts the process, so
- * fabric.c compares first. An unread descriptor that is released completes its sender with OK. What is
- * held costs us pool memory (eager) or pins the sender's buffer (rendezvous). */
+ * fabric.c compares first. An unread descriptor that is released completes its sender with OK. A
+ * message that is held costs us pool memory (eager) or pins the sender's buffer (rendezvous). */
 #include "proto/fabric/ucx.h"
 
 #include <assert.h>

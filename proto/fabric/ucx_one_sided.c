@@ -1,9 +1,9 @@
 /* One-sided reads: whether the peers of an endpoint read each other's memory, and the frames by which
  * they agree on it (ucx_frame.h). Nothing here moves a payload.
  *
- * A peer is read if the owner says so (options.one_sided is "on": over TCP UCX emulates it, for tests),
- * or if it says nothing and the endpoint has lanes whose card does it. That is asked of UCX for each
- * endpoint. */
+ * A peer's memory is read if the owner says so (options.one_sided is "on": over TCP UCX emulates
+ * it, for tests), or if it says nothing and the endpoint has lanes whose card does it. UCX is asked
+ * for the lanes of each endpoint. */
 #include "proto/fabric/ucx.h"
 
 #include <assert.h>
@@ -210,7 +210,7 @@ static void on_proof(struct ucx_fabric *ucx, uint64_t node, ucp_ep_h ep)
     heard->proof_by_ms = 0;
 }
 
-/* What concerns reads is of the link whose endpoint it came by. */
+/* A frame about reads is for the link whose endpoint it came by. */
 static void take(struct ucx_fabric *ucx, ucp_ep_h ep, enum ucx_frame_kind kind,
                  const union ucx_frame *frame, const void *rest)
 {

@@ -1,17 +1,18 @@
 /* Whether anything answers where a peer listens, asked before UCX connects to it.
  *
- * UCX before 1.14 waits inside ucp_ep_create until connect() is over (ucx_settings.c): 3 s where packets are
- * dropped and nobody says so, and all who share our loop wait with it. What is worse, it never hears that
- * peer from then on, though the peer may well connect to us; and it keeps the socket of every try that fails,
- * also of one that is refused. So a socket of ours asks first, without waiting, and UCX connects when it was
- * answered. An address says the port for that: behind UCX's bytes, before the place.
+ * UCX before 1.14 waits inside ucp_ep_create until connect() is over (ucx_settings.c): 3 s where
+ * packets are dropped and nobody says so, and all who share our loop wait with it. Worse, UCX never
+ * hears that peer from then on, though the peer may well connect to us; and it keeps the socket of
+ * every try that fails, also of one that is refused. So a socket of ours asks first, without
+ * waiting, and UCX connects when it was answered. An address says the port for that: behind UCX's
+ * bytes, before the place.
  *
- * UCX from 1.14 on waits for nobody. But a link that is made while its node is away gets through at some
- * later moment, when the node has made one as well: the two are no pair, which takes PROOF_MS to be known,
- * and again where both begin anew (ucx_link.c). So it is asked there, too.
+ * UCX from 1.14 on waits for nobody. Yet a link that is made while its node is away gets through at
+ * some later moment, when the node has made one as well: the two are no pair, which takes PROOF_MS
+ * to be known, and again where both begin anew (ucx_link.c). So our socket asks there, too.
  *
- * Who does not answer within REACH_WAIT_MS is refused. That socket is looked at when the same address comes
- * again; nobody is waited for a second time. */
+ * A peer that does not answer within REACH_WAIT_MS is refused. Its socket is kept, and looked at
+ * when the same address comes again; nobody is waited for a second time. */
 #include "proto/fabric/ucx.h"
 
 #include <arpa/inet.h>
@@ -35,7 +36,7 @@ enum {
 
 static const char port_magic[8] = "CAIRNPT1"; /* behind the port, as the network writes it */
 
-/* Of a socket that listens. */
+/* The port and the IP address of a socket that listens; false: `fd` is none. */
 static bool find_listener(int fd, in_port_t *port_out, char ip_out[INET6_ADDRSTRLEN])
 {
     struct sockaddr_storage address;
@@ -49,8 +50,9 @@ static bool find_listener(int fd, in_port_t *port_out, char ip_out[INET6_ADDRSTR
     return true;
 }
 
-/* UCX tells nobody where it listens: that is the one socket of ours whose port stands in UCX's address. Of a
- * context with two, or with other transports, UCX takes the way that it likes: then none is said. */
+/* UCX tells nobody where it listens: that is the one socket of ours whose port stands in UCX's
+ * address. If there are two, or other transports than TCP, UCX takes the way that it likes: then no
+ * port is said. */
 size_t ucx_add_port(const struct cairn_place *place, uint8_t *raw, size_t bytes, size_t room)
 {
     in_port_t port = 0, one;
@@ -152,7 +154,7 @@ static struct ucx_asked *take_asked(struct ucx_fabric *ucx, uint64_t node, uint6
     return oldest;
 }
 
-/* What became of it; false: nothing yet. */
+/* True: the connect has ended, and *error_out is 0 or says why it failed. */
 static bool is_answered(struct ucx_asked *asked, int wait_ms, int *error_out)
 {
     struct pollfd answer = { .fd = asked->fd, .events = POLLOUT };

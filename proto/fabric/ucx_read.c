@@ -49,7 +49,8 @@ static ucs_status_t unpack(struct ucx_link *link, const void *key, size_t bytes,
     return ucp_ep_rkey_unpack(link->ep, ucx->key_room, out);
 }
 
-/* What cannot be read is not kept: references to it are declined, and the payloads come whole. */
+/* A region that cannot be read is not kept: references to it are declined, and the payloads come
+ * whole. */
 void ucx_on_region(struct ucx_link *link, const struct ucx_frame_region *frame, const void *key)
 {
     struct ucx_fabric *ucx = link->ucx;
@@ -114,7 +115,8 @@ static void release(struct ucx_link *link, uint64_t serial)
     if (link != NULL) answer(link, UCX_FRAME_RELEASE, serial, 0);
 }
 
-/* Of what this region has: subtracting, so that no number of a stranger overflows. */
+/* True: the payload lies inside the region. Subtracts, so that no number of a stranger
+ * overflows. */
 static bool is_inside(const struct ucx_told *told, const struct ucx_frame_reference *frame)
 {
     return frame->offset < told->bytes && frame->payload_bytes <= told->bytes - frame->offset;
@@ -280,7 +282,7 @@ void ucx_forget_told(struct ucx_link *link)
     link->region_count = 0;
 }
 
-/* Those that have not ended by themselves: their keys go while the worker is there. */
+/* Releases the keys of reads that have not ended by themselves, while the worker is still there. */
 void ucx_reads_begin_stop(struct ucx_fabric *ucx)
 {
     struct ucx_read *read;

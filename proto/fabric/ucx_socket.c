@@ -1,9 +1,10 @@
 /* The TCP sockets of UCX, which UCX shows to nobody: found among our descriptors, by whom they are connected
  * to.
  *
- * Two things are done to them. What was sent on one and nobody acknowledged for too long ends it: a
- * node that vanished without a word (power, cable) says so to nobody, and the kernel would try for a quarter
- * of an hour. And a connection that we end is shut down: its endpoint must not be closed (ucx_link.c). */
+ * Two things are done to them. A connection ends when its peer acknowledges nothing for too long: a
+ * node that vanished without a word (power, cable) tells nobody, and the kernel would try for a
+ * quarter of an hour. And a connection that we end is shut down: its endpoint must not be closed
+ * (ucx_link.c). */
 #include <dirent.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -74,7 +75,7 @@ in_port_t ucx_socket_made(int next, const struct sockaddr_storage *listener, uns
     return 0;
 }
 
-/* What is unsent is of no use; the peer is to hear of the end at once (RST), not behind it. */
+/* Unsent bytes are of no use: the peer is to hear of the end at once (RST), not after them. */
 static void shut(int fd)
 {
     const struct linger none = { .l_onoff = 1, .l_linger = 0 };

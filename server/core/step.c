@@ -472,7 +472,7 @@ static bool of_coordinator(enum cairn_step_event_kind kind)
 void cairn_step_on_event(struct cairn_step *step, const struct cairn_step_event *event,
                          struct cairn_step_actions *actions)
 {
-    // Of before the last fence.
+    // A stale event is of a coordinator from before the last fence.
     const bool stale = of_coordinator(event->kind) && event->epoch < step->epoch;
     if (stale && event->kind != CAIRN_STEP_FENCE) return;
     switch (event->kind) {

@@ -80,7 +80,7 @@ struct cairn_step_config {
     bool joins;    /* it begins JOINING, whatever version and decision it is given */
 };
 
-/* What a shard reports of its sums. */
+/* The numbers that a shard reports of its sums. */
 struct cairn_step_sums {
     struct cairn_exact sum_squares;
     uint64_t nonfinite; /* elements that are NaN or infinite */
@@ -99,7 +99,7 @@ enum cairn_step_event_kind {
     /* member, epoch, round, micro, chunk, request, tag, is_small, in_place, is_readable: its header came */
     CAIRN_STEP_CHUNK,
     CAIRN_STEP_MICRO_END, /* member, epoch, round, micro, sent, absent: chunks; their sum is chunk_count.
-                           * Those that the member does not hold are absent, and counted so */
+                           * Chunks that the member does not hold count as absent */
     CAIRN_STEP_COMMIT,  /* member, epoch, round, micro = the last one, weight */
     CAIRN_STEP_PEER_UP, /* member: (re)connected; → GRANT, when nothing of its past is in flight */
     CAIRN_STEP_PEER_DOWN, /* member: its RECEIVEs in flight may end by LANDED not OK */
@@ -126,8 +126,8 @@ struct cairn_step_event {
     uint64_t request; /* the worker's cookie of a chunk; echoed in its ACK or REFUSE */
     uint64_t tag;     /* the world's name for the message whose payload waits */
     bool is_small;    /* of a chunk: it fits into a small slot; so whenever it comes */
-    /* Of a chunk: its sender counts it among those that are read where they lie; and so it can be read. By
-     * another way it may come otherwise. */
+    /* in_place: the sender of a chunk counts it among those that are read where they lie;
+     * is_readable: it can be read so. Both may differ when the chunk comes again by another way. */
     bool in_place, is_readable;
     cairn_status status;
     struct cairn_version version;
@@ -251,14 +251,15 @@ struct cairn_step_waiting {
     uint32_t micro;        /* the micro-batch it is in */
     uint32_t arrived;      /* chunks of it that are here */
     bool connected, ended; /* ended: the micro-batch's end is here */
-    /* What it can send is here, and others come first: its slots are full, or its micro-batch is complete. */
+    /* All that it can send now is here, and it waits for others: its slots are full, or its
+     * micro-batch is complete. */
     bool waits;
 };
 /* Fills the first `out_max` contributors that are not done, by rank; returns how many there are. */
 size_t cairn_step_waiting(const struct cairn_step *step, struct cairn_step_waiting *out,
                           size_t out_max);
-/* Of a relay: a member may still contribute to the micro-batch at hand, and has a slot for it. False in
- * COLLECTING: only a fold of what is here goes on. */
+/* For a relay: a member may still contribute to the micro-batch at hand, and has a slot for it. If
+ * it is false while COLLECTING, the round can go on only by a fold of what is here. */
 bool cairn_step_may_receive(const struct cairn_step *step);
 
 #endif

@@ -1,4 +1,4 @@
-/* What workers send: each message is judged without side effects, then acted on. */
+/* Messages from workers: each is judged without side effects, then acted on. */
 #include "server/core/step_state.h"
 
 #include <assert.h>

@@ -80,7 +80,8 @@ static void undefer(struct cairn_step *step, uint32_t index)
         step->deferred_last = slot->older;
 }
 
-/* What a FOLD would take now is all that this micro-batch has for the chunk, or as much as one can take. */
+/* True: a FOLD would now take all that this micro-batch has for the chunk, or as much as one can
+ * take. */
 static bool is_ripe(const struct cairn_step *step, uint32_t chunk)
 {
     struct cursor at = step->cursors[chunk];
@@ -129,7 +130,7 @@ static void begin_fold(struct cairn_step *step, uint32_t chunk, struct cairn_ste
     *cairn_step_act(actions, CAIRN_STEP_FOLD) = *fold;
 }
 
-/* Of a relay: says that the chunk's sum in the micro-batch at hand is final, once it is. */
+/* For a relay: says that the chunk's sum in the micro-batch at hand is final, once it is. */
 static void forward_chunk(struct cairn_step *step, uint32_t chunk,
                           struct cairn_step_actions *actions)
 {
@@ -206,7 +207,7 @@ static void end_forwards(struct cairn_step *step, struct cairn_step_actions *act
     step->forward.passed = 0;
     if (!MUTANT(29)) step->forward.sent = 0;
     for (uint32_t c = 0; c < step->config.chunk_count; c++) step->cursors[c].forwarded = false;
-    // Those that hold nothing here, and were ahead:
+    // Members that hold nothing here may have been ahead, and waited for this.
     for (uint32_t i = 0; i < step->member_count; i++)
         cairn_step_complete_micro(step, &step->members[i], actions);
 }
@@ -220,8 +221,8 @@ static void commit_forwards(struct cairn_step *step, struct cairn_step_actions *
     action->weight = MUTANT(27) ? step->members[0].weight : step->weight;
 }
 
-/* Of a relay: ends the micro-batch at hand if every chunk is past it, and there is one: a member is done with
- * it. And the round if everything is. */
+/* For a relay: ends the micro-batch at hand if every chunk is past it, and some member is done with
+ * it. Ends the round if all members and all micro-batches are done. */
 static void advance_forwards(struct cairn_step *step, struct cairn_step_actions *actions)
 {
     const bool past = step->forward.passed == step->config.chunk_count;

@@ -1,4 +1,4 @@
-/* What a shard's round machine remembers. Private to step*.c; step.h is the contract.
+/* The state of a shard's round machine. Private to step*.c; step.h is the contract.
  *
  * The path of a contribution: `at[member][chunk]` is NONE, then 1 + which of the member's slots it is in
  * (RECEIVING, LANDED, FOLDING), then FOLDED; the row is cleared when the member's micro-batch is complete. */
@@ -37,7 +37,7 @@ struct member {
     bool regrant; /* it is back: GRANT when nothing is RECEIVING */
 };
 
-/* Of a chunk: everything before (micro, member) is folded, folding, absent or unheld. */
+/* How far a chunk is: everything before (micro, member) is folded, folding, absent or unheld. */
 struct cursor {
     uint32_t micro, member;
     uint32_t fold_head; /* the slots of the FOLD under way; NO_SLOT = none */

@@ -32,7 +32,7 @@ struct cairn_tensor_chunks {
 };
 struct cairn_tensor_chunks cairn_chunk_table_tensor(const struct cairn_chunk_table *table,
                                                     uint32_t tensor);
-/* Of the core's number. */
+/* The place of the chunk that the core knows by the number `trained`. */
 struct cairn_chunk_place cairn_chunk_table_place(const struct cairn_chunk_table *table,
                                                  uint32_t trained);
 

@@ -292,7 +292,7 @@ static void on_received(void *arg, cairn_status status)
     slot->view = slot->memory;
     slot->receiving = false;
     if (status == CAIRN_OK) {
-        // What a card's memory was copied out of has passed the host.
+        // Bytes that were copied out of a card's memory have passed the host: they count as shared.
         cairn_bytes_pushed(collector->job, slot->member, slot->payload_bytes,
                            slot->way == CAIRN_WAY_DEVICE ? CAIRN_WAY_SHARED : slot->way);
         // Memory of a card has no checksum: no host has read it before, nor is there a way, or its sender

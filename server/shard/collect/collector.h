@@ -4,8 +4,8 @@
  *           ── MICRO_END, COMMIT ► _step ─┼─ step.h ┼─► FOLD: fold.c ────► FOLDED
  *   coordinator ── OPEN, FENCE ──► _step ─┘ (core)  └─► GRANT, ACK, ...: to the workers
  *
- * A shard has one for its own part (own.c), a relay has one for each owner (relay/collect.c). What they do
- * differently is in a table of functions, their hands.
+ * A shard has one for its own part (own.c), a relay has one for each owner (relay/collect.c). The
+ * differences are in a table of functions, their hands.
  *
  * The core is never called from inside its own actions: what an action brings about at once (a receive that
  * fails) is noted as landed, and told when all actions are done. Loop thread, but for hands->fold. */
@@ -63,7 +63,7 @@ struct cairn_fold {
     struct cairn_fold *next;         /* in collector->folds_free */
 };
 
-/* What collectors do differently. */
+/* The functions in which a shard's own collector and a relay's differ. */
 struct cairn_collector_hands {
     /* False: nothing is told to the core, and no action is done, any more. */
     bool (*takes_events)(const struct cairn_collector *collector);
@@ -72,7 +72,7 @@ struct cairn_collector_hands {
     /* To a worker, in the name of the shard that is collected for. */
     void (*send)(const struct cairn_collector *collector, struct cairn_member *member,
                  struct cairn_chunk_header *header);
-    /* What of a chunk a PUSH means; without side effects. Not OK: `why`. */
+    /* Says which piece of a chunk a PUSH means; without side effects. Not OK: `why`. */
     cairn_status (*judge_piece)(const struct cairn_collector *collector,
                                 const struct cairn_member *member,
                                 const struct cairn_chunk_header *header,
@@ -82,7 +82,8 @@ struct cairn_collector_hands {
     void *(*slot_memory)(struct cairn_collector *collector, uint32_t slot);
     /* Nobody reads that memory any more. May be NULL. */
     void (*slot_memory_back)(struct cairn_slot *slot);
-    /* What makes the sum of a chunk, which is the core's number: what works where the sum lies. */
+    /* The compute that works where the sum of a chunk lies, and makes that sum. `chunk` is the
+     * core's number. */
     struct cairn_compute *(*compute)(const struct cairn_collector *collector, uint32_t chunk);
     /* The fold's sum gets its place. False: there is none yet; the hands keep the fold, and give it to
      * cairn_fold_submit, or to cairn_fold_drop, when there is. */
@@ -140,10 +141,10 @@ bool cairn_collector_reads_view(const struct cairn_collector *collector,
                                 const struct cairn_chunk_header *header, uint32_t chunk,
                                 const struct cairn_fabric_message *message);
 
-/* What is borrowed lives as long as the collector. CAIRN_ERR_NO_MEMORY: close it. */
+/* Borrowed things in `options` live as long as the collector. CAIRN_ERR_NO_MEMORY: close it. */
 CAIRN_MUST_CHECK cairn_status cairn_collector_open(struct cairn_collector *collector,
                                                    const struct cairn_collector_options *options);
-/* What a collector has by its chunks, made for another table. */
+/* The parts of a collector that depend on its chunks, made for another table. */
 struct cairn_collector_tables {
     const struct cairn_chunk_table *table; /* borrowed */
     void *step;                            /* owned: memory of a core */

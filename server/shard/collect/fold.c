@@ -6,7 +6,8 @@
 #include "server/shard/collect/collector.h"
 #include "server/shard/shard.h"
 
-/* What is in workers' memory comes to where it had landed otherwise. */
+/* Copies sources that are in workers' memory to where they would have landed otherwise, and folds
+ * from there. Runs under the guard, as reading that memory may fault. */
 static void land_views(void *arg)
 {
     struct cairn_fold *fold = arg;

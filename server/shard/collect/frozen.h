@@ -1,4 +1,5 @@
-/* What takes no gradient in the round that was opened last. Loop thread; the update's threads read it. */
+/* The groups and tensors that take no gradient in the round that was opened last. Loop thread; the
+ * update's threads read them. */
 #ifndef CAIRN_SHARD_COLLECT_FROZEN_H
 #define CAIRN_SHARD_COLLECT_FROZEN_H
 

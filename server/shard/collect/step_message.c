@@ -1,5 +1,5 @@
-/* What passes between workers and a core, of the shard's own part or of a relay's: messages become events
- * of the core, and its actions headers of messages. */
+/* The translation between workers and a core, of the shard's own part or of a relay's: messages
+ * become events of the core, and its actions become headers of messages. */
 #include <assert.h>
 
 #include "server/shard/shard.h"

@@ -6,8 +6,8 @@
 #include "server/core/step.h"
 #include "server/shard/collect/chunk_table.h"
 
-/* What a PUSH, MICRO_END or COMMIT tells a core, the own part's or a relay's. The caller fills in `chunk`,
- * `is_readable` and `absent`. */
+/* The event that a PUSH, MICRO_END or COMMIT is to a core, the own part's or a relay's. The caller
+ * fills in `chunk`, `is_readable` and `absent`. */
 struct cairn_step_event cairn_step_event_of(const struct cairn_chunk_header *header);
 /* The header of an answer: the numbers of the round, and in an ACK or NAK the place of the chunk, which the
  * core knows by its number in the table. */

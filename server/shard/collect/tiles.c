@@ -1,9 +1,10 @@
-/* What workers hold of the tensors here: proto/wire/tiles.h, at a shard.
+/* The parts of the tensors here that workers hold: proto/wire/tiles.h, at a shard.
  *
- * A tensor is tiled while some member does not hold all of it. Its different boxes are kept once, however
- * many members hold them, each with a mark a chunk (tiles_pieces.c). That no two boxes overlap without being
- * equal, and that they make up the tensor, the coordinator has checked (cairn_tiles_cover). Boxes that nobody
- * holds any more are kept until the job is idle: slots, puts and folds may refer to them. */
+ * A tensor is tiled while some member does not hold all of it. Its different boxes are kept once,
+ * however many members hold them, each with a mark for each chunk (tiles_pieces.c). The coordinator
+ * has checked that no two boxes overlap without being equal, and that they make up the tensor
+ * (cairn_tiles_cover). Boxes that nobody holds any more are kept until the job is idle: slots, puts
+ * and folds may refer to them. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>

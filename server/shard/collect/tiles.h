@@ -1,4 +1,5 @@
-/* What workers hold of the tensors ("tiles": boxes of them), and what that makes of their chunks. */
+/* The parts of the tensors that workers hold ("tiles": boxes of them), and the pieces of chunks
+ * that follow from these. */
 #ifndef CAIRN_SHARD_COLLECT_TILES_H
 #define CAIRN_SHARD_COLLECT_TILES_H
 
@@ -45,13 +46,14 @@ struct cairn_tiling {
     uint32_t world; /* of the last MemberTiles: told to a new coordinator */
 };
 
-/* What a member declared to hold of a tensor, be it here or not: it may come. */
+/* The part of a tensor that a member declared to hold. Kept for tensors that are not on this shard,
+ * too: they may come to it. */
 struct cairn_member_tile {
     uint32_t tensor;
     struct cairn_held *held; /* borrowed; NULL: a box that is all of it */
 };
 
-/* What a chunk has in common with a box. */
+/* The elements that a chunk and a box have in common. */
 struct cairn_piece {
     /* borrowed; NULL: all of the chunk, and every member holds all of the tensor */
     struct cairn_held *held;
@@ -92,7 +94,7 @@ const uint8_t *cairn_tiles_holds(struct cairn_shard_job *job, const uint64_t *me
                                  uint32_t count);
 /* How many chunks of a trained tensor here the member sends, if it has a gradient of the tensor. */
 uint64_t cairn_tiles_touched(const struct cairn_member *member, uint32_t tensor);
-/* What the member declared to hold of the tensor; NULL: nothing. */
+/* The part of the tensor that the member declared to hold; NULL: nothing. */
 const struct cairn_member_tile *cairn_tiles_of_member(const struct cairn_member *member,
                                                       uint32_t tensor);
 /* How many elements the box has in common with the chunk, and how many of its elements come before them. */

@@ -10,7 +10,8 @@ struct cairn_held *cairn_held_open(struct cairn_shard_job *job,
                                    const struct cairn_chunk_table *table, uint32_t tensor,
                                    const struct cairn_box *box, struct cairn_sentence *why);
 void cairn_held_free(struct cairn_shard_job *job, struct cairn_held *held);
-/* Of cairn_tiles_holds, by a table; NULL: no memory. */
+/* Memory for the answers of cairn_tiles_holds by this table, the caller's to free; NULL: no
+ * memory. */
 uint8_t *cairn_tiles_holds_open(const struct cairn_shard_job *job,
                                 const struct cairn_chunk_table *table);
 /* The member's `untouched`, by the table of the tiling. */

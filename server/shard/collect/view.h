@@ -36,9 +36,9 @@ struct cairn_shard_view_run {
     uint64_t local_elem;             /* where the first stands in the shard's state */
 };
 
-/* Calls `each` for all runs of `in` that `beside` has not, by tensor, then by element. What comes with a view
- * is (view, the one before); what goes is (the one before, view). Both are of one job and shard; beside NULL:
- * it has nothing. Any thread. */
+/* Calls `each` for all runs of `in` that `beside` has not, by tensor, then by element. With (view,
+ * the one before) these are the runs that come with a view; with (the one before, view), those that
+ * go. Both are of one job and shard; beside NULL: it has nothing. Any thread. */
 void cairn_shard_view_beyond(const struct cairn_shard_view *in,
                              const struct cairn_shard_view *beside,
                              void (*each)(void *context, const struct cairn_shard_view_run *run),

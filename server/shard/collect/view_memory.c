@@ -34,7 +34,7 @@ static int compare_places(const void *a, const void *b)
     return (x->local_elem > y->local_elem) - (x->local_elem < y->local_elem);
 }
 
-/* What `in` has and `beside` has not (NULL: all), by local element. */
+/* Lists the runs that `in` has and `beside` has not (NULL: all of `in`), by local element. */
 static cairn_status list_runs(const struct cairn_shard_view *in,
                               const struct cairn_shard_view *beside, struct runs *out)
 {
