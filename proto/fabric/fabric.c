@@ -56,11 +56,6 @@ bool cairn_one_sided_parse(const char *text, enum cairn_one_sided *out)
     return i < count;
 }
 
-const char *cairn_device_memory_name(enum cairn_device_memory value)
-{
-    return device_memory_names[value];
-}
-
 bool cairn_device_memory_parse(const char *text, enum cairn_device_memory *out)
 {
     const unsigned count = sizeof device_memory_names / sizeof *device_memory_names;

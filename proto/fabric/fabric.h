@@ -99,7 +99,7 @@ enum cairn_device_memory {
     CAIRN_DEVICE_MEMORY_DEVICE,
     CAIRN_DEVICE_MEMORY_HOST, /* never: the application brings it to host memory first */
 };
-const char *cairn_device_memory_name(enum cairn_device_memory value); /* "auto", "device", "host" */
+/* "auto", "device", "host" */
 bool cairn_device_memory_parse(const char *text, enum cairn_device_memory *out);
 #define CAIRN_DEVICE_MEMORY_ALLOWED "auto or host is allowed, and device, for tests"
 

@@ -313,12 +313,3 @@ void *cairn_works_put(struct cairn_works *works, void *at, size_t bytes)
     if (now(works)->count == works->capacity) cairn_works_flush(works);
     return put_back(works, at, take_scratch(works, bytes), bytes);
 }
-
-void *cairn_works_edit(struct cairn_works *works, void *at, size_t bytes)
-{
-    if (works->in_place) {
-        cairn_works_flush(works);
-        return at;
-    }
-    return put_back(works, at, fetch(works, at, bytes), bytes);
-}

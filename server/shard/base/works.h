@@ -86,9 +86,6 @@ void cairn_works_fold(struct cairn_works *works, float *acc, const struct cairn_
 const void *cairn_works_get(struct cairn_works *works, const void *at, size_t bytes);
 /* Where to write now what is at the address when the list has run. */
 void *cairn_works_put(struct cairn_works *works, void *at, size_t bytes);
-/* The same, beginning with what is there. */
-void *cairn_works_edit(struct cairn_works *works, void *at, size_t bytes);
-
 /* Does what is in the list; it is empty then. Not OK: of what was added since the last call nothing may be
  * used. */
 cairn_status cairn_works_run(struct cairn_works *works, struct cairn_sentence *why);

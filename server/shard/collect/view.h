@@ -8,16 +8,17 @@
 #include "server/shard/collect/chunk_table.h"
 
 struct cairn_form;
-struct cairn_place;
+struct cairn_area_place;
 
 struct cairn_shard_view {
     uint32_t refs;
     struct cairn_layout *layout; /* owned */
     struct cairn_chunk_table
         table; /* owned: of the layout; its map may be there before its numbers are */
-    struct cairn_form *forms;   /* owned: [table.map.extent_count] */
-    struct cairn_place *places; /* owned: the same, of state on a device (memory/area.h); or NULL */
-    uint64_t wire_bytes;        /* of a published copy */
+    struct cairn_form *forms; /* owned: [table.map.extent_count] */
+    struct cairn_area_place
+        *places;         /* owned: the same, of state on a device (memory/area.h); or NULL */
+    uint64_t wire_bytes; /* of a published copy */
     uint64_t published_bytes,
         table_bytes; /* of the memory of a job by it, as of struct cairn_memory */
 };

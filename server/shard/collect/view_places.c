@@ -14,7 +14,7 @@ static bool keep_place(const struct cairn_shard_view *view, size_t number,
             ? NULL
             : cairn_shard_map_find(&before->table.map, extent->tensor, extent->first_leaf);
     if (was == NULL) return false;
-    const struct cairn_place *place = &before->places[was - before->table.map.extents];
+    const struct cairn_area_place *place = &before->places[was - before->table.map.extents];
     view->places[number] = *place;
     for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++)
         view->places[number].at[p] += cairn_form_bytes(&view->forms[number], p,

@@ -166,7 +166,7 @@ static void create_advance(struct cairn_shard *shard, struct cairn_arriving *cre
 static cairn_status create_prepare(struct cairn_arriving *create, void **made_out,
                                    struct cairn_sentence *why)
 {
-    struct cairn_shard_draft *draft;
+    struct cairn_shard_draft *draft = NULL;
     const cairn_status status = cairn_shard_draft_open(
         create->shard, create_message(create), &create->paged[CAIRN_CREATE_SPEC],
         &create->paged[CAIRN_CREATE_LAYOUT], &draft, why);

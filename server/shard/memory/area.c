@@ -42,7 +42,7 @@ void cairn_areas_unmark(struct cairn_planes *planes)
             area->segments[s].in_use = false;
 }
 
-void cairn_place_mark(const struct cairn_place *place, const struct cairn_form *form,
+void cairn_place_mark(const struct cairn_area_place *place, const struct cairn_form *form,
                       uint64_t elems)
 {
     for (enum cairn_plane p = 0; p < CAIRN_PLANES && place->area != NULL; p++) {

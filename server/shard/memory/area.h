@@ -25,7 +25,7 @@ struct cairn_area {
 };
 
 /* Where an extent's part on a device stands. */
-struct cairn_place {
+struct cairn_area_place {
     struct cairn_area *area;   /* counted; NULL: nothing of it lies on a device */
     uint64_t at[CAIRN_PLANES]; /* bytes, of the area; of planes that it keeps */
 };
@@ -38,7 +38,7 @@ CAIRN_MUST_CHECK cairn_status cairn_area_add(struct cairn_planes *planes, struct
 void cairn_area_unref(struct cairn_area *area);
 /* Gives back what nothing is in that is marked: places of so many elements each. Nothing works on it. */
 void cairn_areas_unmark(struct cairn_planes *planes);
-void cairn_place_mark(const struct cairn_place *place, const struct cairn_form *form,
+void cairn_place_mark(const struct cairn_area_place *place, const struct cairn_form *form,
                       uint64_t elems);
 void cairn_areas_trim(struct cairn_planes *planes, struct cairn_shard *shard);
 /* They lie on the device anew, whole: gives back what was given before. */

@@ -147,12 +147,6 @@ cairn_status cairn_planes_open(struct cairn_planes *planes, const struct cairn_s
     return open_host(planes, why);
 }
 
-void cairn_planes_close(struct cairn_planes *planes)
-{
-    for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) cairn_arena_close(&planes->host[p]);
-    cairn_areas_close(planes, NULL);
-}
-
 void cairn_planes_release(struct cairn_planes *planes, struct cairn_shard *shard)
 {
     for (enum cairn_plane p = 0; p < CAIRN_PLANES; p++) cairn_release(shard, &planes->host[p]);
@@ -229,8 +223,8 @@ void *cairn_planes_host_at(const struct cairn_planes *planes, const struct cairn
 }
 
 void *cairn_planes_home_at(const struct cairn_planes *planes, const struct cairn_form *form,
-                           const struct cairn_place *place, enum cairn_plane plane, uint64_t first,
-                           uint64_t local_elem)
+                           const struct cairn_area_place *place, enum cairn_plane plane,
+                           uint64_t first, uint64_t local_elem)
 {
     if (local_elem >= planes->host_from)
         return cairn_planes_host_at(planes, form, plane, first, local_elem);
@@ -242,7 +236,7 @@ void *cairn_planes_home_at(const struct cairn_planes *planes, const struct cairn
 void *cairn_planes_at(const struct cairn_planes *planes, enum cairn_plane plane, size_t extent,
                       uint64_t local_elem)
 {
-    const struct cairn_place *place = planes->places != NULL ? &planes->places[extent] : NULL;
+    const struct cairn_area_place *place = planes->places != NULL ? &planes->places[extent] : NULL;
     return cairn_planes_home_at(planes, &planes->forms[extent], place, plane,
                                 planes->map->extents[extent].local_elem, local_elem);
 }

@@ -17,7 +17,7 @@
 #include "server/shard/memory/arena.h"
 
 struct cairn_area;
-struct cairn_place;
+struct cairn_area_place;
 struct cairn_reserve;
 struct cairn_shard;
 struct cairn_works;
@@ -49,9 +49,9 @@ uint64_t cairn_form_bytes(const struct cairn_form *form, enum cairn_plane plane,
  * On a device what is not touched is taken, too: there the extents that keep a plane stand one behind the
  * other, each at a multiple of CAIRN_PLANE_ALIGN (area.h). A plane that no extent keeps is empty. */
 struct cairn_planes {
-    const struct cairn_shard_map *map; /* borrowed */
-    const struct cairn_form *forms;    /* borrowed: [map->extent_count] */
-    const struct cairn_place *places;  /* borrowed: the same; NULL: no device */
+    const struct cairn_shard_map *map;     /* borrowed */
+    const struct cairn_form *forms;        /* borrowed: [map->extent_count] */
+    const struct cairn_area_place *places; /* borrowed: the same; NULL: no device */
     uint64_t host_from; /* at the beginning of a chunk; 0: no device; CAIRN_PLANES_ALL: all on it */
     uint64_t room_elems; /* local elements that there are addresses for in host memory, at least */
     bool parked;         /* what stands before host_from is in host memory for now: job/park.h */
@@ -86,8 +86,6 @@ CAIRN_MUST_CHECK cairn_status cairn_planes_open(struct cairn_planes *planes,
                                                 const struct cairn_shard_map *map,
                                                 const struct cairn_form *forms, uint64_t host_from,
                                                 uint64_t room_elems, struct cairn_sentence *why);
-/* Safe to call again, and of what is all 0. */
-void cairn_planes_close(struct cairn_planes *planes);
 /* The same on another thread: release.c. */
 void cairn_planes_release(struct cairn_planes *planes, struct cairn_shard *shard);
 /* Within `prepare` of a reserve: all that the extents keep in host memory, without the gaps between. */
@@ -111,8 +109,8 @@ void *cairn_planes_at(const struct cairn_planes *planes, enum cairn_plane plane,
                       uint64_t local_elem);
 /* The same of an extent that begins at local element `first`, of the map or of another one. */
 void *cairn_planes_home_at(const struct cairn_planes *planes, const struct cairn_form *form,
-                           const struct cairn_place *place, enum cairn_plane plane, uint64_t first,
-                           uint64_t local_elem);
+                           const struct cairn_area_place *place, enum cairn_plane plane,
+                           uint64_t first, uint64_t local_elem);
 /* The same in host memory. */
 void *cairn_planes_host_at(const struct cairn_planes *planes, const struct cairn_form *form,
                            enum cairn_plane plane, uint64_t first, uint64_t local_elem);

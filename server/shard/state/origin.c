@@ -12,7 +12,7 @@
 
 #define PIECE_ELEMS ((uint64_t)1 << 20)
 
-struct cairn_origin {
+struct weights_loader {
     struct cairn_loader loader; /* first */
     struct cairn_sentence extra;
     struct odd {
@@ -36,7 +36,7 @@ bool cairn_origin_wanted(const struct cairn_shard_job *job)
 /* ---- weights, on the files thread ---- */
 
 /* Adds the line about the tensor that was being counted. */
-static void end_odd(struct cairn_origin *origin)
+static void end_odd(struct weights_loader *origin)
 {
     struct odd *odd = &origin->odd;
     if (odd->count > 0 && ++odd->tensor_count <= CAIRN_WEIGHTS_NAMES_MAX)
@@ -52,7 +52,7 @@ static bool is_odd(float value)
 }
 
 /* A buffer may well hold infinities: masks do. */
-static void count_odd(struct cairn_origin *origin, uint32_t tensor, uint64_t first_elem,
+static void count_odd(struct weights_loader *origin, uint32_t tensor, uint64_t first_elem,
                       const float *values, uint64_t elems)
 {
     struct odd *odd = &origin->odd;
@@ -70,7 +70,7 @@ static void count_odd(struct cairn_origin *origin, uint32_t tensor, uint64_t fir
 }
 
 /* Each shard says it of what it reads. */
-static cairn_status refuse_odd(struct cairn_origin *origin)
+static cairn_status refuse_odd(struct weights_loader *origin)
 {
     const struct odd *odd = &origin->odd;
     if (odd->tensor_count == 0) return CAIRN_OK;
@@ -85,7 +85,7 @@ static cairn_status refuse_odd(struct cairn_origin *origin)
     return CAIRN_ERR_NONFINITE;
 }
 
-static cairn_status read_extent(struct cairn_origin *origin, struct cairn_weights *weights,
+static cairn_status read_extent(struct weights_loader *origin, struct cairn_weights *weights,
                                 const struct cairn_weight *weight,
                                 const struct cairn_local_extent *extent)
 {
@@ -115,7 +115,7 @@ static cairn_status read_extent(struct cairn_origin *origin, struct cairn_weight
     return CAIRN_OK;
 }
 
-static cairn_status read_weights(struct cairn_origin *origin, struct cairn_weights *weights)
+static cairn_status read_weights(struct weights_loader *origin, struct cairn_weights *weights)
 {
     const struct cairn_shard_job *job = origin->loader.job;
     const struct cairn_weight **from = calloc(job->spec.tensor_count + 1, sizeof *from);
@@ -136,7 +136,7 @@ static void run_files(struct cairn_task *task, uint32_t item, uint32_t thread)
 {
     (void)item;
     (void)thread;
-    struct cairn_origin *origin = (struct cairn_origin *)task;
+    struct weights_loader *origin = (struct weights_loader *)task;
     const struct cairn_shard_job *job = origin->loader.job;
     struct cairn_weights weights;
     origin->loader.status = cairn_snapshot_weights_open(
@@ -165,7 +165,7 @@ static bool describe(struct cairn_run *run, uint32_t chunk, uint32_t stage,
 
 static void files_done(struct cairn_task *task)
 {
-    struct cairn_origin *origin = (struct cairn_origin *)task;
+    struct weights_loader *origin = (struct weights_loader *)task;
     struct cairn_shard_job *job = origin->loader.job;
     if (origin->loader.status == CAIRN_OK) {
         if (job->view->table.map.shard == 0 &&
@@ -186,7 +186,7 @@ static void files_done(struct cairn_task *task)
 
 cairn_status cairn_origin_begin(struct cairn_shard_job *job, struct cairn_sentence *why)
 {
-    struct cairn_origin *origin = calloc(1, sizeof *origin);
+    struct weights_loader *origin = calloc(1, sizeof *origin);
     if (origin == NULL)
         return cairn_fail(why, CAIRN_ERR_NO_MEMORY, "no memory to make initial state");
     origin->loader.puts_follow = true;
